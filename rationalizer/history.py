@@ -35,6 +35,8 @@ class End(StrEnum):
 
     OPEN = "open"
     RELEASED = "released"
+    #: An operator released it in its owner's name, or had the owner leave (C20).
+    EVICTED = "evicted"
     #: Somebody else claimed it, the owner having been silent for too long (C1, C3).
     REPLACED = "replaced"
     #: A newer instance of the owner took over (C7).
@@ -64,12 +66,14 @@ class Span:
     until: int | None = None
     until_offset: int | None = None
     ended: End = End.OPEN
-    #: client_id of the next owner, where that ended it.
+    #: client_id of the next owner, where that ended it; of a lease that was evicted: the operator's.
     ended_by: str = ""
     #: What was done when it ended, or by now.
     stable: int = NOTHING_DONE
     #: Its release said nothing of offsets.
     wordless: bool = False
+    #: client_id of an operator who said that the owner is to be evicted (C20).
+    evictor: str = ""
     #: The key hashes that it is about: a part of them only in a coordinated group (G4).
     lo: int = 0
     hi: int = MAX_KEY_HASH
@@ -109,6 +113,8 @@ class Owners:
     def free(self, key: LeaseKey, offset: int, log_time: int, ended: End = End.RELEASED) -> Span | None:
         """Nobody owns it any more; what ended by that."""
         before = self._close(key, offset, log_time, ended)
+        if before is not None and ended is End.EVICTED:
+            before.ended_by = before.evictor
         last = ("", "", NOTHING_DONE) if before is None else (before.client_id, before.instance_id, before.epoch)
         self.now[key] = Span(key, False, *last, log_time, offset, log_time)
         return before
@@ -137,8 +143,21 @@ class Owners:
             return [(group_id, entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
         return [key for key in self.now if key[0] == group_id] if outcome.type == "ForgetGroup" else []
 
+    def overhear(self, outcome: Outcome) -> None:
+        """Take in a record that was rejected: it may say who evicts an owner (C20)."""
+        message = outcome.message
+        if outcome.type != "ReleasingPartition" or outcome.accepted or message is None:
+            return
+        topic, partition, epoch, _ = message[HEAD_FIELDS:]
+        span = self.now.get((message[4], topic, partition))
+        if span is not None and span.held and span.epoch == epoch and span.client_id != message[3]:
+            span.evictor = message[3]
+
     def see(self, key: LeaseKey, world: World, outcome: Outcome) -> Span | None:
         """Take in what became of a lease by a record, which this world has just applied; the span that it began."""
+        if not outcome.accepted:
+            self.overhear(outcome)
+            return None
         lease, span = world.lease(*key), self.now.get(key)
         at = world.next_offset - 1, world.log_time
         if lease is None:
@@ -152,7 +171,8 @@ class Owners:
         if lease.client_id is None or lease.instance_id is None:
             if span is not None and outcome.message is not None:
                 span.wordless = outcome.message[-1] is None
-            self.free(key, *at)
+            is_evicted = span is not None and span.wordless and span.evictor != ""
+            self.free(key, *at, End.EVICTED if is_evicted else End.RELEASED)
         else:
             ended = End.RESTARTED if outcome.type == "Heartbeat" else End.REPLACED
             self.grant(key, lease.client_id, lease.instance_id, lease.epoch, *at, ended)

@@ -18,7 +18,8 @@ class Outcome:
     this CP knows it afterwards, else None. `log_time`: the CP's, in ms. `entries`: the entries' codes, for a
     HeartbeatBatch that passed the pause, and for CommitOffsets that counts as its sender's. `of_group`: whether it was
     judged by the rules of coordinated groups; then `generation` is the group's afterwards, None where the CP knows no
-    such group, and `member` the id of the member that a JoinGroup made, or joined again as.
+    such group, `member` the id of the member that a JoinGroup made, or joined again as, and `silent` who was found
+    overdue and is no member any more (G8): (client_id, for how many ms it had been silent).
     """
 
     accepted: bool
@@ -30,6 +31,7 @@ class Outcome:
     of_group: bool = False
     generation: int | None = None
     member: str | None = None
+    silent: tuple[tuple[str, int], ...] = ()
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -22,15 +22,17 @@ class ApplyContext:
     """Where a record stands in the log, and what holds there besides the plane's own state.
 
     `offset` and `log_time` are the record's. `pausing`: its client has its group paused at this log time (C11).
+    `silent`: what the record's plane says of members that it found overdue (D2).
     One context serves a World's whole life: read it while the record is judged, don't keep it.
     """
 
-    __slots__ = ("log_time", "offset", "pausing")
+    __slots__ = ("log_time", "offset", "pausing", "silent")
 
     def __init__(self) -> None:
         self.offset = 0
         self.log_time = 0
         self.pausing = False
+        self.silent: tuple[tuple[str, int], ...] = ()
 
 
 class Verdict(NamedTuple):

@@ -195,6 +195,7 @@ class World:
             of_group,
             generation,
             member,
+            self._context.silent if of_group else (),
             (kind, message),
         )
 
@@ -272,6 +273,7 @@ class World:
         context.offset = offset
         context.log_time = self.log_time
         context.pausing = pausing
+        context.silent = ()
         answer = self._handlers[kind.type](message, context)
         if type(answer) is str:
             return Verdict(answer, answer in codes.ACCEPTED), kind, message

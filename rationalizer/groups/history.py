@@ -61,6 +61,8 @@ class Rebalance:
     #: It joined again with other values, or reported other topics.
     changed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    #: An operator had it leave (C20): (client_id, the operator's).
+    evicted: list[tuple[str, str]] = field(default_factory=list)
     #: Found overdue: (client_id, for how long it had been silent).
     silent: list[tuple[str, int]] = field(default_factory=list)
     configured: bool = False
@@ -81,6 +83,8 @@ class Assignments:
     #: slot → member; what it was called, and when it last beat, as of its last record.
     _members: dict[int, Member] = field(default_factory=dict)
     _names: dict[int, tuple[str, int]] = field(default_factory=dict)
+    #: member_id → client_id of an operator who said that it is to leave.
+    _evictors: dict[str, str] = field(default_factory=dict)
 
     def begin(self, world: World) -> None:
         """The replay begins with this state: what is so has been so since before."""
@@ -97,7 +101,10 @@ class Assignments:
     def see(self, world: World, outcome: Outcome) -> list[Span]:
         """Take in a record that this world has just applied; the spans that it began, or that fell off others."""
         message = outcome.message
-        if message is None or not outcome.accepted or message[1] not in _TYPES or message[4] != self.group_id:
+        if message is None or message[1] not in _TYPES or message[4] != self.group_id:
+            return []
+        if not outcome.accepted:
+            self.overhear(outcome)
             return []
         at = world.next_offset - 1, world.log_time
         group = world.group(self.group_id)
@@ -119,6 +126,15 @@ class Assignments:
             self._names[member.slot] = member.instance_id, member.last_beat
         return begun
 
+    def overhear(self, outcome: Outcome) -> None:
+        """Take in a record that was rejected: it may say who evicts a member (C20)."""
+        message = outcome.message
+        if outcome.type != LeaveGroup.__name__ or outcome.accepted or message is None or message[4] != self.group_id:
+            return
+        member_id = message[HEAD_FIELDS]
+        if any(each.member_id == member_id and each.client_id != message[3] for each in self._members.values()):
+            self._evictors[member_id] = message[3]
+
     def spans(self, group: Group | None, key: tuple[str, int]) -> list[Span]:
         """What a partition is in now, with what is done of it and its owners' last beats."""
         found = self.now.get(key, [])
@@ -134,18 +150,19 @@ class Assignments:
         self._names = {slot: (member.instance_id, member.last_beat) for slot, member in group.members.items()}
 
     def _note_rebalance(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> None:
-        found = Rebalance(offset, log_time, members=len(group.members))
+        found = Rebalance(offset, log_time, members=len(group.members), silent=list(outcome.silent))
         message = outcome.message
         assert message is not None
         sender = message[3]
         for slot, member in self._members.items():
-            instance_id, last_beat = self._names[slot]
             if slot not in group.members:
+                by = self._evictors.pop(member.member_id, None)
                 if outcome.type == LeaveGroup.__name__ and member.client_id == sender:
-                    found.left.append(sender)
-                else:
-                    found.silent.append((member.client_id, log_time - last_beat))
-            elif member.instance_id != instance_id:
+                    if by is None:
+                        found.left.append(sender)
+                    else:
+                        found.evicted.append((sender, by))
+            elif member.instance_id != self._names[slot][0]:
                 found.restarted.append(member.client_id)
         found.joined = [member.client_id for slot, member in group.members.items() if slot not in self._members]
         if outcome.type == JoinGroup.__name__ and sender not in (*found.joined, *found.restarted):
@@ -205,7 +222,8 @@ class Assignments:
             span.ended = End.CLAIMED
         elif member is None:
             is_leaver = outcome.type == LeaveGroup.__name__ and sender == old.client_id
-            span.ended = End.LEFT if is_leaver else End.REPLACED
+            is_evicted = any(client == sender for client, _ in self.rebalances[-1].evicted)
+            span.ended = (End.EVICTED if is_evicted else End.LEFT) if is_leaver else End.REPLACED
             span.last_beat = log_time if is_leaver else span.last_beat
         elif member.instance_id != old.instance_id:
             span.ended = End.RESTARTED
@@ -233,7 +251,7 @@ class Assignments:
             for span in spans:
                 span.until, span.until_offset, span.ended = log_time, offset, End.FORGOTTEN
         self.now.clear()
-        self._members, self._names, self._generation = {}, {}, 0
+        self._members, self._names, self._evictors, self._generation = {}, {}, {}, 0
 
 
 def owner_names(group: Group, slot: int) -> tuple[str, str]:

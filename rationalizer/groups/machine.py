@@ -145,7 +145,7 @@ class GroupPlane:
             return Verdict(refusal, False)
 
         self.groups[group_id] = group
-        _bury(group, gone, silent, context.log_time)
+        _bury(group, gone, silent, context)
         names = frozenset([topic for topic, _ in topics])
         values = (strategy, session_timeout_ms, share, pattern, names)
         replaced = _NOBODY_GOES
@@ -219,7 +219,7 @@ class GroupPlane:
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
         gone, silent = _who_goes(group, sender, context.log_time)
-        _bury(group, gone, silent, context.log_time)
+        _bury(group, gone, silent, context)
         leaver = frozenset([sender.slot])
         group.remove(leaver)
         self._rebalance(group, context, gone | leaver)
@@ -251,7 +251,7 @@ class GroupPlane:
         if len(gone) < len(group.members):
             return Verdict(codes.GROUP_ACTIVE, False)
         if gone:
-            group.remove(gone)
+            _bury(group, gone, False, context)
             self._rebalance(group, context, gone)
         return _of_entries(tuple([reposition_entry(group, entry) for entry in entries]))
 
@@ -265,7 +265,7 @@ class GroupPlane:
         reported, leaving = (topics, gone | {sender.slot}) if sender.pattern else ((), gone)
         if self._too_many(group, topics, leaving, reported):
             return Verdict(codes.TOO_MANY_PARTITIONS, False)
-        _bury(group, gone, silent, context.log_time)
+        _bury(group, gone, silent, context)
         before = sender.topics
         if sender.pattern:
             group.report(sender, frozenset([topic for topic, _ in topics]))
@@ -308,7 +308,7 @@ class GroupPlane:
     def _lives(self, group: Group, sender: Member, context: ApplyContext) -> None:
         """A record of types 17 and 19 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
         gone, silent = _who_goes(group, sender, context.log_time)
-        _bury(group, gone, silent, context.log_time)
+        _bury(group, gone, silent, context)
         group.beat(sender, context.log_time)
         if gone:
             self._rebalance(group, context, gone)
@@ -355,13 +355,16 @@ def _who_goes(group: Group, sender: Member | None, log_time: int) -> tuple[froze
     return frozenset(late) - {sender.slot}, False
 
 
-def _bury(group: Group, gone: AbstractSet[int], silent: bool, log_time: int) -> None:
+def _bury(group: Group, gone: AbstractSet[int], silent: bool, context: ApplyContext) -> None:
     """The overdue are members no longer; or, after a silence of the whole log, all sessions begin anew (G8)."""
+    at = context.log_time
     if gone:
+        late = [member for slot, member in group.members.items() if slot in gone]
+        context.silent = tuple([(member.client_id, at - member.last_beat) for member in late])
         group.remove(gone)
     if silent:
         for member in group.members.values():
-            group.beat(member, log_time)
+            group.beat(member, at)
 
 
 def _of_entries(answers: tuple[str, ...]) -> Verdict:

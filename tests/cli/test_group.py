@@ -161,21 +161,30 @@ def test_evict_a_member(kafka: Command, fleet: Fleet, two: int, data: str) -> No
     refused = kafka("evict", "billing", data, 0, "--yes")
     assert refused.status == 1
     assert "kafka-marshal evict billing --member CLIENT" in refused.err
-    refused = kafka("evict", "--member", "w2", "--yes")
-    assert refused.status == 1
-    assert "within half its session" in refused.err
+    for how in ("--yes", "--dry-run"):
+        refused = kafka("evict", "--member", "w2", how)
+        assert refused.status == 1
+        assert "within half its session" in refused.err
     ran = kafka("evict", "--member", "w2", "--yes", "--force")
     assert (ran.status, ran.out) == (0, f"released: w2 no longer holds {data} partition 2 (epoch {two}).\n")
     found = kafka("group", "billing", "--json").json
     assert [each["owner"] for each in found["pieces"]] == ["w1", "w1", "w1"]
-    assert found["rebalances"][-1]["left"] == ["w2"]
+    (evicted,) = found["rebalances"][-1]["evicted"]
+    assert (evicted["client"], found["rebalances"][-1]["left"]) == ("w2", [])
+    told = kafka("log", "--group", "billing").table[-2:]
+    assert [each["what"].partition(",")[0] for each in told] == ["leaves the group", "leaves the group"]
+    assert (told[0]["client"], told[0]["why"]) == (evicted["by"], "an operator evicts w2")
+    assert f"w2 was evicted by {evicted['by']}" in kafka("group", "billing").out
     assert kafka("evict", "--member", "w2", "--yes").status == 1
 
 
 def test_evict_a_member_that_owns_nothing(kafka: Command, fleet: Fleet, data: str) -> None:
     fleet.join("w1", {data: 3}, session=LONG)
     fleet.join("w2", {data: 3}, session=LONG)
-    assert kafka("evict", "--member", "w2", "--dry-run").out == "w2 would leave group billing; it owns nothing.\n"
+    assert (
+        kafka("evict", "--member", "w2", "--dry-run", "--force").out
+        == "w2 would leave group billing; it owns nothing.\n"
+    )
     ran = kafka("evict", "billing", "--member", "w2", "--yes", "--force")
     assert (ran.status, ran.out) == (0, "w2 has left group billing; it owned nothing.\n")
     assert [each["client"] for each in kafka("group", "billing", "--json").json["member_list"]] == ["w1"]

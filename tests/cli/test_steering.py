@@ -123,13 +123,21 @@ def test_a_dead_holders_lease_is_released(kafka: Command, append: Callable[..., 
     assert (ran.status, ran.err) == (0, "")
     assert ran.out == "released: a no longer holds t partition 0 (epoch 2).\n"
     assert kafka("status", "--group", "g").table[0]["seen"] == "free"
+    told = kafka("log", "--group", "g").table[-2:]
+    assert [each["what"] for each in told] == ["releases t/0", "releases t/0"]
+    assert [each["client"] for each in told] == [told[0]["client"], "a"]
+    assert told[0]["client"].startswith("admin-")
+    assert told[0]["why"] == "a holds it, epoch 2; an operator evicts it"
+    assert f"evicted by {told[0]['client']}, nothing done" in kafka("who", "g", "t", 0).out
 
 
 def test_a_living_holder_is_left_alone_unless_forced(kafka: Command, append: Callable[..., None]) -> None:
     append(ClaimingPartition(*A, "t", 0, 600_000))
-    ran = kafka("evict", "g", "t", 0, "--yes")
-    assert ran.status == 1
-    assert "may be alive" in ran.err
+    for how in ("--yes", "--dry-run"):
+        ran = kafka("evict", "g", "t", 0, how)
+        assert ran.status == 1
+        assert "may be alive" in ran.err
+    assert "would be evicted" in kafka("evict", "g", "t", 0, "--dry-run", "--force").out
     assert kafka("status", "--group", "g").table[0]["holder"] == "a"
     forced = kafka("evict", "g", "t", 0, "--yes", "--force", "--json")
     assert forced.status == 0
@@ -155,8 +163,9 @@ def test_all_that_a_worker_holds_is_released(kafka: Command, append: Callable[..
     for partition in range(3):
         append(ClaimingPartition(*A, "t", partition, 600_000))
     append(ClaimingPartition("b1", "b", "g", "t", 3, 600_000))
-    assert "3 partitions" not in kafka("evict", "--member", "a", "--dry-run").out
-    assert kafka("evict", "--member", "a", "--dry-run").out.count("a (epoch") == 3
+    assert "may be alive" in kafka("evict", "--member", "a", "--dry-run").err
+    assert "3 partitions" not in kafka("evict", "--member", "a", "--dry-run", "--force").out
+    assert kafka("evict", "--member", "a", "--dry-run", "--force").out.count("a (epoch") == 3
     assert "may be alive" in kafka("evict", "g", "--member", "a", "--yes").err
     ran = kafka("evict", "--member", "a", "--yes", "--force")
     assert (ran.status, ran.out.count("released: a no longer holds t")) == (0, 3)

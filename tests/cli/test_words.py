@@ -305,3 +305,33 @@ def test_what_only_shows_that_a_member_lives() -> None:
         assert outcome.code == codes.OK
         found.append(is_beat(outcome, outcome.record))
     assert found == [True, False, True, False]
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("commits", [False, True], ids=["beat", "commit"])
+def test_who_finds_another_overdue_tells_more_than_that_it_lives(commits: bool) -> None:
+    """The only record of a member's end is another's sign of life: nobody leaves it out."""
+    story = GroupStory()
+    fleet = story.fleet
+    fleet.join("a", {"t": 1})
+    generation = fleet.join("b", {"t": 1})
+    story.now = 9_000
+    fleet.commit("a", generation, *started("t", 0))
+    story.now = 12_500
+    ids = fleet.ids("a")
+    record = (
+        CommitOffsets(*ids, generation, False, (CommitEntry("t", 0, through=5),))
+        if commits
+        else GroupHeartbeat(*ids, generation)
+    )
+    outcome = story.world.apply(story.world.next_offset, story.now, encode(record))
+    assert outcome.silent == (("b", 11_500),)
+    assert not is_beat(outcome, record)
+    last = story.world.next_offset - 1
+    told = f"generation {last}, 1 member" if commits else f"the generation is {last} by now"
+    assert reason(outcome, record, None, story.world, None) == f"{told}; b was silent for 12 s"
+    quiet = story.world.apply(last + 1, story.now, encode(GroupHeartbeat(*ids, last)))
+    assert quiet.silent == ()
+    assert is_beat(quiet, quiet.record)
+    elsewhere = story.world.apply(last + 2, story.now, encode(Tick(*A)))
+    assert elsewhere.silent == ()

@@ -262,6 +262,7 @@ def test_claims_after_the_group_is_gone(crowd: Crowd) -> None:
     """The same Marshal: its group is forgotten, and others claim where it does not read."""
     topic = crowd.topic(1, 10)
     a = crowd.alone("a", topic)
+    wait_until(lambda: a.consumer.committed([(topic, 0)])[0].offset >= 0)  # else there is nothing to be forgotten
     a.consumer.close()
     with Admin(crowd.bootstrap, topic=crowd.coordination) as admin:
         assert admin.forget(crowd.group) == 1

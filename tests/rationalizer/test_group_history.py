@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rationalizer import CommitEntry, ForgetGroup, Record, ReleaseGroup, Tick, World, encode
+from rationalizer import CommitEntry, ForgetGroup, LeaveGroup, Record, ReleaseGroup, Tick, World, encode
 from rationalizer.groups.history import Assignments, Rebalance, done_in
 from rationalizer.history import BEFORE, End, Span
 from rationalizer.limits import MAX_KEY_HASH
@@ -110,6 +110,23 @@ def test_who_leaves_who_restarts_and_who_changes() -> None:
     story.now = 3_000
     story.fleet.join("b", {"t": 1})
     assert story.fold.rebalances[-1].moved[0].vacant_ms == 2_100, "since a left"
+
+
+def test_c20_the_operator_who_evicts_a_member_is_named() -> None:
+    story = Story()
+    story.fleet.join("a", {"t": 1})
+    generation = story.fleet.join("b", {"t": 1})
+    _, _, _, member_id = story.fleet.ids("a")
+    story.now = 700
+    story.append(LeaveGroup("9", "operator", "g", member_id, generation), 0)
+    assert story.fold.rebalances[-1].joined == ["b"], "that changes nothing"
+    story.fleet.leave("a", generation)
+    last = story.fold.rebalances[-1]
+    assert (last.evicted, last.left) == ([("a", "operator")], [])
+    assert story.told()[0] == ("a", 0, 700, End.EVICTED)
+    story.append(LeaveGroup("9", "b", "g", story.fleet.ids("b")[3], last.generation), 0)  # a request (G20)
+    story.fleet.leave("b", last.generation)
+    assert (story.fold.rebalances[-1].evicted, story.fold.rebalances[-1].left) == ([], ["b"])
 
 
 def test_a_shared_partition_falls_into_spans_by_key() -> None:

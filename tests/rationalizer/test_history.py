@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
@@ -15,7 +17,7 @@ from rationalizer import (
 )
 from rationalizer.history import BEFORE, End, Owners, Span
 
-A, NEWER, B = ("1", "a", "g"), ("2", "a", "g"), ("3", "b", "g")
+A, NEWER, B, OPERATOR = ("1", "a", "g"), ("2", "a", "g"), ("3", "b", "g"), ("9", "operator", "g")
 KEY = ("g", "t", 0)
 HI = 1_000
 
@@ -30,6 +32,7 @@ class Story:
 
     def add(self, at: int, record: Record) -> None:
         outcome = self.world.apply(self.world.next_offset, at, encode(record))
+        self.owners.overhear(outcome)
         for key in self.owners.touched(outcome):
             begun = self.owners.see(key, self.world, outcome)
             if begun is not None:
@@ -63,6 +66,32 @@ def test_each_way_to_end() -> None:
     assert (first.last_beat, first.stable, first.wordless) == (200, 7, False)
     assert (replaced.last_beat, replaced.ended_by) == (500, "b")
     assert story.owners.now == {}
+
+
+def test_c20_the_operator_who_evicts_is_named() -> None:
+    story = Story()
+    story.add(100, claim(A))
+    story.add(200, ReleasingPartition(*OPERATOR, "t", 0, 0, None))
+    story.add(300, ReleasingPartition(*A, "t", 0, 0, None))
+    assert (story.spans[0].ended, story.spans[0].ended_by) == (End.EVICTED, "operator")
+
+
+@pytest.mark.parametrize(
+    ("said", "release"),
+    [
+        (ReleasingPartition(*OPERATOR, "t", 0, 7, None), ReleasingPartition(*A, "t", 0, 0, None)),
+        (ReleasingPartition(*NEWER, "t", 0, 0, None), ReleasingPartition(*A, "t", 0, 0, None)),
+        (ReleasingPartition(*OPERATOR, "t", 0, 0, None), ReleasingPartition(*A, "t", 0, 0, 3)),
+        (Heartbeat(*OPERATOR, "t", 0, 0, 3), ReleasingPartition(*A, "t", 0, 0, None)),
+    ],
+    ids=["of another epoch", "a request to hand over (C19)", "its own release, with an offset", "no release"],
+)
+def test_what_is_no_eviction(said: Record, release: Record) -> None:
+    story = Story()
+    story.add(100, claim(A))
+    story.add(200, said)
+    story.add(300, release)
+    assert (story.spans[0].ended, story.spans[0].ended_by) == (End.RELEASED, "")
 
 
 def test_a_release_may_say_nothing_of_offsets() -> None:

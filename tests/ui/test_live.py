@@ -125,7 +125,9 @@ def evict_in_the_page(browser: Browser, served: Served, data: str) -> None:
     page.close()
 
 
-def test_the_live_state_events_and_steering(served: Served, append: Append, data: str, browser: Browser) -> None:
+def test_the_live_state_events_and_steering(
+    served: Served, append: Append, data: str, browser: Browser, kafka: Command
+) -> None:
     state = wait_until(lambda: (found := served.ask("state?group=g"))["live"] and found, 30)
     (topic,) = state["topics"]
     assert [(each["client"], each["where"], each["held"]) for each in state["members"]] == [
@@ -144,9 +146,14 @@ def test_the_live_state_events_and_steering(served: Served, append: Append, data
     assert found["topics"][0]["owners"] == [0, 0, 1]
 
     planned = served.send("plan", {"action": "evict", "group": "g", "topic": data, "partition": 1}).json
+    assert (planned["plan"], planned["status"]) == (None, 1), "it beat a moment ago: left alone without --force"
+    assert "or force it" in planned["err"]
+    forced = {"action": "evict", "group": "g", "topic": data, "partition": 0, "force": True}
+    planned = served.send("plan", forced).json
     assert planned["out"].startswith("worker-1 (epoch "), planned
-    assert planned["command"].endswith(f"--yes -- g {data} 1")
+    assert planned["command"].endswith(f"--yes --force -- g {data} 0")
     assert served.ask("state?group=g")["topics"][0]["owners"] == [0, 0, 1], "a dry run changes nothing"
+    kafka("evict", "g", data, 0, "--yes", "--force")
     job = served.send("carry-out", {"plan": planned["plan"]}).json
     assert served.send("carry-out", {"plan": planned["plan"]}).status == 400, "what was planned is done once"
 
@@ -154,14 +161,14 @@ def test_the_live_state_events_and_steering(served: Served, append: Append, data
         return get(f"{served.url}api/jobs", X_Kafka_Marshal_Token=served.token).json["jobs"]
 
     wait_until(lambda: jobs()[0]["status"] is not None, 30)
-    assert (jobs()[0]["id"], jobs()[0]["status"]) == (job["id"], 1), "it beat a moment ago: left alone without --force"
-    assert "or force it" in "\n".join(jobs()[0]["lines"])
+    assert (jobs()[0]["id"], jobs()[0]["status"]) == (job["id"], 1)
+    assert "is free already" in "\n".join(jobs()[0]["lines"])
 
     evict_in_the_page(browser, served, data)
-    wait_until(lambda: served.ask("state?group=g")["topics"][0]["owners"] == [0, -1, 1], 30)
+    wait_until(lambda: served.ask("state?group=g")["topics"][0]["owners"] == [-1, -1, 0], 30)
     past = served.ask(f"partition?group=g&topic={data}&partition=1")
     assert [each["client"] for each in past["spans"]] == ["worker-1", None]
-    assert past["spans"][0]["ended"].startswith("released")
+    assert past["spans"][0]["ended"].startswith("evicted by admin-")
 
 
 def test_without_kafka_it_ends_with_3_and_a_port_that_is_taken_is_named(command: Command) -> None:

@@ -199,18 +199,23 @@ class Admin(GroupMoves, DeadLetterTopics):
         return self._look(planned)
 
     @overload
-    def evict(self, group: str, topic: str, partition: int, *, force: bool = False) -> LeaseInfo: ...
-    @overload
-    def evict(self, group: str, client_id: str, /, *, force: bool = False) -> list[LeaseInfo]: ...
     def evict(
-        self, group: str, topic: str, partition: int | None = None, *, force: bool = False
+        self, group: str, topic: str, partition: int, *, force: bool = False, dry_run: bool = False
+    ) -> LeaseInfo: ...
+    @overload
+    def evict(
+        self, group: str, client_id: str, /, *, force: bool = False, dry_run: bool = False
+    ) -> list[LeaseInfo]: ...
+    def evict(
+        self, group: str, topic: str, partition: int | None = None, *, force: bool = False, dry_run: bool = False
     ) -> LeaseInfo | list[LeaseInfo]:
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
 
         ``evict(group, client_id)`` releases all that a member holds, and returns the list; a member of a coordinated
         group leaves it by that (G20). What the holder had in hand is repeated by the next one. A holder that lives
         after all (``force``) claims nothing, or does not join again, until its handler has come back, and not this
-        partition for three heartbeat intervals (three sessions; C18, G20).
+        partition for three heartbeat intervals (three sessions; C18, G20). The log tells who evicted it (C20).
+        ``dry_run``: check all of that, but the last, and release nothing; the answer is what would be released.
 
         Raises AdminError where nobody holds the lease, where the holder beat within the last heartbeat interval
         (``force`` takes the lease from a living one), and where another client was faster.
@@ -218,9 +223,9 @@ class Admin(GroupMoves, DeadLetterTopics):
         self._check_group(group)
         if partition is None:
             arguments.text("client_id", topic)
-            return self._act(group, lambda session: groups.evict_member(session, topic, force=force))
+            return self._act(group, lambda session: groups.evict_member(session, topic, force=force, dry_run=dry_run))
         check_name((topic, partition))
-        return self._act(group, lambda session: groups.evict(session, topic, partition, force=force))
+        return self._act(group, lambda session: groups.evict(session, topic, partition, force=force, dry_run=dry_run))
 
     def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
         """Ask a living member to hand over, after what it has in hand, and to claim no more (C19); what it held.

@@ -9,7 +9,7 @@ from shlex import quote
 from types import MappingProxyType
 
 from kafka_marshal.admin.positions import Move, moves_to
-from kafka_marshal.admin.session import Asked, Session, wrong_kind
+from kafka_marshal.admin.session import Asked, Session, in_own_name, wrong_kind
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
 from kafka_marshal.ports import TopicPartition
@@ -102,8 +102,8 @@ def member_of(session: Session, client_id: str) -> tuple[Group, Member]:
     return group, member
 
 
-def evict(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
-    """Leave the group in a member's name; what it owned, as it was (G20)."""
+def evict(session: Session, client_id: str, *, force: bool, dry_run: bool) -> list[LeaseInfo]:
+    """Leave the group in a member's name; what it owned, as it was (G20). dry_run: check all, change nothing."""
     session.tick([session.home])
     with session.locked():
         group, member = member_of(session, client_id)
@@ -117,7 +117,9 @@ def evict(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
             "Nothing was changed. End that process and wait, or force it: what it has in hand is repeated then, and it "
             "joins again only when its handler has come back and three sessions have gone by"
         )
-    (asked,) = session.ask((session.home, record))
+    if dry_run:
+        return owned
+    _, asked = session.ask((session.home, in_own_name(session, record)), (session.home, record))
     if asked.outcome is None:
         raise AdminError(
             f"the log did not show that {client_id!r} leaves in time; it may be written or not. Look at kafka-marshal "

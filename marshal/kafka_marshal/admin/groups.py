@@ -9,7 +9,7 @@ from shlex import quote
 
 from kafka_marshal.admin import coordinated
 from kafka_marshal.admin.positions import check_name
-from kafka_marshal.admin.session import Asked, Session, bare_release, key_of
+from kafka_marshal.admin.session import Asked, Session, bare_release, in_own_name, key_of
 from kafka_marshal.client.view import LeaseInfo, holdings, lease_info
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.replica import Begin, Replica
@@ -81,8 +81,11 @@ def _infos(replica: Replica, is_wanted: Callable[[LeaseInfo], bool]) -> list[Lea
     return sorted(found, key=lambda info: (info.group_id, info.topic, info.partition, info.lo))
 
 
-def evict(session: Session, topic: str, partition: int, *, force: bool) -> LeaseInfo:
-    """Release a lease in its holder's name, without an offset; returns the lease as it was (*blocking*)."""
+def evict(session: Session, topic: str, partition: int, *, force: bool, dry_run: bool) -> LeaseInfo:
+    """Release a lease in its holder's name, without an offset; returns the lease as it was (*blocking*).
+
+    dry_run: check all, release nothing.
+    """
     key = (topic, partition)
     check_name(key)
     where = f"{topic} [{partition}]"
@@ -105,7 +108,10 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
         raise AdminError(
             f"{where}: is free already, nobody of group {session.group_id!r} holds it. Nothing was changed"
         )
-    [(was, answer)] = _release_all(session, held, force=force)
+    were = _free_to_take(session, held, force=force)
+    if dry_run:
+        return were[0]
+    [(was, answer)] = _release_all(session, held, were)
     if not answer.accepted:
         code = "" if answer.outcome is None else answer.outcome.code
         raise AdminError(
@@ -115,15 +121,18 @@ def evict(session: Session, topic: str, partition: int, *, force: bool) -> Lease
     return was
 
 
-def evict_member(session: Session, client_id: str, *, force: bool) -> list[LeaseInfo]:
+def evict_member(session: Session, client_id: str, *, force: bool, dry_run: bool) -> list[LeaseInfo]:
     """Release all that a member holds, as :func:`evict` does; those that were released, as they were (*blocking*)."""
     with session.locked():
         is_coordinated = session.kind() == "coordinated"
     if is_coordinated:
-        return coordinated.evict(session, client_id, force=force)
+        return coordinated.evict(session, client_id, force=force, dry_run=dry_run)
     session.tick(session.cps)
     held = _held_by(session, client_id)
-    return [was for was, answer in _release_all(session, held, force=force) if answer.accepted]
+    were = _free_to_take(session, held, force=force)
+    if dry_run:
+        return were
+    return [was for was, answer in _release_all(session, held, were) if answer.accepted]
 
 
 def _held_by(session: Session, client_id: str) -> list[Lease]:
@@ -137,11 +146,10 @@ def _held_by(session: Session, client_id: str) -> list[Lease]:
     return found
 
 
-def _release_all(session: Session, held: list[Lease], *, force: bool) -> list[tuple[LeaseInfo, Asked]]:
-    """Release these leases in their holders' names: each as it was, and the answer."""
+def _free_to_take(session: Session, held: list[Lease], *, force: bool) -> list[LeaseInfo]:
+    """These leases as they are. Raises AdminError where a holder lives; force: takes them from it all the same."""
     with session.locked():
         were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
-        releases: list[tuple[int, Record]] = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
     alive = [was for was in were if was.freshness == "fresh"]
     if alive and not force:
         raise AdminError(
@@ -149,7 +157,15 @@ def _release_all(session: Session, held: list[Lease], *, force: bool) -> list[tu
             f"{alive[0].heartbeat_interval_ms} ms ago and may be alive. Nothing was changed. End that process and "
             "wait, or force it: it loses the lease then, and what it has in hand is repeated"
         )
-    answers = session.ask(*releases)
+    return were
+
+
+def _release_all(session: Session, held: list[Lease], were: list[LeaseInfo]) -> list[tuple[LeaseInfo, Asked]]:
+    """Release these leases in their holders' names: each as it was, and the answer."""
+    with session.locked():
+        releases = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
+    told = [(cp, in_own_name(session, release)) for cp, release in releases]
+    answers = session.ask(*told, *releases)[len(told) :]
     if silent := [was for was, answer in zip(were, answers, strict=True) if answer.outcome is None]:
         raise AdminError(
             f"{silent[0].topic} [{silent[0].partition}]: the log did not show the release in time"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Literal, TypeVar
 
@@ -36,6 +36,7 @@ __all__ = [
     "Session",
     "bare_release",
     "group_in",
+    "in_own_name",
     "key_of",
     "kind_in",
     "progress_in",
@@ -46,6 +47,7 @@ __all__ = [
 GroupKind = Literal["claimed", "coordinated"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 #: How long the log may take to show a record of ours before the operation fails.
 ANSWER_TIMEOUT_S = 10.0
@@ -63,6 +65,11 @@ def bare_release(lease: Lease) -> ReleasingPartition:
     """A release in the holder's name, under the present epoch, which says nothing about the offset."""
     holder = lease.instance_id or "", lease.client_id or ""
     return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
+
+
+def in_own_name(session: Session, record: R) -> R:
+    """The same record under our ids: rejected, it tells whoever reads the log who is behind the next one (C20)."""
+    return replace(record, instance_id=session.instance_id, client_id=session.client_id)
 
 
 def group_in(worlds: Mapping[int, World], group_id: str) -> Group | None:

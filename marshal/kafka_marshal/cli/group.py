@@ -362,6 +362,8 @@ def why_rebalanced(each: Rebalance) -> Iterator[str]:
     for names, verb in ((each.joined, "joined"), (each.restarted, "restarted"), (each.left, "left")):
         if names:
             yield f"{', '.join(names)} {verb}"
+    for client, by in each.evicted:
+        yield f"{client} was evicted by {by}"
     for client, silence_ms in each.silent:
         yield f"{client} was silent for {span(silence_ms)}"
     for client in each.changed:
@@ -457,6 +459,7 @@ def _rebalance_json(each: Rebalance) -> dict[str, object]:
         "joined": each.joined,
         "restarted": each.restarted,
         "left": each.left,
+        "evicted": [{"client": client, "by": by} for client, by in each.evicted],
         "changed": each.changed,
         "silent": [{"client": client, "silence_ms": silence_ms} for client, silence_ms in each.silent],
         "configured": each.configured,

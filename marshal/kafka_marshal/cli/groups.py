@@ -83,6 +83,10 @@ def evict(
         else:
             name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
         if dry_run:
+            if member is not None:
+                held = admin.evict(name, member, force=force, dry_run=True)
+            else:
+                held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force, dry_run=True)]
             for lease in [] if options.json else held:
                 where = f"{lease.topic} partition {place_text(lease.partition, lease.lo, lease.hi)}"
                 say(f"{_described(lease)} would be evicted from {where}.")

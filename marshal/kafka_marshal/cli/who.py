@@ -86,8 +86,7 @@ class Ownership:
                 self._passed = True
                 self._capture()
             outcome = self.world.apply(offset, stamp, value)
-            if outcome.accepted:
-                self._see(outcome)
+            self._see(outcome)
 
     def _see(self, outcome: Outcome) -> None:
         if (begun := self.owners.see(self.key, self.world, outcome)) is not None:
@@ -340,6 +339,10 @@ def ended_text(found: Span) -> str:
             return ""
         case End.RELEASED:
             return f"released{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
+        case End.EVICTED if found.is_lease:
+            return f"evicted by {found.ended_by}{_done(found)}"
+        case End.EVICTED:
+            return f"evicted{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
         case End.REPLACED:
             silence = span((found.until or 0) - found.last_beat)
             verb = "then claimed by" if found.is_lease else "then it went to"

@@ -71,7 +71,7 @@ def remember(lease: Lease) -> Seen:
 
 def is_beat(outcome: Outcome, record: Record | None) -> bool:
     """Whether this is only a sign of life: a Tick, or a heartbeat that took effect as it stands."""
-    if outcome.code != codes.OK:
+    if outcome.code != codes.OK or outcome.silent:
         return False
     if isinstance(record, Heartbeat):
         return record.epoch is not None
@@ -244,6 +244,11 @@ def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: 
     """Why the record ended so. `world`: after it; `before`: its lease before it, where it names one."""
     if record is None:
         return _unreadable(value, world.level)
+    silent = [f"{client} was silent for {span(silence_ms)}" for client, silence_ms in outcome.silent]
+    return "; ".join(filter(None, (_reason(outcome, record, world, before), *silent)))
+
+
+def _reason(outcome: Outcome, record: Record, world: World, before: Seen | None) -> str:
     lease = None
     if isinstance(record, (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, CommitRanges)):
         lease = world.lease(record.group_id, record.topic, record.partition)
@@ -265,7 +270,8 @@ def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: 
         case _ if isinstance(record, _OF_GROUP):
             return _about_group(outcome, record, world)
         case _ if lease is not None:
-            return _about_lease(outcome.code, lease, world)
+            evicts = isinstance(record, ReleasingPartition) and record.epoch == lease.epoch
+            return _about_lease(outcome.code, lease, world, evicts=evicts and record.client_id != lease.client_id)
         case codes.NOT_HELD:
             return "nobody holds it"
         case _:
@@ -374,6 +380,10 @@ def _no_sender(group: Group, record: Record) -> str:
     if isinstance(record, CommitOffsets) and not record.member_id:
         return "it has not paused the group"
     member = group.clients.get(record.client_id)
+    if member is None and isinstance(record, LeaveGroup):
+        for each in group.members.values():
+            if each.member_id == record.member_id:
+                return f"an operator evicts {each.client_id}"
     if member is None:
         return "it is no member"
     if isinstance(record, LeaveGroup) and record.member_id == member.member_id:
@@ -381,14 +391,14 @@ def _no_sender(group: Group, record: Record) -> str:
     return f"the member is {member.instance_id}, {member.member_id}"
 
 
-def _about_lease(code: str, lease: Lease, world: World) -> str:
+def _about_lease(code: str, lease: Lease, world: World, *, evicts: bool) -> str:
     holder, age = lease.client_id, span(lease.age(world.log_time))
     progress = lease.progress
     match code:
         case codes.HELD:
             return f"{holder} holds it, epoch {lease.epoch}, last beat {age} before"
         case codes.FENCED:
-            return f"{holder} holds it, epoch {lease.epoch}"
+            return f"{holder} holds it, epoch {lease.epoch}" + ("; an operator evicts it" if evicts else "")
         case codes.NOT_HELD:
             return "nobody holds it"
         case codes.ALREADY_HELD:

@@ -213,7 +213,7 @@ class History:
             offsets.append(offset)
             times.append(outcome.log_time)
         message = outcome.message
-        if message is not None and outcome.code == codes.OK:
+        if message is not None and outcome.code == codes.OK and not outcome.silent:
             if outcome.type == "HeartbeatBatch":
                 self._beats(cp, offset, outcome.log_time, message[4], message[HEAD_FIELDS])
                 return
@@ -225,7 +225,7 @@ class History:
                 return
         record = outcome.record
         before = self._before(record)
-        changed = self._take_effect(cp, outcome) if outcome.accepted else 0
+        changed = self._take_effect(cp, outcome) if outcome.accepted else self._overhear(cp, outcome)
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
             self._pause(message[4], message[3], outcome.log_time, message[HEAD_FIELDS])
         if changed or not (is_beat(outcome, record) or self._only_says_so(cp, outcome, record)):
@@ -288,6 +288,14 @@ class History:
             if cp == route_group(name, self.partitions) and (outcome.of_group or self._group(name).is_coordinated):
                 changed += self._pieces(self._group(name), world, outcome)
         return changed
+
+    def _overhear(self, cp: int, outcome: Outcome) -> int:
+        """A record that was rejected changes nothing, but may say who evicts somebody (C20)."""
+        self._owners[cp].overhear(outcome)
+        for group in self.groups.values() if outcome.type == "LeaveGroup" else ():
+            if group.assignments is not None and group.home == cp:
+                group.assignments.overhear(outcome)
+        return 0
 
     # -- leases ----------------------------------------------------------------------------------------------
 
