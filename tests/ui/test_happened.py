@@ -58,6 +58,12 @@ class Told:
             record = ReleasingPartition("host/1/0.1.0/x", worker, GROUP, TOPIC, number, self.epoch[number], None)
             self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
 
+    def evict(self, second: float, admin: str, worker: str, number: int) -> None:
+        """It says so in its own name, which is rejected, and releases in the owner's (C20)."""
+        for client in (admin, worker):
+            record = ReleasingPartition("host/1/0.1.0/x", client, GROUP, TOPIC, number, self.epoch[number], None)
+            self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
     def history(self) -> History:
         found = archive_of(self.log.dump, self.folder).whole
         assert found is not None
@@ -108,6 +114,16 @@ def test_a_restart_is_a_cause(told: Told) -> None:
     told.beat(30.5, "worker-1", 0, 1, run=2, is_new=True)
     (last, _) = told.rebalances()
     assert (last["why"], last["vacant"]) == ("worker-1 restarted: worker-1 took over 2", "1.5 s")
+
+
+def test_an_eviction_is_a_cause_and_no_release_of_its_owner(told: Told) -> None:
+    told.claim(1, "worker-1", 0)
+    told.claim(2, "worker-2", 1)
+    told.beat(30, "worker-1", 0)
+    told.evict(31, "admin-7", "worker-1", 0)
+    told.claim(32.5, "worker-2", 0)
+    (last, _) = told.rebalances()
+    assert (last["why"], last["vacant"]) == ("worker-1 was evicted by admin-7: worker-2 claimed 1", "1.5 s")
 
 
 def test_several_were_silent_and_the_list_is_cut(told: Told) -> None:

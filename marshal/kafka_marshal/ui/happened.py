@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kafka_marshal.cli.text import span
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.index import Event
 from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
 from kafka_marshal.visible import visible
-from rationalizer.history import BEFORE
+from rationalizer.history import BEFORE, End, Span
 
 __all__ = ["events", "events_since", "neighbour", "rebalances", "timeline"]
 
@@ -131,69 +131,65 @@ _VERBS: Final = {
 _TAKES: Final = ("ClaimingPartition", "Heartbeat")
 
 
-class _Given(NamedTuple):
-    """What a partition was before an event gave it to somebody."""
-
-    #: "": nobody had it.
-    owner: str
-    #: How long nobody had beaten for it: since its owner's last heartbeat, or since it was free; None: not known.
-    vacant_ms: int | None
-
-
-def _given(history: History, group: GroupHistory, number: int) -> _Given | None:
-    """The time with a partition, or of nobody, that this event ended; None: there was none, or it only gave it away."""
-    columns, store = history.events.columns, history.spans
+def _ended_by(history: History, group: GroupHistory, number: int) -> Span | None:
+    """The time with a partition, or of nobody, that this event ended; None: there was none."""
+    columns = history.events.columns
     key = columns["key"][number]
     found = group.keys.get(history.events.places[key]) if key >= 0 else None
-    if found is None or history.names[columns["type"][number]] not in _TAKES:
+    if found is None:
         return None
     at, offset = columns["time"][number], columns["offset"][number]
     for index in range(bisect_left(found.until, at), found.ended(at, by_offset=False)):
-        if found.until_offset[index] != offset:
-            continue
-        closed = found.closed[index]
-        owner = store.owner[closed]
-        since = store.columns["last_beat"][closed] if owner >= 0 else store.since[closed]
-        return _Given("" if owner < 0 else store.owners.pair(owner)[0], None if since == BEFORE else max(0, at - since))
+        if found.until_offset[index] == offset:
+            return history.spans.span(found.closed[index], found.key, True)
     return None
+
+
+def _vacant_ms(before: Span) -> int | None:
+    """How long nobody had it: since its owner's last heartbeat, or since it was free; None: that is not known."""
+    since = before.last_beat if before.held else before.since
+    return None if since == BEFORE or before.until is None else max(0, before.until - since)
 
 
 def _burst_json(history: History, group: GroupHistory, burst: list[int]) -> dict[str, Any]:
     columns, names = history.events.columns, history.names
-    done = Counter((names[columns["client"][number]], names[columns["type"][number]]) for number in burst)
+    takes = {number for number in burst if names[columns["type"][number]] in _TAKES}
+    ended = {number: found for number in burst if (found := _ended_by(history, group, number)) is not None}
+    # The record of an eviction is the owner's release, but the owner did not write it.
+    evicted = {number for number, each in ended.items() if each.ended is End.EVICTED}
+    done = Counter(
+        (names[columns["client"][number]], names[columns["type"][number]]) for number in burst if number not in evicted
+    )
     words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in _given_away_first(done)]
-    given = {number: found for number in burst if (found := _given(history, group, number)) is not None}
-    vacant = max((each.vacant_ms for each in given.values() if each.vacant_ms is not None), default=None)
-    causes = _causes(history, given)
+    known = (_vacant_ms(each) for number, each in ended.items() if number in takes)
+    vacant = max((each for each in known if each is not None), default=None)
+    why = [_some(each, separator) for each, separator in ((_causes(ended.values()), "; "), (words, ", ")) if each]
     last = burst[0]
     return {
         "time": columns["time"][burst[-1]],
         "until": columns["time"][last],
         "generation": None,
-        "why": visible(f"{_some(causes, '; ')}: " if causes else "") + visible(_some(words, ", ")),
-        "members": len({client for client, _ in done}),
-        "moved": sum(columns["changed"][n] for n in burst if names[columns["type"][n]] in _TAKES) or len(burst),
+        "why": visible(": ".join(why)),
+        "members": len({columns["client"][number] for number in burst}),
+        "moved": sum(columns["changed"][number] for number in takes) or len(burst),
         "vacant": None if vacant is None else span(vacant),
         "at": f"{columns['cp'][last]}:{columns['offset'][last]}",
     }
 
 
-def _causes(history: History, given: dict[int, _Given]) -> list[str]:
-    """Why partitions that somebody had went to others: in the words of a coordinated group's rebalance."""
+def _causes(ended: Iterable[Span]) -> list[str]:
+    """Why owners lost partitions, in the words of a coordinated group's rebalance."""
     silent: dict[str, int] = {}
-    restarted: dict[str, None] = {}
-    for number, each in given.items():
-        if not each.owner:
-            continue
-        if history.names[history.events.columns["type"][number]] == "Heartbeat":
-            restarted[each.owner] = None
-        elif each.vacant_ms is not None:
-            silent[each.owner] = max(each.vacant_ms, silent.get(each.owner, 0))
+    others: dict[str, None] = {}
+    for each in ended:
+        if each.ended is End.EVICTED:
+            others[f"{each.client_id} was evicted by {each.ended_by}"] = None
+        elif each.ended is End.RESTARTED:
+            others[f"{each.client_id} restarted"] = None
+        elif each.ended is End.REPLACED and (silence_ms := _vacant_ms(each)) is not None:
+            silent[each.client_id] = max(silence_ms, silent.get(each.client_id, 0))
     longest = sorted(silent, key=silent.__getitem__, reverse=True)
-    return [
-        *(f"{name} restarted" for name in restarted),
-        *(f"{name} was silent for {span(silent[name])}" for name in longest),
-    ]
+    return [*others, *(f"{client} was silent for {span(silent[client])}" for client in longest)]
 
 
 def _given_away_first(done: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
