@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import signal
 import threading
 from pathlib import Path
 
@@ -14,6 +16,11 @@ from kafka_marshal.ui.moments import Moment, cells
 from rationalizer import World
 from rationalizer.dump import DumpError
 from tests.audit.logs import random_log
+from tests.cli.conftest import command, environment
+from tests.cli.harness import Command, start
+from tests.ui.conftest import get
+
+__all__ = ["command", "environment"]
 
 
 def opened(path: Path, text: bytes) -> io.BufferedReader:
@@ -78,3 +85,21 @@ def test_reading_ends_where_it_is_told_to(tmp_path: Path) -> None:
     with random_log(3, 50).write_dump(tmp_path / "whole.dump").open("rb") as file:
         read_dump(archive, file, stop)
     assert not archive.complete
+
+
+def test_no_address_is_printed_for_what_is_no_dump(tmp_path: Path, command: Command) -> None:
+    for rubbish in (b"", b"rubbish\n", b'{"format": 7}\n'):
+        (tmp_path / "rubbish").write_bytes(rubbish)
+        ran = command("ui", "--port", 0, "--dump", tmp_path / "rubbish")
+        assert (ran.status, ran.out) == (2, "")
+        assert ran.err.startswith("error: line 1: ")
+
+
+def test_the_command_shows_a_dump_until_it_is_interrupted(tmp_path: Path) -> None:
+    path = random_log(3, 50).write_dump(tmp_path / "whole.dump")
+    with start("ui", "--port", "0", "--json", "--dump", str(path)) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        assert get(f"{url}api/log").json["live"] is False
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0

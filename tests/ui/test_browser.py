@@ -161,6 +161,9 @@ def test_light_and_dark_wide_and_narrow(page: Page, page_url: str, width: int, s
     open_at(page, page_url, f"group={GROUP}&at={iso(TAKEN_AT + 1)}&from={iso(KILLED_AT)}&p={TOPIC}:1&tab=all")
     page.locator("[data-diff]").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.locator(".answer").wait_for()
+    page.locator("#list tbody tr").last.wait_for()
+    wait(page, _ENDS_ABOVE_THE_BAR)
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(19, 23, 21)"
     assert dark == (scheme == "dark")
     contrast = page.evaluate(_CONTRAST)
@@ -168,6 +171,14 @@ def test_light_and_dark_wide_and_narrow(page: Page, page_url: str, width: int, s
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 1280, "height": 900})
 
+
+#: The end of the page can be scrolled out from below the slider.
+_ENDS_ABOVE_THE_BAR = """() => {
+  scrollTo(0, document.documentElement.scrollHeight);
+  const place = (element) => element.getBoundingClientRect();
+  const ends = [...document.querySelectorAll("main section, main aside")].map((each) => place(each).bottom);
+  return Math.max(...ends) <= place(document.querySelector("nav.timeline")).top;
+}"""
 
 _CONTRAST = """() => {
   const style = getComputedStyle(document.documentElement);

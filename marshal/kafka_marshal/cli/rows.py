@@ -346,6 +346,11 @@ class HeardRow:
         return Instance.parse(self.instance)
 
     @property
+    def is_silent(self) -> bool:
+        """It neither waits nor gave back what it held: others took that over."""
+        return not (self.asked_ms is not None or self.is_member or self.refused or self.waits or self.released)
+
+    @property
     def doing(self) -> str:
         """What it does without a partition, as far as its last records tell."""
         if self.asked_ms is not None:

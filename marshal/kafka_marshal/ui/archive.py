@@ -64,7 +64,7 @@ class Archive:
         self.progress: tuple[int, int] = (0, 0)
         #: Why it is not read any further; "": it is.
         self.problem = ""
-        #: Called when there is something new at the end of the log.
+        #: Called when there is something new at the end of the log, and when a dump turned out to be one.
         self.on_news: Callable[[], object] = lambda: None
 
     @property
@@ -142,13 +142,14 @@ class Archive:
 
 
 def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
-    """Read a dump to its end, or until told to stop (*blocking*). Raises DumpError."""
+    """Read a dump to its end, or until told to stop (*blocking*); its beginning is news. Raises DumpError."""
     from rationalizer.dump import DumpReader
 
     size = os.fstat(file.fileno()).st_size
     reader = DumpReader(file)
     archive.topic = reader.header.topic
     history = archive.whole = History(reader.header.partitions)
+    archive.on_news()
     entries = ((each.partition, (each.offset, each.timestamp_ms, each.value)) for each in reader)
     read = 0
     for cp, run in runs(entries, RUN):

@@ -179,6 +179,9 @@ def _start_dump(
     from kafka_marshal.ui.archive import read_dump
     from rationalizer.dump import DumpError
 
+    begun = threading.Event()
+    archive.on_news = begun.set
+
     def read() -> None:
         try:
             with path.open("rb") as file:
@@ -186,8 +189,13 @@ def _start_dump(
         except (DumpError, OSError) as error:
             failed.append(error)
             server.should_exit = True
+        finally:
+            begun.set()
 
     threading.Thread(target=read, name="kafka-marshal-dump", daemon=True).start()
+    begun.wait()
+    if archive.whole is None:  # it is none: there is nothing to open in a browser
+        raise failed[0]
 
 
 def _run(server: uvicorn.Server, listener: socket.socket, live: Live | None) -> None:

@@ -19,7 +19,7 @@ from kafka_marshal.cli.group import why_rebalanced
 from kafka_marshal.cli.words import Seen, is_beat, reason, what
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
-from rationalizer import Group, Outcome, Record, World, codes, route_group
+from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
@@ -202,7 +202,7 @@ class History:
             lease = world.lease(*key)
             if lease is not None:
                 found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
-                self._note_stable(found, None, lease.progress.stable, world.log_time)
+                self._note_stable(found, None, lease.progress.stable, world.log_time, world.log_time)
         for group in world.groups():
             if cp == route_group(group.group_id, self.partitions):
                 self._follow_assignments(group.group_id, world, fresh=True)
@@ -241,29 +241,38 @@ class History:
         changed = self._take_effect(cp, outcome) if outcome.accepted else self._overhear(cp, outcome)
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
             self._pause(message[4], message[3], outcome.log_time, message[HEAD_FIELDS])
-        if changed or not is_beat(outcome, record):
+        if changed or not (is_beat(outcome, record) or self._only_says_so(cp, outcome, record)):
             self._note(cp, offset, outcome, record, value, before, changed)
+
+    def _only_says_so(self, cp: int, outcome: Outcome, record: Record | None) -> bool:
+        """A coordinated group's settings are in every CP; only its home keeps them (G1)."""
+        return (
+            outcome.accepted
+            and isinstance(record, ConfigureGroup)
+            and cp != route_group(record.group_id, self.partitions)
+        )
 
     def _beats(self, cp: int, offset: int, at: int, name: str, entries: Iterable[Sequence[Any]]) -> None:
         """Holders' beats that were accepted, nearly all of a log: they change no owner. entries: as on the wire."""
         world, group = self.worlds[cp], self.groups[name]
         keys = group.keys
-        done = 0
+        done, since = 0, at
         for topic, partition, _, last_offset in entries:
             found = keys[topic, partition]
             pulse = found.pulse
             assert pulse is not None
-            pulse.beat(at, offset)
             if last_offset is not None and last_offset != found.stable:
                 lease = world.lease(name, topic, partition)
                 if lease is not None and (stable := lease.progress.stable) != found.stable:
                     # The first position of a partition is where its consumer begins: no work.
                     if NOTHING_DONE != found.stable < stable:
                         done += stable - found.stable
+                        since = min(since, pulse.last)
                     found.stable = stable
                     found.samples.add(at, stable)
+            pulse.beat(at, offset)
         if done:
-            group.series.add("done", at, done)
+            group.series.spread("done", since, at, done)
 
     def _before(self, record: Record | None) -> Seen | None:
         """What the lease was that a record names."""
@@ -310,17 +319,20 @@ class History:
         if found is not None and found.open and lease is not None and found.pulse is not None:
             span = found.open[0]
             if span.epoch == lease.epoch and span.held == (lease.client_id is not None):
-                if lease.last_beat > found.pulse.last:
+                since = found.pulse.last
+                if lease.last_beat > since:
                     found.pulse.beat(lease.last_beat, world.next_offset - 1)
                 stable = lease.progress.stable
                 if stable != found.stable:
-                    self._note_stable(found, group if outcome.code == codes.OK else None, stable, world.log_time)
+                    is_work = outcome.code == codes.OK
+                    self._note_stable(found, group if is_work else None, stable, since, world.log_time)
                 return 0
         if found is None:
             found = self._key(group, key[1:], world.partition)
         if group.is_coordinated and lease is not None:  # it was converted: leases are what it has now (G1)
             group.assignments = None
         before = list(found.open)
+        since = world.log_time if found.pulse is None else found.pulse.last
         for each in before:
             each.stable = found.stable
             each.last_beat = each.last_beat if found.pulse is None else max(each.last_beat, found.pulse.last)
@@ -335,18 +347,18 @@ class History:
         elif begun is not None and begun.held:
             found.pulse.beat(lease.last_beat, world.next_offset - 1)
         found.pulse.interval_ms = lease.heartbeat_interval_ms
-        self._note_stable(found, group, lease.progress.stable, world.log_time)
+        self._note_stable(found, group, lease.progress.stable, since, world.log_time)
         if begun is not None:
             group.series.add("changed", world.log_time, 1)
         return 1
 
-    def _note_stable(self, found: KeySpans, group: GroupHistory | None, stable: int, at: int) -> None:
-        """How far a partition is; group: where what was done since counts as work."""
+    def _note_stable(self, found: KeySpans, group: GroupHistory | None, stable: int, since: int, at: int) -> None:
+        """How far a partition is; group: where what was done since that log time counts as work."""
         if stable == found.stable and found.samples.times:
             return
         # The first position of a partition is where its consumer begins: no work.
         if group is not None and NOTHING_DONE != found.stable < stable:
-            group.series.add("done", at, stable - found.stable)
+            group.series.spread("done", since, at, stable - found.stable)
         found.stable = stable
         found.samples.add(at, stable)
 
@@ -385,11 +397,15 @@ class History:
         self._beat_sender(group, known, outcome, world.next_offset - 1)
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
             is_work = bool(outcome.message[HEAD_FIELDS])  # the pausing client's has no member
+            member = known.clients.get(outcome.message[3])
+            beats_ms = 0 if member is None else _beats_within(member)
             for place in {(entry[0], entry[1]) for entry in outcome.message[HEAD_FIELDS + 3]}:
                 kept = known.kept(*place)
                 if kept is not None:
                     found = self._key(group, place, world.partition)
-                    self._note_stable(found, group if is_work else None, kept.progress.stable, world.log_time)
+                    # A partition may have had no message for long; what there is now came since its owner's last beat.
+                    since, found.reported = max(found.reported, world.log_time - beats_ms), world.log_time
+                    self._note_stable(found, group if is_work else None, kept.progress.stable, since, world.log_time)
         if fold.rebalances and fold.rebalances[-1].generation != generation:
             self._rebalanced(group, known, fold.rebalances[-1])
         if changed:
@@ -430,7 +446,7 @@ class History:
 
     @staticmethod
     def _beat(group: GroupHistory, member: Member, offset: int) -> None:
-        half = (member.session_timeout_ms + 1) // 2
+        half = _beats_within(member)
         pulse = group.pulses.get((member.client_id, member.instance_id))
         if pulse is None:
             group.pulses[member.client_id, member.instance_id] = Pulse(member.last_beat, half, offset)
@@ -493,6 +509,11 @@ class History:
         client = "" if record is None else record.client_id
         row = (at, cp, offset, names(name), names(client), names(outcome.type or ""), names(outcome.code))
         self.events.add(name, (*row, int(outcome.accepted), changed, place), *words)
+
+
+def _beats_within(member: Member) -> int:
+    """A member beats at least so often, ms."""
+    return (member.session_timeout_ms + 1) // 2
 
 
 def runs(records: Iterable[tuple[int, LogEntry]], most: int) -> Iterator[tuple[int, list[LogEntry]]]:

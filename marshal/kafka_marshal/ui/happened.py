@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -13,11 +13,15 @@ from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.index import Event
 from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
 from kafka_marshal.visible import visible
+from rationalizer.history import BEFORE, End, Span
 
 __all__ = ["events", "events_since", "neighbour", "rebalances", "timeline"]
 
 #: Owners that change no further apart than this belong to one rebalance of a claimed group.
 BURST_MS: Final = 10_000
+
+#: Causes that one rebalance lists, and clients that did something in it.
+NAMED: Final = 6
 
 
 def _event_json(found: Event) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> 
 def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:
     """The last rebalances up to that moment, the newest first; of a claimed group, owners that changed together."""
     if not group.is_coordinated:
-        return list(islice(_bursts(history, group.name, moment), limit))
+        return list(islice(_bursts(history, group, moment), limit))
     past = [each for each in group.rebalances if each.time <= moment.time][-limit:]
     return [
         {
@@ -103,55 +107,116 @@ def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int
     ]
 
 
-def _bursts(history: History, name: str, moment: Moment) -> Iterator[dict[str, Any]]:
+def _bursts(history: History, group: GroupHistory, moment: Moment) -> Iterator[dict[str, Any]]:
     columns = history.events.columns
     burst: list[int] = []
-    numbers = history.events.down_from("changed", name, moment.time, moment.cp, moment.offset)
+    numbers = history.events.down_from("changed", group.name, moment.time, moment.cp, moment.offset)
     for number in islice(numbers, LOOKED_AT):
         if burst and columns["time"][burst[-1]] - columns["time"][number] > BURST_MS:
-            yield _burst_json(history, burst)
+            yield _burst_json(history, group, burst)
             burst = []
         burst.append(number)
     if burst:
-        yield _burst_json(history, burst)
+        yield _burst_json(history, group, burst)
 
 
 _VERBS: Final = {
     "ClaimingPartition": "claimed",
     "ReleasingPartition": "released",
-    "Heartbeat": "took over from its earlier instance",
+    "Heartbeat": "took over",
     "ForgetGroup": "forgot the group:",
 }
 
-
-def _takes(history: History, number: int) -> bool:
-    """Whether it gave a partition to somebody, not only away."""
-    return history.names[history.events.columns["type"][number]] in ("ClaimingPartition", "Heartbeat")
+#: They give a partition to somebody, not only away.
+_TAKES: Final = ("ClaimingPartition", "Heartbeat")
 
 
-def _burst_json(history: History, burst: list[int]) -> dict[str, Any]:
+def _ended_by(history: History, group: GroupHistory, number: int) -> Span | None:
+    """The time with a partition, or of nobody, that this event ended; None: there was none."""
+    columns = history.events.columns
+    key = columns["key"][number]
+    found = group.keys.get(history.events.places[key]) if key >= 0 else None
+    if found is None:
+        return None
+    at, offset = columns["time"][number], columns["offset"][number]
+    for index in range(bisect_left(found.until, at), found.ended(at, by_offset=False)):
+        if found.until_offset[index] == offset:
+            return history.spans.span(found.closed[index], found.key, True)
+    return None
+
+
+def _vacant_ms(before: Span) -> int | None:
+    """How long nobody had it: since its owner's last heartbeat, or since it was free; None: that is not known."""
+    since = before.last_beat if before.held else before.since
+    return None if since == BEFORE or before.until is None else max(0, before.until - since)
+
+
+def _burst_json(history: History, group: GroupHistory, burst: list[int]) -> dict[str, Any]:
     columns, names = history.events.columns, history.names
-    done = Counter((names[columns["client"][number]], names[columns["type"][number]]) for number in burst)
-    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in done.most_common(6)]
+    takes = {number for number in burst if names[columns["type"][number]] in _TAKES}
+    ended = {number: found for number in burst if (found := _ended_by(history, group, number)) is not None}
+    # The record of an eviction is the owner's release, but the owner did not write it.
+    evicted = {number for number, each in ended.items() if each.ended is End.EVICTED}
+    done = Counter(
+        (names[columns["client"][number]], names[columns["type"][number]]) for number in burst if number not in evicted
+    )
+    words = [f"{client} {_VERBS.get(kind, kind)} {amount}" for (client, kind), amount in _given_away_first(done)]
+    known = (_vacant_ms(each) for number, each in ended.items() if number in takes)
+    vacant = max((each for each in known if each is not None), default=None)
+    why = [_some(each, separator) for each, separator in ((_causes(ended.values()), "; "), (words, ", ")) if each]
     last = burst[0]
     return {
         "time": columns["time"][burst[-1]],
         "until": columns["time"][last],
         "generation": None,
-        "why": visible(", ".join(words)) + (", …" if len(done) > len(words) else ""),
-        "members": len({client for client, _ in done}),
-        "moved": sum(columns["changed"][number] for number in burst if _takes(history, number)) or len(burst),
-        "vacant": None,
+        "why": visible(": ".join(why)),
+        "members": len({columns["client"][number] for number in burst}),
+        "moved": sum(columns["changed"][number] for number in takes) or len(burst),
+        "vacant": None if vacant is None else span(vacant),
         "at": f"{columns['cp'][last]}:{columns['offset'][last]}",
     }
 
 
-def timeline(group: GroupHistory) -> dict[str, Any]:
-    """What was done, changed and rejected over the whole history, in buckets, and the pauses."""
+def _causes(ended: Iterable[Span]) -> list[str]:
+    """Why owners lost partitions, in the words of a coordinated group's rebalance."""
+    silent: dict[str, int] = {}
+    others: dict[str, None] = {}
+    for each in ended:
+        if each.ended is End.EVICTED:
+            others[f"{each.client_id} was evicted by {each.ended_by}"] = None
+        elif each.ended is End.RESTARTED:
+            others[f"{each.client_id} restarted"] = None
+        elif each.ended is End.REPLACED and (silence_ms := _vacant_ms(each)) is not None:
+            silent[each.client_id] = max(silence_ms, silent.get(each.client_id, 0))
+    longest = sorted(silent, key=silent.__getitem__, reverse=True)
+    return [*others, *(f"{client} was silent for {span(silent[client])}" for client in longest)]
+
+
+def _given_away_first(done: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
+    """What was released lets others claim."""
+    return sorted(done.most_common(), key=lambda each: each[0][1] in _TAKES)
+
+
+def _some(texts: list[str], separator: str) -> str:
+    return separator.join(texts[:NAMED]) + (f"{separator}…" if len(texts) > NAMED else "")
+
+
+def timeline(group: GroupHistory, end: int) -> dict[str, Any]:
+    """What was done, changed and rejected up to this log time, in buckets, and the pauses."""
     return {
         "begin": group.series.begin,
         "width": group.series.width_ms,
+        "end": _reported_until(group, end),
         **{name: list(sums) for name, sums in group.series.sums.items()},
         "pauses": [[each.since, each.until, visible(each.client)] for each in group.pauses[-LISTED:]],
         "rebalances": [each.time for each in group.rebalances[-2 * LISTED :]],
     }
+
+
+def _reported_until(group: GroupHistory, end: int) -> int:
+    """The log time up to which all owners that beat have said what they did."""
+    pulses = [found.pulse for found in group.keys.values() if found.pulse is not None and found.owner >= 0]
+    if group.is_coordinated:
+        owners = {(each.client_id, each.instance_id) for found in group.keys.values() for each in found.open}
+        pulses = [pulse for names, pulse in group.pulses.items() if names in owners]
+    return min((pulse.last for pulse in pulses if 0 <= end - pulse.last <= pulse.interval_ms), default=end)

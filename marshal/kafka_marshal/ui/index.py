@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rationalizer.history import End, LeaseKey, Span
-from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MAX_KEY_HASH
 
 __all__ = ["Events", "KeySpans", "Names", "Pulse", "Samples", "Series", "SpanStore"]
 
@@ -176,6 +176,20 @@ class Series:
             found.extend([0] * (index + 1 - len(found)))
         found[index] = min(found[index] + amount, MOST)
 
+    def spread(self, name: str, since: int, at: int, amount: int) -> None:
+        """Count this amount evenly between two log times (ms): what a report says was done since the one before."""
+        since = max(since, at - MAX_HEARTBEAT_INTERVAL_MS)
+        if not self.begin:
+            self.begin = max(1, since)
+        given = 0
+        edge = since + self.width_ms - (since - self.begin) % self.width_ms
+        while edge < at:
+            part = amount * (edge - since) // (at - since) - given
+            self.add(name, edge - 1, part)
+            given += part
+            edge += self.width_ms
+        self.add(name, max(since, at - 1), amount - given)
+
     def _widen(self) -> None:
         self.width_ms *= 2
         for key, sums in self.sums.items():
@@ -194,6 +208,7 @@ class KeySpans:
         "open",
         "owner",
         "pulse",
+        "reported",
         "samples",
         "stable",
         "until",
@@ -216,6 +231,8 @@ class KeySpans:
         #: Of a lease; members of coordinated groups have one each.
         self.pulse: Pulse | None = None
         self.stable: int = -1
+        #: The log time at which a member of a coordinated group last said how far it is.
+        self.reported: int = 0
         self.samples: Samples = Samples()
 
     def begin(self, spans: list[Span], owners: Names) -> None:

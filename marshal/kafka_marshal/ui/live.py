@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.problems import problems_of
-from kafka_marshal.cli.rows import GroupRow, LeaseRow, partitions_held, partitions_of
+from kafka_marshal.cli.problems import Problem, problems_of
+from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow, partitions_held, partitions_of
 from kafka_marshal.cli.text import count, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
@@ -59,6 +59,7 @@ class Live:
         self.now_ms: int = 0
         self._taken = 0
         self._texts: dict[str, tuple[int, str]] = {}
+        self._problems: dict[str, tuple[GroupRow, list[Problem]]] = {}
         #: The server ends: who waits for news goes.
         self.ended: bool = False
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
@@ -165,6 +166,17 @@ class Live:
             made = self._texts[name] = (taken, json.dumps(self._state(group), separators=(",", ":")))
         return made[1]
 
+    def problem_counts(self) -> dict[str, int]:
+        """How many things are wrong with each group that is not well."""
+        return {name: amount for name, group in list(self.groups.items()) if (amount := len(self._problems_of(group)))}
+
+    def _problems_of(self, group: GroupRow) -> list[Problem]:
+        """What is wrong with a group, found once a picture: its members are put together for it."""
+        made = self._problems.get(group.group)
+        if made is None or made[0] is not group:
+            made = self._problems[group.group] = (group, problems_of(group))
+        return made[1]
+
     def _state(self, group: GroupRow) -> dict[str, Any]:
         members: dict[tuple[str, str], dict[str, Any]] = {}
         for each in group.members:
@@ -180,7 +192,6 @@ class Live:
         ordered = sorted(members, key=natural)
         numbers = {names: index for index, names in enumerate(ordered)}
         behind = "lag is not known" if group.lag is None else f"{count(group.lag, 'message')} behind"
-        problems = problems_of(group)
         return {
             "group": group.group,
             "kind": group.kind or None,
@@ -190,10 +201,7 @@ class Live:
             "state": group.state,
             "generation": group.generation,
             "members": [members[names] for names in ordered],
-            "idle": [
-                {"client": run.client, "instance": run.instance, "text": visible(f"{run.client}: {run.doing}")}
-                for run in group.idle
-            ],
+            "idle": [_idle_json(run) for run in group.idle],
             "topics": _topics(group.leases, numbers),
             "waiting": [
                 waits_json(row.goes_to or "", row.client or "", row.topic, row.partition, row.place)
@@ -207,12 +215,24 @@ class Live:
                 }
                 for each in group.pauses
             ],
-            "problems": [{"kind": each.kind, "text": visible(each.text)} for each in problems],
+            "problems": [{"kind": each.kind, "text": visible(each.text)} for each in self._problems_of(group)],
             "notes": self.notes,
             "headline": f"{partitions_held(group.leases)}/{partitions_of(group.leases)} partitions held by "
             f"{count(group.worker_count, 'member')}, {behind}",
             "lag": group.lag,
         }
+
+
+def _idle_json(run: HeardRow) -> dict[str, Any]:
+    """Who was heard in the last minutes and holds nothing, as a member that holds none."""
+    return {
+        **member_json(run.client, run.instance),
+        "state": "idle",
+        "doing": visible(run.doing),
+        "silent": run.is_silent,
+        "waits": run.waits,
+        "heard": f"{span(run.silence_ms)} ago",
+    }
 
 
 def _topics(rows: list[LeaseRow], numbers: dict[tuple[str, str], int]) -> list[dict[str, Any]]:

@@ -66,6 +66,7 @@ class Page:
             "topic": archive.topic,
             "release": release(),
             "groups": sorted(names),
+            "problems": {} if live is None else live.problem_counts(),
             "live": live is not None,
             "begin": begin,
             "end": end if live is None else max(end, live.now_ms),
@@ -119,7 +120,7 @@ class Page:
         name = _group_name(request)
         history, group = self._group(name, None)
         with history.asking():
-            found = happened.timeline(group)
+            found = happened.timeline(group, self._known_until(history))
         points = [] if self.live is None else list(self.live.points.get(name, ()))
         found["lag"] = [[at, lag, rate] for at, lag, rate in points]
         return found
@@ -164,6 +165,12 @@ class Page:
         return self.steering.run(str(body.get("plan"))).json()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _known_until(self, history: History) -> int:
+        """The log time up to which this history has everything."""
+        if history is self.archive.whole and not self.archive.complete:
+            return self.archive.reached()
+        return max(world.log_time for world in history.worlds.values())
 
     def _refuse_stranger(self, request: Request) -> None:
         if self.steering is None:

@@ -143,6 +143,7 @@ function App() {
   if (!log) return html`<p class="pad quiet" role="status">${lost || "Reading …"}</p>`;
   const [begin, end] = windowOf(log, size, moment);
   const selected = selectedPlace(view.p);
+  const owner = ownerOf(state, view.p);
   const isPast = Boolean(at);
   return html`
     <${Header} log=${log} group=${group} go=${go} state=${state} isPast=${isPast} />
@@ -162,8 +163,8 @@ function App() {
           <${Lists} group=${group} at=${view.at} tab=${view.tab || "all"} state=${state} news=${news} go=${go} />
         </section>
         <aside>
-          ${log.steering && html`<div class="panel"><h2>Steering</h2><${SteerBar} actions=${log.steering} group=${group} selected=${selected} owner=${ownerOf(state, view.p)} onWish=${setWish} /></div>`}
-          <${Detail} group=${group} at=${view.at} selected=${selected} news=${news} setMoment=${setMoment} go=${go} />
+          ${log.steering && html`<div class="panel"><h2>Steering</h2><${SteerBar} actions=${log.steering} group=${group} selected=${selected} owner=${owner && owner.client} onWish=${setWish} /></div>`}
+          <${Detail} group=${group} at=${view.at} selected=${selected} owner=${owner} news=${news} setMoment=${setMoment} go=${go} />
           ${diff && html`<${Diff} diff=${diff} go=${go} />`}
         </aside>
       </div>
@@ -181,6 +182,8 @@ function timeOf(at, state) {
   return state && !state.live ? state.at.time : null;
 }
 
+const counted = (amount, one) => `${amount.toLocaleString("en")} ${one}${amount === 1 ? "" : "s"}`;
+
 const share = (log) => (log.to_read ? `${Math.floor((100 * log.read) / log.to_read)} %` : "");
 
 function selectedPlace(text) {
@@ -191,18 +194,21 @@ function selectedPlace(text) {
 function ownerOf(state, id) {
   for (const topic of state && id ? state.topics : []) {
     const index = topic.partitions.findIndex((partition) => `${topic.topic}:${partition}` === id);
-    if (index >= 0 && topic.owners[index] >= 0) return state.members[topic.owners[index]].client;
+    if (index >= 0 && topic.owners[index] >= 0) return state.members[topic.owners[index]];
   }
   return null;
 }
 
 function Header({ log, group, go, state, isPast }) {
-  const choose = (event) => go({ group: event.target.value, p: null, from: null });
+  const choose = (name) => go({ group: name, p: null, from: null });
+  const problems = (name) => counted(log.problems[name], "problem");
+  const others = log.groups.filter((name) => name !== group && log.problems[name]);
   return html`<header>
     <h1>kafka-marshal</h1>
-    <label>Group <select value=${group} onChange=${choose} aria-label="Group">
-      ${log.groups.map((name) => html`<option value=${name} key=${name}>${name}</option>`)}
+    <label>Group <select value=${group} onChange=${(event) => choose(event.target.value)} aria-label="Group">
+      ${log.groups.map((name) => html`<option value=${name} key=${name}>${name}${log.problems[name] ? ` (${problems(name)})` : ""}</option>`)}
     </select></label>
+    ${others.length > 0 && html`<span class="others"><button class="link bad" onClick=${() => choose(others[0])}>${others[0]}: ${problems(others[0])}</button>${others.length > 1 ? ` and ${others.length - 1} more` : ""}</span>`}
     ${isPast ? html`<span class="badge past">as it was ${state && state.at ? clock(state.at.time, true) : ""}</span>`
       : log.live ? html`<span class="badge live">live</span>` : html`<span class="badge past">end of the dump</span>`}
     ${state && html`<span class="quiet">${state.headline || ""}</span>`}
@@ -241,15 +247,17 @@ function Map_({ state, selected, changed, theme, onSelect }) {
   };
   const under = (event) => map.current.hit(event.offsetX, event.offsetY);
   const amount = state.topics.reduce((sum, topic) => sum + topic.owners.length, 0);
+  const hung = state.members.filter((member) => member.hung).length;
   return html`
     <ul class="legend" aria-label="What the colours mean">
       <li><i class="seen"></i>seen</li><li><i class="silent"></i>silent</li><li><i class="gone"></i>gone</li>
       <li><i class="free"></i>nobody's</li>${changed.size > 0 && html`<li><i class="changed"></i>differs</li>`}
+      ${hung > 0 && html`<li><span class="bad">hung?</span> beats, but gets nothing done: ${hung.toLocaleString("en")}</li>`}
     </ul>
     <div><canvas class="map" ref=${canvas} tabindex="0" role="application" aria-labelledby="map-title" aria-describedby="map-cell"
       onKeyDown=${keys} onMouseMove=${(event) => { const cell = under(event); setHovered(cell ? map.current.text(cell) : ""); }}
       onMouseLeave=${() => setHovered("")} onClick=${(event) => { const cell = under(event); if (cell) onSelect(cell.id); }}></canvas></div>
-    <p class="quiet" id="map-cell" aria-live="polite">${hovered || spoken || `${amount.toLocaleString("en")} partitions, ${state.members.length.toLocaleString("en")} members. Arrow keys, or a click, choose one.`}</p>`;
+    <p class="quiet" id="map-cell" aria-live="polite">${hovered || spoken || `${counted(amount, "partition")}, ${counted(state.members.length, "member")}${hung > 0 ? `, ${hung.toLocaleString("en")} hung?` : ""}. Arrow keys, or a click, choose one.`}</p>`;
 }
 
 // What slider and chart cover: all, or so much around the moment, in steps, so that it does not slide along with it.

@@ -5,22 +5,24 @@ import { clock } from "./api.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// [seconds], [rate], [lag] of a timeline within a window of time.
-function points(timeline, begin, end) {
+// [seconds], [rate], [lag] of a timeline within a window of time. The rate is what the log says, in buckets that are
+// over; only beyond these, while the log is still being read, it is what was seen live.
+export function points(timeline, begin, end) {
   const rows = new Map();
   const step = Math.max(1, Math.ceil((end - begin) / timeline.width / 700));
   const width = timeline.width * step;
-  for (let at = 0; at < timeline.done.length; at += step) {
-    const time = timeline.begin + at * timeline.width;
-    if (time + width < begin || time > end) continue;
-    let sum = 0;
-    for (let each = at; each < Math.min(at + step, timeline.done.length); each++) sum += timeline.done[each];
+  const over = timeline.done.length > 0 ? Math.floor((timeline.end - timeline.begin) / width) : 0;
+  const known = over > 0 ? timeline.begin + over * width : 0;
+  for (let at = Math.max(0, Math.floor((begin - timeline.begin) / width)); at < over; at++) {
+    const time = timeline.begin + at * width;
+    if (time > end) break;
+    const sum = timeline.done.slice(at * step, (at + 1) * step).reduce((all, each) => all + each, 0);
     rows.set(time / 1000, [(sum * 1000) / width, null]);
   }
   for (const [time, lag, rate] of timeline.lag) {
     if (time < begin || time > end) continue;
     const row = rows.get(time / 1000) || [null, null];
-    rows.set(time / 1000, [rate === null ? row[0] : rate, lag]);
+    rows.set(time / 1000, [time < known ? row[0] : rate, lag]);
   }
   const times = [...rows.keys()].sort((a, b) => a - b);
   return [times, times.map((time) => rows.get(time)[0]), times.map((time) => rows.get(time)[1])];
@@ -35,12 +37,17 @@ export function Chart({ timeline, begin, end, moment, theme, onPick }) {
     if (!timeline || !place.current) return undefined;
     const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") } };
     const hasLag = timeline.lag.length > 0;
+    const text = (show) => (self, value, series, index) => {
+      if (index !== null && index !== undefined) return show(value); // what the cursor is on
+      const found = newest(self.data, series, now.current);
+      return show(series === 0 && now.current !== null ? now.current / 1000 : found);
+    };
     const short = (self, values) => values.map((value) => (value === null ? "" : brief(value)));
     const chart = new uPlot(
       {
         width: place.current.clientWidth,
         height: 170,
-        cursor: { y: false, drag: { setScale: false } },
+        cursor: { y: false, drag: { setScale: false }, hover: { skip: [null] } },
         scales: { x: { range: [begin / 1000, end / 1000] }, rate: { range: from0 }, lag: { range: from0 } },
         axes: [
           { ...axis, values: (self, ticks) => ticks.map((tick) => clock(tick * 1000)), space: 90 },
@@ -48,9 +55,9 @@ export function Chart({ timeline, begin, end, moment, theme, onPick }) {
           { ...axis, scale: "lag", side: 1, values: short, size: 50, grid: { show: false }, show: hasLag },
         ],
         series: [
-          { value: (self, value) => (value === null ? "-" : clock(value * 1000)) },
-          { label: "done, msg/s", scale: "rate", stroke: css("--rate"), width: 1.5, fill: css("--rate") + "22", spanGaps: true, value: figure },
-          { label: hasLag ? "lag" : "lag (only of what this page saw live)", scale: "lag", stroke: css("--lag"), width: 1.5, dash: [5, 3], spanGaps: true, value: figure },
+          { value: text((value) => (value === null ? "-" : clock(value * 1000))) },
+          { label: "done, msg/s", scale: "rate", stroke: css("--rate"), width: 1.5, fill: css("--rate") + "22", spanGaps: true, value: text(figure) },
+          { label: hasLag ? "lag" : "lag (only of what this page saw live)", scale: "lag", stroke: css("--lag"), width: 1.5, dash: [5, 3], spanGaps: true, value: text(figure) },
         ],
         hooks: {
           draw: [
@@ -81,13 +88,23 @@ export function Chart({ timeline, begin, end, moment, theme, onPick }) {
     };
   }, [timeline, begin, end, theme]);
   useEffect(() => {
-    if (plot.current) plot.current.redraw(false);
+    if (!plot.current) return;
+    plot.current.redraw(false);
+    plot.current.setLegend({}, false);
   }, [moment]);
   return html`<div class="chart" ref=${place} role="img" aria-label="Messages done a second, and lag, over time"></div>`;
 }
 
 const from0 = (self, low, high) => [0, high > 0 ? high * 1.1 : 1];
-const figure = (self, value) => (value === null || value === undefined ? "-" : brief(value));
+const figure = (value) => (value === null || value === undefined ? "-" : brief(value));
+
+// The last value of a series, up to a moment (ms) where one is chosen; null: there is none.
+function newest(data, series, moment) {
+  for (let at = data[0].length - 1; at >= 0; at--) {
+    if (data[series][at] !== null && (moment === null || data[0][at] * 1000 <= moment)) return data[series][at];
+  }
+  return null;
+}
 
 function brief(value) {
   for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {

@@ -50,7 +50,11 @@ export class OwnershipMap {
   text(cell) {
     const owner = cell.owner < 0 ? NOBODY : this.state.members[cell.owner].client;
     const lag = cell.lag === null ? "" : `, lag ${cell.lag.toLocaleString("en")}`;
-    return `${cell.topic}/${cell.place}: ${owner}, ${cell.state}${lag}`;
+    return `${cell.topic}/${cell.place}: ${owner}, ${cell.state}${this.isHung(cell.owner) ? ", hung?" : ""}${lag}`;
+  }
+
+  isHung(owner) {
+    return owner >= 0 && Boolean(this.state.members[owner].hung);
   }
 
   find(id) {
@@ -71,8 +75,8 @@ export class OwnershipMap {
     let size = 0;
     if (matrix) size = Math.min(22, Math.floor(room / this.cells.length));
     else size = this.cells.length > 4000 ? 8 : this.cells.length > 1000 ? 10 : 13;
-    // Nobody first. Where members are many, those that are gone or silent come next: the others don't fit on a screen.
-    const bad = (owner) => (matrix || owner < 0 ? 0 : -["seen", "silent", "gone"].indexOf(this.state.members[owner].state));
+    // Nobody first. Where members are many, those that hang, are gone or silent come next: not all fit on a screen.
+    const bad = (owner) => (matrix || owner < 0 ? 0 : this.isHung(owner) ? -3 : -["seen", "silent", "gone"].indexOf(this.state.members[owner].state));
     const order = [...rows.keys()].sort((a, b) => (a < 0 || b < 0 ? a - b : bad(a) - bad(b) || a - b));
     const perLine = Math.max(1, Math.floor(room / size));
     this.rects = [];
@@ -100,7 +104,7 @@ export class OwnershipMap {
 
   readColours() {
     const style = getComputedStyle(this.canvas);
-    for (const name of ["--seen", "--silent", "--gone", "--free", "--unknown", "--ink", "--quiet", "--line", "--focus", "--mark", "--paper"]) {
+    for (const name of ["--seen", "--silent", "--gone", "--free", "--unknown", "--ink", "--quiet", "--line", "--focus", "--mark", "--paper", "--bad"]) {
       this.colours[name] = style.getPropertyValue(name).trim();
     }
     this.font = style.fontFamily;
@@ -141,8 +145,14 @@ export class OwnershipMap {
       const lost = line.owner < 0;
       context.fillStyle = lost ? colours["--gone"] : colours["--ink"];
       const y = line.y + (line.head ? line.head / 2 : Math.min(line.height, 16) / 2);
-      const room = this.left ? this.left - 44 : width - 60;
-      context.fillText(fitted(context, line.label, room), 0, y);
+      const mark = this.isHung(line.owner) ? ", hung?" : "";
+      const room = (this.left ? this.left - 44 : width - 60) - context.measureText(mark).width;
+      const label = fitted(context, line.label, room);
+      context.fillText(label, 0, y);
+      if (mark) {
+        context.fillStyle = colours["--bad"];
+        context.fillText(mark, context.measureText(label).width, y);
+      }
       context.fillStyle = colours["--quiet"];
       context.textAlign = "right";
       context.fillText(line.held.toLocaleString("en"), this.left ? this.left - 10 : width - 2, y);

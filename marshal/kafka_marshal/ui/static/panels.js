@@ -50,7 +50,7 @@ function useAnswer(name, parameters, again) {
   return [answer, problem];
 }
 
-export function Detail({ group, at, selected, news, setMoment, go }) {
+export function Detail({ group, at, selected, owner, news, setMoment, go }) {
   const [found, problem] = useAnswer("partition", selected && group ? { group, at, ...selected } : null, news);
   if (!selected) {
     return html`<div class="panel"><h2>One partition</h2><p class="quiet">Choose one in the map: who had it, since when, and why that changed.</p></div>`;
@@ -64,6 +64,7 @@ export function Detail({ group, at, selected, news, setMoment, go }) {
     <h2>${title}</h2>
     ${problem && html`<p class="bad">${problem}</p>`}
     <p class="answer" aria-live="polite">${found.text}</p>
+    ${owner && owner.hung && html`<p class="bad">${owner.client} beats, but gets nothing done: hung?</p>`}
     <dl>
       ${found.next && html`<dt>next</dt><dd>${found.next.offset.toLocaleString("en")} <span class="quiet">(since ${clock(found.next.since)} at the latest)</span></dd>`}
       ${found.cp !== null && html`<dt>kept in</dt><dd>partition ${found.cp} of the log</dd>`}
@@ -130,22 +131,26 @@ export function Lists({ group, at, tab, state, news, go }) {
 function Rebalances({ rows, go }) {
   if (rows.length === 0) return html`<p class="quiet">None up to this moment.</p>`;
   return html`<div class="scroll"><table aria-label="Rebalances"><thead><tr><th>time</th><th>why</th><th class="number">moved</th><th class="number optional">members</th><th class="number optional">nobody, at most</th></tr></thead>
-    <tbody>${rows.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button>${each.until && each.until !== each.time ? ` – ${clock(each.until)}` : ""}</td>
+    <tbody>${rows.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button>${each.until && clock(each.until) !== clock(each.time) ? ` – ${clock(each.until)}` : ""}</td>
       <td>${each.generation === null ? "" : html`<span class="quiet">generation ${each.generation}: </span>`}${each.why}</td>
       <td class="number">${each.moved.toLocaleString("en")}</td><td class="number optional">${each.members}</td><td class="number optional">${each.vacant || "-"}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Waiting({ state, go }) {
-  const idle = state.idle || [];
+  const idle = (state.idle || []).filter((each) => each.waits);
   if (state.waiting.length + idle.length === 0) return html`<p class="quiet">Nobody waits for anybody.</p>`;
   return html`<ul>${state.waiting.map((each) => html`<li key=${each.text}><button class="link" onClick=${() => go({ p: `${each.topic}:${each.partition}` }, true)}>${each.topic}/${each.partition}</button>: ${each.text}</li>`)}
-    ${idle.map((each) => html`<li key=${each.text}>${each.text}</li>`)}</ul>`;
+    ${idle.map((each) => html`<li key=${each.client + each.instance}>${each.client}: ${each.doing} <span class="quiet">(heard ${each.heard})</span></li>`)}</ul>`;
 }
 
 function Members({ state }) {
-  if (state.members.length === 0) return html`<p class="quiet">Nobody holds anything.</p>`;
+  const idle = state.idle || [];
+  if (state.members.length + idle.length === 0) return html`<p class="quiet">Nobody holds anything.</p>`;
+  const place = (each) => html`<td class="name" title=${each.client}>${each.client}</td><td class="optional">${each.where || each.instance}</td><td class="optional">${each.release || "-"}</td>`;
   return html`<div class="scroll"><table aria-label="Members"><thead><tr><th>member</th><th class="optional">runs at</th><th class="optional">release</th><th class="number">holds</th><th class="number">lag</th><th>state</th></tr></thead>
-    <tbody>${state.members.map((each) => html`<tr key=${each.client + each.instance}><td class="name" title=${each.client}>${each.client}</td><td class="optional">${each.where || each.instance}</td><td class="optional">${each.release || "-"}</td>
+    <tbody>${state.members.map((each) => html`<tr key=${each.client + each.instance}>${place(each)}
       <td class="number">${each.held}</td><td class="number">${each.lag === undefined || each.lag === null ? "-" : each.lag.toLocaleString("en")}</td>
-      <td class=${each.state === "gone" || each.hung ? "bad" : each.state === "silent" ? "warn" : ""}>${each.hung ? "hung?" : each.state}${each.draining ? ", hands over" : ""}</td></tr>`)}</tbody></table></div>`;
+      <td class=${each.state === "gone" || each.hung ? "bad" : each.state === "silent" ? "warn" : ""}>${each.hung ? "hung?" : each.state}${each.draining ? ", hands over" : ""}</td></tr>`)}
+    ${idle.map((each) => html`<tr key=${each.client + each.instance}>${place(each)}<td class="number">0</td><td class="number">-</td>
+      <td class=${each.silent ? "bad" : ""} title=${`heard ${each.heard}`}>${each.doing}</td></tr>`)}</tbody></table></div>`;
 }

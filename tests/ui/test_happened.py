@@ -1,0 +1,201 @@
+"""What the page says happened: rebalances with their causes, and which records are worth a line."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal.ui import happened
+from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.index import Series
+from kafka_marshal.ui.moments import Moment
+from rationalizer import (
+    ClaimingPartition,
+    CommitEntry,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+    Tick,
+    codes,
+    route_lease,
+)
+from tests.cli.harness import Log
+from tests.fleet import Fleet, started
+from tests.ui.conftest import archive_of
+from tests.ui.story import BEGIN
+
+GROUP, TOPIC, CPS, INTERVAL_MS = "plans", "flights", 2, 3_000
+
+
+class Told:
+    """A log of one claimed group, and the history of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = Log(CPS)
+        self.folder = folder
+        self.epoch: dict[int, int] = {}
+        for cp in range(CPS):
+            self.log.add(Tick("init", "init", f"partitions={CPS}"), BEGIN, cp)
+
+    def claim(self, second: float, worker: str, *numbers: int, run: int = 1) -> None:
+        for number in numbers:
+            record = ClaimingPartition(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, INTERVAL_MS)
+            self.epoch[number] = self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def beat(
+        self, second: float, worker: str, *numbers: int, run: int = 1, is_new: bool = False, done: int | None = None
+    ) -> None:
+        for number in numbers:
+            epoch = None if is_new else self.epoch[number]
+            record = Heartbeat(f"host/{run}/0.1.0/x", worker, GROUP, TOPIC, number, epoch, done)
+            self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def release(self, second: float, worker: str, *numbers: int) -> None:
+        for number in numbers:
+            record = ReleasingPartition("host/1/0.1.0/x", worker, GROUP, TOPIC, number, self.epoch[number], None)
+            self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def evict(self, second: float, admin: str, worker: str, number: int) -> None:
+        """It says so in its own name, which is rejected, and releases in the owner's (C20)."""
+        for client in (admin, worker):
+            record = ReleasingPartition("host/1/0.1.0/x", client, GROUP, TOPIC, number, self.epoch[number], None)
+            self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
+
+    def history(self) -> History:
+        found = archive_of(self.log.dump, self.folder).whole
+        assert found is not None
+        return found
+
+    def rebalances(self) -> list[dict[str, Any]]:
+        history = self.history()
+        return happened.rebalances(history, history.groups[GROUP], Moment(2**62), 50)
+
+    @staticmethod
+    def _at(second: float) -> int:
+        return BEGIN + int(second * 1000)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
+
+
+def test_a_rebalance_of_a_claimed_group_says_who_was_silent_and_how_long_nobody_had_it(told: Told) -> None:
+    told.claim(1, "worker-1", 0, 1)
+    told.claim(1, "worker-2", 2, 3, 4)
+    told.beat(30, "worker-2", 2, 3)
+    told.beat(30.5, "worker-2", 4)
+    told.claim(36.5, "worker-3", 2)
+    told.claim(37, "worker-3", 3)
+    told.claim(38, "worker-1", 4)
+    last, first = told.rebalances()
+    assert last["why"] == "worker-2 was silent for 7.5 s: worker-3 claimed 2, worker-1 claimed 1"
+    assert (last["vacant"], last["moved"]) == ("7.5 s", 3)
+    assert first["why"] == "worker-2 claimed 3, worker-1 claimed 2"
+    assert first["vacant"] is None, "nobody had them before"
+
+
+def test_a_partition_that_was_free_was_nobodys_since_then(told: Told) -> None:
+    told.claim(1, "worker-1", 0, 1)
+    told.beat(29, "worker-1", 0, 1)
+    told.release(30, "worker-1", 0, 1)
+    told.claim(32.5, "worker-2", 0)
+    told.claim(33, "worker-2", 1)
+    (last, _) = told.rebalances()
+    assert (last["why"], last["vacant"]) == ("worker-1 released 2, worker-2 claimed 2", "3.0 s")
+
+
+def test_a_restart_is_a_cause(told: Told) -> None:
+    told.claim(1, "worker-1", 0, 1)
+    told.beat(29, "worker-1", 0, 1)
+    told.beat(30.5, "worker-1", 0, 1, run=2, is_new=True)
+    (last, _) = told.rebalances()
+    assert (last["why"], last["vacant"]) == ("worker-1 restarted: worker-1 took over 2", "1.5 s")
+
+
+def test_an_eviction_is_a_cause_and_no_release_of_its_owner(told: Told) -> None:
+    told.claim(1, "worker-1", 0)
+    told.claim(2, "worker-2", 1)
+    told.beat(30, "worker-1", 0)
+    told.evict(31, "admin-7", "worker-1", 0)
+    told.claim(32.5, "worker-2", 0)
+    (last, _) = told.rebalances()
+    assert (last["why"], last["vacant"]) == ("worker-1 was evicted by admin-7: worker-2 claimed 1", "1.5 s")
+
+
+def test_several_were_silent_and_the_list_is_cut(told: Told) -> None:
+    for number in range(8):
+        told.claim(1 + number / 10, f"worker-{number}", number)
+    told.claim(30, "heir", *range(8))
+    (last, _) = told.rebalances()
+    assert last["why"].startswith("worker-0 was silent for 29 s; worker-1 was silent for 29 s; ")
+    assert last["why"].endswith("; …: heir claimed 8")
+    assert last["vacant"] == "29 s"
+
+
+def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(told: Told) -> None:
+    fleet = Fleet(GROUP, CPS, lambda record, cp: told.log.add(record, BEGIN + 1_000, cp))
+    fleet.upgrade()
+    fleet.configure()
+    fleet.configure(accept_individual_commit=True)
+    away = 1 - fleet.home
+    told.log.add(ReleaseGroup("admin/1/0.1.0/x", "admin", GROUP, BEGIN + 60_000), BEGIN + 1_000, away)
+    fleet.configure(accept_individual_commit=False)
+    history = told.history()
+    found = happened.events(history, GROUP, Moment(2**62), "all", None, 50)
+    said = [(each["at"].split(":")[0], each["code"]) for each in found if each["type"] == "ConfigureGroup"]
+    home = str(fleet.home)
+    assert sorted(said) == sorted([(home, codes.OK)] * 3 + [(str(away), codes.PAUSED)])
+
+
+def rates(told: Told) -> tuple[list[int], int]:
+    """Messages done in each second, and how many of these are over."""
+    history = told.history()
+    end = max(world.log_time for world in history.worlds.values())
+    found = happened.timeline(history.groups[GROUP], end)
+    assert found["width"] == 1_000
+    begin = (found["begin"] - BEGIN) // 1_000
+    return [0] * begin + found["done"], (found["end"] - BEGIN) // 1_000
+
+
+def test_what_a_beat_reports_was_done_since_the_one_before(told: Told) -> None:
+    told.claim(1, "worker-1", 0)
+    told.beat(1, "worker-1", 0, done=9)  # where it begins
+    told.beat(4, "worker-1", 0, done=39)
+    told.beat(7, "worker-1", 0, done=69)
+    told.beat(9.5, "worker-1", 0, done=69)
+    told.beat(12.5, "worker-1", 0, done=75)
+    told.claim(13, "worker-2", 1)
+    told.beat(14, "worker-2", 1)
+    done, over = rates(told)
+    assert done == [0, 10, 10, 10, 10, 10, 10, 0, 0, 1, 2, 2, 1]
+    assert over == 12, "worker-1 has not said yet what it did then"
+
+
+def test_nothing_is_lost_where_buckets_become_wider() -> None:
+    rng, series, amount = random.Random(5), Series(("done",)), 0
+    for _ in range(500):
+        at = BEGIN + rng.randrange(40_000_000)
+        more = rng.randrange(1_000)
+        series.spread("done", at - rng.choice((0, 1, 1_000, 100_000, BEGIN)), at, more)
+        amount += more
+    assert series.width_ms > 1_000
+    assert sum(series.sums["done"]) == amount
+
+
+def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(told: Told) -> None:
+    now = BEGIN + 1_000
+    fleet = Fleet(GROUP, CPS, lambda record, cp: told.log.add(record, now, cp))
+    fleet.upgrade()
+    generation = fleet.join("a", {TOPIC: 2}, session=8_000)
+    fleet.commit("a", generation, *started(TOPIC, 0, 1, through=0))
+    for second, number, through in ((4, 0, 30), (7, 0, 60), (60, 0, 60), (62, 1, 8)):
+        now = BEGIN + second * 1_000
+        fleet.commit("a", generation, CommitEntry(TOPIC, number, through=through))
+    done, _ = rates(told)
+    assert done[1:8] == [10, 10, 10, 10, 10, 10, 0]
+    assert sum(done[8:58]) == 0
+    assert done[58:] == [2, 2, 2, 2], "it had no message for long: those of now came since its last beat"
