@@ -9,6 +9,9 @@ moment set to the map of that moment drawn (`slider`), at random moments. The sa
 being read.
 
 `oracle` compares random moments with a plain replay of all records up to there.
+
+`around` writes a tenth of it into a real log, with its snapshots, and reads around random moments, as the server does
+while it has not read so far.
 """
 
 from __future__ import annotations
@@ -31,11 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgpack import packb
 
-from benchmarks.common import Row, report
+from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.command import SWITCH_S
 from kafka_marshal.ui.fold import History
 from rationalizer import ClaimingPartition, HeartbeatBatch, World, route_lease
+from rationalizer.limits import SNAPSHOT_INTERVAL
+from rationalizer.snapshot_log import encode_snapshot
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -234,6 +239,45 @@ def oracle(story: Story, history: History, moments: int) -> int:
     return differ
 
 
+def around(story: Story, moments: int) -> list[float]:
+    """From asking for a moment that is not read yet to having it, s, sorted; of a log with its snapshots."""
+    from kafka_marshal.adapters.kafka import KafkaCluster
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
+    from kafka_marshal.ui.around import read_around
+
+    with bench_kafka() as bootstrap:
+        topic, cluster = "__marshal", KafkaCluster(bootstrap, {})
+        cluster.create_topic(
+            topic, CPS, 1, required_settings(1), 10
+        )  # without markers: epochs are offsets of the story
+        create_snapshots_topic(cluster, topic, CPS, 1, 10)
+        log, snapshots = (cluster.appender(name, delivery_timeout_ms=60_000) for name in (topic, f"{topic}_snapshots"))
+        worlds = {cp: World(cp, CPS) for cp in range(CPS)}
+        for cp, run in story.runs():
+            world = worlds[cp]
+            for _, _, value in run:
+                log.append(cp, value or b"", None)
+                world.apply(world.next_offset, world.next_offset, value)
+                if world.next_offset % SNAPSHOT_INTERVAL == 0:
+                    assert log.flush(60) == 0
+                    for part in encode_snapshot(world):
+                        snapshots.append(cp, part, None)
+        assert log.flush(60) + snapshots.flush(60) == 0
+        stamps: list[int] = []
+        tail = cluster.tail(topic, {0: worlds[0].next_offset // 2})
+        while len(stamps) < moments:
+            stamps += [stamp for _, stamp, _ in tail.read(1.0).records.get(0, ())[::500]]
+        tail.close()
+        found = []
+        for stamp in stamps[:moments]:
+            began = time.perf_counter()
+            assert read_around(Options(bootstrap=bootstrap, topic=topic), stamp, None, lambda: False) is not None
+            found.append(time.perf_counter() - began)
+        cluster.close()
+    return sorted(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, help="10,000,000; short: 200,000")
@@ -279,6 +323,8 @@ def main() -> None:
     if args.moments:
         wrong = oracle(story, archive.whole, args.moments)
         rows.append(limit("partitions that differ from a replay", float(wrong), 0, f"of {args.moments} moments"))
+    waited = around(Story(story.records // 10, args.partitions), 5)
+    rows.append(limit("a moment that is not read yet, from the snapshots before it", waited[2], None, "s"))
     report(
         "ui", rows, args.json, records=f"{archive.progress[0]:,}", partitions=f"{args.partitions:,}", members=MEMBERS
     )

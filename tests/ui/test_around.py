@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,14 +16,21 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui import around
 from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments
-from kafka_marshal.ui.around import read_around
-from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.around import Around, read_around
+from kafka_marshal.ui.fold import History, has
 from kafka_marshal.ui.moments import Moment, cells
 from rationalizer import ClaimingPartition, ReleasingPartition, World, encode, route_lease
+from rationalizer.dump import DumpReader
 from rationalizer.snapshot_log import encode_snapshot, encode_state
 from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command
 from tests.client.conftest import wait_until
+from tests.ui.conftest import get, served
+from tests.ui.story import BEGIN, GROUP, TAKEN_AT, TOPIC, after
+from tests.ui.story import CPS as STORY_CPS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["command", "environment", "kafka", "log_topic"]
 
@@ -139,7 +148,7 @@ def test_the_time_of_a_record(log: Log) -> None:
         offset = log.snapshots[3][cp]  # the first one of turn 4, there
         found = read_around(log.options, -1, (cp, offset), never)
         assert found is not None
-        assert found.history.has(cp, offset)
+        assert has(found.history, cp, offset)
         moment = Moment(found.history.marks[cp][1][0], cp, offset)
         assert same(found.history, log.whole, moment)
 
@@ -157,7 +166,6 @@ def test_a_long_log_is_read_only_as_far_as_needed(log: Log, monkeypatch: pytest.
 
 def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log) -> None:
     """A forged one tells nothing: which of them is true can't be known without a replay (S3)."""
-    time.sleep(0.05)  # what comes next has another time
     log.turn(TURNS)
     moment = log.turns[TURNS][0]
     for cp, offset in log.snapshots[TURNS - 1].items():
@@ -188,7 +196,7 @@ def test_who_asks_is_answered_once_it_is_read_around_that_moment(log: Log) -> No
         assert same(found, log.whole, moment)
         cp, offset = 1, log.snapshots[0][1]
         found = wait_until(lambda: answering(lambda: archive.holding(cp, offset)), 30)
-        assert found.has(cp, offset)
+        assert has(found, cp, offset)
         assert archive.wanted is None, "whoever reads the whole log goes on"
         archive.whole = log.whole
         archive.finished()
@@ -213,3 +221,79 @@ def test_a_moment_before_a_log_that_was_cut(log: Log, kafka: Command) -> None:
     found = read_around(log.options, log.turns[0][1], None, never)
     assert found is not None
     assert not found.covers(log.turns[0][1]), "nobody can know"
+
+
+@pytest.fixture
+def half_read(dump: bytes, archive: Archive) -> Archive:
+    """The story, as it is while its log is read: the first 20 seconds and a bit, and the last 40 from snapshots on."""
+    growing = Archive("__marshal", is_live=True)
+    whole = growing.whole = History(STORY_CPS)
+    growing.ends = dict.fromkeys(range(STORY_CPS), 0)
+    worlds = {cp: World(cp, STORY_CPS) for cp in range(STORY_CPS)}
+    late: list[tuple[int, LogEntry]] = []
+    passed: set[int] = set()
+    for each in DumpReader(io.BytesIO(dump)):
+        entry = (each.offset, each.timestamp_ms, each.value)
+        growing.ends[each.partition] = each.offset + 1
+        if each.partition not in passed:
+            whole.take(each.partition, [entry])
+            if each.timestamp_ms >= BEGIN + 20_000:
+                passed.add(each.partition)
+        if each.timestamp_ms < BEGIN + 240_000:
+            worlds[each.partition].apply(*entry)
+        else:
+            late.append((each.partition, entry))
+    recent = growing.recent = History(STORY_CPS, worlds)
+    for cp, late_entry in late:
+        recent.take(cp, [late_entry])
+    return growing
+
+
+def test_the_page_waits_for_a_moment_that_is_not_read_yet(
+    browser: Browser, half_read: Archive, archive: Archive
+) -> None:
+    assert archive.whole is not None
+    with served(half_read) as url:
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, timezone_id="UTC")
+        page.set_default_timeout(20_000)
+        page.goto(f"{url}#group={GROUP}&at={BEGIN + (TAKEN_AT + 2) * 1000}&p={TOPIC}:1&tab=changed")
+        page.get_by_text("it is read around it first").first.wait_for()
+        assert half_read.wanted == after(TAKEN_AT + 2)
+        half_read.around = Around(archive.whole, BEGIN + 200_000)
+        page.wait_for_selector("canvas.map")
+        page.get_by_role("table", name="Records").get_by_text("was silent for").first.wait_for()
+        assert "worker-" in page.locator(".answer").inner_text()
+        assert page.get_by_text("it is read around it first").count() == 0
+        page.close()
+
+
+def test_the_change_before_is_looked_for_where_it_is_not_read_yet(
+    browser: Browser, half_read: Archive, archive: Archive
+) -> None:
+    assert archive.whole is not None
+    with served(half_read) as url:
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, timezone_id="UTC")
+        page.set_default_timeout(20_000)
+        page.goto(f"{url}#group={GROUP}")
+        page.wait_for_selector("canvas.map")
+        page.get_by_role("button", name="Previous change").click()
+        page.get_by_text("… change").wait_for()
+        half_read.around = Around(archive.whole, BEGIN + 260_000)
+        page.wait_for_function("() => /at=[0-9]+:[0-9]+/.test(location.hash)")
+        page.get_by_text("◀ change").wait_for()
+        page.close()
+
+
+def test_the_next_change_is_looked_for_beyond_what_is_read(half_read: Archive, archive: Archive) -> None:
+    assert archive.whole is not None
+    with served(half_read) as url:
+        near = f"{url}api/near?group={GROUP}&at={BEGIN + 15_000}"
+        assert get(near).status == 503
+        assert half_read.wanted is not None
+        assert half_read.wanted.time == half_read.reached() + 1
+        assert get(f"{near}&direction=back").json["event"]["changed"]
+        half_read.around = Around(archive.whole, BEGIN + 260_000)
+        found = get(near).json["event"]
+        half_read.whole = archive.whole
+        half_read.finished()
+        assert get(near).json["event"] == found

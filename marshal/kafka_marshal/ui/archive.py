@@ -19,8 +19,9 @@ from kafka_marshal.cli.reading import Log
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.ui.around import Around
-from kafka_marshal.ui.fold import GroupHistory, History, runs
+from kafka_marshal.ui.fold import GroupHistory, History, begins, has, runs
 from kafka_marshal.ui.moments import Moment
+from rationalizer.limits import MAX_OFFSET
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -60,6 +61,8 @@ class Archive:
         self.wanted: Moment | None = None
         self.asked: threading.Event = threading.Event()
         self.complete: bool = False
+        #: CP → where it ended when reading the whole one began.
+        self.ends: dict[int, int] = {}
         #: (done, in all) of reading the whole one: offsets, or bytes of a dump.
         self.progress: tuple[int, int] = (0, 0)
         #: Why it is not read any further; "": it is.
@@ -81,15 +84,17 @@ class Archive:
     def bounds(self) -> tuple[int, int]:
         """The log times between which there is something to be seen; (0, 0): nothing yet."""
         found = [history for history in (self.whole, self.recent) if history is not None]
-        begins = [times[0] for history in found for _, times in history.marks.values() if times]
+        firsts = [times[0] for history in found for _, times in history.marks.values() if times]
         ends = [world.log_time for history in found for world in history.worlds.values()]
-        return (min(begins), max(ends)) if begins else (0, 0)
+        return (min(firsts), max(ends)) if firsts else (0, 0)
 
     def reached(self) -> int:
-        """The log time up to which the whole history is read in every CP."""
+        """The log time up to which the whole history is read in every CP; one that is read to its end holds up none."""
         if self.whole is None:
             return 0
-        return min(world.log_time for world in self.whole.worlds.values())
+        worlds = self.whole.worlds
+        late = [world.log_time for cp, world in worlds.items() if world.next_offset < self.ends.get(cp, MAX_OFFSET)]
+        return min(late, default=max(world.log_time for world in worlds.values()))
 
     def history(self, moment: Moment | None = None) -> History:
         """The one that answers for this moment; None: for the end. Raises NotReadError, and reads around it next."""
@@ -103,6 +108,15 @@ class Archive:
             raise self._not_read(moment)
         return found
 
+    def beyond(self, history: History, *, forward: bool) -> Moment | None:
+        """A moment that follows what this history has, or goes before it; None: there is none."""
+        if self.complete or not self.is_live or history is (self.newest if forward else self.whole):
+            return None
+        if not forward:
+            return Moment(begins(history) - 1)
+        around = self.around
+        return Moment((around.until if around is not None and history is around.history else self.reached()) + 1)
+
     def covers(self, history: History, moment: Moment) -> bool:
         """Whether this history answers for this moment, too."""
         return history is (self.newest if self.complete or not self.is_live else self._having(moment.time))
@@ -110,7 +124,7 @@ class Archive:
     def _having(self, time: int) -> History | None:
         if self.whole is not None and time <= self.reached():
             return self.whole
-        if self.recent is not None and self.recent.begins <= time:
+        if self.recent is not None and begins(self.recent) <= time:
             return self.recent
         return self.around.history if self.around is not None and self.around.covers(time) else None
 
@@ -121,7 +135,7 @@ class Archive:
             return newest
         around = None if self.around is None else self.around.history
         for history in (self.whole, self.recent, around):
-            if history is not None and history.has(cp, offset):
+            if history is not None and has(history, cp, offset):
                 return history
         if offset >= newest.worlds[cp].next_offset:
             return newest
@@ -215,6 +229,7 @@ def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:
         if history is None:
             history = History(source.partitions, source.first_worlds(range(source.partitions)))
             archive.whole = history
+        archive.ends = source.ends
         begin = {cp: world.next_offset for cp, world in history.worlds.items()}
         for cp, entries in source.read(begin, {cp: max(begin[cp], end) for cp, end in source.ends.items()}, show):
             source.check_marker(cp, entries[0])

@@ -10,7 +10,7 @@ from kafka_marshal.cli.reading import Log
 from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
-from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.fold import History, begins
 from rationalizer import SnapshotError, World
 
 __all__ = ["Around", "read_around"]
@@ -30,7 +30,7 @@ class Around:
 
     def covers(self, time: int) -> bool:
         """Whether the state at this log time (ms) can be told from it."""
-        return self.history.begins <= time <= self.until
+        return begins(self.history) <= time <= self.until
 
 
 def read_around(options: Options, time: int, place: tuple[int, int] | None, stop: Callable[[], bool]) -> Around | None:

@@ -25,7 +25,7 @@ from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
 from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
 
-__all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting"]
+__all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting", "begins", "has", "runs"]
 
 #: Records applied with the lock in hand: some milliseconds, after which a question gets its turn.
 SLICE: Final = 128
@@ -151,15 +151,6 @@ class History:
         self._asked: set[object] = set()
         for cp, world in self.worlds.items():
             self._begin(cp, world)
-
-    @property
-    def begins(self) -> int:
-        """From this log time (ms) on it knows every CP."""
-        return max(at for _, at in self.starts.values())
-
-    def has(self, cp: int, offset: int) -> bool:
-        """Whether this record was seen."""
-        return self.starts[cp][0] <= offset < self.worlds[cp].next_offset
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -514,6 +505,16 @@ class History:
 def _beats_within(member: Member) -> int:
     """A member beats at least so often, ms."""
     return (member.session_timeout_ms + 1) // 2
+
+
+def begins(history: History) -> int:
+    """From this log time (ms) on it knows every CP."""
+    return max(at for _, at in history.starts.values())
+
+
+def has(history: History, cp: int, offset: int) -> bool:
+    """Whether it has seen this record."""
+    return history.starts[cp][0] <= offset < history.worlds[cp].next_offset
 
 
 def runs(records: Iterable[tuple[int, LogEntry]], most: int) -> Iterator[tuple[int, list[LogEntry]]]:

@@ -140,11 +140,18 @@ class Page:
     def near(self, request: Request) -> dict[str, Any]:
         """The event before or after a moment at which owners changed."""
         history, group, moment = self._asked(request)
-        with history.asking():
-            found = happened.neighbour(
-                history, group.name, moment, forward=request.query_params.get("direction") != "back"
-            )
-        return {"event": found}
+        forward = request.query_params.get("direction") != "back"
+        while True:
+            with history.asking():
+                found = happened.neighbour(history, group.name, moment, forward=forward)
+            further = None if found is not None else self.archive.beyond(history, forward=forward)
+            if further is None:
+                return {"event": found}
+            try:
+                history, group = self._group(group.name, further)
+            except LookupError:  # there was no such group then
+                return {"event": None}
+            moment = further
 
     def jobs(self, request: Request) -> dict[str, Any]:
         """The commands that were confirmed here."""

@@ -22,6 +22,10 @@ export async function ask(name, parameters = {}, signal = undefined) {
   return answered(await fetch(`api/${name}${query ? "?" + query : ""}`, { signal, headers }));
 }
 
+// The log is not read so far yet (503): asked again, so much later.
+export const RETRY_MS = 1000;
+export const isLater = (error) => error.status === 503;
+
 export async function send(name, body) {
   const headers = { "Content-Type": "application/json", "X-Kafka-Marshal-Token": token() };
   return answered(await fetch(`api/${name}`, { method: "POST", headers, body: JSON.stringify(body) }));

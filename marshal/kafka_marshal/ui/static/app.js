@@ -1,7 +1,7 @@
 // The page: one state, what the address says, and the newest answers.
 
 import { html, render, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
-import { ask, clock, iso, newestOnly, readAddress, setLastDay, writeAddress } from "./api.js";
+import { ask, clock, isLater, iso, newestOnly, readAddress, RETRY_MS, setLastDay, writeAddress } from "./api.js";
 import { Chart, Strip } from "./charts.js";
 import { OwnershipMap } from "./map.js";
 import { Detail, Diff, Lists, Problems } from "./panels.js";
@@ -76,6 +76,7 @@ function useState_(group, at, log) {
   const [figures, setFigures] = useState(null);
   const [news, setNews] = useState(0);
   const [problem, setProblem] = useState("");
+  const [tries, setTries] = useState(0);
   const fetchState = useMemo(
     () =>
       newestOnly(async (name, moment) => {
@@ -84,6 +85,7 @@ function useState_(group, at, log) {
           setProblem("");
         } catch (error) {
           setProblem(error.message);
+          if (isLater(error)) setTimeout(() => setTries((before) => before + 1), RETRY_MS);
         }
       }),
     [],
@@ -103,7 +105,7 @@ function useState_(group, at, log) {
     source.addEventListener("figures", (event) => setFigures(JSON.parse(event.data)));
     source.addEventListener("happened", () => setNews((before) => before + 1));
     return () => source.close();
-  }, [group, at, isLive, hasGroup, log === null || log.complete || (isLive && !at) ? 0 : log.read]);
+  }, [group, at, isLive, hasGroup, log === null || log.complete || isLive ? 0 : log.read, at ? tries : 0]);
   return { state, figures, news, problem };
 }
 
@@ -274,13 +276,21 @@ function Slider({ log, begin, end, size, onSize, group, view, timeline, moment, 
   const last = log.end;
   const centre = moment === null ? last : moment;
   const [text, setText] = useState("");
+  const [seeks, setSeeks] = useState(""); // where to, while the log is read there
   const acts = useRef(0); // what somebody does meanwhile prevails over an answer that comes late
   const near = async (direction) => {
     const act = ++acts.current;
-    const { event } = await ask("near", { group, at: view.at, direction }).catch(() => ({ event: null }));
+    let answer = null;
+    setSeeks(direction);
+    while (answer === null && act === acts.current) {
+      answer = await ask("near", { group, at: view.at, direction }).catch((error) => (isLater(error) ? null : {}));
+      if (answer === null) await new Promise((done) => setTimeout(done, RETRY_MS));
+    }
     if (act !== acts.current) return;
+    setSeeks("");
+    const { event } = answer;
     if (event) go({ at: event.at, ...(event.topic ? { p: `${event.topic}:${event.partition}` } : {}) });
-    else if (direction === "on") onPick(null);
+    else if (event === null && direction === "on") onPick(null);
   };
   const bounded = (time) => (time >= last ? null : Math.max(log.begin, time));
   const reached = useRef(centre); // keys may come faster than the page is drawn
@@ -290,8 +300,12 @@ function Slider({ log, begin, end, size, onSize, group, view, timeline, moment, 
     reached.current = time === null ? last : time;
     onPick(time);
   };
-  const keys = (event) => {
+  const stopSeeking = () => {
     acts.current += 1;
+    setSeeks("");
+  };
+  const keys = (event) => {
+    stopSeeking();
     const steps = { ArrowLeft: -1 / 500, ArrowDown: -1 / 500, ArrowRight: 1 / 500, ArrowUp: 1 / 500, PageDown: -1 / 20, PageUp: 1 / 20 };
     if (event.key in steps) step(steps[event.key]);
     else if (event.key === "Home") onPick(log.begin);
@@ -315,9 +329,9 @@ function Slider({ log, begin, end, size, onSize, group, view, timeline, moment, 
   return html`<nav class="timeline" aria-label="History"><div>
     <div class="controls">
       <span class="moment">${moment === null ? (log.live ? "now" : "end") : clock(moment, true)}</span>
-      <button onClick=${() => near("back")} title="The change of an owner before ( [ )" aria-label="Previous change">◀ change</button>
-      <button onClick=${() => near("on")} title="The next change of an owner ( ] )" aria-label="Next change">change ▶</button>
-      <button onClick=${() => { acts.current += 1; onPick(null); }} disabled=${!view.at}>${log.live ? "Live" : "End"}</button>
+      <button onClick=${() => near("back")} title="The change of an owner before ( [ )" aria-label="Previous change">${seeks === "back" ? "…" : "◀"} change</button>
+      <button onClick=${() => near("on")} title="The next change of an owner ( ] )" aria-label="Next change">change ${seeks === "on" ? "…" : "▶"}</button>
+      <button onClick=${() => { stopSeeking(); onPick(null); }} disabled=${!view.at}>${log.live ? "Live" : "End"}</button>
       ${view.from ? html`<button onClick=${() => go({ from: null })}>End comparison</button>`
         : html`<button onClick=${() => go({ from: view.at || iso(last) })} title="Compare other moments with this one">Compare from here</button>`}
       <select aria-label="How much the slider covers" value=${size} onChange=${(event) => onSize(event.target.value)}>

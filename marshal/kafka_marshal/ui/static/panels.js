@@ -1,7 +1,7 @@
 // What is said in words: problems, one partition, a comparison, and the lists.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
-import { ask, clock } from "./api.js";
+import { ask, clock, isLater, RETRY_MS } from "./api.js";
 
 export function Problems({ log, state, figures, problem, isPast }) {
   const found = [];
@@ -24,6 +24,7 @@ export function Problems({ log, state, figures, problem, isPast }) {
 function useAnswer(name, parameters, again) {
   const [answer, setAnswer] = useState(null);
   const [problem, setProblem] = useState("");
+  const [tries, setTries] = useState(0);
   const key = JSON.stringify(parameters);
   useEffect(() => {
     if (!parameters) {
@@ -31,14 +32,16 @@ function useAnswer(name, parameters, again) {
       return undefined;
     }
     const control = new AbortController();
-    const timer = setTimeout(() => {
+    let timer = setTimeout(() => {
       ask(name, parameters, control.signal).then(
         (found) => {
           setAnswer(found);
           setProblem("");
         },
         (error) => {
-          if (error.name !== "AbortError") setProblem(error.message);
+          if (error.name === "AbortError") return;
+          setProblem(error.message);
+          if (isLater(error)) timer = setTimeout(() => setTries((before) => before + 1), RETRY_MS);
         },
       );
     }, 60);
@@ -46,7 +49,7 @@ function useAnswer(name, parameters, again) {
       clearTimeout(timer);
       control.abort();
     };
-  }, [name, key, again]);
+  }, [name, key, again, tries]);
   return [answer, problem];
 }
 
