@@ -47,6 +47,8 @@ def test_the_present_is_there_before_the_past_is_read() -> None:
     assert archive.history() is archive.newest is recent
     assert archive.history(Moment(early)) is whole
     assert archive.history(Moment(late)) is recent
+    archive.ends = {0: 100, 1: 400}
+    assert archive.reached() == whole.worlds[1].log_time, "what is read to its end does not hold up the rest"
     with pytest.raises(NotReadError, match=r"not read as far as this moment yet \(25 % are\)"):
         archive.history(Moment(between))
     for cp, entries in log.entries.items():

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.cli import reading
 from kafka_marshal.cli.options import Options
 from kafka_marshal.ports import LogEntry
+from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.ui import around
 from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments
 from kafka_marshal.ui.around import Around, read_around
@@ -166,17 +168,30 @@ def test_a_long_log_is_read_only_as_far_as_needed(log: Log, monkeypatch: pytest.
 
 def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log) -> None:
     """A forged one tells nothing: which of them is true can't be known without a replay (S3)."""
-    log.turn(TURNS)
-    moment = log.turns[TURNS][0]
-    for cp, offset in log.snapshots[TURNS - 1].items():
+    for cp, offset in log.snapshots[-1].items():
         empty = World(cp, CPS)
         empty.next_offset = offset
         log.forge(cp, offset, empty.snapshot())
-    log.turn(TURNS + 1)
-    moment = log.turns[TURNS + 1][0]
+    log.turn(TURNS)
+    moment = log.turns[-1][-1]
     found = read_around(log.options, moment, None, never)
     assert found is not None
+    assert {cp: at[0] for cp, at in found.history.starts.items()} == log.snapshots[-3]
     assert same(found.history, log.whole, Moment(moment))
+
+
+def test_a_snapshot_counts_by_the_log_time_of_its_state(log: Log) -> None:
+    """Whatever time the broker gave it: brokers' clocks differ."""
+    for moment in (log.turns[1][-1], log.turns[3][0] - 1):
+        for cp in range(CPS):
+            reader = SnapshotReader.find(log.cluster, f"{log.options.topic}_snapshots", 10)
+            assert reader is not None
+            world = around._before(reader, cp, reading.Log(log.cluster, log.options.topic, 10), moment)
+            assert world is not None
+            assert world.log_time <= moment
+            assert world.next_offset == max(
+                places[cp] for places in log.snapshots if log.entries[cp][places[cp] - 1][1] <= moment
+            )
 
 
 def test_who_asks_is_answered_once_it_is_read_around_that_moment(log: Log) -> None:
@@ -221,6 +236,10 @@ def test_a_moment_before_a_log_that_was_cut(log: Log, kafka: Command) -> None:
     found = read_around(log.options, log.turns[0][1], None, never)
     assert found is not None
     assert not found.covers(log.turns[0][1]), "nobody can know"
+    log.cluster.delete_records({key: offset + 1 for key, offset in keys.items()}, 10)  # the snapshots bridge no gap
+    found = read_around(log.options, log.turns[3][-1], None, never)
+    assert found is not None
+    assert {cp: at[0] for cp, at in found.history.starts.items()} == log.snapshots[3]
 
 
 @pytest.fixture
