@@ -357,14 +357,14 @@ def _who_goes(group: Group, sender: Member | None, log_time: int) -> tuple[froze
 
 def _bury(group: Group, gone: AbstractSet[int], silent: bool, context: ApplyContext) -> None:
     """The overdue are members no longer; or, after a silence of the whole log, all sessions begin anew (G8)."""
-    at = context.log_time
+    log_time = context.log_time
     if gone:
         late = [member for slot, member in group.members.items() if slot in gone]
-        context.silent = tuple([(member.client_id, at - member.last_beat) for member in late])
+        context.silent = tuple([(member.client_id, log_time - member.last_beat) for member in late])
         group.remove(gone)
     if silent:
         for member in group.members.values():
-            group.beat(member, at)
+            group.beat(member, log_time)
 
 
 def _of_entries(answers: tuple[str, ...]) -> Verdict:
