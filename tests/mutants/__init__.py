@@ -27,13 +27,10 @@ MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + 
 #: of members of groups, which CI runs anyway.
 QUICK = frozenset(
     [
-        "stale at exactly 2 HI",
         "the epoch is ignored",
-        "progress goes back on the short cut",
         "the balance drops a partition",
         "a torn read is not seen",
         "who lost it and got it back is not fenced",
-        "the dead own on",
         "a key goes on while its first message waits for its next try",
     ]
 )

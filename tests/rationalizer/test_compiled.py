@@ -18,6 +18,7 @@ TESTS = ["codec", "progress", "world", "snapshot", "dump", "clarifications", "fa
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.campaign,
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]

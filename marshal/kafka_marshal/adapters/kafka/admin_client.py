@@ -19,12 +19,18 @@ from kafka_marshal.errors import ClosedError
 __all__ = ["SharedAdmin"]
 
 
+#: librdkafka's default of metadata.max.age.ms.
+METADATA_MAX_AGE_MS = 900_000
+
+
 class SharedAdmin:
     """One AdminClient for any number of threads. The last use that ends after close() destroys it."""
 
     def __init__(self, properties: Mapping[str, object]) -> None:
         """Connect in the background; raises what AdminClient raises."""
         self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))
+        #: For how long it keeps what it knows of a topic, s.
+        self.metadata_age_s: float = float(str(properties.get("metadata.max.age.ms", METADATA_MAX_AGE_MS))) / 1000
         self._lock = threading.Lock()
         self._uses = 0
         self._closed = False

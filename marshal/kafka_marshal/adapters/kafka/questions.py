@@ -72,6 +72,8 @@ class Questions:
         self._admin = admin
         self._bootstrap = bootstrap
         self._troubles = troubles
+        #: topic → until when, by the monotonic clock, librdkafka is taken to know its leaders.
+        self._leaders_known: dict[str, float] = {}
 
     def describe(self, names: list[str], timeout_s: float) -> dict[str, TopicDescription]:
         """The topics among names that exist."""
@@ -96,6 +98,7 @@ class Questions:
         keys = sorted(set(partitions))
         doing = f"{doing} {_some(keys)}"
         deadline = time.monotonic() + timeout_s
+        self._have_leaders_known(doing, sorted({name for name, _ in keys}), timeout_s)
 
         def ask_for(wanted: list[TopicPartition]) -> dict[TopicPartition, T]:
             if not wanted:
@@ -122,6 +125,24 @@ class Questions:
             self.describe(sorted(absent), deadline - time.monotonic())
             found |= ask_for(there)
         return found
+
+    def _have_leaders_known(self, doing: str, names: list[str], timeout_s: float) -> None:
+        """Have librdkafka fetch the metadata of these topics, unless it has just been.
+
+        ListOffsets and DeleteRecords look for leaders on the caller's thread. Where they are not known, metadata that
+        arrives at that moment ends the search on another thread, and the caller's crashes the process (librdkafka
+        2.x, rd_kafka_topic_partition_list_query_leaders_async).
+        """
+        now = time.monotonic()
+        names = [name for name in names if self._leaders_known.get(name, now) <= now]
+        if not names:
+            return
+
+        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
+            return self.known(admin.describe_topics(TopicCollection(names), request_timeout=left_s), left_s)
+
+        for name in self.ask(doing, timeout_s, ask):
+            self._leaders_known[name] = now + self._admin.metadata_age_s / 3
 
     def ask(
         self,
