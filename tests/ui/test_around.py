@@ -32,7 +32,7 @@ from tests.ui.story import BEGIN, GROUP, TAKEN_AT, TOPIC, after
 from tests.ui.story import CPS as STORY_CPS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 __all__ = ["command", "environment", "kafka", "log_topic"]
 
@@ -268,39 +268,39 @@ def half_read(dump: bytes, archive: Archive) -> Archive:
     return growing
 
 
-def test_the_page_waits_for_a_moment_that_is_not_read_yet(
-    browser: Browser, half_read: Archive, archive: Archive
-) -> None:
-    assert archive.whole is not None
+@pytest.fixture
+def page(browser: Browser, half_read: Archive) -> Iterator[Page]:
+    """A page that is at nothing yet; the server's address is its base."""
     with served(half_read) as url:
-        page = browser.new_page(viewport={"width": 1280, "height": 900}, timezone_id="UTC")
-        page.set_default_timeout(20_000)
-        page.goto(f"{url}#group={GROUP}&at={BEGIN + (TAKEN_AT + 2) * 1000}&p={TOPIC}:1&tab=changed")
-        page.get_by_text("it is read around it first").first.wait_for()
-        assert half_read.wanted == after(TAKEN_AT + 2)
-        half_read.around = Around(archive.whole, BEGIN + 200_000)
-        page.wait_for_selector("canvas.map")
-        page.get_by_role("table", name="Records").get_by_text("was silent for").first.wait_for()
-        assert "worker-" in page.locator(".answer").inner_text()
-        page.wait_for_function("() => !document.body.innerText.includes('it is read around it first')")
-        page.close()
+        opened = browser.new_page(base_url=url, timezone_id="UTC")
+        opened.set_default_timeout(20_000)
+        yield opened
+        opened.close()
+
+
+def test_the_page_waits_for_a_moment_that_is_not_read_yet(page: Page, half_read: Archive, archive: Archive) -> None:
+    assert archive.whole is not None
+    page.goto(f"/#group={GROUP}&at={BEGIN + (TAKEN_AT + 2) * 1000}&p={TOPIC}:1&tab=changed")
+    page.get_by_text("it is read around it first").first.wait_for()
+    assert half_read.wanted == after(TAKEN_AT + 2)
+    half_read.around = Around(archive.whole, BEGIN + 200_000)
+    page.wait_for_selector("canvas.map")
+    page.get_by_role("table", name="Records").get_by_text("was silent for").first.wait_for()
+    assert "worker-" in page.locator(".answer").inner_text()
+    page.wait_for_function("() => !document.body.innerText.includes('it is read around it first')")
 
 
 def test_the_change_before_is_looked_for_where_it_is_not_read_yet(
-    browser: Browser, half_read: Archive, archive: Archive
+    page: Page, half_read: Archive, archive: Archive
 ) -> None:
     assert archive.whole is not None
-    with served(half_read) as url:
-        page = browser.new_page(viewport={"width": 1280, "height": 900}, timezone_id="UTC")
-        page.set_default_timeout(20_000)
-        page.goto(f"{url}#group={GROUP}")
-        page.wait_for_selector("canvas.map")
-        page.get_by_role("button", name="Previous change").click()
-        page.get_by_text("… change").wait_for()
-        half_read.around = Around(archive.whole, BEGIN + 260_000)
-        page.wait_for_function("() => /at=[0-9]+:[0-9]+/.test(location.hash)")
-        page.get_by_text("◀ change").wait_for()
-        page.close()
+    page.goto(f"/#group={GROUP}")
+    page.wait_for_selector("canvas.map")
+    page.get_by_role("button", name="Previous change").click()
+    page.get_by_text("… change").wait_for()
+    half_read.around = Around(archive.whole, BEGIN + 260_000)
+    page.wait_for_function("() => /at=[0-9]+:[0-9]+/.test(location.hash)")
+    page.get_by_text("◀ change").wait_for()
 
 
 def test_the_next_change_is_looked_for_beyond_what_is_read(half_read: Archive, archive: Archive) -> None:
