@@ -25,6 +25,7 @@ from rationalizer import codes
 from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE
+from rationalizer.travel import Travels
 from rationalizer.wire.records import JoinGroup
 from rationalizer.world import World
 
@@ -34,7 +35,7 @@ FORMAT: Final = 1
 _CHUNK: Final = 4096
 
 
-class DumpError(ValueError):
+class DumpError(Travels, ValueError):
     """A line that is none of a dump (D1): `line_number`, counted from 1, and `why`.
 
     The dump was cut or edited, or is of another format; what was concluded from it so far means nothing.

@@ -20,6 +20,7 @@ from xxhash import xxh3_128_hexdigest
 
 from rationalizer.limits import FIRST_LEVEL, MAX_OFFSET, SUPPORTED_LEVEL
 from rationalizer.pause import Pause
+from rationalizer.travel import Travels
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.codec import MalformedError, parse_state
 from rationalizer.wire.unpacking import Message
@@ -31,7 +32,7 @@ LEASES: Final = 5
 GROUPS: Final = 7
 
 
-class SnapshotError(ValueError):
+class SnapshotError(Travels, ValueError):
     """Bytes that are no snapshot of a state this release can replay from.
 
     Nothing was taken over from them. Start from an older snapshot, or from the beginning of the log.

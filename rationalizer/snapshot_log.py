@@ -21,6 +21,7 @@ from msgpack.exceptions import UnpackException
 
 from rationalizer.limits import MAX_OFFSET, MAX_PART_BYTES, MAX_PARTITION, MAX_SNAPSHOT_PARTS, SNAPSHOT_INTERVAL
 from rationalizer.snapshot import SnapshotError, digest_of
+from rationalizer.travel import Travels
 from rationalizer.world import World
 
 FORMAT: Final = 1
@@ -35,7 +36,7 @@ _DIGITS: Final = frozenset("0123456789abcdef")
 _DIGEST_DIGITS: Final = 32
 
 
-class MalformedPartError(ValueError):
+class MalformedPartError(Travels, ValueError):
     """A record that is no part of a snapshot. Pass it over: nothing was taken from it."""
 
     def __init__(self, why: str) -> None:

@@ -60,6 +60,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rationalizer.travel import Travels
+
 __all__ = [
     "AdminError",
     "AlreadyReadError",
@@ -114,7 +116,7 @@ __all__ = [
 ]
 
 
-class MarshalError(Exception):
+class MarshalError(Travels, Exception):
     """Base of every error raised by kafka-marshal."""
 
 

@@ -19,12 +19,13 @@ from msgpack import packb
 
 from rationalizer import codes
 from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES
+from rationalizer.travel import Travels
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, ConfigureGroup, InvalidRecordError, Kind, Record
 from rationalizer.wire.unpacking import Message, NotAllowedError, look_at_all, unpack
 
 
-class RejectedValueError(ValueError):
+class RejectedValueError(Travels, ValueError):
     """A value that every replica rejects (E3): `code` says as what, `kind` is its row if it got that far.
 
     The log is sound and the state untouched: somebody appended something that is no record.

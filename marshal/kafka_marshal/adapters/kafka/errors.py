@@ -24,6 +24,7 @@ from kafka_marshal.guard import Guard, report
 from kafka_marshal.ports import FaultKind
 from kafka_marshal.repeats import Repeats
 from kafka_marshal.secret import hide
+from rationalizer.travel import Travels
 
 __all__ = [
     "LOGGER",
@@ -251,7 +252,7 @@ class Troubles:
         return last[1] if last is not None and last[0] > since else None
 
 
-class ForbiddenError(KafkaException):
+class ForbiddenError(Travels, KafkaException):
     """An ACL is missing, and which one is known."""
 
     def __init__(self, cause: KafkaError, needs: str) -> None:
