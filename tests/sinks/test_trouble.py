@@ -180,7 +180,9 @@ def test_postgres_the_connection_is_lost_in_the_middle(postgres: Postgres, datab
     with sink.transaction("group", CLAIM):
         pass
     # One that lay idle while it was cut is replaced without a word.
-    postgres.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'kafka-marshal'")
+    postgres.ask(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database.rpartition('=')[2]}'"
+    )
     with sink.transaction("group", [("flights", 0, 7, 10)]) as tx:
         assert tx.last_offset("flights", 0) == 9
     sink.close()

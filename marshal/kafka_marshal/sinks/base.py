@@ -131,7 +131,7 @@ class FencedSink(Database[Connection]):
         arguments.one_of("kind", kind, KINDS)
         refuse_out_of_order()
         wanted = checked(group_id, claims, kind)
-        with self._work() as work:
+        with self._work(group_id, [each.key for each in wanted]) as work:
             work.stage = "fence"
             stored = self._fence(work.connection, group_id, wanted)
             self._refuse_records(work.connection, group_id, wanted, stored)
@@ -211,7 +211,7 @@ class FencedSink(Database[Connection]):
         # A stable offset is good for its epoch: before the next one the group may have been repositioned.
         stable = stable if is_new else max(stable, written.stable)
         if is_new:
-            with self._work() as work:
+            with self._work(group_id, [claim.key]) as work:
                 work.stage = "fence"
                 if not self._pool.has_records:
                     raise no_records(self._name())

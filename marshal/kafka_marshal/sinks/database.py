@@ -171,14 +171,18 @@ class Database(ABC, Generic[Connection]):
     # Work.
 
     @contextmanager
-    def _work(self) -> Iterator[_Work[Connection]]:
-        """One transaction on a connection of its own. What the database says is explained by the stage it was at."""
+    def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[_Work[Connection]]:
+        """One transaction on a connection of its own. What the database says is explained by the stage it was at.
+
+        rows: what it locks first, made before it begins where a transaction can't both make and lock them.
+        """
         try:
             work = _Work(self._pool.take(self))
         except self._driver_error as error:
             raise self._explain(error, "open") from error
         well = False
         try:
+            self._make_rows(work.connection, group_id, rows)
             with self._scope(work.connection):
                 work.stage = "write"
                 yield work
@@ -213,6 +217,9 @@ class Database(ABC, Generic[Connection]):
     @abstractmethod
     def _scope(self, connection: Connection) -> AbstractContextManager[object]:
         """A transaction: committed at the end of the block, rolled back on an exception."""
+
+    def _make_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> None:
+        """Make these rows where absent, before a transaction that locks them."""
 
     @abstractmethod
     def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +26,16 @@ else:
 __all__ = ["PostgresSink"]
 
 #: Unless the dsn says otherwise.
-_DEFAULTS: dict[str, str | int] = {"connect_timeout": 10, "application_name": "kafka-marshal"}
+_CONNECT_TIMEOUT_S = 10
+_APPLICATION_NAME = "kafka-marshal"
 
 #: The beginning of SQLSTATE → (what it means, what to do, whether trying again makes sense).
 _WHY = {
+    "STATEMENT POOLING": (
+        "the pooler before PostgreSQL pools statements, so there are no transactions, and no writer can be fenced",
+        "Let it pool transactions or sessions (PgBouncer: pool_mode = transaction), or connect to PostgreSQL itself",
+        False,
+    ),
     "08": ("the connection to PostgreSQL was lost", "Try again when it answers", True),
     "23": ("a row was refused", "Mend the statement or the rows", False),
     "25P03": (
@@ -65,6 +73,9 @@ class PostgresSink(FencedSink["Connection"]):
     transaction of a partition waits until those before it have ended, up to ``lock_timeout_s``. A writer that stops in
     the middle (paused, swapped out) loses its transaction after ``idle_timeout_s`` without a statement, so that the
     partition's new holder can go on; one that dies, at once.
+
+    It works behind a pooler such as PgBouncer that pools transactions or sessions: its settings and locks end with the
+    transaction, it prepares no statements, and the settings of other programs have no effect on it.
 
     Locks, in this order: an advisory lock for each partition, shared by single records; its row, but by single records
     not; a single record's row, which only writers of the same offset wait for; the user's own rows.
@@ -121,15 +132,11 @@ class PostgresSink(FencedSink["Connection"]):
         from psycopg.conninfo import make_conninfo
 
         given = self._given()
-        ours = {name: value for name, value in _DEFAULTS.items() if name not in given}
-        connection = psycopg.connect(make_conninfo(self._dsn, **ours), autocommit=True)
-        for name, value in (
-            ("lock_timeout", f"{round(self._lock_timeout_s * 1000)}ms"),
-            ("idle_in_transaction_session_timeout", f"{round(self._idle_timeout_s * 1000)}ms"),
-            # Whatever the database's default: in a stricter level a lock that was waited for is an error.
-            ("default_transaction_isolation", "read committed"),
-        ):
-            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        ours = {} if "connect_timeout" in given else {"connect_timeout": _CONNECT_TIMEOUT_S}
+        # A pooler gives each transaction another server's connection, which knows no statement prepared before.
+        connection = psycopg.connect(make_conninfo(self._dsn, **ours), autocommit=True, prepare_threshold=None)
+        # Whatever the database's default: in a stricter level a lock that was waited for is an error, or a stale read.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
     def _is_alive(self, connection: Connection) -> bool:
@@ -153,7 +160,8 @@ class PostgresSink(FencedSink["Connection"]):
                 # Another may make it at the same moment, which IF NOT EXISTS does not see.
                 with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
                     try:
-                        connection.execute(table.made_by)
+                        with self._scope(connection):
+                            connection.execute(table.made_by)
                     except errors.InsufficientPrivilege:
                         if table is PROGRESS:
                             raise
@@ -165,26 +173,55 @@ class PostgresSink(FencedSink["Connection"]):
 
     def _shape(self, connection: Connection, table: Table) -> tuple[list[str], list[str]] | None:
         """(columns, primary key) of the table, None where it is not there."""
-        columns = connection.execute(
-            "SELECT attname, coalesce(array_position(indkey::int2[], attnum), -1) FROM pg_attribute "
-            "LEFT JOIN pg_index ON indrelid = attrelid AND indisprimary "
-            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-            (table.name,),
-        ).fetchall()
+        with self._scope(connection):
+            columns = connection.execute(
+                "SELECT attname, coalesce(array_position(indkey::int2[], attnum), -1) FROM pg_attribute "
+                "LEFT JOIN pg_index ON indrelid = attrelid AND indisprimary "
+                "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+                (table.name,),
+            ).fetchall()
         if not columns:
             return None
         primary = sorted((place, name) for name, place in columns if place >= 0)
         return [name for name, _ in columns], [name for _, name in primary]
 
-    def _scope(self, connection: Connection) -> AbstractContextManager[object]:
-        return connection.transaction()
+    @contextmanager
+    def _scope(self, connection: Connection) -> Iterator[None]:
+        with connection.transaction():
+            # For this transaction only: behind a pooler the connection is another program's before and after it.
+            connection.execute(self._settings)
+            yield
+
+    @cached_property
+    def _settings(self) -> str:
+        """What holds in each transaction."""
+        settings = {
+            "lock_timeout": f"{round(self._lock_timeout_s * 1000)}",
+            "idle_in_transaction_session_timeout": f"{round(self._idle_timeout_s * 1000)}",
+        }
+        given = self._given()
+        # Not when connecting: PgBouncer would leave it to the next program.
+        if "application_name" not in given and "PGAPPNAME" not in os.environ:
+            settings["application_name"] = f"'{_APPLICATION_NAME}'"
+        # Another program's SET would show us other tables, where nobody fences us. What the dsn says stays.
+        if "search_path" not in str(given.get("options", "")):
+            settings["search_path"] = "DEFAULT"
+        return "; ".join(f"SET LOCAL {name} TO {value}" for name, value in settings.items())
+
+    def _make_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> None:
+        # Rows that are absent are made before any is locked, and committed at once: so all transactions take all
+        # their locks in one order, and there is no deadlock among them. Here, not on a second connection inside of the
+        # transaction: in a pool with N of them, N such transactions would wait for each other.
+        if absent := [key for key in keys if (group_id, key) not in self._known]:
+            with self._scope(connection):
+                for key in absent:
+                    connection.execute(
+                        "INSERT INTO kafka_marshal_progress VALUES (%s, %s, %s, -1, -1) ON CONFLICT DO NOTHING",
+                        (group_id, *key),
+                    )
+            self._known.update((group_id, key) for key in absent)
 
     def _lock_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
-        # Rows that are absent are made before any is locked, and committed at once: so all transactions take all
-        # their locks in one order, and there is no deadlock among them.
-        if absent := [key for key in keys if (group_id, key) not in self._known]:
-            self._make_rows(group_id, absent)
-            self._known.update((group_id, key) for key in absent)
         for key in keys:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_gate(group_id, key),))
         stored = self._select_for_update(connection, group_id, keys)
@@ -218,17 +255,6 @@ class PostgresSink(FencedSink["Connection"]):
         ).fetchall()
         return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
 
-    def _make_rows(self, group_id: str, keys: Sequence[Key]) -> None:
-        other = self._connect()
-        try:
-            for topic, partition in keys:
-                other.execute(
-                    "INSERT INTO kafka_marshal_progress VALUES (%s, %s, %s, -1, -1) ON CONFLICT DO NOTHING",
-                    (group_id, topic, partition),
-                )
-        finally:
-            other.close()
-
     def _check_still_open(self, connection: Connection) -> None:
         from psycopg.pq import TransactionStatus
 
@@ -239,6 +265,8 @@ class PostgresSink(FencedSink["Connection"]):
         import psycopg
 
         state = getattr(error, "sqlstate", None) or ""
+        if "statement pooling" in str(error):
+            state = "STATEMENT POOLING"
         for beginning in (state, state[:2]):
             if beginning in _WHY:
                 return _WHY[beginning]
