@@ -175,6 +175,15 @@ def test_wrong_use(tmp_path: Path, arguments: list[str], says: str) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("name", ["report.html", "delays.sqlite", "worker-notes.log"])
+def test_files_of_others_are_not_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    done = command("--dir", str(tmp_path), "--bootstrap", "127.0.0.1:1")
+    assert done.returncode != 0
+    assert "was not written by a demo" in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
 @pytest.mark.parametrize(("arguments", "watchdog"), [([], True), (["--no-watchdog"], False)])
 def test_watchdogs_can_be_left_out(monkeypatch: pytest.MonkeyPatch, arguments: list[str], watchdog: bool) -> None:
     asked: list[DemoOptions] = []

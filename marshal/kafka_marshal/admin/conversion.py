@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
 from kafka_marshal.admin.session import GroupKind
+from kafka_marshal.beside import file_beside
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import TopicPartition
@@ -91,21 +91,11 @@ class Plan:
     def write(self, path: Path, phase: Phase) -> Plan:
         """Put it on the disk, whole or not at all."""
         plan = replace(self, phase=phase)
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
         text = json.dumps({"format": _FORMAT, **asdict(plan)}, indent=1, ensure_ascii=False)
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            with file_beside(path) as file:
+                file.write(f"{text}\n".encode())
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise ConfigurationError(
                 f"{path}: the group's progress can't be saved there ({error.strerror}). Nothing was changed since it "
                 "was saved last. Name another file"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +64,7 @@ _WAITS = (
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the tables (Parquet) and report.html in this folder; an earlier audit's are replaced.",
+    help="Keep the tables (Parquet) and report.html in this folder; an earlier audit's are replaced at once.",
 )
 @click.option(
     "--work",
@@ -106,14 +108,14 @@ def audit(
     with ExitStack() as stack:
         stack.enter_context(warnings_from_the_library(options.debug))
         try:
+            if out is not None:
+                from kafka_marshal.pipeline.audit.audit import check_folder
+
+                check_folder(out)  # before anything is read, and Spark takes its seconds
             source, log_ends = _source(options, stack, file, snapshots, partitions)
-            findings = _run(source, stack, out, work, master)
+            findings = _run(source, stack, out, work, master, partial(_report, log_ends, group))
             if group is not None and group not in (known := findings.groups()):
                 raise CommandError(no_group(group, known), NO)
-            if out is not None:
-                from kafka_marshal.pipeline.audit.report import write_report
-
-                write_report(findings, out / "report.html", log_ends, group)
         except ModuleNotFoundError as error:
             raise _lacks_spark(error) from None
         if options.json:
@@ -155,13 +157,18 @@ def _source(
     return source_of_file(path, snapshots, partitions), None
 
 
-def _run(source: Source, stack: ExitStack, out: Path | None, work: Path | None, master: str | None) -> Findings:
-    from kafka_marshal.pipeline.audit.audit import Audit, clear_folder
+def _run(
+    source: Source,
+    stack: ExitStack,
+    out: Path | None,
+    work: Path | None,
+    master: str | None,
+    report: Callable[[Findings, Path], object],
+) -> Findings:
+    from kafka_marshal.pipeline.audit.audit import Audit
     from kafka_marshal.pipeline.audit.job import is_spark_running
     from kafka_marshal.pipeline.session import spark_session
 
-    if out is not None:
-        clear_folder(out)  # before Spark takes its seconds
     is_ours = not is_spark_running()
     _tell_on_terminal("Starting Spark (some seconds) …")
     settings = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
@@ -169,7 +176,15 @@ def _run(source: Source, stack: ExitStack, out: Path | None, work: Path | None, 
     if is_ours:
         stack.callback(spark.stop)
     _tell_on_terminal(f"Replaying {source.name} …")
-    return stack.enter_context(Audit(source, spark=spark, out=out, work=work)).run()
+    audit = stack.enter_context(Audit(source, spark=spark, out=out, work=work))
+    return audit.run(None if out is None else report)
+
+
+def _report(log_ends: LogEnds | None, group: str | None, findings: Findings, path: Path) -> None:
+    from kafka_marshal.pipeline.audit.report import write_report
+
+    if group is None or group in findings.groups():
+        write_report(findings, path, log_ends, group)
 
 
 def _tell_on_terminal(text: str) -> None:

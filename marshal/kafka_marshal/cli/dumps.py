@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import BinaryIO
 
 import click
 
+from kafka_marshal.beside import file_beside
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
@@ -134,15 +134,8 @@ def dump(options: Options, output: Path | None, allow_cut: bool, snapshots: bool
         _dump(options, sys.stdout.buffer, allow_cut)
         return DONE
     options.if_interrupted = f"The dump was not complete; {output} was not touched."
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        with part.open("xb") as file:
-            _dump(options, file, allow_cut)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
+    with file_beside(output) as file:
+        _dump(options, file, allow_cut)
     return DONE
 
 

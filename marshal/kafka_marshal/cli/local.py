@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
+from kafka_marshal.beside import refuse_url
 from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
@@ -38,6 +39,8 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
     """
     from kafka_marshal.testing import RunningKafka, run_broker
 
+    if keep is not None:
+        refuse_url(keep)
     if keep is not None and keep.exists() and not keep.is_dir():
         raise click.BadParameter(f"{keep} is no folder", param_hint="--keep")
     kept = f"its data is in {keep}" if keep is not None else "its data is removed"

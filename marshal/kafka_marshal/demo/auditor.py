@@ -7,6 +7,7 @@ what ``kafka-marshal audit --from-kafka --out DIR`` does.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,7 @@ def work(settings: AuditorSettings, tell: Tell) -> None:
     try:
         source = KafkaSource(settings.bootstrap, settings.config, settings.coordination)
         with Audit(source, spark=spark, out=out) as audit:
-            found = audit.run()
-            write_report(found, out / "report.html", source.log_ends)
+            found = audit.run(partial(write_report, log_ends=source.log_ends))
             tell(
                 {
                     "event": "audited",

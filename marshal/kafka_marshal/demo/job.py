@@ -20,6 +20,7 @@ from rich.text import Text
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.beside import refuse_url
 from kafka_marshal.demo import bad_records, ledger
 from kafka_marshal.demo.check import ask, check
 from kafka_marshal.demo.dead_letters import Letters, read_letters
@@ -55,6 +56,9 @@ ANSWER_S: Final = 15.0
 _AUDIT_S: Final = 180.0
 
 _OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log")
+
+#: Held while a run works in the folder; it stays there.
+_LOCK: Final = ".demo.lock"
 
 _QUALITY: Final = "SELECT failed, flights FROM quality ORDER BY flights DESC, failed"
 
@@ -269,8 +273,10 @@ class Job:
     def _own_folder(self) -> Iterator[None]:
         """The folder is there, is this run's alone, and holds nothing of an earlier one."""
         try:
+            refuse_url(self.folder)
+            self._refuse_foreign()
             self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / ".demo.lock").open("w") as lock:
+            with (self.folder / _LOCK).open("w") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -295,6 +301,17 @@ class Job:
             raise DemoError(
                 f"{error.filename}: {error.strerror}. Name a folder that can be written with --dir."
             ) from error
+
+    def _refuse_foreign(self) -> None:
+        """Files with our names are removed only in a folder that a demo has worked in before."""
+        if (self.folder / _LOCK).exists():
+            return
+        for pattern in (*_OURS, DATABASE):
+            for path in self.folder.glob(pattern):
+                raise DemoError(
+                    f"{path} was not written by a demo, and would be replaced. Nothing was started. Name another "
+                    "folder with --dir."
+                )
 
     @contextmanager
     def _state(self) -> Iterator[None]:

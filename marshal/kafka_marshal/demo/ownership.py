@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from kafka_marshal.beside import file_beside
 from rationalizer import Outcome, ReleasingPartition, World
 from rationalizer.dump import DumpHeader, DumpReader, DumpRecord, header_line, record_line
 from rationalizer.history import End, LeaseKey, Owners, Span
@@ -145,9 +146,9 @@ class History:
 
 def write_dump(path: Path, header: DumpHeader, records: Iterable[DumpRecord]) -> None:
     """Write a dump (D1), which ``kafka-marshal replay`` reads, too."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(header_line(header) + "\n")
-        file.writelines(record_line(record) + "\n" for record in records)
+    with file_beside(path) as file:
+        file.write(f"{header_line(header)}\n".encode())
+        file.writelines(f"{record_line(record)}\n".encode() for record in records)
 
 
 def read_dump(path: Path) -> tuple[DumpHeader, list[DumpRecord]]:

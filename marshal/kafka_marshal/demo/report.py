@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from kafka_marshal.beside import file_beside
 from kafka_marshal.demo.errors import DemoError
 from kafka_marshal.demo.findings import Findings
 from kafka_marshal.demo.timeline import draw
@@ -99,7 +100,8 @@ def write_report(
             story.closing_ms,
         )
         text = _page(findings, carriers, picture.read_bytes(), sections, commands)
-        page.write_text(text, encoding="utf-8")
+        with file_beside(page) as file:
+            file.write(text.encode())
     except OSError as error:
         raise DemoError(
             f"{error.filename or folder}: {error.strerror}. The comparison is done ({findings.verdict_text()}), its "

@@ -11,15 +11,16 @@ Without `spark` the same is done in this process: for small logs, and to measure
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from kafka_marshal.beside import FolderBeside, refuse_url
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.pipeline.audit.files import TableFiles
 from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
@@ -37,13 +38,19 @@ from rationalizer import World
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Audit", "clear_folder"]
+__all__ = ["Audit", "check_folder"]
 
 #: What replays. A seam for tests, as Audit(world_type=…) is.
 DEFAULT_WORLD: type[World] = World
 
 #: Says that a folder holds an audit, and what it found.
 SUMMARY = "audit.json"
+
+#: The page, if one is written.
+REPORT = "report.html"
+
+#: What stands in the folder of a table.
+_TABLE_FILE = re.compile(r"_?(task-\d+|whole)-[0-9a-f]{32}\.parquet")
 
 #: Snapshots that are tried to find out whether a log is whole.
 _TRIED = 3
@@ -75,10 +82,11 @@ class Audit:
     """One audit. A context manager: at its end, what it needed on the way goes, and without `out` the tables go, too.
 
     `source`: where the log comes from (sources.py, kafka.py). `spark`: a session; None replays in this process. `out`:
-    the folder for the tables and the report; it must be new, empty, or an earlier audit's, which is replaced. `work`: a
-    folder for what is needed on the way; with `out`, it must be one that all of Spark's executors reach. `tables`:
-    without them it only replays and compares. `records_per_task`: how long a segment is at least; None: by the number
-    of records and cores.
+    the folder for the tables and the report; it must be new, empty, or an earlier audit's. The new audit is written
+    beside it and takes its place at once, when it is complete; until then the earlier one stays. `work`: a folder for
+    what is needed on the way; with `out`, it must be one that all of Spark's executors reach. `tables`: without them it
+    only replays and compares. `records_per_task`: how long a segment is at least; None: by the number of records and
+    cores.
 
     `world_type` is a seam for tests: the World to audit. Violations other than SNAPSHOT_DIFFERS never come of the real
     one; that the audit would find them is shown with one that is broken on purpose.
@@ -103,9 +111,13 @@ class Audit:
         self._world_type = world_type or DEFAULT_WORLD
         self._timings: dict[str, float] = {}
         if out is not None:
-            clear_folder(out)
-        self._work = Path(tempfile.mkdtemp(prefix="kafka-marshal-audit-", dir=work))
-        self._out = self._work / "tables" if out is None else out
+            check_folder(out)
+        self._final = out
+        self._scratch = FolderBeside(Path(tempfile.gettempdir()) if work is None else work, "kafka-marshal-audit-")
+        self._work = self._scratch.path
+        self._beside = None if out is None else FolderBeside.of(out)
+        #: Where tables are written: never over an earlier audit's.
+        self._out = self._work / "tables" if self._beside is None else self._beside.path
         self._opened: Opened | None = None
         self._findings: Findings | None = None
 
@@ -119,7 +131,9 @@ class Audit:
 
     def close(self) -> None:
         """Remove what was needed on the way."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        self._scratch.drop()
+        if self._beside is not None:
+            self._beside.drop()
 
     def open(self) -> Opened:
         """Bring the log into pieces, once. Raises what its source raises."""
@@ -131,9 +145,11 @@ class Audit:
             self._timings["read"] = time.perf_counter() - begun
         return self._opened
 
-    def run(self) -> Findings:
+    def run(self, report: Callable[[Findings, Path], object] | None = None) -> Findings:
         """Audit the log, once. Tables are written, and registered as Spark's views, before it comes back.
 
+        report: called with the findings and the path for a page (`report.write_report`), which takes its place together
+        with the tables.
         Raises AuditError where it could not be done, LogCutError where a log's beginning is gone and no snapshot
         stands for it, and what the source raises. What is wrong with the log is no error but what is found.
         """
@@ -147,9 +163,25 @@ class Audit:
         chains = self._replay(opened, plan, states)
         self._timings["replay"] = time.perf_counter() - begun
         begun = time.perf_counter()
-        self._findings = self._conclude(opened, claims, plan, chains)
+        findings = self._conclude(opened, claims, plan, chains)
         self._timings["conclude"] = time.perf_counter() - begun
+        self._findings = self._publish(findings, report)
         return self._findings
+
+    def _publish(self, findings: Findings, report: Callable[[Findings, Path], object] | None) -> Findings:
+        """Write what people read beside the tables, and put all of it in its place at once."""
+        if not self._tables:
+            return findings
+        if report is not None:
+            report(findings, self._out / REPORT)
+        if self._final is not None and self._beside is not None:
+            findings = replace(findings, out=self._final, tables={name: self._final / name for name in TABLES})
+        (self._out / SUMMARY).write_text(json.dumps(findings.summary(), indent=1) + "\n")
+        if self._final is not None and self._beside is not None:
+            self._beside.take_place(check_folder)
+        if self._spark is not None:
+            findings.register(self._spark)
+        return findings
 
     # -- cutting ------------------------------------------------------------------------------------------------------
 
@@ -280,9 +312,6 @@ class Audit:
         )
         if self._tables:
             findings.add_examples(EXAMPLES)
-            (self._out / SUMMARY).write_text(json.dumps(findings.summary(), indent=1) + "\n")
-            if self._spark is not None:
-                findings.register(self._spark)
         return findings
 
     def _write_rest(self, chains: dict[int, _Chain], results: Sequence[TaskResult], lies: Sequence[Violation]) -> None:
@@ -379,14 +408,32 @@ def _notices_of_records(results: Sequence[TaskResult]) -> list[str]:
     return []
 
 
-def clear_folder(out: Path) -> None:
-    """The folder for the tables, without an earlier audit's. Raises ConfigurationError where other things are in it."""
-    out.mkdir(parents=True, exist_ok=True)
-    names = {path.name for path in out.iterdir()}
-    if names and SUMMARY not in names and not names <= set(TABLES):
+def check_folder(out: Path) -> None:
+    """Raise ConfigurationError unless an audit may take the place of this folder; nothing is changed.
+
+    It may be missing, empty, or hold an earlier audit and nothing else.
+    """
+    refuse_url(out)
+    nothing = "Nothing was written; name a new folder."
+    place = out.resolve()
+    if place.exists() and not place.is_dir():
+        raise ConfigurationError(f"{out} is no folder. {nothing}")
+    if place.is_mount() or Path.cwd().is_relative_to(place):
+        what = "a mount point" if place.is_mount() else "the working directory, or above it"
         raise ConfigurationError(
-            f"{out} holds something that is no audit ({sorted(names)[0]!r} …). Nothing was written; name a new folder."
+            f"{out} is {what}: a new audit could not take its place at once. Nothing was written; name a folder in it."
         )
-    for table in TABLES:
-        shutil.rmtree(out / table, ignore_errors=True)
-    (out / SUMMARY).unlink(missing_ok=True)
+    for path in sorted(place.iterdir()) if place.exists() else ():
+        foreign = _foreign(path)
+        if foreign is not None:
+            raise ConfigurationError(
+                f"{out} holds something that is no audit ({str(foreign.relative_to(place))!r} …), and would be "
+                f"replaced as a whole. {nothing}"
+            )
+
+
+def _foreign(path: Path) -> Path | None:
+    """What in this part of an earlier audit's folder no audit wrote."""
+    if path.name in TABLES and path.is_dir():
+        return next((each for each in sorted(path.iterdir()) if not _TABLE_FILE.fullmatch(each.name)), None)
+    return None if path.name in (SUMMARY, REPORT) and path.is_file() else path

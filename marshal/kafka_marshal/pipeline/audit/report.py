@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kafka_marshal.beside import file_beside
 from kafka_marshal.pipeline.audit.findings import Findings, Violation
 from kafka_marshal.pipeline.audit.page import TEMPLATE
 from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
@@ -90,7 +91,8 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
         churn_left=max(0, len(churn) - _MOST_ROWS),
         counts={name: findings.table(name).count_rows() for name in findings.tables},
     )
-    path.write_text(page, encoding="utf-8")
+    with file_beside(path) as file:
+        file.write(page.encode())
     return path
 
 
