@@ -222,8 +222,8 @@ class Assignments:
             span.ended = End.CLAIMED
         elif member is None:
             is_leaver = outcome.type == LeaveGroup.__name__ and sender == old.client_id
-            is_evicted = any(client == sender for client, _ in self.rebalances[-1].evicted)
-            span.ended = (End.EVICTED if is_evicted else End.LEFT) if is_leaver else End.REPLACED
+            span.evictor = next((by for client, by in self.rebalances[-1].evicted if client == old.client_id), "")
+            span.ended = (End.EVICTED if span.evictor else End.LEFT) if is_leaver else End.REPLACED
             span.last_beat = log_time if is_leaver else span.last_beat
         elif member.instance_id != old.instance_id:
             span.ended = End.RESTARTED

@@ -56,6 +56,7 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
         "history[].holder",
         "history[].last_beat",
         "history[].state",
+        "history[].next",
     }
     containers = {"clock", "answer", "leases[].holder", "history[].holder"}
     assert found - of_answer - containers - optional == wanted - containers - optional

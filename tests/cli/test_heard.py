@@ -1,4 +1,4 @@
-"""Workers that hold nothing, as the log's last records show them."""
+"""What is said of workers that hold nothing, and of names that nobody has."""
 
 from __future__ import annotations
 
@@ -6,114 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_marshal.cli.heard import Heard, Run
 from kafka_marshal.cli.names import near
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.problems import problems_of
 from kafka_marshal.cli.reading import name_the_topic
 from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
-from rationalizer import (
-    ClaimingPartition,
-    Heartbeat,
-    JoinGroup,
-    LeaveGroup,
-    Record,
-    ReleaseGroup,
-    ReleasingPartition,
-    World,
-    encode,
-)
-from tests.fleet import Fleet
 
 A = ("host/17/1.0/x", "a", "g")
-B = ("host/18/1.0/x", "b", "g")
-
-
-class Log:
-    """A world of one partition of the log, looked at after each record."""
-
-    def __init__(self) -> None:
-        self.world = World(0, 1)
-        self.heard = Heard({0: self.world})
-
-    def add(self, record: Record, at: int) -> None:
-        offset = self.world.next_offset
-        self.heard.note(0, offset, self.world.apply(offset, at, encode(record)))
-        self.heard.look(self.world)
-
-    def run(self, client: str = "a") -> Run:
-        return next(run for run in self.heard.since(0) if run.client == client)
-
-
-def test_a_worker_that_holds_something_is_heard_by_its_beats() -> None:
-    log = Log()
-    log.add(ClaimingPartition(*A, "t", 0, 1_000), 0)
-    log.add(Heartbeat(*A, "t", 0, 0, 5), 700)
-    assert log.run() == Run("g", "a", A[0], 700)
-    assert log.heard.since(701) == []
-
-
-def test_one_that_waits_and_one_that_released_all() -> None:
-    log = Log()
-    log.add(ClaimingPartition(*A, "t", 0, 1_000), 0)
-    log.add(ClaimingPartition(*B, "t", 0, 1_000), 100)
-    assert (log.run("b").waits, log.run("b").released) == (True, False)
-    log.add(ReleasingPartition(*A, "t", 0, 0, 5), 200)
-    assert (log.run().released, log.run().last_at) == (True, 200)
-
-
-def test_one_that_was_asked_to_hand_over_until_it_is_started_again() -> None:
-    log = Log()
-    log.add(ClaimingPartition(*A, "t", 0, 1_000), 0)
-    log.add(ReleasingPartition("operator", "a", "g", "t", 0, 0, None), 500)
-    assert log.run().asked_at == 500
-    log.add(ReleasingPartition(*A, "t", 0, 0, 5), 600)
-    assert (log.run().asked_at, log.run().released) == (500, True)
-    log.add(ClaimingPartition("host/19/1.0/y", "a", "g", "t", 0, 1_000), 700)
-    assert (log.run().instance, log.run().asked_at) == ("host/19/1.0/y", None)
-
-
-def test_a_late_record_of_an_epoch_before_asks_for_nothing() -> None:
-    log = Log()
-    log.add(ClaimingPartition(*A, "t", 0, 1_000), 0)
-    log.add(ReleasingPartition(*A, "t", 0, 0, 5), 100)
-    log.add(ClaimingPartition(*A, "t", 0, 1_000), 200)
-    log.add(ReleasingPartition("before", "a", "g", "t", 0, 0, 5), 300)
-    assert log.run().asked_at is None
-
-
-def test_members_of_a_coordinated_group() -> None:
-    log = Log()
-    clock = [0]
-
-    def append(record: Record, cp: int) -> int:
-        clock[0] += 100
-        log.add(record, clock[0])
-        return log.world.next_offset - 1
-
-    fleet = Fleet("g", 1, append)
-    fleet.upgrade()
-    generation = fleet.join("a", {"t": 1})
-    assert (log.run().last_at, log.run().asked_at) == (200, None)
-    append(LeaveGroup("operator", *fleet.ids("a")[1:], generation), 0)
-    assert log.run().asked_at == 300
-    fleet.leave("a", generation)
-    assert (log.run().asked_at, log.run().released) == (300, True)
-    append(JoinGroup("b1", "b", "g", "", 0, 1_000, "worst", False, "", (("t", 1),)), 0)
-    assert log.run("b").refused == "UNKNOWN_PARTITIONING_STRATEGY"
-    assert HeardRow("g", "b", "b1", 0, refused="X").doing == "its join was rejected: X"
-    assert HeardRow("g", "b", "b1", 0, is_member=True).doing == "a member; there is no partition for it"
-
-
-def test_an_admin_is_no_worker() -> None:
-    log = Log()
-    log.add(ReleaseGroup("x", "admin", "g", 50_000), 0)
-    log.add(ClaimingPartition("x", "admin", "g", "t", 0, 1_000), 100)
-    assert log.heard.since(0) == []
-
-
-# -- in words --------------------------------------------------------------------------------------------------------
 
 IDLE = HeardRow("g", "a", A[0], 4_000)
 
@@ -123,20 +23,29 @@ IDLE = HeardRow("g", "a", A[0], 4_000)
     [
         ({}, "silent for 4.0 s; others took over what it held"),
         ({"waits": True}, "waits for a partition"),
-        ({"released": True}, "released all it held 4.0 s ago"),
+        ({"waits": True, "silence_ms": 15_000}, "silent for 15 s; it waited for a partition"),
+        ({"waits": True, "silence_ms": 15_000, "interval_ms": 6_000}, "waits for a partition"),
+        ({"released_ms": 3_000}, "released all it held 3.0 s ago"),
         (
-            {"released": True, "asked_ms": 9_000},
+            {"released_ms": 3_000, "asked_ms": 9_000},
             "asked to hand over 9.0 s ago: claims nothing until it is restarted",
         ),
+        ({"is_member": True}, "a member; there is no partition for it"),
+        ({"refused": "X"}, "the log rejected it: X"),
+        (
+            {"evictor": "ann", "evicted_ms": 3_000, "was_alive": True, "asked_ms": 9_000},
+            "evicted by ann 3.0 s ago; claims nothing until its handler returns",
+        ),
+        ({"evictor": "ann", "evicted_ms": 3_000}, "evicted by ann 3.0 s ago; silent for 4.0 s"),
     ],
 )
-def test_what_one_that_holds_nothing_does(changed: dict[str, bool | int], doing: str) -> None:
+def test_what_one_that_holds_nothing_does(changed: dict[str, bool | int | str], doing: str) -> None:
     assert replace(IDLE, **changed).doing == doing  # type: ignore[arg-type]
 
 
 def test_a_group_without_a_holder_names_the_workers_that_may_run() -> None:
     free = LeaseRow("g", "t", 0, cp=0, log_start=0, log_end=0)
-    (problem,) = problems_of(GroupRow("g", [free], heard=[replace(IDLE, released=True)]))
+    (problem,) = problems_of(GroupRow("g", [free], heard=[replace(IDLE, released_ms=4_000)]))
     assert problem.text == (
         "1 partition without a holder (t 0). No worker holds anything of the group; a (host:17) released all it held "
         "4.0 s ago"

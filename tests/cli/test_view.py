@@ -10,7 +10,7 @@ from kafka_marshal.cli import stuck
 from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
 from kafka_marshal.cli.problems import places, problems_of
 from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
-from kafka_marshal.cli.stuck import mark_stuck
+from kafka_marshal.cli.stuck import mark_held_back, mark_stuck
 from kafka_marshal.cli.watch import deleted_notes, lag_cell
 from kafka_marshal.client.view import holdings
 from rationalizer import (
@@ -309,6 +309,12 @@ class Message:
     def timestamp(self) -> tuple[int, int]:
         return 1, self._stamp
 
+    def offset(self) -> int:
+        return 90
+
+    def key(self) -> bytes:
+        return b"k7"
+
 
 class Reader:
     """Reads one message of each partition, appended so many ms before 1,000,000."""
@@ -343,6 +349,49 @@ def test_a_partition_stands_still_where_its_message_has_waited() -> None:
     assert marked(held(waiting_ms=None, idle_ms=2_000), p0=50_000) == [""]
     assert marked(waiting, held(1, waiting_ms=None, idle_ms=100), p0=50_000) == ["", ""], "it is at work on another one"
     assert marked(held(waiting_ms=None, silence_ms=60_000), p0=50_000) == [""], "gone is said elsewhere"
+
+
+def held_back(*rows: LeaseRow, **ages_ms: int) -> list[LeaseRow]:
+    reader = Reader({int(name[1:]): age for name, age in ages_ms.items()})
+    found = mark_stuck(reader, list(rows), 1_000_000)  # type: ignore[arg-type]
+    return mark_held_back(reader, found)  # type: ignore[arg-type]
+
+
+def test_a_key_that_hangs_is_a_problem_though_the_others_go_on() -> None:
+    """Its worker gets things done, in this partition and in others: no figure of a worker shows it."""
+    stuck = held(0, idle_ms=100, beyond=3, stable_ms=30_000, waiting_ms=None)
+    rows = held_back(stuck, held(1, idle_ms=100, waiting_ms=None), p0=50_000)
+    assert [row.held_back for row in rows] == ["held back at offset 90 for 30 s by key k7", ""]
+    (problem,) = problems_of(GroupRow("g", rows))
+    assert (problem.kind, problem.partitions) == ("stuck_key", [rows[0]])
+    assert problem.text == (
+        "t 0: held back at offset 90 for 30 s by key k7. See w's log. If its handler hangs: kafka-marshal evict g "
+        "--member w --force (what it has in hand is repeated)"
+    )
+    assert kinds(*held_back(replace(stuck, stable_ms=9_000), p0=50_000)) == []
+    assert kinds(*held_back(held(0, beyond=3, stable_ms=60_000, waiting_ms=None), p0=50_000)) == ["stuck_key", "hung"]
+
+
+def test_a_partition_that_stands_still_beside_others_is_a_problem_after_a_while() -> None:
+    busy = held(1, idle_ms=100, waiting_ms=None)
+    still = held(0, idle_ms=70_000, waiting_ms=None)
+    (text, _) = (row.held_back for row in held_back(still, busy, p0=65_000))
+    assert text == "held back at offset 90 for 1 min 5 s by key k7, while w handles other partitions"
+    assert kinds(*held_back(still, busy, p0=65_000)) == ["stuck_key"]
+    assert kinds(*held_back(still, busy, p0=55_000)) == []
+    assert kinds(*held_back(replace(still, held_ms=55_000), busy, p0=65_000)) == []
+    assert kinds(*held_back(replace(still, heartbeat_interval_ms=30_000), busy, p0=65_000)) == []
+
+
+def test_positions_of_the_last_minute() -> None:
+    metered = Metered()
+    assert metered.meter.positions(KEY, -1) == []
+    for second in (10, 20, 30, 100):
+        metered.beat(second, second * 1_000)
+    assert metered.meter.positions(KEY, 40_000) == [31, 101]
+    assert metered.meter.positions(KEY, 100_000) == [101]
+    assert metered.meter.positions(KEY, 20_000) == [], "no longer known"
+    assert metered.meter.positions(("g", "t", 1, 0), 40_000) == []
 
 
 def test_the_first_partition_of_every_holder_is_looked_at_before_anybodys_second(

@@ -121,7 +121,8 @@ def test_the_answer_in_words(command: Command) -> None:
     assert "It was first claimed at 1970-01-01T" in said(command, "--at", "999")
     assert "part of the log ends at" in said(command, "--at", "9001")
     assert "ends at" not in said(command, "--at", "9000")
-    assert said(command).count("\n") == 10  # three lines, one empty line, titles, five spans
+    assert "Next offset: 13." in said(command, "--at", "2500")
+    assert said(command).count("\n") == 11  # four lines, one empty line, titles, five spans
 
 
 @pytest.mark.parametrize("owner", ["", "b"])

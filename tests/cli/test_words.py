@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.cli.words import is_beat, reason, remember, what
+from kafka_marshal.cli.words import is_beat, reason, what
+from kafka_marshal.observe.fold import Fold
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -111,17 +112,15 @@ class Story:
     """One CP, record after record, with what `reason` says of each."""
 
     def __init__(self) -> None:
-        self.world = World(0, 1)
+        self.world, self.fold = World(0, 1), Fold()
+        self.fold.begin(self.world)
 
     def __call__(self, record: Record | bytes | None, at: int) -> tuple[str, str]:
-        topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
-        lease = None
-        if isinstance(record, Record) and isinstance(topic, str) and isinstance(number, int):
-            lease = self.world.lease(record.group_id, topic, number)
-        before = remember(lease) if lease is not None else None
         value = encode(record) if isinstance(record, Record) else record
         outcome = self.world.apply(self.world.next_offset, at, value)
-        return outcome.code, reason(outcome, outcome.record, value, self.world, before)
+        why = reason(outcome, outcome.record, value, self.world, self.fold.before(outcome, 0))
+        self.fold.see(0, outcome)
+        return outcome.code, why
 
 
 CLAIM = ClaimingPartition(*A, "t", 0, 1000)

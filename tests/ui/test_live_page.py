@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -45,7 +46,8 @@ def lease(group: str, number: int, worker: str, *, hung: bool = False, silence_m
 
 
 def heard(worker: str, silence_ms: int, *, waits: bool = False, released: bool = False) -> HeardRow:
-    return HeardRow(GROUP, worker, f"host-{worker[-1]}/4/0.1.0/x", silence_ms, waits=waits, released=released)
+    instance = f"host-{worker[-1]}/4/0.1.0/x"
+    return HeardRow(GROUP, worker, instance, silence_ms, waits=waits, released_ms=silence_ms if released else None)
 
 
 class Shown(NamedTuple):
@@ -121,6 +123,43 @@ def test_who_hangs_is_marked_in_the_map_and_at_its_partitions(shown: Shown) -> N
     page.get_by_text(f"{TOPIC}/0: worker-1, seen, lag 50").wait_for()
     assert page.locator("[data-partition] .bad").count() == 0
 
+
+def test_a_partition_that_a_message_holds_back_is_marked_and_said(shown: Shown) -> None:
+    groups = dict(shown.live.groups)
+    row = replace(lease(GROUP, 0, "worker-1"), held_back="held back at offset 9 for 2 min by key k7")
+    evicted = HeardRow(GROUP, "worker-1", row.instance or "", 0, evictor="ann", evicted_ms=3_000, was_alive=True)
+    shown.live.groups[GROUP] = GroupRow(GROUP, [row, lease(GROUP, 1, "worker-1")], heard=[evicted])
+    shown.live._taken += 1
+    try:
+        page = opened(shown, f"&p={TOPIC}:0&tab=members")
+        page.get_by_text(f"{TOPIC}/0: worker-1, seen, lag 50, held back at offset 9 for 2 min by key k7").wait_for()
+        row_of = page.get_by_role("table", name="Members").locator("tbody tr").first
+        assert "evicted by ann 3.0 s ago; claims nothing until its handler returns" in row_of.inner_text()
+        page.get_by_role("status", name="What is wrong").get_by_text("held back at offset 9").wait_for()
+        red = page.evaluate(_BARS)
+        assert red == 1, "one cell has a bar"
+    finally:
+        shown.live.groups.update(groups)
+        shown.live._taken += 1
+
+
+#: How many cells bear the colour of what is wrong, when the map is drawn again.
+_BARS = """async () => {
+  const { OwnershipMap } = await import("/static/map.js");
+  const state = await (await fetch("/api/state?group=delays")).json();
+  const bad = getComputedStyle(document.documentElement).getPropertyValue("--bad").trim();
+  const canvas = document.createElement("canvas").getContext("2d");
+  canvas.fillStyle = bad;
+  let found = 0;
+  const fill = CanvasRenderingContext2D.prototype.fillRect;
+  CanvasRenderingContext2D.prototype.fillRect = function () { found += this.fillStyle === canvas.fillStyle; };
+  try {
+    new OwnershipMap(document.querySelector("canvas.map")).show(state, null, null);
+  } finally {
+    CanvasRenderingContext2D.prototype.fillRect = fill;
+  }
+  return found;
+}"""
 
 #: What the map writes when it is drawn again.
 _LABELS = """async () => {

@@ -17,7 +17,8 @@ from kafka_marshal.cli.names import complete_group, names_of, no_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
 from kafka_marshal.cli.text import time_text
-from kafka_marshal.cli.words import Seen, is_beat, reason, remember, what
+from kafka_marshal.cli.words import is_beat, reason, what
+from kafka_marshal.observe.fold import Fold
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.visible import visible
 from rationalizer import Outcome, Record, World, codes
@@ -84,11 +85,9 @@ class Teller:
         self._wanted = wanted
         self._skip_below = skip_below
         self._told_any = False
-        self._seen: dict[tuple[str, str, int], Seen] = {
-            (lease.group_id, lease.topic, lease.partition): remember(lease)
-            for world in self.worlds.values()
-            for lease in world.leases()
-        }
+        self._fold = Fold()
+        #: CPs of which records were replayed the fast way since the fold last knew them.
+        self._passed_over: set[int] = set()
 
     def tell(self, cp: int, entries: list[LogEntry]) -> Iterator[Told]:
         """Replay a run of one CP's records, ascending."""
@@ -98,30 +97,25 @@ class Teller:
         begin = self._first_to_tell(cp, entries)
         if begin:
             world.apply_many(entries[:begin])
-            for known in world.leases():
-                self._seen[known.group_id, known.topic, known.partition] = remember(known)
+            self._passed_over.add(cp)
+        if begin < len(entries) and (cp in self._passed_over or not self._fold.follows(world)):
+            self._passed_over.discard(cp)
+            self._fold.begin(world)
         for offset, stamp, value in entries[begin:]:
             outcome = world.apply(offset, stamp, value)
             if outcome.code == codes.UPGRADE_REQUIRED:
                 return
             record = outcome.record
-            topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
-            before = None
-            if record is not None and isinstance(topic, str) and isinstance(number, int):
-                key = (record.group_id, topic, number)
-                before = self._seen.get(key)
-                lease = world.lease(*key)
-                if lease is not None:
-                    self._seen[key] = remember(lease)
             if self._wanted(outcome, record):
                 self._told_any = True
-                why = reason(outcome, record, value, world, before)
+                why = reason(outcome, record, value, world, self._fold.before(outcome, cp))
                 yield Told(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
+            self._fold.see(cp, outcome)
 
     @property
     def groups(self) -> set[str]:
         """The groups met so far."""
-        return {group for group, _, _ in self._seen} | names_of(self.worlds.values()).keys()
+        return self._fold.groups | names_of(self.worlds.values()).keys()
 
     @property
     def knows_group(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.observe.verdict import WINDOW_MS
 from rationalizer import World
 from rationalizer.groups.history import done_in, owner_names
 from rationalizer.limits import NOTHING_DONE
@@ -95,6 +96,8 @@ class _Track:
     handled: int = 0
     #: (log time, handled) of this epoch, within the window.
     samples: deque[tuple[int, int]] = field(default_factory=deque)
+    #: (log time, next offset), whenever that changed: the last one before the verdicts' window, and those within it.
+    positions: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 class Meter:
@@ -116,6 +119,11 @@ class Meter:
             pause = world.pause(key[0])
             pauser = None if pause is None else pause.client_id
             track.works = owner is not None and owner != pauser
+            positions = track.positions
+            if not positions or positions[-1][1] != stable + 1:
+                positions.append((world.log_time, stable + 1))
+            while len(positions) > 1 and positions[1][0] <= world.log_time - WINDOW_MS:
+                positions.popleft()
             samples = track.samples
             if not samples or world.log_time > samples[-1][0]:
                 samples.append((world.log_time, track.handled))
@@ -152,6 +160,14 @@ class Meter:
         """
         track = self._tracks.get(key)
         return (None, False) if track is None else (track.stable_at, track.stable_moved)
+
+    def positions(self, key: LeaseKey, since: int) -> list[int]:
+        """The next offsets from that log time on, the first one as it was then; []: it is not known what it was."""
+        track = self._tracks.get(key)
+        if track is None or track.positions[0][0] > since:
+            return []
+        first = max(index for index, (at, _) in enumerate(track.positions) if at <= since)
+        return [position for _, position in list(track.positions)[first:]]
 
     def has_moved(self, key: LeaseKey) -> bool:
         """Whether the position was seen to move; else it has stood still since before the first sample."""

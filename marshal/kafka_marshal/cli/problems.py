@@ -17,6 +17,7 @@ KINDS = {
     "position_lost": "position lost",
     "no_topic": "without a topic",
     "stuck": "stuck",
+    "stuck_key": "held back",
     "deleted": "deleted unread",
     "hung": "hung?",
     "gone": "gone",
@@ -68,7 +69,7 @@ def deleted_text(rows: list[LeaseRow]) -> str:
 def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None) -> list[Problem]:
     """All that is wrong with the group, the worst first."""
     name = group.group
-    found = [*_standing_still(group), *_members(group, max_silence_ms)]
+    found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
     unheld = group.unheld
     free = [row for row in unheld if row.client is None and not row.no_topic]
     if free:
@@ -114,6 +115,18 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
                 f"{shlex.quote(group.group)} {where}"
             )
         yield Problem(group.group, kind, text, len(rows), rows)
+
+
+def _held_back(group: GroupRow) -> Iterator[Problem]:
+    """Each by itself: what its holder gets done elsewhere hides it from all figures of a worker."""
+    for row in group.leases:
+        if row.held_back:
+            text = (
+                f"{places([row])}: {row.held_back}. See {row.client}'s log. If its handler hangs: kafka-marshal evict "
+                f"{shlex.quote(group.group)} --member {shlex.quote(row.client or '')} --force (what it has in hand is "
+                "repeated)"
+            )
+            yield Problem(group.group, "stuck_key", text, 1, [row])
 
 
 def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:

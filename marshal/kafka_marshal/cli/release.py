@@ -229,14 +229,24 @@ def skip(
         if move.before is None:
             refuse_unknown(options, group, partition.topic, "Nothing was changed.")
         if move.before is None or move.after <= move.before:
-            raise CommandError(
-                f"{move.topic} [{move.partition}]: nothing stands in the way at offset {move.after}, the next one of "
-                f"{group}. Nothing was changed. If members report a record that is too large, raise their "
-                f"receive.message.max.bytes, or leave it out with --to {move.after + 1}.",
-                NO,
-            )
+            raise CommandError(_nothing_to_skip(group, move, to), NO)
         wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait, force=False, yes=yes)
         return _show_and_move(options, admin, wanted, targets, plan, dry_run)
+
+
+def _nothing_to_skip(group: str, move: Move, to: Target | None) -> str:
+    where, before = f"{move.topic} [{move.partition}]", move.before or 0
+    if to is not None:
+        return (
+            f"{where}: the next offset of {group} is {before}, and --to {move.after} leaves out nothing of what comes. "
+            f"Nothing was changed. skip goes forward; to go back: kafka-marshal release-group {quote(group)} "
+            f"--partition {quote(f'{move.topic}:{move.partition}={move.after}')}"
+        )
+    return (
+        f"{where}: nothing stands in the way at offset {before}, the next one of {group}. Nothing was changed. If "
+        "members report a record that is too large, raise their receive.message.max.bytes, or leave it out with --to "
+        f"{before + 1}."
+    )
 
 
 def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:

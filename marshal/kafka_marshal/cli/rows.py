@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from kafka_marshal.cli.text import span
 from kafka_marshal.engine.work.lost import POSITION_LOST
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.verdict import Verdict
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LeaseRow",
     "MemberRow",
     "PauseRow",
+    "evicted_text",
     "key_share",
     "members_of",
     "partitions_held",
@@ -129,8 +131,10 @@ class LeaseRow:
     #: How long its first message that is not done has been that; it may be longer.
     stable_ms: int | None = None
     stable_at_least: bool = False
-    #: Which message all progress waits for, while later ones are done; "": none, or not for long.
+    #: Which message all progress waits for, while later ones are done, or other partitions; "": none, or not for long.
     held_back: str = ""
+    #: How its position went over the last minute, see :mod:`kafka_marshal.observe.verdict`; None: not known.
+    verdict: Verdict | None = None
     #: How long its holder has had it.
     held_ms: int | None = None
     #: How long its next message has been waiting; None: not looked at.
@@ -249,6 +253,8 @@ class MemberRow:
     leases: list[LeaseRow]
     #: Since an operator asked it to hand over; None: nobody did in the minutes that were read.
     asked_ms: int | None = None
+    #: What the last minutes of the log say of it beside; None: nothing.
+    heard: HeardRow | None = None
 
     @property
     def runs_at(self) -> Instance | None:
@@ -331,14 +337,23 @@ class HeardRow:
     instance: str
     #: Since its last record. One that holds nothing, and asks for nothing, writes nothing.
     silence_ms: int
+    #: Its last claim was refused. It repeats that, or is silent.
     waits: bool = False
-    released: bool = False
+    #: It gave up the last that it held so long ago; None: not that.
+    released_ms: int | None = None
     #: Since an operator asked it to hand over.
     asked_ms: int | None = None
-    #: Why a coordinated group did not let it in: a code.
+    #: Why the log refused its join, or its claim: a code.
     refused: str = ""
     #: It is a member of a coordinated group, which has no partition for it.
     is_member: bool = False
+    #: Who evicted it, and when; "": nobody, or it has claimed since.
+    evictor: str = ""
+    evicted_ms: int | None = None
+    #: It was alive when it was evicted, or is.
+    was_alive: bool = False
+    #: How often it makes itself heard while it waits (ms).
+    interval_ms: int = 0
 
     @property
     def runs_at(self) -> Instance | None:
@@ -346,24 +361,42 @@ class HeardRow:
         return Instance.parse(self.instance)
 
     @property
+    def is_waiting(self) -> bool:
+        """It asks for a partition, and goes on asking."""
+        return self.waits and self.silence_ms < patience_ms(self.interval_ms)
+
+    @property
     def is_silent(self) -> bool:
         """It neither waits nor gave back what it held: others took that over."""
-        return not (self.asked_ms is not None or self.is_member or self.refused or self.waits or self.released)
+        is_told = self.asked_ms is not None or self.is_member or self.refused or self.evictor
+        return not (is_told or self.is_waiting or self.released_ms is not None)
 
     @property
     def doing(self) -> str:
         """What it does without a partition, as far as its last records tell."""
+        if self.evictor:
+            return evicted_text(self)
         if self.asked_ms is not None:
             return f"asked to hand over {span(self.asked_ms)} ago: claims nothing until it is restarted"
         if self.is_member:
             return "a member; there is no partition for it"
         if self.refused:
-            return f"its join was rejected: {self.refused}"
-        if self.waits:
+            return f"the log rejected it: {self.refused}"
+        if self.is_waiting:
             return "waits for a partition"
-        if self.released:
-            return f"released all it held {span(self.silence_ms)} ago"
+        if self.waits:
+            return f"silent for {span(self.silence_ms)}; it waited for a partition"
+        if self.released_ms is not None:
+            return f"released all it held {span(self.released_ms)} ago"
         return f"silent for {span(self.silence_ms)}; others took over what it held"
+
+
+def evicted_text(run: HeardRow) -> str:
+    """That an operator evicted it, and what it does now as far as that is known (C18, G20)."""
+    text = f"evicted by {run.evictor} {span(run.evicted_ms or 0)} ago"
+    if run.was_alive:
+        return f"{text}; claims nothing until its handler returns"
+    return f"{text}; silent for {span(run.silence_ms)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,11 +447,12 @@ class GroupRow:
     @property
     def members(self) -> list[MemberRow]:
         """Who holds something."""
-        asked = {(run.client, run.instance): run.asked_ms for run in self.heard}
-        return [
-            replace(member, asked_ms=asked.get((member.client, member.instance or "")))
-            for member in members_of(self.leases)
-        ]
+        heard = {(run.client, run.instance): run for run in self.heard}
+        found = []
+        for member in members_of(self.leases):
+            run = heard.get((member.client, member.instance or ""))
+            found.append(member if run is None else replace(member, asked_ms=run.asked_ms, heard=run))
+        return found
 
     @property
     def idle(self) -> list[HeardRow]:

@@ -17,6 +17,7 @@ from kafka_marshal.cli.rows import (
     HeardRow,
     LeaseRow,
     MemberRow,
+    evicted_text,
     partitions_held,
     partitions_of,
     span_text,
@@ -219,7 +220,7 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
         words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
     if any(row.outage for row in group.leases):
         return Cell("not known", "yellow")
-    bad = {"position_lost", "no_topic", "stuck", "gone", "hung"} & amounts.keys()
+    bad = {"position_lost", "no_topic", "stuck", "stuck_key", "gone", "hung"} & amounts.keys()
     return Cell(", ".join(words) or "ok", "bold red" if bad else "yellow" if words else "green")
 
 
@@ -297,6 +298,8 @@ def _progress(member: MemberRow) -> Cell:
     if member.is_hung:
         still = span_text(member.no_progress_ms or 0, member.is_still_longer)
         return Cell(f"no progress for {still}, hung?", "bold red")
+    if member.heard is not None and member.heard.evictor:
+        return Cell(evicted_text(member.heard), "yellow")
     if member.asked_ms is not None:
         return Cell(f"asked to hand over {span(member.asked_ms)} ago", "yellow")
     return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
@@ -326,6 +329,8 @@ def _member_json(member: MemberRow) -> dict[str, object]:
         "hung": member.is_hung,
         "asked_to_hand_over_ms": member.asked_ms,
         "waits": False,
+        **_evicted_json(member.heard),
+        "doing": None,
     }
 
 
@@ -340,7 +345,17 @@ def _heard_json(run: HeardRow) -> dict[str, object]:
         "no_progress_at_least": False,
         "hung": False,
         "asked_to_hand_over_ms": run.asked_ms,
-        "waits": run.waits,
+        "waits": run.is_waiting,
+        **_evicted_json(run),
+        "doing": run.doing,
+    }
+
+
+def _evicted_json(run: HeardRow | None) -> dict[str, object]:
+    is_evicted = run is not None and run.evictor != ""
+    return {
+        "evicted_by": run.evictor if run is not None and is_evicted else None,
+        "evicted_ms": run.evicted_ms if run is not None and is_evicted else None,
     }
 
 
@@ -408,4 +423,5 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "position_lost": row.lost,
         "stuck": row.stuck or None,
         "held_back": row.held_back or None,
+        "verdict": row.verdict,
     }

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from kafka_marshal.cli.meter import Meter
 from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms, span_text
+from kafka_marshal.observe.verdict import WINDOW_MS, verdict
 from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
 
-__all__ = ["mark_held_back", "mark_stuck"]
+__all__ = ["mark_held_back", "mark_stuck", "mark_verdicts"]
 
 #: Partitions of which the next message is read, at most; and for how long in all (s).
 PROBED_AT_MOST = 50
@@ -20,6 +22,9 @@ SLICE_S = 0.2
 
 #: A first message that is not done for so long (ms), with later ones done, holds back its partition.
 HELD_BACK_MS = 10_000
+
+#: Partitions of which it is asked where their logs ended a minute ago, at most.
+ASKED_AT_MOST = 1_000
 
 #: Characters of a key that are shown.
 KEY_SHOWN = 40
@@ -57,14 +62,50 @@ def mark_held_back(cluster: Cluster, rows: list[LeaseRow]) -> list[LeaseRow]:
 
 
 def _is_held_back(row: LeaseRow) -> bool:
-    is_other = bool(row.stuck) and not row.stuck.startswith(NO_PROGRESS)
-    return row.held and bool(row.beyond) and not is_other and (row.stable_ms or 0) >= HELD_BACK_MS
+    """Later messages of the partition are done; or, for longer, those of other partitions of its holder."""
+    if not row.held or (row.stuck and not row.stuck.startswith(NO_PROGRESS)):
+        return False
+    if row.beyond:
+        return (row.stable_ms or 0) >= HELD_BACK_MS
+    # A holder that works through another partition's backlog comes to this one within the window, as a rule.
+    patience = max(WINDOW_MS, patience_ms(row.heartbeat_interval_ms))
+    return not row.stuck and bool(row.lag) and min(row.still_ms, row.waiting_ms or 0) >= patience
 
 
 def _with_key(row: LeaseRow, message: Message | None) -> LeaseRow:
     by = "" if message is None or message.offset() != row.position else f" by {_key_text(message.key())}"
-    text = f"held back at offset {row.position} for {span_text(row.stable_ms or 0, row.stable_at_least)}{by}"
+    still_ms = min(row.still_ms, row.waiting_ms or 0)
+    still = (still_ms, row.is_still_longer and still_ms == row.still_ms)
+    if row.beyond:
+        still = (row.stable_ms or 0, row.stable_at_least)
+    others = "" if row.beyond else f", while {row.client} handles other partitions"
+    text = f"held back at offset {row.position} for {span_text(*still)}{by}{others}"
     return replace(row, held_back=text, stuck=f"{row.stuck} ({text})" if row.stuck else "")
+
+
+def mark_verdicts(
+    cluster: Cluster, rows: list[LeaseRow], meter: Meter, now_ms: int, timeout_s: float
+) -> list[LeaseRow]:
+    """The rows, with how their positions went over the last minute (*blocking*)."""
+    begin = now_ms - WINDOW_MS
+    positions = {id(row): meter.positions((row.group, row.topic, row.partition, row.lo), begin) for row in rows}
+    asked = {(row.topic, row.partition) for row in rows if row.lag and row.held and positions[id(row)]}
+    few = sorted(asked)[:ASKED_AT_MOST]
+    ends = cluster.offsets_for_time(few, begin, timeout_s) if few else {}
+    return [
+        replace(
+            row,
+            verdict=verdict(
+                row.lag,
+                held=row.held,
+                is_held_back=bool(row.held_back),
+                still_ms=row.behind_ms or 0,
+                positions=positions[id(row)],
+                end_before=ends.get((row.topic, row.partition)),
+            ),
+        )
+        for row in rows
+    ]
 
 
 def _key_text(key: bytes | str | None) -> str:

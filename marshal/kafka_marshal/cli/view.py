@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.cli.heard import Heard
 from kafka_marshal.cli.meter import BrokerClock, Meter, local_ms
 from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
-from kafka_marshal.cli.stuck import mark_held_back, mark_stuck
+from kafka_marshal.cli.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.observe.fold import Fold, Run
 from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
 from kafka_marshal.rights import grant
 from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
@@ -55,7 +55,8 @@ class View:
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock: BrokerClock = BrokerClock()
         self.meter: Meter = Meter(window_ms)
-        self.heard: Heard = Heard(self.replica.worlds)
+        #: Of the log's last minutes: who was heard when, and what became of what each worker held.
+        self.fold: Fold = Fold(beats=False)
         #: Called for each record that is applied, from the first one on, while there are any.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
         #: What each data partition's log reached from and to when last asked.
@@ -86,6 +87,7 @@ class View:
                 )
             progress(replica.records_read, replica.target_records)
         replica.tell_differences()
+        self._begin_fold()
         for world in self.worlds.values():
             self.clock.at_least(world.log_time)
 
@@ -110,14 +112,21 @@ class View:
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         is_followed = self._step_ms(entries[-1][1]) > 0 or bool(self.observers)
+        if is_followed and not self.fold.follows(self.worlds[cp]):
+            self.fold.begin(self.worlds[cp])
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
         if stamp >= self._window_start or (self._step_ms(stamp) and world.listed * len(self.worlds) <= _MANY):
             self.meter.sample(world)
-            self.heard.look(world)
+
+    def _begin_fold(self) -> None:
+        """Take in the parts of the log in which nobody wrote for so long that they were not followed."""
+        for world in self.worlds.values():
+            if not self.fold.follows(world):
+                self.fold.begin(world)
 
     def _note(self, cp: int, offset: int, outcome: Outcome) -> None:
-        self.heard.note(cp, offset, outcome)
+        self.fold.see(cp, outcome)
         for observe in self.observers:
             observe(cp, offset, outcome)
 
@@ -132,7 +141,6 @@ class View:
             self.replica.apply(batch, self._note)
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
-                self.heard.look(self.worlds[cp])
 
     def learn_time(self) -> None:
         """Wait a moment for a record that somebody appends now, if anybody's silence is to be told."""
@@ -230,7 +238,8 @@ class View:
             for info, progress in holdings(world, group)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
-        self._rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
+        rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
+        self._rows = mark_verdicts(self._cluster, rows, self.meter, now_ms, self.patience_s)
         return self._rows
 
     def groups(self, group: str | None = None) -> list[GroupRow]:
@@ -246,20 +255,7 @@ class View:
         for pause in pauses:
             by_group.setdefault(pause.group, [])
         now_ms = self.clock.now_ms()
-        heard = [
-            HeardRow(
-                run.group,
-                run.client,
-                run.instance,
-                max(0, now_ms - run.last_at),
-                waits=run.waits,
-                released=run.released,
-                asked_ms=None if run.asked_at is None else max(0, now_ms - run.asked_at),
-                refused=run.refused,
-                is_member=self._is_member(homes.get(run.group), run.client, run.instance, now_ms),
-            )
-            for run in self.heard.since(now_ms - _HISTORY_MS)
-        ]
+        heard = [self._heard(run, homes.get(run.group), now_ms) for run in self.fold.runs(int(now_ms) - _HISTORY_MS)]
         found = [
             GroupRow(
                 name,
@@ -281,6 +277,27 @@ class View:
                 if cp == route_group(group.group_id, len(self.worlds)) or group.group_id not in found:
                     found[group.group_id] = group
         return [found[name] for name in sorted(found)]
+
+    def _heard(self, run: Run, group: Group | None, now_ms: int) -> HeardRow:
+        def ago(at: int | None) -> int | None:
+            return None if at is None else max(0, now_ms - at)
+
+        is_evicted = run.is_evicted
+        return HeardRow(
+            run.group,
+            run.client,
+            run.instance,
+            max(0, now_ms - run.last_at),
+            waits=run.waits,
+            released_ms=ago(run.lost[0]) if run.released else None,
+            asked_ms=ago(run.asked_at),
+            refused=run.rejected,
+            is_member=self._is_member(group, run.client, run.instance, now_ms),
+            evictor=run.evictor if is_evicted else "",
+            evicted_ms=ago(run.evicted[0]) if is_evicted else None,
+            was_alive=run.was_alive,
+            interval_ms=run.interval_ms,
+        )
 
     @staticmethod
     def _is_member(group: Group | None, client: str, instance: str, now_ms: int) -> bool:

@@ -21,6 +21,7 @@ from kafka_marshal.cli.output import Cell, Column, print_json, print_table, prog
 from kafka_marshal.cli.rows import STATES, place_text
 from kafka_marshal.cli.steering import id_argument
 from kafka_marshal.cli.text import clock_text, span, time_text
+from kafka_marshal.client.view import holdings
 from kafka_marshal.ports import LogEntry
 from rationalizer import Outcome, World, route_group, route_lease
 from rationalizer.groups.history import Assignments
@@ -48,6 +49,8 @@ class Moment:
     last_beat: int
     heartbeat_interval_ms: int
     freshness: str
+    #: The offset to be read next, at that place; None: not asked for.
+    next: int | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +115,8 @@ class Ownership:
         lease = self.world.lease(*self.key)
         if lease is not None and self.spans:
             freshness = lease.freshness(self.judged_at)
-            self.moments = [Moment(self.spans[-1], lease.last_beat, lease.heartbeat_interval_ms, freshness)]
+            beats = lease.last_beat, lease.heartbeat_interval_ms
+            self.moments = [Moment(self.spans[-1], *beats, freshness, lease.progress.stable + 1)]
 
 
 @dataclass(slots=True)
@@ -123,6 +127,8 @@ class PieceOwnership(Ownership):
     #: The last offset before the moment; client_id → (last beat, half of its session, freshness) as of then.
     _last: int = -1
     _members: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    #: (first key, last key, next offset) as of then.
+    _done: list[tuple[int, int, int]] = field(default_factory=list)
 
     def begin(self, world: World) -> None:
         self.world = world
@@ -138,6 +144,11 @@ class PieceOwnership(Ownership):
     def _capture(self) -> None:
         self._last = self.world.next_offset - 1
         group = self.world.group(self.key[0])
+        self._done = [
+            (info.lo, info.hi, 0 if info.stable is None else info.stable + 1)
+            for info, _ in holdings(self.world, self.key[0])
+            if (info.topic, info.partition) == self.key[1:]
+        ]
         for member in () if group is None else group.members.values():
             half, silence = (member.session_timeout_ms + 1) // 2, self.judged_at - member.last_beat
             is_gone = silence > member.session_timeout_ms
@@ -151,7 +162,8 @@ class PieceOwnership(Ownership):
         for each in sorted(self.spans, key=lambda each: each.lo):
             if each.since_offset <= self._last and (each.until_offset is None or self._last < each.until_offset):
                 beat, half, freshness = self._members.get(each.client_id, (each.last_beat, 0, "free"))
-                self.moments.append(Moment(each, beat, half, freshness if each.held else "free"))
+                done = min((done for lo, hi, done in self._done if lo <= each.hi and each.lo <= hi), default=0)
+                self.moments.append(Moment(each, beat, half, freshness if each.held else "free", done))
 
 
 #: The broker's clock may be ahead of ours by that.
@@ -300,7 +312,7 @@ def _answer(owned: Ownership) -> str:
             return f"{when}: nobody, as far back as the log goes."
         return f"{when}: nobody. It was first claimed at {time_text(held.since)}, by {held.client_id}."
     is_piece = isinstance(owned, PieceOwnership)
-    return "\n".join(moment_text(when, moment, is_piece) for moment in owned.moments)
+    return "\n".join(f"{moment_text(when, moment, is_piece)}\nNext offset: {moment.next}." for moment in owned.moments)
 
 
 def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
@@ -342,7 +354,7 @@ def ended_text(found: Span) -> str:
         case End.EVICTED if found.is_lease:
             return f"evicted by {found.ended_by}{_done(found)}"
         case End.EVICTED:
-            return f"evicted{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
+            return f"evicted by {found.evictor}{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
         case End.REPLACED:
             silence = span((found.until or 0) - found.last_beat)
             verb = "then claimed by" if found.is_lease else "then it went to"
@@ -395,7 +407,13 @@ def span_json(each: Span) -> dict[str, object]:
 def _json(owned: Ownership) -> dict[str, object]:
     group, topic, partition = owned.key
     answers = [
-        {**span_json(each.span), "last_beat": each.last_beat, "state": STATES[each.freshness]} for each in owned.moments
+        {
+            **span_json(each.span),
+            "last_beat": each.last_beat,
+            "state": STATES[each.freshness],
+            "next": each.next,
+        }
+        for each in owned.moments
     ]
     return {
         "group": group,

@@ -6,7 +6,6 @@ Everything returned may hold text from the log: it goes through ``visible`` befo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kafka_marshal.cli.rows import place_text
 from kafka_marshal.cli.text import count, span, time_text
@@ -41,10 +40,11 @@ from rationalizer import (
     route_group,
     route_lease,
 )
+from rationalizer.history import Span
 from rationalizer.marker import said_by
 from rationalizer.wire.wellformed import LET_GO, START
 
-__all__ = ["Seen", "is_beat", "reason", "remember", "setting_text", "what"]
+__all__ = ["is_beat", "reason", "setting_text", "what"]
 
 _OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup)
 
@@ -52,21 +52,6 @@ _OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged
 _LISTED = 5
 
 _MEANS = {row.code: row.means for row in codes.TABLE}
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a lease was before a record: who held it, since which beat, with which HI."""
-
-    client: str | None
-    instance: str | None
-    last_beat: int
-    heartbeat_interval_ms: int
-
-
-def remember(lease: Lease) -> Seen:
-    """The lease as it is now."""
-    return Seen(lease.client_id, lease.instance_id, lease.last_beat, lease.heartbeat_interval_ms)
 
 
 def is_beat(outcome: Outcome, record: Record | None) -> bool:
@@ -240,15 +225,15 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
 # -- what became of it ---------------------------------------------------------------------------------------
 
 
-def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: World, before: Seen | None) -> str:
-    """Why the record ended so. `world`: after it; `before`: its lease before it, where it names one."""
+def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: World, before: Span | None) -> str:
+    """Why the record ended so. `world`: after it; `before`: the span that the lease it names was in (`Fold.before`)."""
     if record is None:
         return _unreadable(value, world.level)
     silent = [f"{client} was silent for {span(silence_ms)}" for client, silence_ms in outcome.silent]
     return "; ".join(filter(None, (_reason(outcome, record, world, before), *silent)))
 
 
-def _reason(outcome: Outcome, record: Record, world: World, before: Seen | None) -> str:
+def _reason(outcome: Outcome, record: Record, world: World, before: Span | None) -> str:
     lease = None
     if isinstance(record, (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, CommitRanges)):
         lease = world.lease(record.group_id, record.topic, record.partition)
@@ -288,12 +273,12 @@ def _unreadable(value: bytes | None, level: int) -> str:
     return ""
 
 
-def _ok(outcome: Outcome, record: Record, world: World, before: Seen | None) -> str:
+def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> str:
     match record:
         case ClaimingPartition():
             text = f"granted, epoch {outcome.epoch}"
-            if before is not None and before.client is not None:
-                text += f"; {before.client} was silent for {span(outcome.log_time - before.last_beat)}"
+            if before is not None and before.held:
+                text += f"; {before.client_id} was silent for {span(outcome.log_time - before.last_beat)}"
             return text
         case Heartbeat(epoch=None):
             silent = "" if before is None else f", silent for {span(outcome.log_time - before.last_beat)}"

@@ -11,12 +11,12 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
 from kafka_marshal.cli.group import why_rebalanced
-from kafka_marshal.cli.words import Seen, is_beat, reason, what
+from kafka_marshal.cli.words import is_beat, reason, what
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
 from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group
@@ -193,7 +193,7 @@ class History:
             lease = world.lease(*key)
             if lease is not None:
                 found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
-                self._note_stable(found, None, lease.progress.stable, world.log_time, world.log_time)
+                self._note_stable(found, None, lease.progress.stable, world.log_time, world)
         for group in world.groups():
             if cp == route_group(group.group_id, self.partitions):
                 self._follow_assignments(group.group_id, world, fresh=True)
@@ -260,12 +260,12 @@ class History:
                         done += stable - found.stable
                         since = min(since, pulse.last)
                     found.stable = stable
-                    found.samples.add(at, stable)
+                    found.samples.add(at, offset, stable)
             pulse.beat(at, offset)
         if done:
             group.series.spread("done", since, at, done)
 
-    def _before(self, record: Record | None) -> Seen | None:
+    def _before(self, record: Record | None) -> Span | None:
         """What the lease was that a record names."""
         topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
         if record is None or not isinstance(topic, str) or not isinstance(number, int):
@@ -274,9 +274,7 @@ class History:
         found = None if group is None else group.keys.get((topic, number))
         if found is None or not found.open or found.pulse is None:
             return None
-        span = found.open[0]
-        client, instance = (span.client_id, span.instance_id) if span.held else (None, None)
-        return Seen(client, instance, found.pulse.last, found.pulse.interval_ms)
+        return replace(found.open[0], last_beat=found.pulse.last)
 
     def _take_effect(self, cp: int, outcome: Outcome) -> int:
         """Follow what an accepted record changed; how many spans it began."""
@@ -316,7 +314,7 @@ class History:
                 stable = lease.progress.stable
                 if stable != found.stable:
                     is_work = outcome.code == codes.OK
-                    self._note_stable(found, group if is_work else None, stable, since, world.log_time)
+                    self._note_stable(found, group if is_work else None, stable, since, world)
                 return 0
         if found is None:
             found = self._key(group, key[1:], world.partition)
@@ -332,26 +330,27 @@ class History:
         found.cp = world.partition
         found.begin([] if begun is None else [begun], self.owners)
         if lease is None:
+            self._note_stable(found, None, NOTHING_DONE, since, world)
             return 1
         if found.pulse is None:
             found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, world.next_offset - 1)
         elif begun is not None and begun.held:
             found.pulse.beat(lease.last_beat, world.next_offset - 1)
         found.pulse.interval_ms = lease.heartbeat_interval_ms
-        self._note_stable(found, group, lease.progress.stable, since, world.log_time)
+        self._note_stable(found, group, lease.progress.stable, since, world)
         if begun is not None:
             group.series.add("changed", world.log_time, 1)
         return 1
 
-    def _note_stable(self, found: KeySpans, group: GroupHistory | None, stable: int, since: int, at: int) -> None:
+    def _note_stable(self, found: KeySpans, group: GroupHistory | None, stable: int, since: int, world: World) -> None:
         """How far a partition is; group: where what was done since that log time counts as work."""
         if stable == found.stable and found.samples.times:
             return
         # The first position of a partition is where its consumer begins: no work.
         if group is not None and NOTHING_DONE != found.stable < stable:
-            group.series.spread("done", since, at, stable - found.stable)
+            group.series.spread("done", since, world.log_time, stable - found.stable)
         found.stable = stable
-        found.samples.add(at, stable)
+        found.samples.add(world.log_time, world.next_offset - 1, stable)
 
     def _close(self, found: KeySpans, spans: Iterable[Span], interval_ms: int) -> None:
         for span in spans:
@@ -396,7 +395,7 @@ class History:
                     found = self._key(group, place, world.partition)
                     # A partition may have had no message for long; what there is now came since its owner's last beat.
                     since, found.reported = max(found.reported, world.log_time - beats_ms), world.log_time
-                    self._note_stable(found, group if is_work else None, kept.progress.stable, since, world.log_time)
+                    self._note_stable(found, group if is_work else None, kept.progress.stable, since, world)
         if fold.rebalances and fold.rebalances[-1].generation != generation:
             self._rebalanced(group, known, fold.rebalances[-1])
         if changed:
@@ -483,7 +482,7 @@ class History:
         outcome: Outcome,
         record: Record | None,
         value: bytes | None,
-        before: Seen | None,
+        before: Span | None,
         changed: int,
     ) -> None:
         names, at = self.names, outcome.log_time

@@ -12,12 +12,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from rationalizer.history import End, LeaseKey, Span
 from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MAX_KEY_HASH
 
-__all__ = ["Events", "KeySpans", "Names", "Pulse", "Samples", "Series", "SpanStore"]
+__all__ = ["Events", "KeySpans", "Names", "Pulse", "Sample", "Samples", "Series", "SpanStore"]
 
 #: Buckets that a series over the whole history has at most: more than a screen has columns.
 MOST_BUCKETS: Final = 2048
@@ -119,30 +119,64 @@ class Pulse:
         return 0
 
 
-class Samples:
-    """A number over time, thinned out as it grows: what it was at some moment not long before."""
+class Sample(NamedTuple):
+    """What a number was at a moment: something from low to high, which are the same where it is known exactly."""
 
-    __slots__ = ("_every_ms", "times", "values")
+    low: int
+    high: int
+    #: Log times (ms) between which it was that; until None: to the end.
+    since: int
+    until: int | None
+
+
+class Samples:
+    """A number over time, thinned out as it grows: of each stretch of time the least and the most that it was.
+
+    Exact as long as it changed seldom, and from its last change on.
+    """
+
+    __slots__ = ("_every_ms", "_last", "highs", "lows", "offsets", "times")
 
     def __init__(self) -> None:
+        #: Where each stretch begins: with a change, at that log time and offset.
         self.times: array[int] = array("q")
-        self.values: array[int] = array("q")
-        self._every_ms = 1_000
+        self.offsets: array[int] = array("q")
+        self.lows: array[int] = array("q")
+        self.highs: array[int] = array("q")
+        self._every_ms = 0
+        #: The last change: log time, offset, value.
+        self._last = (0, 0, 0)
 
-    def add(self, at: int, value: int) -> None:
-        """The number is this since that log time (ms)."""
+    def add(self, at: int, offset: int, value: int) -> None:
+        """The number is this since that log time (ms), and that offset of its CP."""
+        self._last = at, offset, value
         if self.times and at - self.times[-1] < self._every_ms:
+            self.lows[-1], self.highs[-1] = min(self.lows[-1], value), max(self.highs[-1], value)
             return
-        self.times.append(at)
-        self.values.append(value)
+        for column, new in ((self.times, at), (self.offsets, offset), (self.lows, value), (self.highs, value)):
+            column.append(new)
         if len(self.times) > MOST_SAMPLES:
-            del self.times[::2], self.values[::2]
-            self._every_ms *= 2
+            self._thin()
 
-    def at(self, moment: int) -> tuple[int, int] | None:
-        """(since when, value) of the last one at or before this log time; None: there is none."""
-        index = bisect_right(self.times, moment) - 1
-        return None if index < 0 else (self.times[index], self.values[index])
+    def _thin(self) -> None:
+        """Make one stretch of every two."""
+        for first in range(0, len(self.times) - 1, 2):
+            self.lows[first] = min(self.lows[first], self.lows[first + 1])
+            self.highs[first] = max(self.highs[first], self.highs[first + 1])
+        for column in (self.times, self.offsets, self.lows, self.highs):
+            del column[1::2]
+        self._every_ms = max(1_000, 2 * self._every_ms)
+
+    def at(self, moment: int, offset: int = -1) -> Sample | None:
+        """What it was after all records up to this log time, or after this offset of its CP; None: not known yet."""
+        wanted, column, last = (moment, self.times, 0) if offset < 0 else (offset, self.offsets, 1)
+        index = bisect_right(column, wanted) - 1
+        if index < 0:
+            return None
+        if wanted >= self._last[last]:
+            return Sample(self._last[2], self._last[2], self._last[0], None)
+        until = self.times[index + 1] if index + 1 < len(self.times) else self._last[0]
+        return Sample(self.lows[index], self.highs[index], self.times[index], until)
 
 
 class Series:
@@ -264,6 +298,7 @@ class SpanStore:
         "interval",
         "ended",
         "by",
+        "evictor",
         "stable",
         "lo",
         "hi",
@@ -296,6 +331,7 @@ class SpanStore:
             interval_ms,
             _ENDS.index(span.ended),
             names(span.ended_by),
+            names(span.evictor),
             span.stable,
             span.lo,
             span.hi,
@@ -326,6 +362,7 @@ class SpanStore:
             row["stable"],
         )
         span.lo, span.hi, span.is_lease = row["lo"], row["hi"], is_lease
+        span.evictor = self.names[row["evictor"]]
         return span
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.problems import Problem, problems_of
-from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow, partitions_held, partitions_of
+from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow, evicted_text, partitions_held, partitions_of
 from kafka_marshal.cli.text import count, span, time_text
 from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
@@ -188,6 +188,7 @@ class Live:
                 "lag": each.lag,
                 "hung": each.is_hung,
                 "draining": each.asked_ms is not None,
+                "evicted": "" if each.heard is None or not each.heard.evictor else visible(evicted_text(each.heard)),
             }
         ordered = sorted(members, key=natural)
         numbers = {names: index for index, names in enumerate(ordered)}
@@ -230,7 +231,7 @@ def _idle_json(run: HeardRow) -> dict[str, Any]:
         "state": "idle",
         "doing": visible(run.doing),
         "silent": run.is_silent,
-        "waits": run.waits,
+        "waits": run.is_waiting,
         "heard": f"{span(run.silence_ms)} ago",
     }
 
@@ -241,7 +242,9 @@ def _topics(rows: list[LeaseRow], numbers: dict[tuple[str, str], int]) -> list[d
         topic = topics.get(row.topic)
         if topic is None:
             lists: dict[str, Any] = {name: [] for name in ("partitions", "owners", "states", "lags", "nexts")}
-            topic = topics[row.topic] = {"topic": row.topic, "places": {}, **lists}
+            topic = topics[row.topic] = {"topic": row.topic, "places": {}, "stuck": {}, **lists}
+        if why := row.held_back or row.stuck:
+            topic["stuck"][len(topic["owners"])] = visible(why)
         if row.place != str(row.partition):
             topic["places"][len(topic["owners"])] = row.place
         topic["partitions"].append(row.partition)

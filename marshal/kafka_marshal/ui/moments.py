@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.cli import who
@@ -19,7 +20,7 @@ from kafka_marshal.cli.rows import STATES, place_text
 from kafka_marshal.cli.text import count, time_text
 from kafka_marshal.instance import Instance
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing
-from kafka_marshal.ui.index import KeySpans
+from kafka_marshal.ui.index import KeySpans, Sample
 from kafka_marshal.visible import visible
 from rationalizer import codes
 from rationalizer.history import BEFORE, Span
@@ -336,7 +337,8 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
         is_lease = not group.is_coordinated
         rows = [history.spans.span(number, found.key, is_lease) for number in found.closed[first:last]]
         rows += found.open if last >= len(found.closed) else []
-    sampled = None if found is None else found.samples.at(moment.time)
+    offset = moment.offset if found is not None and moment.cp == found.cp else -1
+    sampled = None if found is None else found.samples.at(moment.time, offset)
     return {
         "topic": place[0],
         "partition": place[1],
@@ -345,9 +347,23 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
         if text
         else "Nobody, as far as the log was read.",
         "answers": answers,
-        "next": None if sampled is None else {"offset": sampled[1] + 1, "since": sampled[0]},
+        "next": None if sampled is None else _next(sampled, group.name, place, moment),
         "spans": [_span_row(each) for each in rows],
         "spans_in_all": 0 if found is None else len(found.closed) + len(found.open),
+    }
+
+
+def _next(sampled: Sample, group: str, place: tuple[str, int], moment: Moment) -> dict[str, Any]:
+    """The offset to be read next, or between which two it was, and what says it exactly."""
+    low, high = sampled.low + 1, sampled.high + 1
+    exact = f"kafka-marshal who {quote(group)} {quote(place[0])} {place[1]} --at {time_text(moment.time)}"
+    return {
+        "offset": low if low == high else None,
+        "low": low,
+        "high": high,
+        "since": sampled.since,
+        "until": sampled.until,
+        "exact": None if low == high else visible(exact),
     }
 
 

@@ -40,6 +40,7 @@ export class OwnershipMap {
           state: state.states[topic.states[index]],
           lag: topic.lags ? topic.lags[index] : null,
           next: topic.nexts ? topic.nexts[index] : null,
+          stuck: (topic.stuck && topic.stuck[index]) || "", // one message holds it back, or it can't be read
         });
       });
     });
@@ -50,7 +51,7 @@ export class OwnershipMap {
   text(cell) {
     const owner = cell.owner < 0 ? NOBODY : this.state.members[cell.owner].client;
     const lag = cell.lag === null ? "" : `, lag ${cell.lag.toLocaleString("en")}`;
-    return `${cell.topic}/${cell.place}: ${owner}, ${cell.state}${this.isHung(cell.owner) ? ", hung?" : ""}${lag}`;
+    return `${cell.topic}/${cell.place}: ${owner}, ${cell.state}${this.isHung(cell.owner) ? ", hung?" : ""}${lag}${cell.stuck ? `, ${cell.stuck}` : ""}`;
   }
 
   isHung(owner) {
@@ -206,6 +207,12 @@ export class OwnershipMap {
   drawMarks(context) {
     for (const { cell, x, y, size } of this.rects) {
       const side = size - (size > 9 ? 2 : 1);
+      if (cell.stuck) {
+        context.fillStyle = this.colours["--paper"];
+        context.fillRect(x, y, side, side / 2);
+        context.fillStyle = this.colours["--bad"];
+        context.fillRect(x, y, side, Math.max(1, side / 3));
+      }
       if (this.changed.has(cell.id)) {
         context.strokeStyle = this.colours["--mark"];
         context.lineWidth = 2;

@@ -69,7 +69,7 @@ export function Detail({ group, at, selected, owner, news, setMoment, go }) {
     <p class="answer" aria-live="polite">${found.text}</p>
     ${owner && owner.hung && html`<p class="bad">${owner.client} beats, but gets nothing done: hung?</p>`}
     <dl>
-      ${found.next && html`<dt>next</dt><dd>${found.next.offset.toLocaleString("en")} <span class="quiet">(since ${clock(found.next.since)} at the latest)</span></dd>`}
+      ${found.next && html`<dt>next</dt><dd>${position(found.next)}</dd>`}
       ${found.cp !== null && html`<dt>kept in</dt><dd>partition ${found.cp} of the log</dd>`}
       <dt>owners</dt><dd>${found.spans_in_all.toLocaleString("en")} so far</dd>
     </dl>
@@ -80,6 +80,13 @@ export function Detail({ group, at, selected, owner, news, setMoment, go }) {
         <td class="number">${each.epoch === null ? "" : each.epoch}</td><td>${each.ended || ""}</td></tr>`)}</tbody></table>
     ${found.events.length > 0 && html`<h2>Its last records</h2><${Events} events=${found.events} go=${go} short />`}
   </div>`;
+}
+
+// The offset to be read next; of a moment long past the history may have no more than a range.
+function position(next) {
+  const number = (value) => value.toLocaleString("en");
+  if (next.offset !== null) return html`${number(next.offset)} <span class="quiet">(since ${clock(next.since)})</span>`;
+  return html`between ${number(next.low)} and ${number(next.high)} <span class="quiet">(from ${clock(next.since)} to ${clock(next.until)}; exactly: <code>${next.exact}</code>)</span>`;
 }
 
 function Events({ events, go, short }) {
@@ -153,7 +160,7 @@ function Members({ state }) {
   return html`<div class="scroll"><table aria-label="Members"><thead><tr><th>member</th><th class="optional">runs at</th><th class="optional">release</th><th class="number">holds</th><th class="number">lag</th><th>state</th></tr></thead>
     <tbody>${state.members.map((each) => html`<tr key=${each.client + each.instance}>${place(each)}
       <td class="number">${each.held}</td><td class="number">${each.lag === undefined || each.lag === null ? "-" : each.lag.toLocaleString("en")}</td>
-      <td class=${each.state === "gone" || each.hung ? "bad" : each.state === "silent" ? "warn" : ""}>${each.hung ? "hung?" : each.state}${each.draining ? ", hands over" : ""}</td></tr>`)}
+      <td class=${each.state === "gone" || each.hung ? "bad" : each.state === "silent" ? "warn" : ""}>${each.hung ? "hung?" : each.state}${each.draining ? ", hands over" : ""}${each.evicted ? `, ${each.evicted}` : ""}</td></tr>`)}
     ${idle.map((each) => html`<tr key=${each.client + each.instance}>${place(each)}<td class="number">0</td><td class="number">-</td>
       <td class=${each.silent ? "bad" : ""} title=${`heard ${each.heard}`}>${each.doing}</td></tr>`)}</tbody></table></div>`;
 }

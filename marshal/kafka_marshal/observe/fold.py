@@ -1,0 +1,305 @@
+"""Who holds, who was heard when, who waits, who was evicted: one fold over a log, for all that ask.
+
+Coordination partitions are read one after the other. So what is kept of a worker bears its place in the whole log (log
+time, partition, offset), and the later place prevails: the result is that of all partitions merged by log time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from rationalizer import Outcome, World, codes, route_group
+from rationalizer.groups.history import Assignments, Rebalance
+from rationalizer.history import End, LeaseKey, Owners, Span
+from rationalizer.limits import HEAD_FIELDS
+
+__all__ = ["Fold", "Place", "Run"]
+
+#: Of a record in the whole log: (log time, coordination partition, offset).
+Place = tuple[int, int, int]
+
+_NEVER: Final[Place] = (-1, -1, -1)
+
+#: They carry some ids, which mean nothing (T3).
+_OF_NO_GROUP: Final = frozenset({"Tick", "Upgrade"})
+
+#: A claim that ends so is made again: its sender waits.
+_WAITS: Final = (codes.HELD, codes.PAUSED)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one worker in a group, as its records show it."""
+
+    group: str
+    client: str
+    instance: str
+    #: Its first record, and its last one. A release that an operator wrote in its name is none of its own.
+    begun: Place = _NEVER
+    heard: Place = _NEVER
+    #: Its last claim or join, and the code with which that was refused; "": it was not.
+    claimed: Place = _NEVER
+    refused: str = ""
+    #: That was a join: the group is a coordinated one.
+    joins: bool = False
+    #: Its heartbeat interval; half its session in a coordinated group (ms). 0: not known.
+    interval_ms: int = 0
+    #: What it lost last, and how.
+    lost: Place = _NEVER
+    ended: End = End.OPEN
+    #: When an operator's client took something from it last (C20).
+    evicted: Place = _NEVER
+    evictor: str = ""
+    #: Its last own record before that.
+    heard_before: Place = _NEVER
+    #: When an operator asked it to hand over (C19), or to leave its coordinated group.
+    asked: Place = _NEVER
+
+    @property
+    def last_at(self) -> int:
+        """Log time of its last own record (ms)."""
+        return self.heard[0]
+
+    @property
+    def waits(self) -> bool:
+        """Its last claim found the partition held, or the group paused, and it lost nothing since."""
+        return self.refused in _WAITS and not self.joins and self.claimed > self.lost
+
+    @property
+    def rejected(self) -> str:
+        """Why the log did not let it into its group, or let it have nothing: a code; "": that was not the last."""
+        return self.refused if self.claimed > self.lost and not self.waits else ""
+
+    @property
+    def released(self) -> bool:
+        """What it lost last it gave up itself."""
+        return self.lost > self.claimed and self.ended in (End.RELEASED, End.LEFT)
+
+    @property
+    def is_evicted(self) -> bool:
+        """An operator evicted it, and it has claimed nothing since (C18, G20)."""
+        return self.evicted > self.claimed
+
+    @property
+    def was_alive(self) -> bool:
+        """It wrote something after its eviction, or within its interval before it."""
+        return self.heard > self.evicted or self.evicted[0] - self.heard_before[0] <= self.interval_ms
+
+    @property
+    def asked_at(self) -> int | None:
+        """Log time at which it was asked to hand over; None: it was not, or was evicted since."""
+        return self.asked[0] if self.asked > self.evicted else None
+
+
+@dataclass(slots=True)
+class Fold:
+    """Feed it each record of a log after its world has applied it.
+
+    beats: keep of each lease when it was beaten for last. Without, only its worker is known to live: that is less work.
+    """
+
+    beats: bool = True
+    owners: dict[int, Owners] = field(default_factory=dict)
+    #: group → the pieces of a coordinated one, by its home's log.
+    assignments: dict[str, Assignments] = field(default_factory=dict)
+    _worlds: dict[int, World] = field(default_factory=dict)
+    #: (group, client) → instance → run
+    _runs: dict[tuple[str, str], dict[str, Run]] = field(default_factory=dict)
+    #: Instances that paused a group: no workers.
+    _admins: set[str] = field(default_factory=set)
+
+    def follows(self, world: World) -> bool:
+        """Whether it goes on from this world's last record."""
+        return self._worlds.get(world.partition) is world
+
+    def begin(self, world: World) -> None:
+        """The records of this coordination partition follow on this state."""
+        cp = world.partition
+        self._worlds[cp] = world
+        owners = self.owners[cp] = Owners()
+        owners.begin(world)
+        for lease in world.leases():
+            if lease.client_id is not None and lease.instance_id is not None:
+                run = self._run(lease.group_id, lease.client_id, lease.instance_id)
+                run.heard = max(run.heard, (lease.last_beat, cp, -1))
+                run.interval_ms = max(run.interval_ms, lease.heartbeat_interval_ms)
+        for group in world.groups():
+            if cp == route_group(group.group_id, world.partitions):
+                self.assignments[group.group_id] = Assignments(group.group_id, keep=1)
+                self.assignments[group.group_id].begin(world)
+                for member in group.members.values():
+                    run = self._run(group.group_id, member.client_id, member.instance_id)
+                    run.heard = max(run.heard, (member.last_beat, cp, -1))
+                    run.interval_ms = (member.session_timeout_ms + 1) // 2
+
+    def before(self, outcome: Outcome, cp: int) -> Span | None:
+        """The span in which a lease was that this record names, as long as the record is not taken in."""
+        message = outcome.message
+        if message is None or len(message) < HEAD_FIELDS + 2 or not isinstance(message[HEAD_FIELDS], str):
+            return None
+        return self.owners[cp].now.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
+
+    def see(self, cp: int, outcome: Outcome) -> None:
+        """Take in a record that the world of this coordination partition has just applied."""
+        message, kind = outcome.message, outcome.type
+        if message is None or kind in _OF_NO_GROUP:
+            return
+        world = self._worlds[cp]
+        place = (outcome.log_time, cp, world.next_offset - 1)
+        instance, client, group = message[2], message[3], message[4]
+        if kind == "HeartbeatBatch" and outcome.code == codes.OK:  # nearly all of a claimed group's log
+            self._hear(group, client, instance, place)
+            if self.beats:
+                now = self.owners[cp].now
+                for entry in message[HEAD_FIELDS]:
+                    now[group, entry[0], entry[1]].last_beat = outcome.log_time
+            return
+        if kind == "ReleaseGroup":
+            self._admins.add(instance)
+            return
+        self._claims(outcome, place)
+        is_evicted = self._changed(world, outcome, place)
+        # Releases and leaves are written in others' names, too: by a dying worker's watchdog, by operators.
+        is_own = kind not in ("ReleasingPartition", "LeaveGroup") or instance in self._runs.get((group, client), ())
+        if is_own and not is_evicted:
+            self._hear(group, client, instance, place)
+
+    def runs(self, since: int = 0) -> list[Run]:
+        """The newest run of each worker that was heard since that log time, by group and name."""
+        found = []
+        for key in sorted(self._runs):
+            run = max(self._runs[key].values(), key=lambda run: (run.begun, run.heard))
+            if run.last_at >= since and run.instance not in self._admins:
+                found.append(run)
+        return found
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that were met."""
+        leases = {key[0] for owners in self.owners.values() for key in owners.now}
+        return leases | {group for group, _ in self._runs}
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _run(self, group: str, client: str, instance: str) -> Run:
+        of_client = self._runs.setdefault((group, client), {})
+        run = of_client.get(instance)
+        if run is None:
+            run = of_client[instance] = Run(group, client, instance)
+        return run
+
+    def _hear(self, group: str, client: str, instance: str, place: Place) -> None:
+        run = self._run(group, client, instance)
+        if place > run.heard:
+            run.heard = place
+        if run.begun == _NEVER or place < run.begun:
+            run.begun = place
+        if run.evicted > place > run.heard_before:
+            run.heard_before = place
+
+    def _claims(self, outcome: Outcome, place: Place) -> None:
+        message = outcome.message
+        is_join = outcome.type == "JoinGroup"
+        if message is None or not (is_join or outcome.type == "ClaimingPartition"):
+            return
+        run = self._run(message[4], message[3], message[2])
+        if place > run.claimed:
+            run.claimed, run.joins, run.refused = place, is_join, "" if outcome.accepted else outcome.code
+        run.interval_ms = (message[HEAD_FIELDS + 2] + 1) // 2 if is_join else message[HEAD_FIELDS + 2]
+
+    def _changed(self, world: World, outcome: Outcome, place: Place) -> bool:
+        """Follow what the record changed; whether it is an eviction."""
+        owners, message = self.owners[world.partition], outcome.message
+        assert message is not None
+        if not outcome.accepted:
+            owners.overhear(outcome)
+        is_evicted = False
+        for key in owners.touched(outcome):
+            is_evicted = self._lease(owners, key, world, outcome, place) or is_evicted
+        group = message[4]
+        if world.partition == route_group(group, world.partitions):
+            if outcome.of_group or (outcome.type == "ForgetGroup" and group in self.assignments):
+                is_evicted = self._pieces(world, outcome, place) or is_evicted
+            elif outcome.type == "LeaveGroup":
+                self._asked_to_leave(world, outcome, place)
+        if outcome.type == "ReleasingPartition" and not outcome.accepted:
+            self._asked(world, outcome, place)
+        return is_evicted
+
+    def _lease(self, owners: Owners, key: LeaseKey, world: World, outcome: Outcome, place: Place) -> bool:
+        before = owners.now.get(key)
+        owners.see(key, world, outcome)
+        if before is None or not before.held or before.until is None:
+            return False
+        self._lost(before, place, before.ended_by if before.ended is End.EVICTED else "")
+        return before.ended is End.EVICTED
+
+    def _pieces(self, world: World, outcome: Outcome, place: Place) -> bool:
+        message = outcome.message
+        assert message is not None
+        name = message[4]
+        fold = self.assignments.setdefault(name, Assignments(name, keep=1))
+        last = fold.rebalances[-1] if fold.rebalances else None
+        known = 0 if last is None else len(last.moved)
+        fold.see(world, outcome)
+        if not outcome.accepted:
+            if outcome.type == "LeaveGroup":
+                self._asked_to_leave(world, outcome, place)
+            return False
+        newest = fold.rebalances[-1] if fold.rebalances else None
+        if newest is None:
+            return False
+        for moved in newest.moved[known if newest is last else 0 :]:
+            if moved.before is not None and moved.before.held:
+                self._lost(moved.before, place, moved.before.evictor)
+        return newest is not last and self._rebalanced(name, newest, place)
+
+    def _rebalanced(self, group: str, found: Rebalance, place: Place) -> bool:
+        """Members that went, whether they owned anything or not; whether one was evicted."""
+        for client, ended, by in (
+            *((client, End.LEFT, "") for client in found.left),
+            *((client, End.EVICTED, by) for client, by in found.evicted),
+            *((client, End.REPLACED, "") for client, _ in found.silent),
+        ):
+            for run in self._newest(group, client):
+                self._end(run, place, ended, by)
+        return bool(found.evicted)
+
+    def _newest(self, group: str, client: str) -> Iterator[Run]:
+        known = self._runs.get((group, client))
+        if known:
+            yield max(known.values(), key=lambda run: (run.begun, run.heard))
+
+    def _lost(self, span: Span, place: Place, evictor: str) -> None:
+        self._end(self._run(span.key[0], span.client_id, span.instance_id), place, span.ended, evictor)
+
+    @staticmethod
+    def _end(run: Run, place: Place, ended: End, evictor: str) -> None:
+        if place >= run.lost:
+            run.lost, run.ended = place, ended
+        if ended is End.EVICTED and place > run.evicted:
+            run.evicted, run.evictor = place, evictor
+            run.heard_before = run.heard if run.heard < place else run.heard_before
+
+    def _asked(self, world: World, outcome: Outcome, place: Place) -> None:
+        """C19: a release under another instance that names the holder and its epoch."""
+        message = outcome.message
+        assert message is not None
+        client, group = message[3], message[4]
+        lease = world.lease(group, message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
+        if lease is None or lease.instance_id in (None, message[2]):
+            return
+        if (lease.client_id, lease.epoch) == (client, message[HEAD_FIELDS + 2]):
+            run = self._run(group, client, lease.instance_id or "")
+            run.asked = max(run.asked, place)
+
+    def _asked_to_leave(self, world: World, outcome: Outcome, place: Place) -> None:
+        message = outcome.message
+        assert message is not None
+        group = world.group(message[4])
+        member = None if group is None else group.clients.get(message[3])
+        if member is not None and member.member_id == message[HEAD_FIELDS] and member.instance_id != message[2]:
+            run = self._run(message[4], message[3], member.instance_id)
+            run.asked = max(run.asked, place)

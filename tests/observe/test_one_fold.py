@@ -1,0 +1,224 @@
+"""The command and the page say of a log what a naive account says of it, whatever order its parts are read in."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.cli.log import Teller, Wanted
+from kafka_marshal.cli.meter import BrokerClock
+from kafka_marshal.cli.rows import GroupRow
+from kafka_marshal.cli.text import span
+from kafka_marshal.cli.view import View
+from kafka_marshal.cli.who import Ownership, PieceOwnership
+from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.observe.fold import Fold
+from kafka_marshal.ui import moments
+from kafka_marshal.ui.fold import History
+from rationalizer import ClaimingPartition, World, codes, route_group, route_lease
+from rationalizer.groups.history import Assignments
+from tests.observe.lives import CPS, Account, Life, Lives, accounts, holders
+
+SEEDS = range(6)
+#: Some minutes ago: `status` looks no further back than ten.
+BEGIN = int(time.time() * 1000) - 400_000
+
+MADE: dict[int, Lives] = {}
+
+
+def lives(seed: int) -> Lives:
+    if seed not in MADE:
+        MADE[seed] = Lives(seed, BEGIN, 450)
+    return MADE[seed]
+
+
+def whole(found: Lives) -> Account:
+    *_, (_, account) = accounts(found)
+    return account
+
+
+def told(life: Life) -> tuple[object, ...]:
+    """What the account says of a run, as questions and answers."""
+    claimed, lost = life.claimed or (-1, 0, 0), life.lost or (-1, 0, 0)
+    evicted = life.evicted is not None and life.evicted > claimed
+    is_last = claimed > lost
+    is_asked = life.asked is not None and life.asked > (life.evicted or (-1, 0, 0))
+    return (
+        life.instance,
+        life.heard[0],
+        is_last and life.refused in (codes.HELD, codes.PAUSED),
+        lost > claimed and life.how in ("released", "left"),
+        life.evictor if evicted else "",
+        life.asked[0] if life.asked is not None and is_asked else None,
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_was_heard_and_what_became_of_what_it_held(seed: int) -> None:
+    found = lives(seed)
+    rng = random.Random(seed)
+    fold, worlds = Fold(), {cp: World(cp, CPS) for cp in range(CPS)}
+    for world in worlds.values():
+        fold.begin(world)
+    order = list(range(CPS))
+    rng.shuffle(order)
+    for cp in order:  # one after the other, as they are read
+        for entry in found.entries(cp):
+            fold.see(cp, worlds[cp].apply(*entry))
+    asked = {
+        (run.group, run.client): (
+            run.instance,
+            run.last_at,
+            run.waits and not run.joins,
+            run.released,
+            run.evictor if run.is_evicted else "",
+            run.asked_at,
+        )
+        for run in fold.runs()
+        if run.client not in ("operator", "admin")
+    }
+    expected = {key: told(life) for key, life in whole(found).newest().items() if key[1] != "operator"}
+    assert asked == expected
+
+
+def viewed(found: Lives, now_ms: int) -> View:
+    """`status` of this log, on a Kafka in memory."""
+    clock = [float(BEGIN)]
+    cluster = MemoryCluster(lambda: clock[0])
+    cluster.create_topic("__marshal", CPS, 1, required_settings(1), 5.0)
+    appender = cluster.appender("__marshal", delivery_timeout_ms=1_000)
+    for step in found.steps:
+        clock[0] = float(step.stamp)
+        appender.append(step.place[1], step.value)
+    assert appender.flush(1.0) == 0
+    view = View(cluster, "__marshal", 5.0)
+    view.clock = BrokerClock(lambda: float(now_ms))
+    view.catch_up(lambda done, of_all: None)
+    return view
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_status_and_check_say_it_of_those_that_hold_nothing(seed: int) -> None:
+    found = lives(seed)
+    now_ms = found.now + 500
+    groups = {each.group: each for each in viewed(found, now_ms).groups()}
+    newest = whole(found).newest()
+    for group in "gh":
+        row: GroupRow = groups[group]
+        held = {each.client for each in row.leases if each.client}
+        idle = {run.client: run for run in row.idle if run.client not in ("operator", "admin")}
+        expected = {client: life for (of, client), life in newest.items() if of == group and client not in held}
+        assert idle.keys() == {client for client in expected if client not in ("operator", "admin")}
+        for client, run in idle.items():
+            life = expected[client]
+            instance, heard, waits, released, evictor, asked = told(life)
+            assert (run.instance, now_ms - run.silence_ms) == (instance, heard)
+            assert (run.waits, run.evictor) == (waits, evictor), run.doing
+            assert run.asked_ms == (None if asked is None else now_ms - int(str(asked)))
+            assert (run.released_ms is not None) is released
+            if evictor:
+                assert life.evicted is not None and life.heard_before is not None
+                assert run.doing.startswith(f"evicted by operator {span(now_ms - life.evicted[0])} ago")
+                alive = life.heard > life.evicted or life.evicted[0] - life.heard_before[0] <= run.interval_ms
+                assert run.was_alive == alive
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_log_says_how_long_a_former_holder_was_silent_wherever_it_begins(seed: int) -> None:
+    found = lives(seed)
+    expected = {}
+    for step in found.steps:
+        record = step.record
+        if isinstance(record, ClaimingPartition) and step.outcome.accepted:
+            client, _, epoch, last_beat, _ = step.before.get(("g", "t", record.partition, 0), ("", "", 0, 0, 0))
+            if client and step.after["g", "t", record.partition, 0][2] != epoch:
+                silence = span(step.place[0] - last_beat)
+                expected[step.place] = f"granted, epoch {step.outcome.epoch}; {client} was silent for {silence}"
+    assert len(expected) > 3
+    middle = sorted(expected)[len(expected) // 2]
+    for since in (None, middle[0]):
+        teller = Teller(CPS, Wanted(None, since, no_beats=False), {})
+        whys = {
+            (told.outcome.log_time, cp, told.offset): told.why
+            for cp in range(CPS)
+            for told in teller.tell(cp, found.entries(cp))
+            if "was silent for" in told.why and told.record is not None and told.record.group_id == "g"
+        }
+        assert whys == {place: why for place, why in expected.items() if since is None or place[0] >= since}
+
+
+def moments_of(found: Lives, seed: int) -> Iterator[tuple[int, dict[tuple[str, str, int, int], tuple[str, int]]]]:
+    """Log times, with who held what then, and its next offset."""
+    rng = random.Random(seed)
+    for at in sorted(rng.sample(sorted({step.place[0] for step in found.steps}), 12)):
+        known: dict[tuple[str, str, int, int], tuple[str, int]] = {}
+        for cp in range(CPS):
+            world = World(cp, CPS)
+            for entry in found.entries(cp):
+                if max(world.log_time, entry[1]) > at:
+                    break
+                world.apply(*entry)
+            for key, (client, *_, done) in holders(world).items():
+                known[key] = client, done
+        yield at, known
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_page_and_who_agree_on_any_moment(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next offset, too: exact for `who`, a range that holds it on the page."""
+    from kafka_marshal.ui import index
+
+    monkeypatch.setattr(index, "MOST_SAMPLES", 8)
+    found = lives(seed)
+    history = History(CPS)
+    for cp in range(CPS):
+        history.take(cp, found.entries(cp))
+    ranges = 0
+    for at, known in moments_of(found, seed):
+        moment = moments.Moment(at)
+        for (group, topic, number, lo), (client, done) in known.items():
+            if lo:
+                continue
+            detail = moments.detail(history, history.groups[group], (topic, number), moment)
+            now = [answer["holder"]["client"] if answer["holder"] else "" for answer in detail["answers"]]
+            assert now == [client]
+            shown = detail["next"]
+            if shown is None:  # nobody has said where it begins
+                assert done == 0
+                continue
+            assert shown["low"] <= done <= shown["high"], (group, topic, number, at)
+            assert (shown["offset"] is None) == (shown["low"] != shown["high"]) == (shown["exact"] is not None)
+            ranges += shown["offset"] is None
+            owned = _who(found, (group, topic, number), at)
+            assert [(each.span.client_id if each.span.held else "", each.next) for each in owned.moments] == [
+                (client, done)
+            ]
+    assert ranges
+
+
+def _who(found: Lives, key: tuple[str, str, int], at: int) -> Ownership:
+    if key[0] == "g":
+        owned = Ownership(key, route_lease(key[1], key[2], CPS), CPS, at)
+    else:
+        owned = PieceOwnership(key, route_group(key[0], CPS), CPS, at)
+        owned.assignments = Assignments(key[0])
+    owned.take(found.entries(owned.cp))
+    owned.end()
+    return owned
+
+
+def test_the_logs_hold_what_they_are_for() -> None:
+    """Every way to lose something, and workers of which each question has either answer."""
+    ways, answers = set(), set()
+    for seed in SEEDS:
+        for step, account in accounts(lives(seed)):
+            ways |= {life.how for life in account.lives.values()}
+            if step.place[2] % 7 == 0:
+                for life in account.newest().values():
+                    answers |= {(at, bool(answer)) for at, answer in enumerate(told(life))}
+    assert {"released", "replaced", "restarted", "evicted", "left"} <= ways
+    assert {(at, answer) for at in (2, 3, 4, 5) for answer in (True, False)} <= answers
