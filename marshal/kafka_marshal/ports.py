@@ -128,6 +128,9 @@ class Tail(Protocol):
     def leave(self, partitions: Iterable[int]) -> None:
         """Read these no more; by the thread that reads, between two reads."""
 
+    def restart(self, positions: Mapping[int, int]) -> None:
+        """Read these again, each from its offset: their fetch is stuck. By the thread that reads, between two reads."""
+
     def close(self) -> None: ...
 
 

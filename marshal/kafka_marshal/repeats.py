@@ -44,6 +44,8 @@ class Told:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._repeats = Repeats(SAID_EVERY_MS)
+        #: Whether Kafka answers nothing at all: one line says that, and what fails meanwhile is for debugging.
+        self.is_outage: Callable[[], bool] = lambda: False
 
     def say(self, level: int, event: str, thing: Hashable, message: str) -> None:
         """Tell message at a level of logging, which is about thing."""
@@ -51,6 +53,13 @@ class Told:
         if held_back is not None:
             more = f" ({held_back} more since this was said last)" if held_back else ""
             log(level, event, "%s%s", message, more)
+
+    def unanswered(self, event: str, thing: Hashable, message: str) -> None:
+        """Tell message, that Kafka did not answer something, as a warning: unless it answers nothing at all."""
+        if self.is_outage():
+            log(logging.DEBUG, event, "%s", message)
+        else:
+            self.warn(event, thing, message)
 
     def warn(self, event: str, thing: Hashable, message: str) -> None:
         """Tell message as a warning."""

@@ -16,6 +16,7 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import say_warning, warnings_from_the_library
 from kafka_marshal.errors import LogCutError, MarshalError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.node.hearing import HearingTail
 from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
 from kafka_marshal.ports import Cluster, LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
@@ -124,7 +125,7 @@ class Log:
 
     def follow(self, positions: Mapping[int, int]) -> Iterator[dict[int, list[LogEntry]]]:
         """What is appended from these offsets on, batch by batch, for ever; an empty one now and then."""
-        tail = self._cluster.tail(self.topic, positions)
+        tail = HearingTail(self._cluster, self.topic, positions, {})
         try:
             while True:
                 batch = tail.read(SLICE_S)

@@ -17,6 +17,8 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.memory import FIRST_READ
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.ear import Ear
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.rights import grant
 
@@ -32,6 +34,10 @@ BURST = 10_000
 #: The longest one wait for messages lasts before stop() and errors are looked at. (A longer one would wake the thread
 #: twice: confluent-kafka cuts waits into pieces of this.)
 SLICE_S = 0.2
+
+
+#: How soon a reader is replaced a third time, and so on.
+RENEWED_EVERY_S = 60.0
 
 
 class Fed(Protocol):
@@ -63,6 +69,10 @@ class Fetcher:
         self._is_torn = False
         #: Partitions of which nothing is fetched until there is room for them.
         self._held_up: set[Key] = set()
+        #: What it is to hear of what is fetched, and when it was replaced last (s, monotonic).
+        self.ear: Ear[Key] = Ear(driver.cluster.runtime, "the reader of messages", self._ends)
+        self.ear.be_patient(driver.engine.settings.heartbeat_interval_ms)
+        self._renewed_at = float("-inf")
         #: How often messages were fetched again, as a read was not noted.
         self.reread: int = 0
 
@@ -89,6 +99,8 @@ class Fetcher:
         if begun:
             self.reader.assign(begun)
         # Last: who reads meanwhile counts what comes as of before, and it is fetched again.
+        self.ear.end(changes)
+        self.ear.begin(begun)
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
         self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
 
@@ -182,8 +194,9 @@ class Fetcher:
         with self._reading:
             if self._consumer._closed:
                 return 0
-            if self._engine.positions.stuck.is_reader_deaf:
-                self._renew()
+            self.ear.listens()
+            if missing := self.ear.missing():
+                self._mend(missing)
             if self._is_torn:
                 self._go_back()
             room = self._room()
@@ -194,6 +207,7 @@ class Fetcher:
             messages, faults = self.reader.read(limit, timeout_s)
             if len(messages) < limit:
                 self._consumer._drained_at = self._driver.now_ms()
+            self.ear.has_read(timeout_s)
             memory = self._engine.delivery.memory
             memory.let_go(len(messages))
             if messages:
@@ -214,11 +228,13 @@ class Fetcher:
             for key, group in runs:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Fetched(number, key, group), now)
+                    self.ear.came(key, (group[-1].offset() or 0) + 1)
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Reached(number, key, end), now)
+                    self.ear.came(key, end)
             for fault in faults:
                 self._judge(fault)
 
@@ -236,20 +252,45 @@ class Fetcher:
             for key in list(self._fetched):
                 self._fetch_anew(key)
 
+    def _ends(self, keys: list[Key]) -> dict[Key, int]:
+        cluster, is_all = self._driver.cluster, self.config.get("isolation.level") == "read_uncommitted"
+        ask = cluster.watermarks if is_all else cluster.committed_watermarks
+        return {key: end for key, (_, end) in ask(keys, LOOKUP_TIMEOUT_S).items()}
+
+    def _mend(self, missing: list[Key]) -> None:
+        """Read again what does not come though the log holds it, with a new client where that did not help."""
+        ear = self.ear
+        with self._driver.locked(step=False):
+            assignments, found = self._engine.assignments, self._engine.positions.stuck.unreadable
+            excused = [k for k in missing if k in found or (x := assignments.get(k)) is None or x.over or x.user_paused]
+        ear.excuse(excused)
+        deaf = sorted(set(missing).difference(excused))
+        if not deaf or (ear.tries > 1 and self._driver.monotonic() < self._renewed_at + RENEWED_EVERY_S):
+            ear.excuse(deaf)
+            return
+        if ear.tries == 0:
+            log(logging.WARNING, "reader_deaf", "%s: it reads again from there", ear.what(deaf))
+            with self._driver.locked(step=False):
+                for key in deaf:
+                    self._fetch_anew(key)
+        else:
+            text = "%s, nor when it read again from there: a new client reads on"
+            log(logging.ERROR, "reader_deaf", text, ear.what(deaf))
+            self._renew()
+        ear.tried(deaf)
+
     def _renew(self) -> None:
         """Read on with a new client, from what was noted: librdkafka's may stand still for good (a frozen broker)."""
-        log(
-            logging.WARNING, "reader_replaced", "nothing comes though there is something to read: a new client reads on"
-        )
+        self._renewed_at = self._driver.monotonic()
         new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self.config)
         with self._driver.locked(step=False):
             old, self.reader = self.reader, new
-            self._engine.positions.stuck.is_reader_deaf = False
             found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
             self._fetched = {}
             self._change({key: x.buffer.fetch_next for key, x in found.items()})
             self.reader.pause([key for key, x in found.items() if x.user_paused])
-        self._driver.post(old.close)
+        # It may be stuck as a whole: nobody waits for its end.
+        self._driver.cluster.runtime.start(old.close, "kafka-marshal-close")
 
     def _fetch_anew(self, key: Key) -> None:
         """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
@@ -262,7 +303,7 @@ class Fetcher:
         if fault.kind is FaultKind.TOO_LARGE:
             take(TooLarge(number, fault.message), now)
         elif fault.topic is None or fault.partition is None:
-            self._engine.warn(f"fetching: {fault.message}")
+            self._driver.effects.told.unanswered("fault", ("fetching", number), f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
             take(OutOfRange(number, (fault.topic, fault.partition)), now)
         else:

@@ -84,7 +84,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     return Health(
         ok=not problems,
         problems=problems,
-        ready=driver.lock.started and is_beating and not (ends or closed),
+        ready=driver.lock.started and is_beating and not driver.replica.hearing.ear.deaf and not (ends or closed),
         needs_restart=bool(ends),
         turned_ago_ms=max(0.0, now - driver.pulse.turned_at),
         closed=closed,
@@ -134,6 +134,12 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "
             "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
             "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
+        )
+    if deaf := driver.replica.hearing.ear.deaf:
+        yield (
+            f"{deaf}. Meanwhile its own heartbeats prove nothing here, and it hands out nothing more once its leases, "
+            "or its session, run out. It reads again with a new client by itself; where that does not help, this "
+            "Marshal ends, and others take over what it held"
         )
     if driver.engine.draining:
         yield (

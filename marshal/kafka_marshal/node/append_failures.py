@@ -24,4 +24,4 @@ class AppendFailures:
         self.failing = (reason, now if self.failing is None else self.failing[1])
         # "… (after 3ms in state CONNECT)": the same but for how long it took.
         text = f"an append to {self._topic} failed: {reason}"
-        self._told.warn("append_failed", ("append", reason.partition(" (after ")[0]), text)
+        self._told.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)

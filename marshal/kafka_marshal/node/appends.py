@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from kafka_marshal.engine.effects import Append
@@ -22,14 +23,23 @@ class Appends:
     """The appender of one driver, and the next one where it has failed for good (C17)."""
 
     def __init__(
-        self, cluster: Cluster, topic: str, lock: EngineLock, pacing: Pacing, events: Events, failures: AppendFailures
+        self,
+        cluster: Cluster,
+        topic: str,
+        lock: EngineLock,
+        pacing: Pacing,
+        events: Events,
+        failures: AppendFailures,
+        written: Callable[[int, int], object],
     ) -> None:
+        """written: called with the CP and the offset of each record of ours that is in the log."""
         self.failures = failures
         self._cluster = cluster
         self._topic = topic
         self._lock = lock
         self._pacing = pacing
         self._events = events
+        self._written = written
         self._appender = self._new()
         self._retired: list[Appender] = []
         self._is_broken = False
@@ -41,9 +51,9 @@ class Appends:
     def append(self, wanted: Append) -> None:
         """Hand a record over; the lock is held."""
         self._pacing.appended()
-        self._appender.append(wanted.cp, encode(wanted.record), partial(self._acked, wanted.token))
+        self._appender.append(wanted.cp, encode(wanted.record), partial(self._acked, wanted.cp, wanted.token))
 
-    def _acked(self, token: int, ack: Ack) -> None:
+    def _acked(self, cp: int, token: int, ack: Ack) -> None:
         now_ms = self._cluster.runtime.now_ms
         self.failures.hear(ack.error, now := now_ms())
         self._is_broken = self._is_broken or ack.fatal
@@ -58,6 +68,8 @@ class Appends:
             self._pacing.answered()
             if ack.error is None:
                 self._events.heard(now)
+                if ack.offset is not None:
+                    self._written(cp, ack.offset)
             else:
                 self._events.trouble(ack.error, now)
             self._lock.engine.take(Acked(token, ack.offset), now_ms())

@@ -91,6 +91,8 @@ class TopicChecks:
             case FaultKind.FATAL:
                 text = "%s: reader replaced after a fatal error: %s"
                 log(logging.WARNING, "reader_replaced", text, where, fault.message)
+            case FaultKind.UNREACHABLE:  # one line tells of an outage, and it is not this one
+                log(logging.DEBUG, "fault", "%s: %s", where, fault.message)
             case _:
                 log(logging.WARNING, "fault", "%s: %s", where, fault.message)
 

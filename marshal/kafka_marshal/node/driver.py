@@ -83,6 +83,7 @@ class Driver:
         )
         settings = make_settings(replica.info.partitions)
         self.engine: Engine = Engine(settings, replica.worlds, runtime.random())
+        replica.hearing.ear.be_patient(settings.heartbeat_interval_ms)
         self.life.on_fork = self.engine.forked
         lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.lock: EngineLock = lock
@@ -90,7 +91,16 @@ class Driver:
         #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
         self.listeners: list[Listener] = []
         told, events = Told(self.now_ms), Events(settings, self.now_ms())
-        appends = Appends(cluster, topic, lock, self.pacing, events, AppendFailures(topic, told))
+        told.is_outage = lambda: events.is_silent(self.now_ms())
+        appends = Appends(
+            cluster,
+            topic,
+            lock,
+            self.pacing,
+            events,
+            AppendFailures(topic, told),
+            lambda cp, at: replica.hearing.ear.knows(cp, at),
+        )
         lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
         self.effects: Effects = Effects(cluster, replica, lock, self.pacing, appends, events, told, lookups)
         lock.carry_out = self.effects.carry_out

@@ -60,7 +60,8 @@ class Effects:
         self._replica = replica
         self._lock = lock
         self._pacing = pacing
-        self._told = told
+        #: The log, to which nothing is told over and over again.
+        self.told = told
         self._lookups = lookups
         self._now_ms = cluster.runtime.now_ms
 
@@ -87,7 +88,7 @@ class Effects:
                 case Note():
                     self.events.note(effect, self._now_ms())
                 case Warn(message=message, is_error=is_error):
-                    self._told.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
+                    self.told.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
         for number, changes in fetching.items():
             if (port := self._lock.ports.get(number)) is not None:
                 port._fetch(changes)
@@ -106,10 +107,10 @@ class Effects:
                     with lock.locked():
                         lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())
                     return
-                self._told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
+                self.told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
             except MarshalError as error:
                 text = f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}"
-                self._told.warn("look_up_failed", key, text)
+                self.told.unanswered("look_up_failed", key, text)
             with lock.condition:
                 lock.condition.wait(0.2)
 

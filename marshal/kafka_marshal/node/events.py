@@ -76,6 +76,10 @@ class Events:
             seconds = round(silent_ms / 1000, 1)
             self._add_last(logging.INFO, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
 
+    def is_silent(self, now: float) -> bool:
+        """Whether Kafka has answered nothing for so long that the next trouble is told as an outage."""
+        return self._is_away or now - self._heard_at >= AWAY_SHARE * self._interval_ms
+
     def trouble(self, why: str, now: float) -> None:
         """A request failed, or a broker can't be reached."""
         self._trouble, self._trouble_at = why, min(self._trouble_at, now)

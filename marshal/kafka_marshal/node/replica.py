@@ -15,9 +15,10 @@ from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.logs import log
 from kafka_marshal.node.checks import TopicChecks
 from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster, check_topic
+from kafka_marshal.node.hearing import HearingTail
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.node.start import Begin, ReplayStart
-from kafka_marshal.ports import Cluster, FaultKind, LogEntry, Tail, TailBatch, TopicInfo
+from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch, TopicInfo
 from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, World
 from rationalizer.snapshot import digest_of
@@ -94,10 +95,16 @@ class Replica:
         #: Where apply stops to look: the next place to compare, or where a snapshot may be due.
         self._stops = {cp: self._next_stop(cp) for cp in cps}
         check_one_cluster(cluster, ADDRESSES_S)
-        self._tail: Tail = self._open()
+        self._tail: HearingTail = self._open()
 
-    def _open(self) -> Tail:
-        return self._cluster.tail(self.topic, {cp: world.next_offset for cp, world in self.worlds.items()})
+    def _open(self) -> HearingTail:
+        positions = {cp: world.next_offset for cp, world in self.worlds.items()}
+        return HearingTail(self._cluster, self.topic, positions, self.behind)
+
+    @property
+    def hearing(self) -> HearingTail:
+        """What it reads with: it is told what the log is known to hold, and says what does not come."""
+        return self._tail
 
     def _check_markers_passed_over(self, timeout_s: float) -> None:
         """L2 where a start passes the first record over: a lease that is routed elsewhere refutes its snapshot (S1).
@@ -128,8 +135,10 @@ class Replica:
             self.behind[cp] = self.starts[cp].log_end
             self._stops[cp] = self._next_stop(cp)
         self._refuted.clear()
+        patience_s = self._tail.ear.patience_s
         self._tail.close()
         self._tail = self._open()
+        self._tail.ear.patience_s = patience_s
 
     @property
     def differences(self) -> list[Difference]:
@@ -204,8 +213,7 @@ class Replica:
                 continue  # of one that is read no more
             self._checks.fault(fault)
             if fault.kind is FaultKind.FATAL:
-                self._tail.close()
-                self._tail = self._open()
+                self._tail.renew()
 
     def _apply_entries(self, world: World, entries: list[LogEntry], applied: Listener | None) -> None:
         cp = world.partition

@@ -108,7 +108,7 @@ class Scope:
             pass
         except (KafkaUnavailableError, AuthenticationError) as error:
             self._again_at = self._now_ms() + AGAIN_MS
-            self._told.warn("not_looked_into", "scope", f"the group is not joined yet: {error}")
+            self._told.unanswered("not_looked_into", "scope", f"the group is not joined yet: {error}")
         except MarshalError as error:
             self._lock.fail(error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback

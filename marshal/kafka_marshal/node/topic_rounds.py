@@ -115,7 +115,7 @@ class TopicRounds:
         except (KafkaUnavailableError, AuthenticationError) as error:
             # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
             events.trouble(str(error), self._now_ms())
-            self._told.warn("topics_not_found", "topics", f"topics not looked up this time: {error}")
+            self._told.unanswered("topics_not_found", "topics", f"topics not looked up this time: {error}")
         except MarshalError as error:
             lock.fail(error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback

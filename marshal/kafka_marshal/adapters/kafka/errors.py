@@ -147,6 +147,10 @@ LOGGER = logging.getLogger("kafka_marshal.librdkafka")
 LOGGER.addFilter(_Quieter())
 
 
+#: What librdkafka says of connections comes from every client, over and over again: what it means for a member is said
+#: once, by the member. These alone are for people: settings, and what ends a client.
+_FOR_PEOPLE = ("CONFWARN", "FATAL")
+
 #: A broker that hangs up before its first answer wants another protocol, TLS most likely; librdkafka only logs it.
 _HUNG_UP = "in state APIVERSION_QUERY"
 _HANDSHAKE = "in state SSL_HANDSHAKE"
@@ -186,6 +190,8 @@ class Troubles:
                 )
                 with self._lock:
                     self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
+            if self._logger is LOGGER and not text.startswith(_FOR_PEOPLE):
+                level = logging.DEBUG
             self._logger.log(level, "%s", text)
         except BaseException as error:  # noqa: BLE001 - raised from here, it would cost messages
             report(f"the log {self._logger.name!r}", error)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from confluent_kafka import KafkaError, KafkaException
@@ -11,7 +12,7 @@ from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.kafka import settings
-from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, marshal_error
+from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, marshal_error
 from kafka_marshal.adapters.kafka.reading import Reading
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.engine.work.stuck import STUCK_AFTER_MS, larger, unreadable
@@ -24,6 +25,9 @@ __all__ = ["StoredMessage", "read_range"]
 
 #: Messages of one step: enough that a step's own cost does not matter, few enough to stay in the processor's caches.
 STEP = 10_000
+
+#: Nothing came for so long of a range that is in the log: it is opened again.
+DEAF_S = 10.0
 
 #: A wait for messages looks up this often.
 WAIT_S = 0.5
@@ -69,23 +73,27 @@ def read_range(
         "error_cb": troubles,
     }
     own = {name: value for name, value in config.items() if name not in ("logger", "error_cb")}
-    reading = Reading("range reader", settings.properties(Role.DATA, bootstrap_servers, own, extra), troubles)
+    properties = settings.properties(Role.DATA, bootstrap_servers, own, extra)
+    span = _Span(
+        lambda: Reading("range reader", properties, troubles), bootstrap_servers, topic, partition, first, last
+    )
     try:
-        reading.consumer.assign([KafkaPartition(topic, partition, first)])
-        yield from _Span(reading, bootstrap_servers, topic, partition, first, last).steps(timeout_s)
+        span.assign()
+        yield from span.steps(timeout_s)
     except KafkaException as error:
         raise marshal_error(error, f"reading {topic} [{partition}]", bootstrap_servers, troubles) from error
     finally:
-        reading.close()
+        span.reading.close()
 
 
 class _Span:
     """One range on its way."""
 
     def __init__(
-        self, reading: Reading, bootstrap_servers: str, topic: str, partition: int, first: int, last: int
+        self, client: Callable[[], Reading], bootstrap_servers: str, topic: str, partition: int, first: int, last: int
     ) -> None:
-        self.reading = reading
+        self._client = client
+        self.reading = client()
         self.bootstrap_servers = bootstrap_servers
         self.topic, self.partition, self.last = topic, partition, last
         #: The first offset that has not come yet.
@@ -94,9 +102,31 @@ class _Span:
         self.end: int | None = None
         #: The offset at which reading failed, since when (monotonic), and what the client said first.
         self.failed: tuple[int, float, str] = (-1, 0.0, "")
+        #: How often it was opened again since anything came.
+        self._tries = 0
+
+    def assign(self) -> None:
+        """Read from the first offset that has not come yet."""
+        place = KafkaPartition(self.topic, self.partition, self.next)
+        self.reading.use(lambda: self.reading.consumer.assign([place]))
+
+    def _listen_again(self) -> None:
+        """Nothing comes, though the range is in the log: librdkafka may have stopped fetching for good.
+
+        First the partition is assigned again, then each time a new client reads on.
+        """
+        self._tries += 1
+        what = "read again from there" if self._tries == 1 else "a new client reads on"
+        text = "%s [%d]: nothing has come for %g s, from offset %d of %d: %s"
+        LOGGER.warning(text, self.topic, self.partition, DEAF_S, self.next, self.last, what)
+        if self._tries > 1:
+            old, self.reading = self.reading, self._client()
+            threading.Thread(target=old.close, daemon=True).start()  # it may be stuck as a whole
+        self.assign()
 
     def steps(self, timeout_s: float) -> Iterator[Sequence[StoredMessage]]:
         deadline = time.monotonic() + timeout_s
+        listened_at = time.monotonic()
         while self.next <= self.last:
             got = self.reading.read(STEP, WAIT_S)
             messages = self._without_errors(got) if any(map(_ERROR, got)) else got
@@ -106,6 +136,8 @@ class _Span:
                     yield cast("Sequence[StoredMessage]", wanted)
                 # Whoever took the messages may have taken his time.
                 deadline = time.monotonic() + timeout_s
+                listened_at = time.monotonic()
+                self._tries = 0
                 continue
             for kind, text in self.reading.troubles.take_faults():
                 if kind is FaultKind.TOO_LARGE:
@@ -114,6 +146,9 @@ class _Span:
                     raise KafkaUnavailableError(self._stopped(text))
             if time.monotonic() > deadline and self.next <= self.last:
                 raise self._too_late(timeout_s)
+            if time.monotonic() > listened_at + DEAF_S and self.next <= self.last:
+                self._listen_again()
+                listened_at = time.monotonic()
 
     def _wanted(self, messages: list[KafkaMessage]) -> list[KafkaMessage]:
         newest = messages[-1].offset()

@@ -127,6 +127,13 @@ class KafkaTail:
         places = [TopicPartition(self._topic, cp) for cp in left]
         self._reading.enqueue_command(lambda: self._steer(partial(self._reading.consumer.incremental_unassign, places)))
 
+    def restart(self, positions: Mapping[int, int]) -> None:
+        with self._lock:
+            self._positions.update(positions)
+        places = [TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()]
+        for steer in (self._reading.consumer.incremental_unassign, self._reading.consumer.incremental_assign):
+            self._reading.use(partial(self._steer, partial(steer, places)))
+
     def _steer(self, steer: Callable[[], object]) -> None:
         try:
             steer()

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -156,6 +157,8 @@ class MemoryBroker:
         self.waits: bool = clock is None
         self.brokers = brokers
         self.faults: Faults = Faults()
+        #: How many tails of a topic each client has opened, and (topic "") readers of messages.
+        self.tails_opened: Counter[tuple[str, str]] = Counter()
         #: Guards everything; notified upon every change.
         self.changed: threading.Condition = threading.Condition(threading.RLock())
         self.existing: dict[str, Topic] = {}

@@ -32,6 +32,10 @@ def _at_once(client: str, topic: str, partition: int, offset: int) -> int:
     return 0
 
 
+def _hears(client: str, topic: str, partition: int, tails: int, restarts: int) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Faults:
     """Hooks, called under the broker's lock: they decide, and call nothing back. Change them through MemoryBroker.
@@ -44,5 +48,8 @@ class Faults:
     #: (client, topic, partition, offset) → ms that pass until this client's readers can see the record. Order within
     #: a partition is kept: a record that is held back holds back those after it.
     delay_ms: Callable[[str, str, int, int], int] = _at_once
+    #: (client, topic, partition, readers of that kind that the client has opened, restarts of the partition in the last
+    #: one) → whether that one gets nothing of it, and no error: as librdkafka's where a fetch is stuck.
+    deaf: Callable[[str, str, int, int, int], bool] = _hears
     #: Clients that can't reach the broker now.
     unreachable: set[str] = field(default_factory=set)

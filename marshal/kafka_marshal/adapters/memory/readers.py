@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from typing import TypeVar, cast
@@ -116,6 +117,9 @@ class MemoryTail(_Reader):
         self._resting: set[int] = set()
         #: The last end told, by partition.
         self._ends: dict[int, int] = {}
+        #: How often a client has opened a tail, and this one each partition again.
+        self._opened = broker.tails_opened[client, topic] = broker.tails_opened[client, topic] + 1
+        self._restarts: Counter[int] = Counter()
 
     def read(self, timeout_s: float) -> TailBatch:
         with self._broker.changed:
@@ -136,6 +140,8 @@ class MemoryTail(_Reader):
         for partition in sorted(self._positions):
             log = self._broker.log(self._topic, partition)
             if log is None or partition in self._resting or room <= 0:
+                continue
+            if self._broker.faults.deaf(self._client, self._topic, partition, self._opened, self._restarts[partition]):
                 continue
             room -= self._look_at(partition, log, room, batch)
         return batch if batch.records or batch.ends or batch.faults else None
@@ -180,6 +186,13 @@ class MemoryTail(_Reader):
                 self._resting.discard(partition)
                 self._ends.pop(partition, None)
 
+    def restart(self, positions: Mapping[int, int]) -> None:
+        with self._broker.changed:
+            self._check_open()
+            self._positions.update(positions)
+            self._resting.difference_update(positions)
+            self._restarts.update(positions.keys())
+
 
 class MemoryDataReader(_Reader):
     """A reader of partitions of any topics."""
@@ -191,6 +204,9 @@ class MemoryDataReader(_Reader):
         self._resting: set[TopicPartition] = set()
         self._marks: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
+        #: How often this client has opened a reader of messages, and this one was assigned each partition.
+        self._opened = broker.tails_opened[client, ""] = broker.tails_opened[client, ""] + 1
+        self._assigns: Counter[TopicPartition] = Counter()
         #: The partition that comes first in the next read, so that none is starved.
         self._turn = 0
 
@@ -199,6 +215,7 @@ class MemoryDataReader(_Reader):
             self._check_open()
             self._forget(positions)
             self._positions.update(positions)
+            self._assigns.update(positions.keys())
             self._broker.changed.notify_all()
 
     def unassign(self, partitions: Iterable[TopicPartition]) -> None:
@@ -242,6 +259,8 @@ class MemoryDataReader(_Reader):
         for key in keys[self._turn :] + keys[: self._turn]:
             log = self._broker.log(*key)
             if log is None or key in self._resting or key in self._paused or len(messages) >= max_messages:
+                continue
+            if self._broker.faults.deaf(self._client, *key, self._opened, self._assigns[key] - 1):
                 continue
             position = self._positions[key]
             if (text := outside(log, position)) is not None:

@@ -33,9 +33,6 @@ STUCK_AFTER_MS = 1_000.0
 #: Nothing came for so long of what the log holds. Longer than a leader's election, or a slow first fetch.
 SILENT_AFTER_MS = 10_000.0
 
-#: How soon a reader is replaced again.
-RENEWED_EVERY_MS = 60_000.0
-
 #: A connection that broke off at too large an answer says nothing about partitions that stand still later than this.
 TOO_LARGE_FOR_MS = 10_000.0
 
@@ -84,13 +81,16 @@ class StuckPartitions:
         self._failed: dict[Key, tuple[int, float, str]] = {}
         #: Since when a partition has had no leader.
         self._leaderless: dict[Key, float] = {}
-        #: Assigning again did not help: the reader is to be replaced. Whoever does it takes this back.
-        self.is_reader_deaf: bool = False
-        self._renewed_at = float("-inf")
         #: Of which the leader is asked where its log ends.
         self._asked: Assignment | None = None
         #: When a connection last broke off as an answer was too large, and what the reader said.
         self._too_large: tuple[float, str] = (float("-inf"), "")
+
+    @property
+    def unreadable(self) -> set[Key]:
+        """Partitions of which reads fail: nothing comes of them for that reason."""
+        told = {key for key, told in list(self._told.items()) if told.stuck.why != Why.SILENT}
+        return told.union(self._failed)
 
     @property
     def lost(self) -> list[Stuck]:
@@ -197,8 +197,6 @@ class StuckPartitions:
             self._tell(key, Why.TOO_LARGE, at, larger(*key, at, text, self._group_id), now)
         elif drained_at >= since + SILENT_AFTER_MS and (told is None or told.stuck.why == Why.SILENT):
             assignment.watch.quiet = (at, now)
-            if told is not None and told.stuck.offset == at and now >= self._renewed_at + RENEWED_EVERY_MS:
-                self._renewed_at, self.is_reader_deaf = now, True
             self._tell(key, Why.SILENT, at, self._silent(key, at, end), now)
             # A reader may never come back to it by itself: after a change of leader, say.
             self._consumer.outbox.add(StartFetch(self._consumer.number, key, at))

@@ -450,6 +450,10 @@ class SimulatedTail:
             self._told_ends.pop(cp, None)
             self._last.pop(cp, None)
 
+    def restart(self, positions: Mapping[int, int]) -> None:
+        self._check_open()
+        self._positions.update(positions)  # what is on its way to this client comes no sooner
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

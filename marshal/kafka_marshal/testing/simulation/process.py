@@ -109,7 +109,7 @@ class Process:
         """Virtual time at which whoever waits at this tail for an acknowledgement has something else to do."""
         now = self.runtime.now_ms()
         for driver in self.drivers:
-            if driver.replica._tail is tail:
+            if driver.replica.hearing.tail is tail:
                 return self.scheduler.now + (driver.pacing.looks_until - now) / self.runtime.rate
         return -inf
 

@@ -1,0 +1,184 @@
+"""Whether a reader has gone deaf: what its log is known to hold does not come.
+
+librdkafka can stop fetching a partition for good, and without an error: mostly after a broker hung, while offsets are
+validated against a leader that does not answer. Such a partition looks quiet. What proves that it is not: a record that
+the log is known to hold, by the acknowledgement of an append of our own or by the leader's answer, and that does not
+come. Each step of the way back needs a proof that is younger than the step before: an outage proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
+from typing import Generic, TypeVar
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.logs import log
+from kafka_marshal.runtime import Runtime
+
+__all__ = ["Ear"]
+
+K = TypeVar("K")
+
+#: A record that is known to be in the log may take this long to come, with a short and with a long heartbeat interval.
+SHORTEST_PATIENCE_S = 1.0
+LONGEST_PATIENCE_S = 3.0
+
+#: The leader of a partition that has been quiet this long is asked where its log ends.
+QUIET_S = 10.0
+
+#: How often it is looked whom to ask.
+LOOK_EVERY_S = 0.2
+
+#: A reader that was held up itself for this long has not listened: what is owed is waited for once more.
+HELD_UP_S = 0.5
+
+
+class Ear(Generic[K]):
+    """What one reader is to hear, by partition. One thread reads; ``knows`` is for any."""
+
+    def __init__(self, runtime: Runtime, whose: str, ask: Callable[[list[K]], Mapping[K, int]]) -> None:
+        """whose: the reader, for people. ask: where the logs of these partitions end, by their leaders (*blocking*)."""
+        self._runtime = runtime
+        self._monotonic = runtime.monotonic
+        self._whose = whose
+        self._leaders = ask
+        #: How long a record that is in the log may take to come.
+        self.patience_s: float = LONGEST_PATIENCE_S
+        #: By partition: the next offset that it gets.
+        self.next: dict[K, int] = {}
+        #: By partition whose next record is known to be in the log: since when it is, or since anything came.
+        self._owed: dict[K, float] = {}
+        #: By partition: the end of what is known to be in the log.
+        self._known: dict[K, int] = {}
+        #: When a partition is to be asked about.
+        self._ask_at: dict[K, float] = {}
+        self._is_asking = False
+        self._look_at = 0.0
+        self._read_at = self._monotonic()
+        #: Partitions that were found deaf and have not been heard since, with since when.
+        self._deaf: dict[K, float] = {}
+        #: How often it was tried to hear them again.
+        self.tries: int = 0
+
+    def be_patient(self, heartbeat_interval_ms: float) -> None:
+        """Wait a heartbeat interval for what is known to be in the log, within limits."""
+        self.patience_s = min(max(heartbeat_interval_ms / 1000, SHORTEST_PATIENCE_S), LONGEST_PATIENCE_S)
+
+    def begin(self, positions: Mapping[K, int]) -> None:
+        """These are read, each from its offset."""
+        self.next.update(positions)
+        self._ask_at.update(dict.fromkeys(positions, self._monotonic() + QUIET_S))
+        for key in positions:
+            self._owed.pop(key, None)
+
+    def end(self, keys: Iterable[K]) -> None:
+        """These are read no more."""
+        for key in keys:
+            for known in (self.next, self._ask_at, self._owed, self._known, self._deaf):
+                known.pop(key, None)
+
+    # What the log is known to hold.
+
+    def knows(self, key: K, offset: int) -> None:
+        """A broker said that the log holds a record at this offset (any thread)."""
+        if offset >= self.next.get(key, inf):
+            self._known[key] = max(offset + 1, self._known.get(key, 0))
+            self._owed.setdefault(key, self._monotonic())
+
+    def _ask(self, keys: list[K]) -> None:
+        """Ask the leaders where these end (*blocking*, on a thread of its own)."""
+        try:
+            for key, end in self._leaders(keys).items():
+                self.knows(key, end - 1)
+        except MarshalError as error:  # asked again; who is away is told elsewhere
+            again_at = self._monotonic() + self.patience_s
+            self._ask_at.update({key: again_at for key in keys if key in self._ask_at})
+            log(logging.DEBUG, "log_end_unknown", "%s: where the log ends is not known: %s", self._whose, error)
+        finally:
+            self._is_asking = False
+
+    # Reading.
+
+    def listens(self) -> None:
+        """The reader is about to read."""
+        now = self._monotonic()
+        if now - self._read_at > HELD_UP_S:
+            self._owed.update(dict.fromkeys(list(self._owed), now))
+        self._read_at = now
+        if now < self._look_at or self._is_asking:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        due = [key for key, at in list(self._ask_at.items()) if now >= at and key not in self._owed]
+        if due:
+            self._is_asking = True
+            self._ask_at.update(dict.fromkeys(due, now + QUIET_S))
+            self._runtime.start(lambda: self._ask(due), "kafka-marshal-log-end")
+
+    def has_read(self, timeout_s: float) -> None:
+        """The reader has read, for at most this long if nothing held it up."""
+        now = self._monotonic()
+        if self._owed and now - self._read_at > timeout_s + HELD_UP_S:
+            self._owed.update(dict.fromkeys(list(self._owed), now))
+        self._read_at = now
+
+    def came(self, key: K, position: int) -> None:
+        """All before this offset has come, or will never."""
+        if position <= self.next.get(key, inf):
+            return
+        self.next[key] = position
+        self._ask_at[key] = self._read_at + QUIET_S
+        if self._owed:
+            if position >= self._known.get(key, 0):
+                self._owed.pop(key, None)
+            elif key in self._owed:
+                self._owed[key] = self._read_at
+        if self._deaf and (since := self._deaf.pop(key, None)) is not None and not self._deaf:
+            self.tries = 0
+            text = "%s reads on, after %.1f s; nothing was left out"
+            log(logging.WARNING, "reader_back", text, self._whose, self._read_at - since)
+
+    def excuse(self, keys: Iterable[K]) -> None:
+        """Nothing comes of these for a reason that is known."""
+        later = self._read_at + QUIET_S
+        for key in keys:
+            self._owed.pop(key, None)
+            if key in self._ask_at:
+                self._ask_at[key] = later
+
+    def missing(self) -> list[K]:
+        """Partitions of which nothing comes though it is known to be there; they count as deaf once ``tried``."""
+        if not self._owed:
+            return []
+        for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
+            self._owed.pop(key, None)  # it came while another thread said so
+        late = self._read_at - self.patience_s
+        return [key for key, since in list(self._owed.items()) if since <= late]
+
+    def tried(self, keys: Collection[K]) -> None:
+        """The reader was opened again for these: what comes next needs a proof that is younger than this."""
+        self.tries += 1
+        for key in keys:
+            self._deaf.setdefault(key, self._owed.get(key, self._read_at))
+            self._owed.pop(key, None)
+            self._ask_at[key] = self._read_at
+
+    def what(self, keys: Collection[K]) -> str:
+        """What does not come, for people."""
+        since = [self._deaf.get(key, self._owed.get(key, self._read_at)) for key in keys]
+        where = ", ".join(f"{_name(key)} at offset {self.next.get(key)} of {self._known.get(key, 0)}" for key in keys)
+        return (
+            f"{self._whose} gets nothing more though the log holds more: {where}, for "
+            f"{self._monotonic() - min(since):.1f} s"
+        )
+
+    @property
+    def deaf(self) -> str:
+        """What is not read though it is in the log, for people; "": nothing (any thread)."""
+        deaf = [key for key in list(self._deaf) if key in self.next]
+        return self.what(deaf) if deaf else ""
+
+
+def _name(key: object) -> str:
+    return f"{key[0]} [{key[1]}]" if isinstance(key, tuple) else f"partition {key}"

@@ -1,0 +1,109 @@
+"""A tail that notices when it has gone deaf (:mod:`.ear`), and is opened again.
+
+First the partitions are assigned again, then a new client reads on, and where that does not help either, it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.logs import log
+from kafka_marshal.node.ear import Ear
+from kafka_marshal.ports import Cluster, Tail, TailBatch
+
+__all__ = ["HearingTail"]
+
+#: How long the question where logs end may take.
+ASK_TIMEOUT_S = 5.0
+
+#: New clients before it gives up.
+NEW_CLIENTS = 2
+
+
+class HearingTail:
+    """A :class:`~kafka_marshal.ports.Tail` over those that a cluster gives. One thread reads."""
+
+    def __init__(self, cluster: Cluster, topic: str, positions: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Read each partition from its position. ends: where logs are known to end."""
+        self._cluster = cluster
+        self._topic = topic
+        #: What it reads with now.
+        self.tail: Tail = cluster.tail(topic, positions)
+        #: What it is to hear.
+        self.ear: Ear[int] = Ear(cluster.runtime, f"the reader of {topic!r}", self._ends)
+        self.ear.begin(positions)
+        self._closed = False
+        for cp, end in ends.items():
+            self.ear.knows(cp, end - 1)
+
+    def _ends(self, cps: list[int]) -> dict[int, int]:
+        marks = self._cluster.watermarks([(self._topic, cp) for cp in cps], ASK_TIMEOUT_S)
+        return {cp: high for (_, cp), (_, high) in marks.items()}
+
+    def read(self, timeout_s: float) -> TailBatch:
+        """As a tail; raises KafkaUnavailableError where no client gets what the log holds."""
+        ear = self.ear
+        ear.listens()
+        if missing := ear.missing():
+            self._mend(sorted(missing))
+        batch = self.tail.read(timeout_s)
+        ear.has_read(timeout_s)
+        for cp, entries in batch.records.items():
+            ear.came(cp, entries[-1][0] + 1)
+        for cp, end in batch.ends.items():
+            ear.came(cp, end)
+        return batch
+
+    def _mend(self, deaf: list[int]) -> None:
+        ear = self.ear
+        what = ear.what(deaf)
+        if ear.tries == 0:
+            log(logging.WARNING, "reader_deaf", "%s: it reads again from there", what)
+            self.tail.restart({cp: ear.next[cp] for cp in deaf})
+        elif ear.tries <= NEW_CLIENTS:
+            log(logging.ERROR, "reader_deaf", "%s, nor when it read again from there: a new client reads on", what)
+            self.renew()
+        else:
+            error = KafkaUnavailableError(
+                f"{what}, and {NEW_CLIENTS} new clients did not get it either. Nothing more is done with what is not "
+                "known, and what is held here ends by itself: others go on. Restart this process; if that does not "
+                "help, look whether the brokers answer fetch requests from here (quotas, network)"
+            )
+            log(logging.ERROR, "reader_deaf", "%s", error)
+            raise error
+        ear.tried(deaf)
+
+    def renew(self) -> None:
+        """Read on with a new client (by the thread that reads)."""
+        old, self.tail = self.tail, self._cluster.tail(self._topic, self.ear.next)
+        # It may be stuck as a whole: nobody waits for its end.
+        self._cluster.runtime.start(old.close, "kafka-marshal-close")
+        if self._closed:
+            self.tail.close()
+
+    # As a tail.
+
+    def position(self, partition: int) -> int:
+        return self.tail.position(partition)
+
+    def log_ends(self) -> Mapping[int, int]:
+        return self.tail.log_ends()
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        self.ear.begin(positions)  # first: what comes is compared with it
+        self.tail.follow(positions)
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        left = list(partitions)
+        self.tail.leave(left)
+        self.ear.end(left)
+
+    def restart(self, positions: Mapping[int, int]) -> None:
+        self.ear.begin(positions)
+        self.tail.restart(positions)
+
+    def close(self) -> None:
+        self._closed = True
+        self.tail.close()

@@ -1,0 +1,163 @@
+"""A reader that gets nothing of what the log holds, and no error: it is noticed, and mended step by step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.node import ear
+from kafka_marshal.node.hearing import HearingTail
+from kafka_marshal.node.log_reader import read_range
+from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, append
+
+PATIENCE_S = 0.05
+
+#: What helps, as (tails opened, restarts of the last one) that still hear nothing; and how it is told.
+STEPS = [
+    pytest.param(lambda tails, restarts: restarts == 0, ["it reads again from there"], id="restart"),
+    pytest.param(
+        lambda tails, restarts: tails == 1, ["it reads again from there", "a new client reads on"], id="client"
+    ),
+    pytest.param(
+        lambda tails, restarts: tails <= 2,
+        ["it reads again from there", *["a new client reads on"] * 2],
+        id="second client",
+    ),
+]
+
+
+def stuck(cluster: MemoryCluster, is_stuck: Any) -> None:
+    cluster.broker.faults.deaf = lambda client, topic, partition, tails, restarts: (
+        partition == 1 and is_stuck(tails, restarts)
+    )
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
+    monkeypatch.setattr(ear, "LONGEST_PATIENCE_S", PATIENCE_S)
+    cluster = MemoryCluster()
+    cluster.create_topic("log", 2, 1, LOG_TIME, TIMEOUT_S)
+    return cluster
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "reader_deaf"]
+
+
+@pytest.mark.parametrize(("is_stuck", "steps"), STEPS)
+def test_what_is_known_to_be_in_the_log_and_does_not_come_has_it_opened_again(
+    memory: MemoryCluster, caplog: pytest.LogCaptureFixture, is_stuck: Any, steps: list[str]
+) -> None:
+    stuck(memory, is_stuck)
+    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {})
+    offset = memory.broker.produce("log", 1, b"a")
+    tail.ear.knows(1, offset)
+    log = TailLog(tail)
+    log.until(lambda: log.values(1), "it comes")
+    assert [step in line for step, line in zip(steps, told(caplog), strict=True)] == [True] * len(steps)
+    assert all("partition 1 at offset 0 of 1" in line for line in told(caplog))
+    assert tail.ear.deaf == ""
+    assert [r.getMessage() for r in caplog.records if getattr(r, "event", "") == "reader_back"]
+    # The next time begins with the first step again.
+    memory.broker.faults.deaf = lambda client, topic, partition, tails, restarts: False
+    memory.broker.produce("log", 0, b"b")
+    log.until(lambda: log.values(0), "the other goes on, too")
+    tail.close()
+
+
+def test_where_no_client_gets_it_the_reader_ends(memory: MemoryCluster, caplog: pytest.LogCaptureFixture) -> None:
+    stuck(memory, lambda tails, restarts: True)
+    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {1: 1})
+    memory.broker.produce("log", 1, b"a")
+    log = TailLog(tail)
+    with pytest.raises(KafkaUnavailableError, match=r"partition 1 at offset 0 of 1.*Restart this process"):
+        log.until(lambda: False, "it ends")
+    assert [record.levelno for record in caplog.records][-1] == logging.ERROR
+    tail.close()
+
+
+def test_who_appends_nothing_asks_the_leader_of_what_is_quiet(
+    memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ear, "QUIET_S", PATIENCE_S)
+    stuck(memory, lambda tails, restarts: tails == 1)
+    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {})
+    memory.broker.produce("log", 1, b"a")
+    log = TailLog(tail)
+    log.until(lambda: log.values(1), "it comes")
+    tail.close()
+
+
+def test_an_outage_proves_nothing(memory: MemoryCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing that the broker said is younger than the outage: the reader is assigned again, and no more."""
+    memory.broker.set_reachable(memory.client, False)
+    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {1: 1})
+    memory.broker.produce("log", 1, b"a")
+    for _ in range(30):
+        tail.read(PATIENCE_S / 5)
+    assert len(told(caplog)) == 1
+    memory.broker.set_reachable(memory.client, True)
+    log = TailLog(tail)
+    log.until(lambda: log.values(1), "it comes")
+    tail.close()
+
+
+def test_a_reader_that_was_held_up_itself_waits_once_more(
+    memory: MemoryCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {})
+    tail.ear.knows(1, 0)
+    seconds = iter([100.0])
+    now = tail.ear._monotonic
+    monkeypatch.setattr(tail.ear, "_monotonic", lambda: now() + next(seconds, 100.0))  # the process was stopped
+    memory.broker.produce("log", 1, b"a")
+    assert tail.read(0.2).records[1]
+    assert told(caplog) == []
+    tail.close()
+
+
+def test_a_range_is_read_to_its_end(memory: MemoryCluster) -> None:
+    for number in range(3):
+        memory.broker.produce("log", 1, b"%d" % number)
+    stuck(memory, lambda tails, restarts: tails == 1)
+    found = [entry for _, entries in read_range(memory, "log", {1: (0, 3)}, TIMEOUT_S) for entry in entries]
+    assert [offset for offset, _, _ in found] == [0, 1, 2]
+
+
+def test_a_restart_reads_again_from_there(side: Side) -> None:
+    topic = side.topic(2, LOG_TIME)
+    for partition in range(2):
+        append(side, topic, partition, [b"a", b"b"])
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0}))
+    log.until(lambda: len(log.values(0)) == len(log.values(1)) == 2, "all is read")
+    log.tail.restart({1: 1})
+    append(side, topic, 1, [b"c"])
+    log.until(lambda: len(log.values(1)) >= 4, "the last two are read again")
+    assert (log.offsets(0), log.offsets(1)) == ([0, 1], [0, 1, 1, 2])
+    log.tail.close()
+
+
+def test_librdkafkas_client_that_fetches_nothing_of_a_partition_does_again(
+    side: Side, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A paused partition is as one whose fetch is stuck: nothing comes of it, and no error."""
+    if not isinstance(side, KafkaSide):
+        pytest.skip("of librdkafka")
+    from confluent_kafka import TopicPartition  # of this test alone
+
+    topic = side.topic(2, LOG_TIME)
+    tail = HearingTail(side.cluster, topic, {0: 0, 1: 0}, {})
+    tail.ear.patience_s = 0.3
+    log = TailLog(tail)
+    log.until(lambda: len(log.ends) == 2, "it reads")
+    reading: Any = tail.tail
+    reading._reading.use(lambda: reading._reading.consumer.pause([TopicPartition(topic, 1)]))
+    append(side, topic, 1, [b"a"])
+    tail.ear.knows(1, 0)
+    log.until(lambda: log.values(1) == [b"a"], "it comes")
+    assert told(caplog)
+    tail.close()
