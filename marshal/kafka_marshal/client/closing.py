@@ -202,7 +202,11 @@ def end_all(
     with driver.condition:
         left = "" if in_callback else _await_callbacks(driver, consumers, limit, for_good)
         driver.wait_for(
-            lambda: all(c._leaving.is_released for c in consumers) and all(x.is_released or x.loss for x in manual),
+            lambda: (
+                all(c._leaving.is_released for c in consumers)
+                and all(x.is_released or x.loss for x in manual)
+                and not driver.engine.book.unseen
+            ),
             CLOSE_TIMEOUT_S,
         )
     if left:

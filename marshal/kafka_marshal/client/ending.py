@@ -57,6 +57,8 @@ class Ending:
                     with driver.locked() as engine:
                         engine.last_words(driver.now_ms())
                 driver.flush(CLOSE_TIMEOUT_S)
+                if release and self._release_unseen(driver):
+                    driver.flush(CLOSE_TIMEOUT_S)
                 for consumer in self.consumers:
                     consumer._leaving.await_answers()
             finally:
@@ -68,6 +70,12 @@ class Ending:
                 _call_off(watchdog)
                 for server in self.servers:
                     server.close()
+
+    @staticmethod
+    def _release_unseen(driver: Driver) -> bool:
+        """What is granted later than this is released by nobody else: its holder beats no more."""
+        with driver.locked() as engine:
+            return engine.failure is None and engine.release_unseen()
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
         consumers = [consumer for consumer in self.consumers if not consumer._closed]

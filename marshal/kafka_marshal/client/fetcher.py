@@ -99,7 +99,7 @@ class Fetcher:
         if begun:
             self.reader.assign(begun)
         # Last: who reads meanwhile counts what comes as of before, and it is fetched again.
-        self.ear.end(changes)
+        self.ear.end(ended)
         self.ear.begin(begun)
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
         self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
@@ -265,10 +265,11 @@ class Fetcher:
             excused = [k for k in missing if k in found or (x := assignments.get(k)) is None or x.over or x.user_paused]
         ear.excuse(excused)
         deaf = sorted(set(missing).difference(excused))
-        if not deaf or (ear.tries > 1 and self._driver.monotonic() < self._renewed_at + RENEWED_EVERY_S):
+        tries = ear.tries(deaf)
+        if not deaf or (tries > 1 and self._driver.monotonic() < self._renewed_at + RENEWED_EVERY_S):
             ear.excuse(deaf)
             return
-        if ear.tries == 0:
+        if tries == 0:
             log(logging.WARNING, "reader_deaf", "%s: it reads again from there", ear.what(deaf))
             with self._driver.locked(step=False):
                 for key in deaf:
@@ -277,7 +278,7 @@ class Fetcher:
             text = "%s, nor when it read again from there: a new client reads on"
             log(logging.ERROR, "reader_deaf", text, ear.what(deaf))
             self._renew()
-        ear.tried(deaf)
+        ear.tried(deaf, new=tries > 0)
 
     def _renew(self) -> None:
         """Read on with a new client, from what was noted: librdkafka's may stand still for good (a frozen broker)."""

@@ -272,6 +272,11 @@ class Engine:
                 due = min(due, self.commits.due)
         return due
 
+    def release_unseen(self) -> bool:
+        """Before ending for good: release and leave what the log may grant us after that. Whether there was any."""
+        left = [member.member.leave_unseen() for member in self.groups.values()]
+        return self.book.unseen.release_all() or any(left)
+
     def last_words(self, now: float) -> None:
         """Before ending without a release (for a fast restart, C7): beat once more with what is done."""
         self.commits.send(self.consumers.values(), now)

@@ -25,6 +25,9 @@ K = TypeVar("K")
 SHORTEST_PATIENCE_S = 1.0
 LONGEST_PATIENCE_S = 3.0
 
+#: Each step is waited for longer, in these patiences: a new client has to connect, and the machine may be busy.
+WAITS = (1, 1, 2, 4)
+
 #: The leader of a partition that has been quiet this long is asked where its log ends.
 QUIET_S = 10.0
 
@@ -59,8 +62,8 @@ class Ear(Generic[K]):
         self._read_at = self._monotonic()
         #: Partitions that were found deaf and have not been heard since, with since when.
         self._deaf: dict[K, float] = {}
-        #: How often it was tried to hear them again.
-        self.tries: int = 0
+        #: How often it was tried to hear each of them again.
+        self._tries: dict[K, int] = {}
 
     def be_patient(self, heartbeat_interval_ms: float) -> None:
         """Wait a heartbeat interval for what is known to be in the log, within limits."""
@@ -76,7 +79,7 @@ class Ear(Generic[K]):
     def end(self, keys: Iterable[K]) -> None:
         """These are read no more."""
         for key in keys:
-            for known in (self.next, self._ask_at, self._owed, self._known, self._deaf):
+            for known in (self.next, self._ask_at, self._owed, self._known, self._deaf, self._tries):
                 known.pop(key, None)
 
     # What the log is known to hold.
@@ -134,8 +137,10 @@ class Ear(Generic[K]):
                 self._owed.pop(key, None)
             elif key in self._owed:
                 self._owed[key] = self._read_at
-        if self._deaf and (since := self._deaf.pop(key, None)) is not None and not self._deaf:
-            self.tries = 0
+        if not self._deaf or (since := self._deaf.pop(key, None)) is None:
+            return
+        del self._tries[key]
+        if not self._deaf:
             text = "%s reads on, after %.1f s; nothing was left out"
             log(logging.WARNING, "reader_back", text, self._whose, self._read_at - since)
 
@@ -153,16 +158,24 @@ class Ear(Generic[K]):
             return []
         for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
             self._owed.pop(key, None)  # it came while another thread said so
-        late = self._read_at - self.patience_s
-        return [key for key, since in list(self._owed.items()) if since <= late]
+        return [key for key, since in list(self._owed.items()) if self._read_at >= since + self._wait_s(key)]
 
-    def tried(self, keys: Collection[K]) -> None:
-        """The reader was opened again for these: what comes next needs a proof that is younger than this."""
-        self.tries += 1
+    def _wait_s(self, key: K) -> float:
+        return self.patience_s * WAITS[min(self._tries.get(key, 0), len(WAITS) - 1)]
+
+    def tries(self, keys: Iterable[K]) -> int:
+        """How often it was tried to hear the worst of these again."""
+        return max((self._tries.get(key, 0) for key in keys), default=0)
+
+    def tried(self, keys: Collection[K], *, new: bool) -> None:
+        """These are read again: what comes next needs a proof that is younger than this. new: by a new reader."""
         for key in keys:
+            self._tries[key] = self._tries.get(key, 0) + 1
             self._deaf.setdefault(key, self._owed.get(key, self._read_at))
             self._owed.pop(key, None)
             self._ask_at[key] = self._read_at
+        if new:  # it has to connect
+            self._owed.update(dict.fromkeys(list(self._owed), self._read_at))
 
     def what(self, keys: Collection[K]) -> str:
         """What does not come, for people."""

@@ -59,10 +59,11 @@ class HearingTail:
     def _mend(self, deaf: list[int]) -> None:
         ear = self.ear
         what = ear.what(deaf)
-        if ear.tries == 0:
+        tries = ear.tries(deaf)
+        if tries == 0:
             log(logging.WARNING, "reader_deaf", "%s: it reads again from there", what)
             self.tail.restart({cp: ear.next[cp] for cp in deaf})
-        elif ear.tries <= NEW_CLIENTS:
+        elif tries <= NEW_CLIENTS:
             log(logging.ERROR, "reader_deaf", "%s, nor when it read again from there: a new client reads on", what)
             self.renew()
         else:
@@ -73,7 +74,7 @@ class HearingTail:
             )
             log(logging.ERROR, "reader_deaf", "%s", error)
             raise error
-        ear.tried(deaf)
+        ear.tried(deaf, new=tries > 0)
 
     def renew(self) -> None:
         """Read on with a new client (by the thread that reads)."""

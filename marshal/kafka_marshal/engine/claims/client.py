@@ -34,7 +34,6 @@ class ClaimsClient:
     """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
 
     tells_start = False
-    has_left = True
 
     def __init__(
         self,
@@ -110,6 +109,11 @@ class ClaimsClient:
         self._book.drop(_lease(own))
 
     # What it is told.
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the log has answered every claim, and shows what it granted unwanted as released."""
+        return not self._book.unseen
 
     def look_again(self, key: Key | None = None) -> None:
         if key is None:

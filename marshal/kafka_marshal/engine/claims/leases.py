@@ -21,6 +21,7 @@ from enum import StrEnum
 from math import inf
 from random import Random
 
+from kafka_marshal.engine.claims.unseen import UnseenClaims
 from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.plane import Loss, Owner
 from kafka_marshal.engine.proofs import Proof, Proofs
@@ -60,6 +61,7 @@ class Pending:
 
     #: When the claim that is under way was sent; None: none is.
     claim_sent_at: float | None = None
+    claim_token: int = -1
     release_sent_at: float = 0.0
     #: What the release says to be done.
     last_offset: int | None = None
@@ -171,6 +173,7 @@ class LeaseBook:
         #: Nothing is due before this, so that most wakes look at nothing; 0: something changed, work it out anew.
         self._due = 0.0
         self.leases: dict[Key, HeldLease] = {}
+        self.unseen: UnseenClaims = UnseenClaims(settings.ids, outbox)
 
     def want(self, key: Key, cp: int, owner: Owner) -> HeldLease:
         """Note that we want a lease; ``claim`` sends the claim."""
@@ -188,7 +191,7 @@ class LeaseBook:
         )
         token = self._outbox.append(lease.cp, record)
         self._proofs.sent(token, lease.cp, now)
-        lease.pending.claim_sent_at = now
+        lease.pending.claim_sent_at, lease.pending.claim_token = now, token
 
     def is_releasing(self, key: Key) -> bool:
         """Whether a release of ours is under way."""
@@ -199,6 +202,8 @@ class LeaseBook:
         """Want it no longer. A claim under way that is granted later is released then (C17)."""
         if self.leases.get(lease.key) is lease:
             del self.leases[lease.key]
+        if lease.pending.claim_sent_at is not None:
+            self.unseen.dropped(lease.key, lease.cp, lease.pending.claim_token)
         lease.state = LeaseState.LOST
         lease.refresh()
 
@@ -270,6 +275,8 @@ class LeaseBook:
 
         It proves it as of when the record was applied: log time may have moved on since (T5).
         """
+        if self.unseen:
+            self.unseen.acked(token, offset)
         return self._credit(self._proofs.acked(token, offset))
 
     def _credit(self, proof: Proof | None) -> list[HeldLease]:

@@ -182,6 +182,7 @@ class LeaseRecords:
     ) -> None:
         lease = self.book.leases.get(key)
         wanted = lease is not None and lease.state is LeaseState.WANTED
+        self.book.unseen.answered(key)
         if not outcome.accepted:
             if outcome.code == codes.HELD:
                 self.peers.refused(key, now)
@@ -197,7 +198,7 @@ class LeaseRecords:
             self.book.grant(lease, epoch, offset, outcome.log_time, heartbeat_interval_ms, now)
         elif lease is None or wanted or lease.epoch != epoch:
             # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
-            self.book.release_epoch(key, cp, epoch, None)
+            self.book.unseen.release(key, cp, epoch)
             if lease is not None and wanted:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -222,6 +223,7 @@ class LeaseRecords:
                 if record.client_id == self.settings.client_id and ours:
                     self._replaced(record, now)
             return
+        self.book.unseen.answered(key)
         if not outcome.accepted:
             if outcome.code == codes.NOT_FRESH:
                 self.peers.refused(key, now)
@@ -239,7 +241,7 @@ class LeaseRecords:
         if lease is not None and wanted and world is not None:
             self.book.grant(lease, offset, offset, outcome.log_time, world.heartbeat_interval_ms, now)
         else:
-            self.book.release_epoch(key, cp, offset, None)
+            self.book.unseen.release(key, cp, offset)
 
     def _replaced(self, record: Heartbeat, now: float) -> None:
         self._told.fail(
@@ -284,6 +286,8 @@ class LeaseRecords:
         key = (record.topic, record.partition)
         lease = self.book.leases.get(key)
         is_held = lease is not None and lease.held and lease.epoch == record.epoch
+        if own:
+            self.book.unseen.released(key, record.epoch)
         if not outcome.accepted:
             if is_held and not own and record.client_id == self.settings.client_id:
                 self.drain(record.instance_id)

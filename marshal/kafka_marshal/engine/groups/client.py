@@ -234,6 +234,7 @@ class GroupClient:
     def acked(self, token: int, offset: int | None, now: float) -> None:
         """The broker answered an append."""
         self.member.proof.acked(token, offset)
+        self.member.acked(token, offset)
         self._prove()
 
     def compare_clocks(self, now: float) -> None:

@@ -32,6 +32,7 @@ from rationalizer import (
     World,
     route_group,
 )
+from rationalizer.groups.machine import member_id_of
 
 __all__ = ["Membership", "MemberState"]
 
@@ -81,6 +82,9 @@ class Membership:
         self.open_at: float = inf
         #: "join" or "leave": the log may show us as a member, or as none, soon; "": nothing is under way.
         self.under_way: str = ""
+        #: Our last JoinGroup, and its offset once it is acknowledged.
+        self._join_token = -1
+        self._join_offset: int | None = None
         self._was_member = False
         self._worlds = worlds
         self._subscription = subscription
@@ -164,8 +168,8 @@ class Membership:
         if is_first and (wait_ms := self._back_off_ms()):
             self._again_at = now + wait_ms
             return
-        self.under_way = "join"
-        self.send(
+        self.under_way, self._join_offset = "join", None
+        self._join_token = self.send(
             JoinGroup(
                 *self.settings.ids,
                 self.member_id,
@@ -232,9 +236,16 @@ class Membership:
         """At the next wake."""
         self._next_beat = min(self._next_beat, now)
 
-    def send(self, record: Record, now: float) -> None:
-        """Append a record of ours that is a beat, too."""
-        self.proof.sent(self._outbox.append(self.home, record), self.home, now)
+    def send(self, record: Record, now: float) -> int:
+        """Append a record of ours that is a beat, too; its token."""
+        token = self._outbox.append(self.home, record)
+        self.proof.sent(token, self.home, now)
+        return token
+
+    def acked(self, token: int, offset: int | None) -> None:
+        """The broker answered an append."""
+        if token == self._join_token:
+            self._join_offset = offset
 
     def _beat_later(self, now: float) -> None:
         self._next_beat = now + self._interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)
@@ -276,6 +287,15 @@ class Membership:
             self.under_way = "leave"
             self._again_at = now + self._interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
+
+    def leave_unseen(self) -> bool:
+        """Leave what a join under way makes of us (G6): rejected if it makes nothing. Whether there is one."""
+        if self.under_way != "join" or self.joined or self._join_offset is None:
+            return False
+        member_id = member_id_of(self.settings.group_id, self.home, self._join_offset)
+        self._join_offset = None
+        self._outbox.append(self.home, LeaveGroup(*self.settings.ids, member_id, self.generation))
+        return True
 
     def deadline(self, now: float, stays: bool) -> float:
         """When something is due again. stays: it does not let all go, but reports topics, and takes up pieces."""
