@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak mutants check lint format types layers bench race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes mutants check lint format types layers bench race profile
 .PHONY: docs demo demo-plain dist clean distclean spark42
 
 help: ## this list
@@ -104,6 +104,11 @@ chaos: setup ## faults on real brokers for MINUTES: workers killed at every step
 
 soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
 	$(PY) -m tests.campaigns.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+FREEZES ?= 200
+
+freezes: setup ## a broker that freezes FREEZES times for 5 to 40 s: all members go on within 10 s; ARGS='--members 24 --seed 7'
+	$(PY) -m tests.campaigns.freezes --freezes $(FREEZES) $(ARGS)
 
 mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FUNCTION 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)

@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -27,11 +28,10 @@ from confluent_kafka.cimpl import NewTopic
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.testing import LocalBroker
+from kafka_marshal.testing import LocalBroker, RunningKafka
 
 __all__ = ["Crowd", "Freeze", "main"]
 
-COORDINATION = "__marshal"
 CPS = 4
 PARTITIONS = 4
 GROUPS = 2
@@ -69,6 +69,7 @@ class Crowd:
 
     def __init__(self, bootstrap: str, members: int, heartbeat_interval_ms: int) -> None:
         self._bootstrap = bootstrap
+        self._coordination = f"__marshal-{uuid.uuid4().hex[:8]}"
         self._hi = heartbeat_interval_ms
         self._wanted = members
         self._ended = threading.Event()
@@ -86,10 +87,9 @@ class Crowd:
         logging.getLogger("kafka_marshal").addHandler(self.heard)
         self._stack.callback(logging.getLogger("kafka_marshal").removeHandler, self.heard)
         cluster = self._stack.enter_context(closing(KafkaCluster(self._bootstrap)))
-        if COORDINATION not in cluster.topics(10):
-            create_topic(cluster, COORDINATION, CPS, 10)
+        create_topic(cluster, self._coordination, CPS, 10)
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        self._groups = [f"{kind}-{number}" for kind in ("claimed", "coordinated") for number in range(GROUPS)]
+        self._groups = [f"{kind}-{uuid.uuid4().hex[:6]}" for kind in ("claimed", "coordinated") for _ in range(GROUPS)]
         for made in admin.create_topics([NewTopic(group, PARTITIONS) for group in self._groups]).values():
             made.result(20)
         self._begin(self._feed)
@@ -97,7 +97,11 @@ class Crowd:
             group = self._groups[number % len(self._groups)]
             name = f"{group}/{number}"
             self.members[name] = Marshal(
-                self._bootstrap, group_id=group, client_id=name, topic=COORDINATION, heartbeat_interval_ms=self._hi
+                self._bootstrap,
+                group_id=group,
+                client_id=name,
+                topic=self._coordination,
+                heartbeat_interval_ms=self._hi,
             )
             self._begin(lambda name=name, group=group: self._work(name, group))  # type: ignore[misc]
         return self
@@ -142,6 +146,11 @@ class Crowd:
         except Exception as error:  # noqa: BLE001 - reported
             self.failures.append(f"{name}: {error!r}")
 
+    def begin(self) -> None:
+        """Wait until all members are at work."""
+        _, late = _wait(lambda: [*self.still(0.0), *self.members.keys() - self.started], time.monotonic(), 120)
+        assert not late, late
+
     # What is to be seen.
 
     @property
@@ -178,7 +187,7 @@ def _wait(left: Callable[[], Sequence[str]], since: float, limit_s: float) -> tu
     return time.monotonic() - since, ()
 
 
-def freeze(broker: LocalBroker, crowd: Crowd, frozen_s: float, limit_s: float = LIMIT_S) -> Freeze:
+def freeze(broker: RunningKafka, crowd: Crowd, frozen_s: float, limit_s: float = LIMIT_S) -> Freeze:
     """Freeze the broker, and see that all goes on after the thaw."""
     broker.pause()
     time.sleep(frozen_s)
@@ -195,7 +204,7 @@ def campaign(freezes: Iterable[float], members: int, hi: int, say: Callable[[str
     """Freeze a broker of its own for each of these times (s)."""
     found: list[Freeze] = []
     with LocalBroker() as broker, Crowd(broker.bootstrap_servers, members, hi) as crowd:
-        _wait(lambda: [*crowd.still(0.0), *crowd.members.keys() - crowd.started], time.monotonic(), 120)
+        crowd.begin()
         for frozen_s in freezes:
             one = freeze(broker, crowd, frozen_s)
             found.append(one)

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal.testing import RunningKafka
+from tests.campaigns.freezes import Crowd, freeze
 from tests.client.conftest import Scene, wait_until
 
 PARTITIONS = 24
@@ -67,3 +68,12 @@ def test_all_goes_on_after_each_freeze(scene: Scene, kafka_broker: RunningKafka,
         ended.set()
         for worker in workers:
             worker.join()
+
+
+@pytest.mark.broker
+def test_members_of_all_kinds_go_on_after_a_freeze(kafka_bootstrap: str, kafka_broker: RunningKafka) -> None:
+    """The short form of the campaign."""
+    with Crowd(kafka_bootstrap, 8, 500) as crowd:
+        crowd.begin()
+        assert freeze(kafka_broker, crowd, 4.0, limit_s=60.0).late == ()
+        assert crowd.failures == []
