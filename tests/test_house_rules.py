@@ -339,6 +339,7 @@ MOST_ATTRIBUTES = 15
 
 #: Larger than that: (methods, attributes) that they may have, to become fewer.
 LARGE: dict[str, tuple[int, int]] = {
+    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (26, 13),
     "kafka_marshal.admin.client.Admin": (27, 6),
     "kafka_marshal.engine.groups.client.GroupClient": (65, 17),
     "kafka_marshal.engine.groups.member.Membership": (25, 16),

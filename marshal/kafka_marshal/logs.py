@@ -34,11 +34,22 @@ def log(
     message: str,
     *args: object,
     error: BaseException | None = None,
+    trace: str | None = None,
     **fields: object,
 ) -> None:
     """Log message % args; the line's record has ``event`` and the fields as attributes. error: with its traceback.
 
-    It is one line, whatever others call themselves.
+    It is one line, whatever others call themselves. trace: shown in place of the error's own traceback.
     """
     safe = [visible(str(arg)) if isinstance(arg, str | BaseException) else arg for arg in args]
-    LOGGER.log(severity, visible(message), *safe, exc_info=error, extra={"event": event, **fields}, stacklevel=2)
+    extra = {"event": event, **fields}
+    if trace is None or error is None or not LOGGER.isEnabledFor(severity):
+        LOGGER.log(severity, visible(message), *safe, exc_info=error, extra=extra, stacklevel=2)
+        return
+    file, line, function, _ = LOGGER.findCaller(stacklevel=2)
+    raised = type(error), error, error.__traceback__
+    record = LOGGER.makeRecord(
+        LOGGER.name, severity, file, line, visible(message), tuple(safe), raised, function, extra
+    )
+    record.exc_text = trace  # formatters take it where it is there
+    LOGGER.handle(record)

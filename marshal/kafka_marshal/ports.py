@@ -301,6 +301,9 @@ class Cluster(Protocol):
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:
         """Info and settings, None if there is no such topic (*blocking*)."""
 
+    def operations(self, topic: str, timeout_s: float) -> frozenset[str] | None:
+        """What we may do with a topic that exists: READ, WRITE … (*blocking*); None: the brokers do not say."""
+
     def broker_count(self, timeout_s: float) -> int:
         """How many brokers the cluster has (*blocking*)."""
 

@@ -17,7 +17,10 @@ _IS_SECRET = re.compile(rf"{_NAME}(?!\.endpoint)", re.IGNORECASE)
 
 #: ``name=value``, ``'name': 'value'`` and ``('name', 'value')`` in a text.
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
-_SAID = re.compile(rf"([\w.-]*{_NAME}(?!\.endpoint)[\w.-]*['\"]?\s*[=:,]\s*)(?:{_QUOTED}|[^\s,;)}}\]]+)", re.IGNORECASE)
+#: (From the start of a word only: tried from each of its letters, a long one takes seconds.)
+_SAID = re.compile(
+    rf"(?<![\w.-])([\w.-]*{_NAME}(?!\.endpoint)[\w.-]*['\"]?\s*[=:,]\s*)(?:{_QUOTED}|[^\s,;)}}\]]+)", re.IGNORECASE
+)
 
 #: What an URL says beside the place: ``user:password@`` (a password may hold an @) and ``?query``.
 _URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)(?:([^\s/?#\"']*)@)?([^\s?#\"']*)(?:\?([^\s#\"']*))?", re.IGNORECASE)

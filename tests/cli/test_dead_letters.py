@@ -16,6 +16,7 @@ from kafka_marshal.cli import dead_letters
 from kafka_marshal.client.dead_letters import headers_of
 from tests.cli.harness import Command, Terminal, process
 from tests.client.test_dead_letters import BY_KAFKA
+from tests.raw_producer import produce_raw
 
 Headers = list[tuple[str, bytes | None]]
 Write = Callable[..., None]
@@ -23,6 +24,10 @@ Write = Callable[..., None]
 
 class OrderError(Exception):
     pass
+
+
+#: What is said of a letter that names its topic alone.
+ODD = "this letter can't be read: it lacks __dlq.errors.partition, __dlq.errors.offset, __dlq.errors.group"
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def write(cluster: KafkaCluster, topic: str) -> Iterator[Write]:
 
 @pytest.fixture
 def some(write: Write) -> None:
-    """Five letters with two reasons and three keys, a copy, and two records that are none."""
+    """Five letters with two reasons and three keys, a copy, a record that is none, and an odd one."""
     for offset in (1, 2, 3):
         write(offset)
     write(2)
@@ -82,23 +87,28 @@ def test_by_reason(kafka: Command, some: None, topic: str) -> None:
     assert [(row["letters"], row["reason"], row["example"]) for row in ran.rows] == [
         ("3", "OrderError: no customer", "orders:3:1"),
         ("2", "ValueError: bad date \\x1b[31m", "orders:3:4"),
+        ("1", ODD, ran.rows[2]["example"]),
     ]
+    assert ran.rows[2]["example"].startswith(f"{topic}:")
     for row in ran.rows:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", row["first"])
         assert row["first"] < row["last"] or row["letters"] == "1"
-    assert f"2 records of {topic} are no dead letters" in ran.err
+    assert f"1 record of {topic} is no dead letter" in ran.err
 
 
 def test_by_reason_for_programs(kafka: Command, some: None, topic: str) -> None:
     ran = kafka("dead-letters", topic, "--json")
     assert ran.status == 0
     found = ran.json
-    assert {name: found[name] for name in ("topic", "by", "letters", "repeats", "others", "not_in_rows")} == {
+    assert {
+        name: found[name] for name in ("topic", "by", "letters", "repeats", "others", "unreadable", "not_in_rows")
+    } == {
         "topic": topic,
         "by": "reason",
         "letters": 5,
         "repeats": 1,
-        "others": 2,
+        "others": 1,
+        "unreadable": 1,
         "not_in_rows": 0,
     }
     first = found["rows"][0]
@@ -115,13 +125,13 @@ def test_by_reason_for_programs(kafka: Command, some: None, topic: str) -> None:
 def test_by_key(kafka: Command, some: None, topic: str) -> None:
     ran = kafka("dead-letters", topic, "--by", "key")
     assert [(row["letters"], row["key"], row["last reason"]) for row in ran.rows] == [
-        ("3", "k", "OrderError: no customer"),
+        ("4", "k", ODD),
         ("1", "-", "ValueError: bad date \\x1b[31m"),
         ("1", "0xfeff", "ValueError: bad date \\x1b[31m"),
     ]
     rows = kafka("dead-letters", topic, "--by", "key", "--json").json["rows"]
     assert [(row["key"], row["key_base64"], row["letters"]) for row in rows] == [
-        ("k", "aw==", 3),
+        ("k", "aw==", 4),
         (None, None, 1),
         (None, "/v8=", 1),
     ]
@@ -137,19 +147,24 @@ def test_each_letter_in_the_order_of_time(kafka: Command, some: None, topic: str
         ("orders:3:2", "yes", "k", "7"),
         ("orders:3:4", "no", "0xfeff", "7"),
         ("orders:3:5", "no", "-", "7"),
+        ("-", "no", "k", "-"),
     ]
-    assert [(row["group"], row["tries"]) for row in ran.rows] == [("billing", "3")] * 6
+    assert [(row["group"], row["tries"]) for row in ran.rows] == [("billing", "3")] * 6 + [("-", "-")]
     assert all(row["letter"].startswith(f"{topic}:") for row in ran.rows)
     last = kafka("dead-letters", topic, "--by", "time", "-n", "2")
-    assert [row["message"] for row in last.rows] == ["orders:3:4", "orders:3:5"]
+    assert [row["message"] for row in last.rows] == ["orders:3:5", "-"]
 
 
 def test_each_letter_for_programs(kafka: Command, some: None, topic: str) -> None:
     ran = kafka("dead-letters", topic, "--by", "time", "--json")
     found = [json.loads(line) for line in ran.lines]
-    assert len(found) == 6
-    assert [each["repeated"] for each in found] == [False, False, False, True, False, False]
+    assert len(found) == 7
+    assert [each["repeated"] for each in found] == [False, False, False, True, False, False, False]
+    assert [each["unreadable"] for each in found] == [False] * 6 + [True]
+    assert (found[6]["topic"], found[6]["offset"], found[6]["reason"]) == (None, None, ODD)
     letter = found[4]
+    assert letter.pop("traceback") == "ValueError: bad date \x1b[31m"
+    assert letter.pop("unreadable") is False
     for name in ("time", "letter_partition", "letter_offset"):
         assert isinstance(letter.pop(name), int)
     assert letter == {
@@ -238,14 +253,14 @@ def test_it_fits_a_narrow_terminal(
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in shown.replace("\r", "").split("\n")]
     table = [line for line in lines if not line.startswith("warning:")]
     assert max(map(len, table)) <= 80, shown
-    assert "OrderError" in shown
+    assert by == "key" or "OrderError" in shown
     assert shown.count("long words") < 15, "the first words of a reason are enough"
     text = " ".join(" ".join(lines).split())
     if by == "time":
         assert "repeat:" in text
-        assert "2 records" in text
+        assert "1 record of" in text
     else:
-        assert f"{topic}: 6 dead letters 1 repeat of these, not counted 2 other records, no dead letters" in text
+        assert f"{topic}: 6 dead letters 1 repeat of these, not counted 1 that can't be read 1 other record, no" in text
 
 
 def test_the_name_of_a_topic_is_completed(kafka: Command, topic: str, kafka_bootstrap: str) -> None:
@@ -253,3 +268,58 @@ def test_the_name_of_a_topic_is_completed(kafka: Command, topic: str, kafka_boot
     env = {"COMP_WORDS": words, "COMP_CWORD": "4", "_KAFKA_MARSHAL_COMPLETE": "bash_complete"}
     done = process(env=env)
     assert f"plain,{topic}" in done.stdout.decode().splitlines()
+
+
+def test_each_odd_letter_is_a_row_that_says_so(kafka: Command, write: Write, topic: str, kafka_bootstrap: str) -> None:
+    """Whatever one record holds, the others are shown."""
+    good: list[tuple[bytes, bytes | None]] = [(name.encode(), value) for name, value in BY_KAFKA]
+    odd: list[list[tuple[bytes, bytes | None]]] = [
+        [("Größe".encode("latin-1"), b"1"), *good],
+        [*good, (b"__dlq.errors.offset", b"seventeen")],
+        [*good, (b"__dlq.errors.group", None)],
+        [*good, (b"__dlq.errors.partition", "٣".encode()), (b"__dlq.errors.topic", None)],
+        [(b"__dlq.", b""), (b"\xff", None)],
+        [(b"__connect.errors.topic", b"orders"), (b"\xff", b"\xfe")],
+        [
+            *good,
+            (b"__dlq.errors.delivery.count", b"-"),
+            (b"__dlq.errors.epoch", None),
+            (b"__dlq.errors.message", b"\xff"),
+        ],
+    ]
+    produce_raw(kafka_bootstrap, topic, [(None, b"v", headers) for headers in odd])
+    produce_raw(kafka_bootstrap, topic, [(None, None, good)], at_ms=2**62)
+    produce_raw(kafka_bootstrap, topic, [(None, None, good)], at_ms=1_700_000_000_000_000_000)
+    write(1)
+    ran = kafka("dead-letters", topic, "--by", "time")
+    assert ran.status == 0
+    found = {
+        row["letter"].rpartition(":")[2]: (row["message"], row["reason"]) for row in ran.rows if ":0:" in row["letter"]
+    }
+    lost = "this letter can't be read: "
+    assert found["0"][0] == found["6"][0] == "orders:3:17"
+    assert found["1"] == ("-", f"{lost}__dlq.errors.offset is no number but 'seventeen'")
+    assert found["2"] == ("-", f"{lost}__dlq.errors.group is null")
+    assert found["3"][1].startswith(f"{lost}__dlq.errors.topic is null; __dlq.errors.partition is no number but ")
+    assert found["4"][1].startswith(f"{lost}it lacks __dlq.errors.topic, ")
+    assert "5" not in found, "a letter of another program is counted"
+    assert "1 record of" in ran.err
+    for by in ("reason", "key"):
+        assert kafka("dead-letters", topic, "--by", by).status == 0
+        assert kafka("dead-letters", topic, "--by", by, "--json").json["unreadable"] == 4
+    assert all(json.loads(line) for line in kafka("dead-letters", topic, "--by", "time", "--json").lines)
+
+
+def test_where_each_reason_was_raised_first(kafka: Command, write: Write, topic: str) -> None:
+    def fail() -> None:
+        raise OrderError("no customer")
+
+    with pytest.raises(OrderError) as raised:
+        fail()
+    write(1, raised.value)
+    write(2, raised.value)
+    ran = kafka("dead-letters", topic, "--traceback")
+    assert ran.status == 0
+    assert "in fail" in ran.out
+    assert "in fail" in kafka("dead-letters", topic, "--traceback", "--json").json["rows"][0]["traceback"]
+    assert kafka("dead-letters", topic, "--traceback", "--by", "key").status == 2

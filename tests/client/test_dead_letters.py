@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kafka_marshal import DeadLetter, mark_repeats
 from kafka_marshal.adapters.memory import MemoryMessage
-from kafka_marshal.client.dead_letters import MOST_REASON, headers_of
+from kafka_marshal.client.dead_letters import headers_of
+from kafka_marshal.client.error_texts import MOST_REASON
 from kafka_marshal.types import SharedEpoch
 
 Headers = list[tuple[str, bytes | None]]
@@ -54,6 +55,7 @@ def test_the_headers_are_text_in_utf_8_behind_the_messages_own() -> None:
         ("__dlq.errors.message", "no \u20ac".encode()),
         ("__dlq.errors.epoch", b"42"),
         ("__dlq.errors.exception.class.name", b"tests.client.test_dead_letters.OwnError"),
+        ("__dlq.errors.exception.stacktrace", "tests.client.test_dead_letters.OwnError: no \u20ac".encode()),
     ]
 
 
@@ -76,6 +78,7 @@ def test_written_and_read_back() -> None:
         time_ms=9_000,
         place=("orders.dead", 1, 5),
         repeated=False,
+        traceback="ValueError: bad",
     )
     assert found.source == ("g", "orders", 3, 17)
 

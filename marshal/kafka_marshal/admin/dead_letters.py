@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
+from kafka_marshal.client.dead_letters import DeadLetter, OddLetter, mark_repeats, read_letter
 from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.errors import AdminError, AuthorizationError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.serving import have_done
@@ -41,6 +41,7 @@ class DeadLetters(Iterator[DeadLetter]):
     Attributes:
         topic: the dead-letter topic.
         others: how many records were no dead letters, so far.
+        unreadable: how many had headers of a dead letter that do not name a message, so far.
         done, total: offsets read, and to be read.
     """
 
@@ -48,12 +49,13 @@ class DeadLetters(Iterator[DeadLetter]):
         """Find the topic's present start and end (*blocking*). close: the cluster ends with this."""
         self.topic = topic
         self.others: int = 0
+        self.unreadable: int = 0
         self._since_ms = since_ms
         self._timeout_s = timeout_s
         self._cluster = cluster
         self._closes = close
         self._reader: DataReader | None = None
-        self._ready: deque[DeadLetter] = deque()
+        self._ready: deque[DeadLetter | OddLetter] = deque()
         self._letters = mark_repeats(self._read())
         try:
             self._parts = have_done(cluster.runtime, self._find)
@@ -68,6 +70,12 @@ class DeadLetters(Iterator[DeadLetter]):
         return self.total - sum(max(0, part.end - part.next) for part in self._parts.values())
 
     def __next__(self) -> DeadLetter:
+        while isinstance(letter := self.next_of_all(), OddLetter):
+            pass
+        return letter
+
+    def next_of_all(self) -> DeadLetter | OddLetter:
+        """The next letter, whether it can be read or not. Raises StopIteration after the last."""
         try:
             return next(self._letters)
         except BaseException:
@@ -113,7 +121,7 @@ class DeadLetters(Iterator[DeadLetter]):
             if max(start, begin.get(key, start)) < end
         }
 
-    def _read(self) -> Iterator[DeadLetter]:
+    def _read(self) -> Iterator[DeadLetter | OddLetter]:
         runtime = self._cluster.runtime
         while have_done(runtime, self._fill):
             while self._ready:
@@ -162,10 +170,11 @@ class DeadLetters(Iterator[DeadLetter]):
         """A record in its turn."""
         if self._since_ms is not None and _time_of(message) < self._since_ms:
             return  # its sender's clock was behind
-        letter = DeadLetter.of(message)
+        letter = read_letter(message)
         if letter is None:
             self.others += 1
         else:
+            self.unreadable += isinstance(letter, OddLetter)
             self._ready.append(letter)
 
     def _sort_in(self, messages: list[Any], ends: dict[TopicPartition, int]) -> bool:
@@ -287,8 +296,9 @@ class DeadLetterTopics:
 
         The result is an iterator of :class:`~kafka_marshal.DeadLetter`: within a partition in the order of the log,
         else the older first. Copies of a letter before are marked ``repeated``. Records that are no dead letters are
-        left out; ``others`` says how many they were. ``since`` (an aware datetime): only letters written then or later;
-        a copy of an earlier one is not known as a repeat.
+        left out; ``others`` says how many they were, ``unreadable`` how many look like one and name no message.
+        ``since`` (an aware datetime): only letters written then or later; a copy of an earlier one is not known as a
+        repeat.
         Raises AdminError where there is no such topic, or it can't be read to its end.
         """
         if not is_topic_name(topic):

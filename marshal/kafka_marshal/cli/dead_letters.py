@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
@@ -28,10 +29,13 @@ from kafka_marshal.cli.output import (
     say_warning,
 )
 from kafka_marshal.cli.text import clock_text, count, number, time_text
+from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.dead_letters import DeadLetters
-    from kafka_marshal.client.dead_letters import DeadLetter
+    from kafka_marshal.client.dead_letters import DeadLetter, OddLetter
+
+    Letter = DeadLetter | OddLetter
 
 __all__ = ["dead_letters"]
 
@@ -44,6 +48,9 @@ KEY_SHOWN = 40
 
 #: Letters under one line of titles on a terminal: a table needs all its rows before it is drawn.
 BLOCK = 200
+
+#: With --traceback: those of so many reasons.
+MOST_TRACEBACKS = 20
 
 By = Literal["reason", "key", "time"]
 
@@ -84,12 +91,15 @@ class Row:
     first_ms: int = 0
     last_ms: int = 0
     example: str = ""
+    #: Of the example, if it is wanted.
+    traceback: str | None = None
 
-    def add(self, letter: DeadLetter) -> None:
+    def add(self, letter: Letter, with_traceback: bool) -> None:
         """One more."""
         place = _place(letter)
         if not self.letters or (letter.time_ms, place) < (self.first_ms, self.example):
             self.first_ms, self.example = letter.time_ms, place
+            self.traceback = letter.traceback if with_traceback else None
         self.last_ms = max(self.last_ms, letter.time_ms)
         self.letters += 1
 
@@ -99,23 +109,26 @@ class Summary:
     """What is counted of all letters. Copies are counted apart."""
 
     by: By
+    with_tracebacks: bool = False
     rows: dict[object, Row] = field(default_factory=dict)
     #: Of letters beyond the rows that there is room for.
     rest: Row = field(default_factory=lambda: Row(None, "", None))
     letters: int = 0
     repeats: int = 0
+    unreadable: int = 0
 
-    def take(self, letters: Iterable[DeadLetter]) -> Iterator[DeadLetter]:
+    def take(self, letters: Iterable[Letter]) -> Iterator[Letter]:
         """Count these as they go by."""
         for letter in letters:
             if letter.repeated:
                 self.repeats += 1
             else:
-                self.letters += 1
+                self.letters += letter.topic is not None
+                self.unreadable += letter.topic is None
                 self._count(letter)
             yield letter
 
-    def _count(self, letter: DeadLetter) -> None:
+    def _count(self, letter: Letter) -> None:
         if self.by == "time":
             return
         which: object = (letter.error, letter.reason) if self.by == "reason" else letter.key
@@ -126,7 +139,7 @@ class Summary:
             row = self.rest
         if self.by == "key" and letter.time_ms >= row.last_ms:
             row.error, row.reason = letter.error, letter.reason
-        row.add(letter)
+        row.add(letter, self.with_tracebacks)
 
     @property
     def sorted(self) -> list[Row]:
@@ -149,34 +162,44 @@ class Summary:
     metavar="TIME",
     help="Written from then on: 03:14, yesterday 03:14, 2026-11-21T04:50Z, or 10m (ago).",
 )
+@click.option("--traceback", "with_tracebacks", is_flag=True, help="With --by reason: where each was raised first.")
 @click.option("-n", "last", type=click.IntRange(min=1), metavar="N", help="With --by time: the last N letters.")
 @click.pass_obj
 def dead_letters(
-    options: Options, dead_letter_topic: str, by: By, group: str | None, since: int | None, last: int | None
+    options: Options,
+    dead_letter_topic: str,
+    by: By,
+    group: str | None,
+    since: int | None,
+    with_tracebacks: bool,
+    last: int | None,
 ) -> int:
     r"""Messages that failed for good, as they are in the dead-letter topic TOPIC, up to its present end.
 
     A message may be there twice, where a worker died before it could say that it was done with it: the copies are
-    marked, and not counted. Letters of Kafka's share groups are read, too. Nothing is changed or committed.
+    marked, and not counted. Letters of Kafka's share groups are read, too. A letter that does not name a message has a
+    row that says so. Nothing is changed or committed.
 
     \b
     Exit status: 0; 1 there is no such topic, or it can't be read; 3 no Kafka.
     """
     if last is not None and by != "time":
         raise click.UsageError("-n is for --by time.")
+    if with_tracebacks and by != "reason":
+        raise click.UsageError("--traceback is for --by reason. (--by time --json has the traceback of each letter.)")
     from kafka_marshal.admin.dead_letters import DeadLetters
     from kafka_marshal.cli.reading import connected
     from kafka_marshal.client.options import is_topic_name
 
     if not is_topic_name(dead_letter_topic):
         raise click.BadParameter(f"no topic can be called {dead_letter_topic!r}. Nothing was read", param_hint="TOPIC")
-    summary, groups = Summary(by), set[str]()
+    summary, groups = Summary(by, with_tracebacks), set[str]()
     with (
         connected(options) as cluster,
         DeadLetters(cluster, dead_letter_topic, since, options.timeout, close=False) as found,
     ):
         if by == "time":
-            _print_letters(options, summary.take(_of_group(found, group, groups)), last)
+            _print_letters(options, summary.take(_of_group(_all(found), group, groups)), last)
         else:
             with progress("reading dead letters") as show:
                 deque(summary.take(_of_group(_shown(found, show), group, groups)), maxlen=0)
@@ -188,17 +211,24 @@ def dead_letters(
     return DONE
 
 
-def _shown(found: DeadLetters, show: Callable[[int, int], None]) -> Iterator[DeadLetter]:
-    for letter in found:
+def _shown(found: DeadLetters, show: Callable[[int, int], None]) -> Iterator[Letter]:
+    for letter in _all(found):
         show(found.done, found.total)
         yield letter
 
 
-def _of_group(letters: Iterable[DeadLetter], group: str | None, groups: set[str]) -> Iterator[DeadLetter]:
+def _all(found: DeadLetters) -> Iterator[Letter]:
+    """Those that can't be read, too."""
+    with suppress(StopIteration):
+        while True:
+            yield found.next_of_all()
+
+
+def _of_group(letters: Iterable[Letter], group: str | None, groups: set[str]) -> Iterator[Letter]:
     for letter in letters:
         if group is None or letter.group == group:
             yield letter
-        elif len(groups) < MOST_ROWS:
+        elif letter.group is not None and len(groups) < MOST_ROWS:
             groups.add(letter.group)
 
 
@@ -223,14 +253,15 @@ def _print_rows(options: Options, found: DeadLetters, summary: Summary) -> None:
                 "letters": summary.letters,
                 "repeats": summary.repeats,
                 "others": found.others,
-                "rows": [_row_json(row, summary.by) for row in rows],
+                "unreadable": summary.unreadable,
+                "rows": [_row_json(row, summary) for row in rows],
                 "not_in_rows": summary.rest.letters,
             }
         )
         return
     if is_terminal():
         say(_headline(found, summary))
-        if not summary.letters:
+        if not rows:
             return
     now_ms = int(local_ms())
     if summary.by == "reason":
@@ -241,12 +272,24 @@ def _print_rows(options: Options, found: DeadLetters, summary: Summary) -> None:
         what = "(other reasons)" if summary.by == "reason" else "(other keys)"
         cells.append([*_counted(summary.rest, now_ms), what, ""])
     print_table(_BY_REASON if summary.by == "reason" else _BY_KEY, cells)
+    if summary.with_tracebacks:
+        _print_tracebacks(rows)
+
+
+def _print_tracebacks(rows: list[Row]) -> None:
+    for row in rows[:MOST_TRACEBACKS]:
+        lines = (row.traceback or "no traceback is in this letter").splitlines()
+        say("\n".join(["", visible(row.example), *(f"  {visible(line)}" for line in lines)]))
+    if len(rows) > MOST_TRACEBACKS:
+        say_warning(f"the tracebacks of {count(len(rows) - MOST_TRACEBACKS, 'more reason')} are not shown.")
 
 
 def _headline(found: DeadLetters, summary: Summary) -> str:
     lines = [f"{found.topic}: {count(summary.letters, 'dead letter')}"]
     if summary.repeats:
         lines.append(f"{count(summary.repeats, 'repeat')} of these, not counted")
+    if summary.unreadable:
+        lines.append(f"{summary.unreadable:,} that can't be read")
     if found.others:
         lines.append(f"{count(found.others, 'other record')}, no dead letters")
     return "\n".join(lines)
@@ -277,14 +320,18 @@ def _key(key: bytes | None) -> Cell:
     return Cell(shown, short=shown if len(shown) <= KEY_SHOWN else f"{shown[: KEY_SHOWN - 1]}…")
 
 
-def _place(letter: DeadLetter) -> str:
+def _place(letter: Letter) -> str:
+    """Of the message; of an odd one its own."""
+    if letter.topic is None:
+        return ":".join(map(str, letter.place))
     return f"{letter.topic}:{letter.partition}:{letter.offset}"
 
 
-def _row_json(row: Row, by: By) -> dict[str, object]:
-    keyed = {} if by == "reason" else _bytes_json("key", row.key)
+def _row_json(row: Row, summary: Summary) -> dict[str, object]:
+    keyed = {} if summary.by == "reason" else _bytes_json("key", row.key)
     return {
         **keyed,
+        **({"traceback": row.traceback} if summary.with_tracebacks else {}),
         "error": row.error,
         "reason": row.reason,
         "letters": row.letters,
@@ -297,7 +344,7 @@ def _row_json(row: Row, by: By) -> dict[str, object]:
 # -- letters -------------------------------------------------------------------------------------------------
 
 
-def _print_letters(options: Options, letters: Iterable[DeadLetter], last: int | None) -> None:
+def _print_letters(options: Options, letters: Iterable[Letter], last: int | None) -> None:
     if last is not None:
         letters = deque(letters, maxlen=last)
     if options.json:
@@ -312,14 +359,14 @@ def _print_letters(options: Options, letters: Iterable[DeadLetter], last: int | 
         print_table(_BY_TIME, map(_cells, block))
 
 
-def _cells(letter: DeadLetter) -> list[str | Cell]:
+def _cells(letter: Letter) -> list[str | Cell]:
     reason = _reason(letter.error, letter.reason)
     if letter.repeated:
         reason = Cell(reason.text, "dim", f"repeat: {reason.short}")
     return [
         _when(letter.time_ms, int(local_ms())),
-        _place(letter),
-        letter.group,
+        "-" if letter.topic is None else _place(letter),
+        letter.group or "-",
         number(letter.delivery_count),
         _key(letter.key),
         reason,
@@ -329,7 +376,7 @@ def _cells(letter: DeadLetter) -> list[str | Cell]:
     ]
 
 
-def _letter_json(letter: DeadLetter) -> dict[str, object]:
+def _letter_json(letter: Letter) -> dict[str, object]:
     return {
         "time": letter.time_ms,
         "topic": letter.topic,
@@ -339,6 +386,8 @@ def _letter_json(letter: DeadLetter) -> dict[str, object]:
         "delivery_count": letter.delivery_count,
         "error": letter.error,
         "reason": letter.reason,
+        "traceback": letter.traceback,
+        "unreadable": letter.topic is None,
         "epoch": letter.epoch,
         "repeated": letter.repeated,
         **_bytes_json("key", letter.key),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Literal
 
+from kafka_marshal.adapters.headers import Headers, headers_of, mend
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.errors import ConfigurationError
@@ -28,7 +29,19 @@ class Attempt:
         stable: everything of the partition up to this offset is done; −1: nothing is.
     """
 
-    __slots__ = ("attempts", "epoch", "group_id", "kind", "message", "number", "order", "stable")
+    __slots__ = (
+        "_headers",
+        "_key",
+        "_value",
+        "attempts",
+        "epoch",
+        "group_id",
+        "kind",
+        "message",
+        "number",
+        "order",
+        "stable",
+    )
 
     def __init__(
         self,
@@ -40,8 +53,15 @@ class Attempt:
         kind: GroupKind,
         order: Order,
         stable: int = -1,
+        keep_headers: bool = False,
     ) -> None:
         self.message: Message = message
+        #: As in Kafka, whatever the handler makes of them. (Headers cost 0.3 µs each, so few need to keep them.)
+        self._key: bytes | None = message.key()
+        self._value: bytes | None = message.value()
+        self._headers: Headers = None
+        if keep_headers and (headers := headers_of(message)) is not None:
+            self._headers = tuple(headers)
         self.number: int = number
         self.attempts: int = attempts
         self.epoch: int = epoch
@@ -64,6 +84,17 @@ class Attempt:
     def is_last(self) -> bool:
         """Whether a failure of this one is final: a dead letter, or the end of ``run``."""
         return self.number >= self.attempts
+
+    def _restore(self) -> None:
+        """Undo what the handler has changed in the message: its next try, and its order, want what is in Kafka."""
+        message = self.message
+        if message.key() is not self._key:
+            message.set_key(self._key)
+        if message.value() is not self._value:
+            message.set_value(self._value)
+        mend(message)
+        if self._headers is not None:
+            message.set_headers(list(self._headers))
 
     def __repr__(self) -> str:
         message = self.message

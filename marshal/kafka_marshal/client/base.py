@@ -59,6 +59,9 @@ class Host(Protocol):
     #: Not empty: loops end.
     stop_signal: list[bool]
 
+    #: As its user gave it: settings of librdkafka.
+    config: Mapping[str, object]
+
     @property
     def group_id(self) -> str: ...
 

@@ -6,14 +6,14 @@ import logging
 from functools import partial
 from typing import Any, Protocol
 
-from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
+from kafka_marshal.client.dead_letter_topic import check_topic
 from kafka_marshal.client.dead_letters import headers_of
+from kafka_marshal.client.failures import Failures
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.engine.work.lanes import Lane
-from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError, ProduceError
 from kafka_marshal.logs import log
-from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 
 __all__ = ["DeadLetterWriter"]
 
@@ -34,7 +34,10 @@ class Settling(Protocol):
     @property
     def call(self) -> Call: ...
 
-    def put_aside(self, lane: Lane, message: Message) -> None:
+    @property
+    def failures(self) -> Failures: ...
+
+    def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
         """The cluster has it: the message is done."""
 
     def given_back(self, lane: Lane) -> None:
@@ -48,10 +51,10 @@ class DeadLetterWriter:
     """Produces dead letters, and says what became of each. Its lane stands still until the cluster has it."""
 
     def __init__(self, consumer: FetchingConsumer[Any], topic: str, tries: Settling) -> None:
-        """Raises ConfigurationError where there is no such topic, or the consumer reads it (*blocking*)."""
+        """Raises what check_topic raises (*blocking*)."""
         self.topic = topic
         self._tries = tries
-        _check(consumer, topic)
+        check_topic(consumer, topic)
         cluster = consumer._driver.cluster
         self._producer = cluster.producer(consumer._fetcher.config)
         #: Guards the count of what is under way.
@@ -60,24 +63,35 @@ class DeadLetterWriter:
         self._is_over = False
         cluster.runtime.start(self._serve, "kafka-marshal-dead-letters")
 
-    def send(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
-        """Put a message aside; its lane goes on when that is acknowledged (any thread)."""
-        message = attempt.message
-        headers = headers_of(message, attempt.group_id, attempt.epoch, attempt.number, error)
+    def send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool = True) -> None:
+        """Put a message aside as it is in Kafka; its lane goes on when that is acknowledged (any thread)."""
+        headers = headers_of(
+            attempt.message,
+            attempt.group_id,
+            attempt.epoch,
+            attempt.number,
+            error,
+            own=attempt._headers or (),
+            secrets=self._tries.failures.secrets,
+            with_trace=with_trace,
+        )
         with self._news:
             self._under_way += 1
             self._news.notify_all()
-        again = partial(self.send, lane, attempt, error)
-        key, value = message.key(), message.value()
-        self._producer.send(self.topic, value, key, headers, lambda failure: self._acked(lane, attempt, failure, again))
+        acked = partial(self._acked, lane, attempt, error, with_trace)
+        self._producer.send(self.topic, attempt._value, attempt._key, headers, acked)
 
-    def _acked(self, lane: Lane, attempt: Attempt, failure: Exception | None, again: partial[None]) -> None:
+    def _acked(
+        self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool, failure: Exception | None
+    ) -> None:
         with self._news:
             self._under_way -= 1
         if self._is_over:
             self._tries.given_back(lane)
         elif failure is None:
-            self._tries.put_aside(lane, attempt.message)
+            self._tries.put_aside(lane, attempt, error, self.topic)
+        elif with_trace and isinstance(failure, ProduceError) and not failure.retry:
+            self.send(lane, attempt, error, with_trace=False)  # it may be too large for the traceback alone
         elif isinstance(failure, KafkaUnavailableError) and not self._tries.call.is_ending:
             log(
                 logging.WARNING,
@@ -87,7 +101,7 @@ class DeadLetterWriter:
                 self.topic,
                 failure,
             )
-            again()
+            self.send(lane, attempt, error, with_trace)
         else:
             self._tries.give_up(lane, attempt, failure)
 
@@ -107,17 +121,3 @@ class DeadLetterWriter:
         with self._news:
             self._is_over = True
             self._news.notify_all()
-
-
-def _check(consumer: FetchingConsumer[Any], topic: str) -> None:
-    info = consumer._driver.cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
-    if info is None:
-        raise ConfigurationError(
-            f"dead_letters={topic!r}: there is no such topic. Nothing was handed out. Create it (kafka-topics --create "
-            f"--topic {topic}), with a retention that leaves time to look at what is in it"
-        )
-    if consumer._engine.subscription.matches(info):
-        raise ConfigurationError(
-            f"dead_letters={topic!r} is a topic that this consumer reads: its dead letters would come back to it for "
-            "ever. Nothing was handed out. Name another topic, or a pattern that leaves it out"
-        )

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, TypeVar
 
+from kafka_marshal.adapters.headers import Headers
+from kafka_marshal.adapters.headers import headers_of as own_headers
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.error_texts import class_name, reason_of, trace_of
 
-__all__ = ["MOST_REASON", "PREFIX", "REMEMBERED", "DeadLetter", "headers_of", "mark_repeats"]
+__all__ = ["MOST_ADDED", "PREFIX", "REMEMBERED", "DeadLetter", "OddLetter", "headers_of", "mark_repeats", "read_letter"]
 
 #: What the names of all headers of dead letters begin with.
 PREFIX: Final = "__dlq."
@@ -24,18 +27,22 @@ OFFSET: Final = "__dlq.errors.offset"
 GROUP: Final = "__dlq.errors.group"
 DELIVERY_COUNT: Final = "__dlq.errors.delivery.count"
 MESSAGE: Final = "__dlq.errors.message"
-#: Not in KIP-1191: the fencing token, and the class of the exception (as Kafka Connect calls it).
+#: Not in KIP-1191: the fencing token, and class and traceback of the exception (as Kafka Connect calls them).
 EPOCH: Final = "__dlq.errors.epoch"
 CLASS_NAME: Final = "__dlq.errors.exception.class.name"
+STACKTRACE: Final = "__dlq.errors.exception.stacktrace"
 
-#: The text of an exception is cut to this many characters: a record that failed may not grow by a whole page of HTML.
-MOST_REASON: Final = 1_000
+#: A letter is at most this many bytes larger than its message: the traceback has half of them.
+MOST_ADDED: Final = 8_192
 
 #: Letters between two copies of one, at most, for the later one to be known as a repeat: 50 MB of memory.
 REMEMBERED: Final = 250_000
 
 #: No number of Kafka's has more digits.
 _MOST_DIGITS = 19
+
+#: Of a header that is odd, this many bytes are shown.
+_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class DeadLetter:
     group: str
     #: How often it was tried; None: not said.
     delivery_count: int | None
-    #: What the exception said, cut to MOST_REASON characters; "": not said.
+    #: What the exception said, cut to 1,000 characters; "": not said.
     reason: str
     #: The exception's class, with its module unless it is built in; None: not said.
     error: str | None
@@ -70,6 +77,8 @@ class DeadLetter:
     place: tuple[str, int, int]
     #: The same message of the same group is in a dead letter before this one; see mark_repeats().
     repeated: bool = False
+    #: The last frames of the exception's traceback; None: not said.
+    traceback: str | None = None
 
     @property
     def source(self) -> tuple[str, str, int, int]:
@@ -79,58 +88,124 @@ class DeadLetter:
     @staticmethod
     def of(message: Message) -> DeadLetter | None:
         """The dead letter in a record; None where it does not say which message failed: it is no dead letter."""
-        ours: dict[str, bytes | None] = {}
-        others: list[tuple[str, bytes | None]] = []
-        for name, value in _headers(message):
-            if name.startswith(PREFIX):
-                ours[name] = value  # of several the last counts, as in Java's Headers.lastHeader
-            else:
-                others.append((name, value))
-        topic, group = _text(ours.get(TOPIC)), _text(ours.get(GROUP))
-        partition, offset = _number(ours.get(PARTITION)), _number(ours.get(OFFSET))
-        if topic is None or group is None or partition is None or offset is None:
-            return None
-        kind, time_ms = message.timestamp()
-        return DeadLetter(
-            topic,
-            partition,
-            offset,
-            group,
-            _number(ours.get(DELIVERY_COUNT)),
-            _text(ours.get(MESSAGE)) or "",
-            _text(ours.get(CLASS_NAME)),
-            _number(ours.get(EPOCH)),
-            message.key(),
-            message.value(),
-            tuple(others),
-            time_ms if kind else -1,
-            (message.topic(), message.partition(), message.offset()),
-        )
+        found = read_letter(message)
+        return found if isinstance(found, DeadLetter) else None
+
+
+@dataclass(frozen=True, slots=True)
+class OddLetter:
+    """A record with headers of a dead letter that do not name a message; it has what a DeadLetter has."""
+
+    #: Which header is missing or odd.
+    why: str
+    #: The group that gave the message up; None: not said.
+    group: str | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    time_ms: int
+    place: tuple[str, int, int]
+    topic: None = None
+    partition: None = None
+    offset: None = None
+    delivery_count: None = None
+    error: None = None
+    epoch: None = None
+    traceback: None = None
+    repeated: bool = False
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with it, in place of what an exception said."""
+        return f"this letter can't be read: {self.why}"
+
+
+def read_letter(message: Message) -> DeadLetter | OddLetter | None:
+    """What a record of a dead-letter topic says; None: no header of a dead letter is in it."""
+    ours: dict[str, bytes | None] = {}
+    others: list[tuple[str, bytes | None]] = []
+    for name, value in own_headers(message) or ():
+        if name.startswith(PREFIX):
+            ours[name] = value  # of several the last counts, as in Java's Headers.lastHeader
+        else:
+            others.append((name, value))
+    if not ours:
+        return None
+    kind, time_ms = message.timestamp()
+    time_ms = time_ms if kind else -1
+    place = message.topic(), message.partition(), message.offset()
+    topic, group = _text(ours.get(TOPIC)), _text(ours.get(GROUP))
+    partition, offset = _number(ours.get(PARTITION)), _number(ours.get(OFFSET))
+    if topic is None or group is None or partition is None or offset is None:
+        why = "; ".join(_troubles(ours))
+        return OddLetter(why, group, message.key(), message.value(), tuple(others), time_ms, place)
+    return DeadLetter(
+        topic,
+        partition,
+        offset,
+        group,
+        _number(ours.get(DELIVERY_COUNT)),
+        _text(ours.get(MESSAGE)) or "",
+        _text(ours.get(CLASS_NAME)),
+        _number(ours.get(EPOCH)),
+        message.key(),
+        message.value(),
+        tuple(others),
+        time_ms,
+        place,
+        traceback=_text(ours.get(STACKTRACE)),
+    )
+
+
+def _troubles(ours: dict[str, bytes | None]) -> Iterator[str]:
+    """Why these headers do not name a message."""
+    if missing := [name for name in (TOPIC, PARTITION, OFFSET, GROUP) if name not in ours]:
+        yield f"it lacks {', '.join(missing)}"
+    for name, is_number in ((TOPIC, False), (PARTITION, True), (OFFSET, True), (GROUP, False)):
+        value = ours.get(name)
+        if name in ours and value is None:
+            yield f"{name} is null"
+        elif is_number and value is not None and _number(value) is None:
+            yield f"{name} is no number but {_text(value[:_SHOWN])!r}"
 
 
 def headers_of(
-    message: Message, group_id: str, epoch: int, delivery_count: int, error: BaseException
+    message: Message,
+    group_id: str,
+    epoch: int,
+    delivery_count: int,
+    error: BaseException,
+    *,
+    own: Headers = None,
+    secrets: Iterable[str] = (),
+    with_trace: bool = True,
 ) -> list[tuple[str, bytes | None]]:
     """The headers of the dead letter of a message: its own, unchanged and in their order, then what became of it.
 
     Headers of an earlier dead letter are left out, so that each letter names one source: the record that failed now.
-    Key and value are the message's own.
+    Key and value are the message's own. own: its headers, where it may have others by now. secrets: hidden in texts.
     """
-    kept = [(name, value) for name, value in _headers(message) if not name.startswith(PREFIX)]
+    own = own_headers(message) if own is None else own
+    kept = [(name, value) for name, value in own or () if not name.startswith(PREFIX)]
     said = [
         (TOPIC, message.topic()),
         (PARTITION, str(message.partition())),
         (OFFSET, str(message.offset())),
         (GROUP, group_id),
         (DELIVERY_COUNT, str(delivery_count)),
-        (MESSAGE, _reason(error)),
+        (MESSAGE, reason_of(error, secrets)),
         (EPOCH, str(int(epoch))),
-        (CLASS_NAME, _class_name(error)),
+        (CLASS_NAME, class_name(error)),
     ]
+    if with_trace:
+        said.append((STACKTRACE, trace_of(error, secrets)))
     return [*kept, *((name, text.encode("utf-8", "backslashreplace")) for name, text in said)]
 
 
-def mark_repeats(letters: Iterable[DeadLetter], *, remembered: int = REMEMBERED) -> Iterator[DeadLetter]:
+L = TypeVar("L", DeadLetter, DeadLetter | OddLetter)
+
+
+def mark_repeats(letters: Iterable[L], *, remembered: int = REMEMBERED) -> Iterator[L]:
     """The same letters, with ``repeated`` set on each that is a copy of one before it.
 
     A process that dies between the acknowledgement of a dead letter and the commit of its message leaves a copy: the
@@ -139,6 +214,9 @@ def mark_repeats(letters: Iterable[DeadLetter], *, remembered: int = REMEMBERED)
     """
     seen: OrderedDict[tuple[str, str, int, int], None] = OrderedDict()
     for letter in letters:
+        if isinstance(letter, OddLetter):
+            yield letter
+            continue
         if letter.source in seen:
             seen.move_to_end(letter.source)
             yield replace(letter, repeated=True)
@@ -147,27 +225,6 @@ def mark_repeats(letters: Iterable[DeadLetter], *, remembered: int = REMEMBERED)
         if len(seen) > remembered:
             seen.popitem(last=False)
         yield letter
-
-
-def _headers(message: Message) -> list[tuple[str, bytes | None]]:
-    found: Any = message.headers()
-    return list(found or ())
-
-
-def _reason(error: BaseException) -> str:
-    """What an exception says; its class where it says nothing, or can't say it."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a user's class may fail to say what it is
-        text = ""
-    text = text.strip() or type(error).__name__
-    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
-
-
-def _class_name(error: BaseException) -> str:
-    kind = type(error)
-    module = str(kind.__module__)
-    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def _text(value: bytes | None) -> str | None:

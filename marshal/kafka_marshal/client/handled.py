@@ -8,10 +8,14 @@ from contextlib import suppress
 from kafka_marshal.engine.figures import Distribution, Histogram
 from kafka_marshal.runtime import Lock
 
-__all__ = ["Handled", "ProcessTimes", "error_type"]
+__all__ = ["MOST_ERRORS", "OTHER", "ErrorTypes", "Handled", "ProcessTimes", "error_type"]
 
 #: Durations that wait to be sorted into histograms, if nobody reads them.
 MOST_NOTED = 1_000
+
+#: Classes of errors that metrics tell apart: some programs make classes as they run, and each would be a time series.
+MOST_ERRORS = 32
+OTHER = "other"
 
 
 def error_type(error: BaseException) -> str:
@@ -20,11 +24,28 @@ def error_type(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+class ErrorTypes:
+    """The first MOST_ERRORS names of classes; any other is OTHER. Its caller sees to threads."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = {""}
+
+    def bounded(self, name: str) -> str:
+        """The name, or OTHER. "" (no error) is one of its own."""
+        if name in self._known:
+            return name
+        if len(self._known) > MOST_ERRORS:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
 class Handled:
     """Of one consumer, over all its runs. Any thread may call; what has gone well is not counted here."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
+        self._errors = ErrorTypes()
         self._failures: Counter[tuple[str, str]] = Counter()
         self._retries: Counter[str] = Counter()
         self._dead_letters: Counter[str] = Counter()
@@ -32,7 +53,7 @@ class Handled:
     def failed(self, topic: str, error: BaseException) -> None:
         """A try has failed."""
         with self._lock:
-            self._failures[topic, error_type(error)] += 1
+            self._failures[topic, self._errors.bounded(error_type(error))] += 1
 
     def retried(self, topic: str) -> None:
         """A message is tried again."""
@@ -59,6 +80,7 @@ class ProcessTimes:
         self._noted: deque[tuple[str, str, float]] = deque()
         self._found: dict[tuple[str, str], Histogram] = {}
         self._is_sorting = False
+        self._errors = ErrorTypes()
 
     def note(self, topic: str, error: str, seconds: float) -> None:
         """A handler has ended."""
@@ -73,6 +95,7 @@ class ProcessTimes:
             try:
                 for _ in range(len(self._noted)):
                     topic, error, seconds = self._noted.popleft()
+                    error = self._errors.bounded(error)
                     found = self._found.get((topic, error))
                     if found is None:
                         found = self._found[topic, error] = Histogram()

@@ -135,6 +135,7 @@ class Runner:
                 now = self._runtime.now_ms()
                 self._workers.put(self._lanes.reopened(now))
                 self._workers.look(now)
+                self._tries.failures.look(now)
                 with self._driver.locked(step=False):
                     if self._consumer._is_over():
                         break
@@ -209,6 +210,7 @@ class Runner:
         self._workers.end(0.0 if self._call.is_abandoned else max(LOOK_S, until - self._runtime.monotonic()))
         if tries.letters is not None:
             tries.letters.close()
+        tries.failures.end()
         self._give_back()
         if self._lanes.running:
             log(

@@ -9,11 +9,13 @@ from typing import Any, Protocol, cast
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
+from kafka_marshal.client.failures import Failures
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
 from kafka_marshal.runtime import Condition, Runtime
+from kafka_marshal.secret import values_of
 
 __all__ = ["LOOK_S", "Call", "Tries", "Workers"]
 
@@ -80,6 +82,11 @@ class Tries:
         self._handled = consumer._handled
         self._give_back = give_back
         self._rng: Random = self.runtime.random()
+        secrets = values_of({**consumer._marshal.config, **consumer._fetcher.config})
+        ids = consumer._driver.engine.settings
+        self.failures: Failures = Failures(
+            self.runtime.now_ms, self.runtime.lock(), secrets, group=ids.group_id, client=ids.client_id
+        )
         #: Guards nothing: it wakes the feeder and the timer.
         self.news: Condition = self.runtime.condition()
         self._is_awaited = False
@@ -120,7 +127,8 @@ class Tries:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
         stable = assignment.tracker.done.stable
-        attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *self._about, stable)
+        epoch, keep = assignment.epoch, self.letters is not None
+        attempt = Attempt(cast("Message", message), lane.number, attempts, epoch, *self._about, stable, keep)
         current.set(attempt)
         for hooks in self.options.hooks:
             if hooks.before is not None:
@@ -157,6 +165,9 @@ class Tries:
         retry, due = self.options.retry, None
         topic = attempt.message.topic()
         self._handled.failed(topic, error)
+        attempt._restore()
+        if isinstance(error, Exception):
+            self.failures.failed(attempt, error)
         if not isinstance(error, Exception):
             self._note(attempt, error)
             self.end(error)
@@ -175,10 +186,11 @@ class Tries:
         if due is not None:
             self._wake_timer()
 
-    def put_aside(self, lane: Lane, message: Message) -> None:
+    def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
         """A message is a dead letter, and the cluster has it."""
-        self._handled.put_aside(message.topic())
-        self.settled(lane, message)
+        self._handled.put_aside(attempt.message.topic())
+        self.failures.put_aside(attempt, error, topic)
+        self.settled(lane, attempt.message)
 
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
         """Its dead letter can't be written: the run ends, and it comes again."""

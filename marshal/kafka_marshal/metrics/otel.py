@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.context import Context
@@ -22,8 +22,9 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
+from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.handled import error_type
+from kafka_marshal.client.handled import ErrorTypes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.engine.figures import BUCKETS_S
 from kafka_marshal.instance import release
@@ -140,7 +141,7 @@ def trace_hooks(
 
     def before(attempt: Attempt) -> None:
         _leave()  # what a cancelled handler has left
-        carried = propagate.extract(cast("Headers", attempt.message.headers() or ()), getter=_HEADERS)
+        carried = propagate.extract(headers_of(attempt.message) or (), getter=_HEADERS)
         origin = trace.get_current_span(carried).get_span_context()
         span = tracer.start_span(
             f"process {attempt.message.topic()}",
@@ -155,6 +156,8 @@ def trace_hooks(
         _leave()
         durations.record(seconds, _common(attempt))
 
+    errors = ErrorTypes()
+
     def failed(attempt: Attempt, seconds: float, error: BaseException) -> None:
         name = error_type(error)
         if (found := _open.get()) is not None:
@@ -162,7 +165,7 @@ def trace_hooks(
             found.span.set_attribute("error.type", name)
             found.span.set_status(Status(StatusCode.ERROR, str(error)))
         _leave()
-        durations.record(seconds, {**_common(attempt), "error.type": name})
+        durations.record(seconds, {**_common(attempt), "error.type": errors.bounded(name)})
 
     return Hooks(before=before, after=after, failed=failed)
 

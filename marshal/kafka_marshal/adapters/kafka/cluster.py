@@ -172,6 +172,16 @@ class KafkaCluster(GroupCalls):
         replicas = min((len(partition.replicas) for partition in topic.partitions), default=0)
         return TopicConfig(info, replicas, values)
 
+    def operations(self, topic: str, timeout_s: float) -> frozenset[str] | None:
+        def ask(admin: AdminClient, left_s: float) -> dict[str, TopicDescription]:
+            names = TopicCollection([topic])
+            described = admin.describe_topics(names, request_timeout=left_s, include_authorized_operations=True)
+            return self._questions.known(described, left_s)
+
+        found = self._questions.ask(f"asking what is allowed with {topic}", timeout_s, ask).get(topic)
+        allowed = None if found is None else found.authorized_operations
+        return None if allowed is None else frozenset(each.name for each in allowed)
+
     def broker_count(self, timeout_s: float) -> int:
         return self._questions.ask(
             "counting the brokers", timeout_s, lambda admin, s: len(admin.list_topics(timeout=s).brokers)

@@ -93,6 +93,18 @@ class MemoryMessage:
         """The headers, None for none."""
         return list(self._headers) if self._headers is not None else None
 
+    def set_key(self, key: bytes | None) -> None:
+        """Replace the key, as people do who deserialize in place."""
+        self._key = key
+
+    def set_value(self, value: bytes | None) -> None:
+        """Replace the value."""
+        self._value = value
+
+    def set_headers(self, headers: Sequence[tuple[str, bytes | None]] | None) -> None:
+        """Replace the headers."""
+        self._headers = headers
+
     def error(self) -> None:
         """None: this is a message, and errors are told apart from messages here."""
         return

@@ -74,6 +74,9 @@ class MemoryCluster:
                 TopicConfig(topic.info, topic.replication_factor, dict(topic.settings)) if topic is not None else None
             )
 
+    def operations(self, topic: str, timeout_s: float) -> frozenset[str] | None:
+        return None
+
     def broker_count(self, timeout_s: float) -> int:
         with self._asking("counting the brokers", timeout_s) as broker:
             return broker.brokers

@@ -1,0 +1,128 @@
+"""Whether a topic will do for dead letters: looked at once, before ``consumer.run`` calls a handler."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterable
+from math import inf
+from typing import Any, Final
+
+from kafka_marshal.client.dead_letters import MOST_ADDED
+from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.errors import AuthorizationError, ConfigurationError
+from kafka_marshal.logs import log
+from kafka_marshal.node.coordination_topic import snapshots_topic
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.ports import Cluster, TopicConfig
+from kafka_marshal.rights import grant
+
+__all__ = ["check_topic"]
+
+#: Of a pattern that matches many topics, the settings of so many are compared: each is a question to the brokers.
+MOST_SOURCES: Final = 20
+
+#: Letters that are removed sooner than this (ms) may be gone before anybody looks.
+SHORT_MS: Final = 86_400_000
+
+
+def check_topic(consumer: FetchingConsumer[Any], topic: str) -> None:
+    """Raises ConfigurationError if letters would be lost or come back, AuthorizationError if none may be written.
+
+    Warns if some may not fit, or will soon be removed (*blocking*).
+    """
+    driver, subscription = consumer._driver, consumer._engine.subscription
+    if topic in (driver.replica.topic, snapshots_topic(driver.replica.topic)):
+        raise ConfigurationError(
+            f"dead_letters={topic!r} is a topic of kafka-marshal itself: members read it. Nothing was handed out. Name "
+            "another topic"
+        )
+    info = driver.cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
+    if info is None:
+        raise ConfigurationError(
+            f"dead_letters={topic!r}: there is no such topic. Nothing was handed out. Create it (kafka-topics --create "
+            f"--topic {topic}), with a retention that leaves time to look at what is in it"
+        )
+    if subscription.matches(info):
+        raise ConfigurationError(
+            f"dead_letters={topic!r} is a topic that this consumer reads: its dead letters would come back to it for "
+            "ever. Nothing was handed out. Name another topic, or a pattern that leaves it out"
+        )
+    allowed = driver.cluster.operations(topic, LOOKUP_TIMEOUT_S)
+    if allowed is not None and not allowed & {"WRITE", "ALL"}:
+        raise AuthorizationError(
+            f"dead_letters={topic!r}: the cluster forbids writing to it. Nothing was handed out. "
+            f"{grant('WRITE', 'topic', [topic])}."
+        )
+    sources = sorted({source for source, _ in subscription.partitions})[:MOST_SOURCES]
+    _check_settings(driver.cluster, topic, sources)
+
+
+def _check_settings(cluster: Cluster, topic: str, sources: Iterable[str]) -> None:
+    try:
+        found = [cluster.topic_config(name, LOOKUP_TIMEOUT_S) for name in (topic, *sources)]
+    except AuthorizationError as error:  # a worker need not have this right
+        log(logging.INFO, "dead_letters_unchecked", "the settings of %r are not checked: %s", topic, error)
+        return
+    letters, *others = found
+    if letters is None:
+        return  # deleted in between: the first letter finds out
+    if "compact" in letters.settings.get("cleanup.policy", ""):
+        raise ConfigurationError(
+            f"dead_letters={topic!r} is compacted: of the dead letters with one key only the last would be kept, and "
+            "of a message without a value none. Nothing was handed out. Name another topic, or set it right: "
+            f"kafka-configs --alter --entity-type topics --entity-name {shlex.quote(topic)} --add-config "
+            "cleanup.policy=delete"
+        )
+    if there := [source for source in others if source is not None]:
+        _compare_sizes(letters, max(there, key=lambda x: _number(x, "max.message.bytes") or 0))
+        _compare_retention(letters, max(there, key=lambda x: _kept(x) or 0))
+
+
+def _compare_sizes(letters: TopicConfig, source: TopicConfig) -> None:
+    name, of = letters.info.name, source.info.name
+    room, largest = _number(letters, "max.message.bytes"), _number(source, "max.message.bytes")
+    if room is not None and largest is not None and room < largest + MOST_ADDED:
+        log(
+            logging.WARNING if room < largest else logging.INFO,
+            "dead_letters_small",
+            "topic %s takes messages of up to %d bytes, %s for dead letters of up to %d. A larger letter can't be "
+            "written: its message would end run(…), and come again. kafka-configs --alter --entity-type topics "
+            "--entity-name %s --add-config max.message.bytes=%d",
+            of,
+            largest,
+            name,
+            room,
+            shlex.quote(name),
+            largest + MOST_ADDED,
+            topic=name,
+        )
+
+
+def _compare_retention(letters: TopicConfig, source: TopicConfig) -> None:
+    name, of = letters.info.name, source.info.name
+    kept, theirs = _kept(letters), _kept(source)
+    if kept is not None and theirs is not None and kept < min(SHORT_MS, theirs):
+        log(
+            logging.WARNING,
+            "dead_letters_short",
+            "dead letters are removed from %s after %.1f h, sooner than messages from %s: they may be gone before "
+            "anybody looks. kafka-configs --alter --entity-type topics --entity-name %s --add-config retention.ms=…",
+            name,
+            kept / 3_600_000,
+            of,
+            shlex.quote(name),
+            topic=name,
+        )
+
+
+def _kept(config: TopicConfig) -> float | None:
+    """For how long (ms); None: the brokers do not say."""
+    kept = _number(config, "retention.ms")
+    return inf if kept is not None and kept < 0 else kept
+
+
+def _number(config: TopicConfig, name: str) -> int | None:
+    """None: the brokers do not say."""
+    value = config.settings.get(name, "")
+    return int(value) if value.lstrip("-").isdigit() else None

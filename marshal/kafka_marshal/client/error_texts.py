@@ -1,0 +1,92 @@
+"""What is said of an exception that a handler raised: its class, its text, its place and its traceback.
+
+Whatever the exception is: its own methods may raise. Secrets that a text names as such are hidden (:mod:`.secret`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from kafka_marshal.secret import hide, scrub
+
+__all__ = ["MOST_REASON", "MOST_TRACE", "class_name", "place_of", "reason_of", "trace_of"]
+
+#: The text of an exception is cut to this many characters: a record that failed may not grow by a whole page of HTML.
+MOST_REASON: Final = 1_000
+
+#: A secret may be cut in two only beyond this many characters, all of which are searched for some.
+_SEARCHED: Final = 2 * MOST_REASON
+
+#: A traceback has this many of the last frames of each exception, and bytes in all.
+FRAMES: Final = 8
+MOST_TRACE: Final = 4_096
+
+#: An exception, its cause, and the cause of that.
+_CHAIN: Final = 3
+
+#: The frames that call handlers say nothing of what failed.
+_OURS: Final = str(Path(__file__).parent)
+
+_DIRECT = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+_MEANWHILE = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+_FIRST = "\n\nThe above exception is the first of this group:\n\n"
+
+
+def class_name(error: BaseException) -> str:
+    """The class, with its module unless it is built in."""
+    kind = type(error)
+    module = str(kind.__module__)
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    """What an exception says; its class where it says nothing, or can't say it. secrets: hidden, besides."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a user's class may fail to say what it is
+        text = ""
+    text = hide(scrub(text[:_SEARCHED].strip()), secrets) or type(error).__name__
+    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
+
+
+def place_of(error: BaseException) -> tuple[str, int]:
+    """File and line at which it was raised; ("", 0): not known."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return ("", 0) if at is None else (at.tb_frame.f_code.co_filename, at.tb_lineno)
+
+
+def trace_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    """Its traceback, as Python prints it: the last frames of it and of what it came from, cut to MOST_TRACE bytes."""
+    text, secrets = "", tuple(secrets)
+    each: BaseException | None = error
+    for _ in range(_CHAIN):
+        if each is None:
+            break
+        frames = "".join(traceback.format_list(_frames(each.__traceback__)))
+        text = f"{hide(scrub(frames), secrets)}{class_name(each)}: {reason_of(each, secrets)}{text}"
+        each, link = _before(each)
+        text = text if each is None else f"{link}{text}"
+    cut = text.lstrip("\n").encode("utf-8", "backslashreplace")
+    return cut.decode() if len(cut) <= MOST_TRACE else f"…{cut[3 - MOST_TRACE :].decode('utf-8', 'ignore')}"
+
+
+def _frames(tb: TracebackType | None) -> traceback.StackSummary:
+    found = traceback.extract_tb(tb, limit=-FRAMES)
+    while found and found[0].filename.startswith(_OURS):
+        del found[0]
+    return found
+
+
+def _before(error: BaseException) -> tuple[BaseException | None, str]:
+    """What an exception came from, and how that is said."""
+    if error.__cause__ is not None:
+        return error.__cause__, _DIRECT
+    if isinstance(error, BaseExceptionGroup):
+        return error.exceptions[0], _FIRST
+    return (None, "") if error.__suppress_context__ else (error.__context__, _MEANWHILE)
