@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def test_an_unknown_command_suggests_one(command: Command) -> None:
 def test_wrong_use_ends_with_2_and_says_what_is_wrong(command: Command, args: list[str]) -> None:
     ran = command(*args)
     assert ran.status == 2
-    assert ran.err.startswith("error: ")
+    assert ran.err.partition("\n")[2 if ran.err.startswith("--at") else 0].startswith("error: ")
     assert "Traceback" not in ran.err
     assert "\\n" not in ran.err
     assert ran.out == ""
@@ -203,6 +204,77 @@ def test_a_properties_file_is_read_as_kafkas_tools_read_it(tmp_path: Path) -> No
     assert servers == "x:1,y:2"
     assert "bootstrap.servers" not in properties
     assert Options(config_file=str(path), bootstrap="z:3").connection()[0] == "z:3"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_properties_file_from_any_editor_is_read(tmp_path: Path, encoding: str, end: str) -> None:
+    path = tmp_path / "client.properties"
+    path.write_bytes(end.join(["bootstrap.servers=x:1", "sasl.username=Zoë", ""]).encode(encoding))
+    assert read_properties(str(path)) == {"bootstrap.servers": "x:1", "sasl.username": "Zoë"}
+
+
+def test_a_properties_file_in_another_encoding_is_wrong_use(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    for raw in ("acks=all".encode("utf-16-le"), "a=Zoë".encode("latin-1"), b"\xff\xfea"):
+        path.write_bytes(raw)
+        ran = command("status", "--bootstrap", NOWHERE, "--config", path)
+        assert (ran.status, "Save it as UTF-8." in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["completion", "bash"], 0),
+        (["replay", "DUMP"], 0),
+        (["who", "g", "t", "0", "--from-dump", "DUMP"], 0),
+        (["log", "--json", "--from-dump", "DUMP"], 0),
+        (["status", "--bootstrap", NOWHERE, "--timeout", "0.2"], 3),
+        (["nonsense"], 2),
+    ],
+)
+def test_closed_standard_streams_end_nothing(tmp_path: Path, closed: str, args: list[str], status: int) -> None:
+    log = Log()
+    log.add(ClaimingPartition("i", "c", "g", "t", 0, 1000), 1000)
+    (tmp_path / "dump").write_bytes(log.dump)
+    given = [str(tmp_path / "dump") if arg == "DUMP" else arg for arg in args]
+    line = f"{shlex.join([*ARGV, *given])} {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=False, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_how_a_time_was_read_is_said_where_it_depends_on_the_moment(command: Command, tmp_path: Path) -> None:
+    log = Log()
+    log.add(ClaimingPartition("i", "c", "g", "t", 0, 1000), 1_700_000_000_000)
+    (tmp_path / "dump").write_bytes(log.dump)
+    for args, said in (
+        (
+            ["who", "g", "t", "0", "--at", "2023-11-15 00:00"],
+            "--at 2023-11-15 00:00 is 2023-11-15T00:00:00.000+00:00, ",
+        ),
+        (["log", "--since", "1d"], "--since 1d is 20"),
+        (["who", "g", "t", "0", "--at", "2023-11-15T00:00Z"], ""),
+        (["log", "--since", "10m", "--json"], ""),
+    ):
+        ran = command(*args, "--from-dump", tmp_path / "dump")
+        assert ran.err.startswith(said) if said else ran.err == "", args
+
+
+def test_the_broker_gets_as_much_time_as_it_is_given(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+
+    def run_broker(*_: object, progress: Callable[[str], None], start_timeout_s: float | None) -> None:
+        given.append(start_timeout_s)
+        progress("starting 1 broker")
+
+    monkeypatch.setattr("kafka_marshal.testing.run_broker", run_broker)
+    assert command("broker", "--timeout", 120).err == "starting 1 broker (0.0 s)\n"
+    command("broker")
+    assert given == [120.0, None]
 
 
 @pytest.mark.parametrize("line", ["hunter2", "=hunter2"])

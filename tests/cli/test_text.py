@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.cli.text import clock_text, count, parse_span, parse_time, span, time_text
+from kafka_marshal.cli.text import clock_text, count, is_absolute, parse_span, parse_time, span, time_text
 from kafka_marshal.visible import visible
 
 
@@ -90,7 +90,7 @@ def test_other_ways_to_write_a_time(text: str, ms: int) -> None:
         ("14:00", "2026-11-25T14:00"),
         ("03:14", "2026-11-25T03:14"),
         ("3:14:05.5", "2026-11-25T03:14:05.500"),
-        ("23:50", "2026-11-24T23:50"),  # the last one there was
+        ("00:01", "2026-11-25T00:01"),  # of today, however long ago
         ("yesterday 03:14", "2026-11-24T03:14"),
         ("Yesterday  14:00", "2026-11-24T14:00"),
         ("yesterday", "2026-11-24T00:00"),
@@ -101,6 +101,26 @@ def test_other_ways_to_write_a_time(text: str, ms: int) -> None:
 def test_times_of_day_are_local(text: str, time: str) -> None:
     now = parse_time("2026-11-25T14:00:30+05:30", 0)
     assert parse_time(text, now) == parse_time(f"{time}+05:30", 0)
+
+
+@pytest.mark.usefixtures("in_kolkata")
+def test_a_time_of_day_that_is_still_to_come_is_not_taken_for_one_long_ago() -> None:
+    soon_after_midnight = parse_time("2026-11-25T00:10+05:30", 0)
+    assert parse_time("23:50", soon_after_midnight) == parse_time("2026-11-24T23:50+05:30", 0)
+    assert parse_time("12:10", soon_after_midnight) == parse_time("2026-11-24T12:10+05:30", 0)
+    with pytest.raises(ValueError, match=r"12 h 1 min ago \(2026-11-24T12:09:00.000\+05:30\).*write yesterday 12:09"):
+        parse_time("12:09", soon_after_midnight)
+    assert parse_time("yesterday 12:09", soon_after_midnight) == parse_time("2026-11-24T12:09+05:30", 0)
+
+
+@pytest.mark.parametrize("text", ["03:14", "yesterday", "10m", "now", "2026-11-21 04:50", "2026-11-21"])
+def test_what_depends_on_where_or_when_it_is_read_is_not_absolute(text: str) -> None:
+    assert not is_absolute(text)
+
+
+@pytest.mark.parametrize("text", ["1700000000123", "2026-11-21T04:50:12Z", "2026-11-21 04:50+05:30"])
+def test_what_is_one_moment_everywhere_is_absolute(text: str) -> None:
+    assert is_absolute(text)
 
 
 @pytest.mark.usefixtures("in_kolkata")

@@ -263,6 +263,7 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
         ("check", "--group", "looked-at"),
     ),
     "after-prune": _commands(("status",), ("check",)),
+    "show": lambda trial: trial.run("show", f"{trial.data}:0:0"),
     "letters": _commands(("dead-letters", "orders-dead")),
     "init": _commands(("init", "--partitions", "1"), ("init", "--check")),
     "steer": _steer,

@@ -170,7 +170,6 @@ def test_nothing_stays_on_a_connection_that_others_use_next(pooled: Pooled) -> N
         "SET search_path TO elsewhere",
         "SET default_transaction_isolation TO 'serializable'",
         "SET lock_timeout TO 1",
-        "SET idle_in_transaction_session_timeout TO 1",
         "PREPARE _pg3_0 AS SELECT 1",
     ],
 )

@@ -24,6 +24,7 @@ from kafka_marshal.admin.positions import (
     stands_at,
 )
 from kafka_marshal.admin.session import Session, progress_in
+from kafka_marshal.admin.stored_message import StoredMessages
 from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
 from kafka_marshal.client.options import check_log_name
 from kafka_marshal.client.view import LeaseInfo
@@ -55,7 +56,7 @@ MAX_PARTITIONS = 10_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin(GroupMoves, DeadLetterTopics):
+class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and

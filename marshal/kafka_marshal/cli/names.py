@@ -28,6 +28,7 @@ __all__ = [
     "complete_group",
     "complete_place",
     "complete_topic",
+    "complete_topic_colon",
     "near",
     "no_group",
     "names_of",
@@ -173,6 +174,13 @@ complete_topic: _Complete = _completion(_topics)
 complete_client: _Complete = _completion(_clients)
 #: TOPIC:, to be followed by a partition.
 complete_place: _Complete = _completion(lambda names, context: [f"{topic}:" for topic in _topics(names, context)])
+
+
+def complete_topic_colon(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """TOPIC: of any topic of the cluster, to be followed by a partition and an offset."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(f"{each.value}:") for each in complete_any_topic(context, parameter, incomplete)]
 
 
 def complete_any_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

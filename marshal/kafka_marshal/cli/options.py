@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from kafka_marshal.cli.failures import WRONG_USE, CommandError
-from kafka_marshal.cli.text import parse_span, parse_time
+from kafka_marshal.cli.text import is_absolute, parse_span, parse_time, span, time_text
 from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.secret import values_of
+from kafka_marshal.visible import visible
 
-__all__ = ["Command", "Options", "common_options", "read_properties", "span_option", "time_option"]
+__all__ = [
+    "Command",
+    "Options",
+    "common_options",
+    "read_properties",
+    "read_text",
+    "read_time",
+    "span_option",
+    "time_option",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -34,6 +46,10 @@ class Options:
     timeout: float = 10.0
     #: Of the file given with --config: what may not be shown.
     secrets: tuple[str, ...] = ()
+    #: Names of the options below that were given.
+    said: set[str] = field(default_factory=set)
+    #: Times as they were given, with what they mean: (option, text, ms since 1970).
+    times: list[tuple[str, str, int]] = field(default_factory=list)
     #: What to tell somebody who interrupts the command at this point.
     if_interrupted: str = "Nothing was changed."
 
@@ -64,14 +80,9 @@ def read_properties(path: str) -> dict[str, str]:
 
     Raises CommandError, which names the line but never its value: it may be a password.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"--config {path}: {error.strerror}. Nothing was done.", WRONG_USE) from None
-    except UnicodeDecodeError:
-        raise CommandError(f"--config {path}: is not UTF-8 text. Nothing was done.", WRONG_USE) from None
+    text = read_text(path, "--config")
     properties: dict[str, str] = {}
-    for line_number, line in enumerate(text.split("\n"), start=1):
+    for line_number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         line = line.strip()
         if not line or line[0] in "#!":
             continue
@@ -84,6 +95,25 @@ def read_properties(path: str) -> dict[str, str]:
     return properties
 
 
+def read_text(path: str, option: str) -> str:
+    """A file that people or their editors wrote: UTF-8, or with a byte order mark UTF-16. Raises CommandError."""
+    try:
+        raw = Path(path).read_bytes()
+        is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except OSError as error:
+        raise CommandError(f"{option} {path}: {error.strerror}. Nothing was done.", WRONG_USE) from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise CommandError(
+            f"{option} {path}: is neither UTF-8 text nor UTF-16 text with a byte order mark. Nothing was done. Save it "
+            "as UTF-8.",
+            WRONG_USE,
+        )
+    return text
+
+
 def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
     """Store the value where the command finds it, unless nothing was said here."""
     options = context.ensure_object(Options)
@@ -91,6 +121,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: object) -> 
         raise click.BadParameter(f"no topic can be called {value!r}. Nothing was sent", context, parameter)
     if value is not None and value is not False:
         setattr(options, str(parameter.name), value)
+        options.said.add(str(parameter.name))
 
 
 _PATH = click.Path(dir_okay=False)
@@ -139,6 +170,11 @@ def common_options(top: bool = False) -> Callable[[_F], _F]:
 class Command(click.Command):
     """A command whose help lists its own options before those that all commands take."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; how its times were read is said first."""
+        tell_times(ctx.ensure_object(Options))
+        return super().invoke(ctx)
+
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         r"""Docstrings are raw strings: their ``\b`` is click's mark for a paragraph that keeps its lines."""
         if self.help is not None:
@@ -174,6 +210,25 @@ def time_option(context: click.Context, parameter: click.Parameter, value: str |
     if value is None:
         return None
     try:
-        return parse_time(value, int(time.time() * 1000))
+        return read_time(context, parameter, value)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
+
+
+def read_time(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    """Milliseconds since 1970; what depends on this moment, or on this machine's zone, is said. Raises ValueError."""
+    now_ms = int(time.time() * 1000)
+    found = parse_time(text, now_ms)
+    if not is_absolute(text):
+        context.ensure_object(Options).times.append((parameter.opts[0], text, found))
+    return found
+
+
+def tell_times(options: Options) -> None:
+    """On standard error, which moments the times are that were given. Not with --json."""
+    if options.json:
+        return
+    now_ms = time.time() * 1000
+    for option, text, moment in dict.fromkeys(options.times):
+        if moment <= now_ms:
+            click.echo(visible(f"{option} {text} is {time_text(moment)}, {span(now_ms - moment)} ago"), err=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.visible import visible
 
-__all__ = ["clock_text", "count", "number", "parse_span", "parse_time", "span", "time_text"]
+__all__ = ["clock_text", "count", "is_absolute", "number", "parse_span", "parse_time", "span", "time_text"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -19,6 +19,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
+
+#: A time of day without its day is yesterday's if it is no longer ago than this.
+_WRAPPED_MS = 12 * 3_600_000
 
 _CLOCK = re.compile(
     r"(?:(?P<day>today|yesterday)(?:\s+|$))?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)?"
@@ -49,8 +52,8 @@ def clock_text(time_ms: int, now_ms: int) -> str:
 def parse_time(text: str, now_ms: int) -> int:
     """Milliseconds since 1970 from any way in which the commands take a time.
 
-    ISO 8601, a time of day ("03:14", the last one there was; "yesterday 03:14"), a span ago ("10m"), "now", or a bare
-    number of milliseconds. What names no offset is local. Raises ValueError.
+    ISO 8601, a time of day ("03:14", the last one there was, within 12 hours; "yesterday 03:14"), a span ago ("10m"),
+    "now", or a bare number of milliseconds. What names no offset is local. Raises ValueError.
     """
     text = text.strip()
     if text == "now":
@@ -62,7 +65,8 @@ def parse_time(text: str, now_ms: int) -> int:
     except ValueError:
         pass
     try:
-        moment = _time_of_day(text.lower(), now_ms) or datetime.fromisoformat(text)
+        of_day = _time_of_day(text.lower(), now_ms)
+        moment = of_day or datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.astimezone()
     except (ValueError, OverflowError, OSError):
@@ -70,7 +74,30 @@ def parse_time(text: str, now_ms: int) -> int:
             f"{visible(text)!r} is no time: write it as 03:14, yesterday 03:14, 2026-11-21T04:50:12Z, 2026-11-21 04:50 "
             "(local), in milliseconds since 1970, or as a span ago such as 10m"
         ) from None
-    return (moment - _EPOCH) // timedelta(milliseconds=1)
+    found = (moment - _EPOCH) // timedelta(milliseconds=1)
+    # 14:00 said at 13:55 hardly means yesterday's: taken for it, a move would repeat a day's work.
+    if of_day is not None and text[0].isdigit() and _is_yesterdays(moment, now_ms) and now_ms - found > _WRAPPED_MS:
+        raise ValueError(
+            f"{visible(text)!r} is still to come today, and yesterday's is {span(now_ms - found)} ago "
+            f"({time_text(found)}). If that is meant, write yesterday {visible(text)}"
+        )
+    return found
+
+
+def _is_yesterdays(moment: datetime, now_ms: int) -> bool:
+    today = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone().date()
+    return moment.astimezone().date() < today
+
+
+def is_absolute(text: str) -> bool:
+    """Whether a time is the same whoever reads it, wherever and whenever: milliseconds, or ISO 8601 with an offset."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return True
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _time_of_day(text: str, now_ms: int) -> datetime | None:

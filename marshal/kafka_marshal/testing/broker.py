@@ -44,6 +44,13 @@ _ATTEMPTS = 5
 #: How long a JVM that hangs gets to print where its threads are.
 _THREAD_DUMP_S = 2.0
 
+#: While a broker is waited for, a line says so this often.
+_TELL_EVERY_S = 5.0
+
+
+def _silent(text: str) -> None:
+    """No progress is wanted."""
+
 
 class LocalCluster:
     """One to several brokers, each also a controller, on this machine.
@@ -64,6 +71,7 @@ class LocalCluster:
         keep: str | os.PathLike[str] | None = None,
         jvm_options: Sequence[str] = (),
         start_timeout_s: float = 60.0,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
         """Describe the cluster; :meth:`start` (or ``with``) starts it.
 
@@ -78,6 +86,7 @@ class LocalCluster:
             keep: a folder for the data, which stays; a cluster that is there already goes on with its data.
             jvm_options: such as ``-Xmx1g``.
             start_timeout_s: how long the brokers may take to answer.
+            progress: called with a line of text as the start proceeds, also while it waits.
         """
         brokers = arguments.a_whole("brokers", brokers, 1)
         if port is not None:
@@ -92,6 +101,7 @@ class LocalCluster:
         self._keep = Path(keep).absolute() if keep is not None else None
         self._jvm_options = tuple(arguments.several("jvm_options", jvm_options, "a list such as ['-Xmx1g']"))
         self._start_timeout_s = arguments.seconds("start_timeout_s", start_timeout_s, above=0)
+        self._progress = _silent if progress is None else progress
         self._owner = os.getpid()
         self._folder: Path | None = None
         self._processes: Processes | None = None
@@ -108,6 +118,7 @@ class LocalCluster:
         """
         if self._processes is not None:
             return self
+        self._progress("looking for Java and the broker's files (40 MB, downloaded the first time)")
         java, jars = find_java(), broker_jars()
         self._java = (str(java.path), *layout.JVM_OPTIONS, *layout.heap(len(self._ids)), *self._jvm_options)
         self._java += ("-cp", os.pathsep.join(map(str, jars)))
@@ -228,7 +239,9 @@ class LocalCluster:
         for attempt in range(1, _ATTEMPTS + 1):
             self._layouts = layout.lay_out(self.folder, self._ids, fixed, self._advertised, self._properties)
             if attempt == 1:
+                self._progress("preparing the folder of its data")
                 _format(processes, self._layouts.values(), self._java, cluster_id, self._start_timeout_s)
+            self._progress(f"starting {len(self._ids)} broker{'s' if len(self._ids) > 1 else ''}")
             for broker_id in self._ids:
                 self._launch(processes, broker_id)
             try:
@@ -260,7 +273,11 @@ class LocalCluster:
             self._await(processes, broker_id, until, functools.partial(_knows, probe, wanted))
 
     def _await(self, processes: Processes, broker_id: int, until: float, met: Callable[[], bool]) -> None:
+        told = time.monotonic()
         while not met():
+            if time.monotonic() >= told + _TELL_EVERY_S:
+                told = time.monotonic()
+                self._progress(f"broker {broker_id} does not answer yet; at most {max(0.0, until - told):.0f} s more")
             status = processes.exit_status(str(broker_id))
             if status is not None:
                 raise self._died(broker_id, status)

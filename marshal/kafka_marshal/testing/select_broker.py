@@ -130,6 +130,8 @@ def open_kafka(
     keep: str | os.PathLike[str] | None = None,
     properties: Mapping[str, str] | None = None,
     controllable: bool = False,
+    progress: Callable[[str], None] | None = None,
+    start_timeout_s: float | None = None,
 ) -> RunningKafka:
     """A Kafka that answers, by the order of choice above. Call its stop() in the end.
 
@@ -140,6 +142,8 @@ def open_kafka(
         properties: broker settings on top of ours, where we start it.
         controllable: it must be one that is started here, because it will be killed or paused, or because the caller
             asked for a new one.
+        progress: called with a line of text as the start proceeds.
+        start_timeout_s: how long it may take to answer; None: as LocalCluster and its like have it.
 
     Raises:
         LocalBrokerError: (one of its kinds) none could be started.
@@ -159,12 +163,23 @@ def open_kafka(
 
         if wish == "container" or container.engine_answers():
             try:
-                return container.ContainerCluster(brokers, port=port, properties=properties).start()
+                if progress is not None:
+                    progress("starting a container; its image is pulled the first time")
+                return container.ContainerCluster(
+                    brokers, port=port, properties=properties, start_timeout_s=start_timeout_s or 120.0
+                ).start()
             except LocalBrokerError as error:
                 if wish == "container":
                     raise
                 sys.stderr.write(f"kafka-marshal: {error} A native broker is started instead.\n")
-    return LocalCluster(brokers, port=port, keep=keep, properties=properties).start()
+    return LocalCluster(
+        brokers,
+        port=port,
+        keep=keep,
+        properties=properties,
+        start_timeout_s=start_timeout_s or 60.0,
+        progress=progress,
+    ).start()
 
 
 def run_broker(
@@ -174,6 +189,8 @@ def run_broker(
     announce: Callable[[RunningKafka], None],
     *,
     stop: threading.Event | None = None,
+    progress: Callable[[str], None] | None = None,
+    start_timeout_s: float | None = None,
 ) -> None:
     """Run a Kafka until Ctrl-C, SIGTERM or stop; what ``kafka-marshal broker`` does.
 
@@ -185,6 +202,7 @@ def run_broker(
         keep: folder for the data, None: it is removed in the end.
         announce: called once, when it answers.
         stop: ends it from another thread.
+        progress, start_timeout_s: as for open_kafka.
 
     Raises:
         LocalBrokerError: (one of its kinds) it could not be started, or a broker died.
@@ -194,7 +212,9 @@ def run_broker(
     before = signal.signal(signal.SIGTERM, lambda *_: done.set()) if in_main else None
     kafka = None
     try:
-        kafka = open_kafka(brokers, port=port, keep=keep, controllable=True)
+        kafka = open_kafka(
+            brokers, port=port, keep=keep, controllable=True, progress=progress, start_timeout_s=start_timeout_s
+        )
         with contextlib.suppress(KeyboardInterrupt):
             announce(kafka)
             while not done.wait(0.5):

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 
     import uvicorn
 
+    from kafka_marshal.admin.stored_message import StoredMessage
+    from kafka_marshal.ports import TopicPartition
     from kafka_marshal.ui.archive import Archive
     from kafka_marshal.ui.live import Live
+    from kafka_marshal.ui.server import ReadMessage
     from kafka_marshal.ui.steering import Steering
 
 __all__ = ["SWITCH_S", "ui"]
@@ -47,6 +51,7 @@ JOIN_S: Final = 5.0
 @click.option(
     "--allow-host", "names", multiple=True, metavar="NAME", help="What this server is called, too (repeatable)."
 )
+@click.option("--no-payloads", is_flag=True, help="Show no messages of topics: neither keys nor values.")
 @click.option("--allow-steering", is_flag=True, help="Let the page pause, reposition, evict and drain.")
 @click.option(
     "--dump",
@@ -55,12 +60,22 @@ JOIN_S: Final = 5.0
     help="Look at a dump (see dump) instead of Kafka.",
 )
 @click.pass_obj
-def ui(options: Options, host: str, port: int, names: tuple[str, ...], allow_steering: bool, dump: Path | None) -> int:
+def ui(
+    options: Options,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    no_payloads: bool,
+    allow_steering: bool,
+    dump: Path | None,
+) -> int:
     r"""A live page of the groups, and their whole history by a slider, until Ctrl-C.
 
     Who owns what, lag and rates, rebalances as they happen, who waits for whom; and of any moment of the log: who
     owned what, why that changed, what was rejected. The page needs nothing from elsewhere. Its address goes to
     standard output.
+
+    It shows the message that a partition stands at, too, as the command show does, unless --no-payloads is given.
 
     It only shows, unless --allow-steering: then the page runs the commands release-group, evict and drain, each
     with its dry run first. It needs the whole address that is printed, with its token.
@@ -75,7 +90,16 @@ def ui(options: Options, host: str, port: int, names: tuple[str, ...], allow_ste
         stack.enter_context(warnings_from_the_library(options.debug))
         listener = _listen(host, port)
         stack.callback(listener.close)
-        return _serve(stack, options, listener, host, names, allow_steering, dump)
+        payloads = None if no_payloads or dump is not None else partial(_read_message, options)
+        return _serve(stack, options, listener, [*names, host], allow_steering, dump, payloads)
+
+
+def _read_message(options: Options, key: TopicPartition, offset: int) -> StoredMessage:
+    from kafka_marshal.admin.stored_message import read_message
+    from kafka_marshal.cli.reading import connected
+
+    with connected(options) as cluster:
+        return read_message(cluster, key, offset, options.timeout)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -100,10 +124,10 @@ def _serve(
     stack: ExitStack,
     options: Options,
     listener: socket.socket,
-    host: str,
-    names: tuple[str, ...],
+    names: list[str],
     allow_steering: bool,
     dump: Path | None,
+    payloads: ReadMessage | None,
 ) -> int:
     import uvicorn
 
@@ -121,7 +145,7 @@ def _serve(
             steering = Steering(options)
             stack.callback(steering.close)
     stack.callback(stop.set)
-    app = application(archive, live, steering, [*names, host])
+    app = application(archive, live, steering, names, payloads)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
     )
@@ -129,7 +153,7 @@ def _serve(
     failed: list[Exception] = []
     if dump is not None:
         _start_dump(archive, dump, stop, server, failed)
-    url = _announce(options, listener, steering)
+    url = _announce(options, listener, steering, payloads)
     options.if_interrupted = f"{url} is gone."
     _run(server, listener, live)
     for error in failed:
@@ -137,7 +161,9 @@ def _serve(
     return DONE
 
 
-def _announce(options: Options, listener: socket.socket, steering: Steering | None) -> str:
+def _announce(
+    options: Options, listener: socket.socket, steering: Steering | None, payloads: ReadMessage | None
+) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}/"
@@ -148,7 +174,8 @@ def _announce(options: Options, listener: socket.socket, steering: Steering | No
         say(url + token)
         click.echo("Open it in a browser. Ctrl-C ends it.", err=True)
         if host not in ("127.0.0.1", "::1"):
-            click.echo("Whoever can reach this address can see the groups, and what they work on.", err=True)
+            seen = "the groups, and what they work on" + ("" if payloads is None else ", messages of it included")
+            click.echo(f"Whoever can reach this address can see {seen}.", err=True)
     return url
 
 

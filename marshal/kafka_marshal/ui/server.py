@@ -16,8 +16,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.cli.names import no_group
+from kafka_marshal.cli.show import message_for_pages
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.instance import release
+from kafka_marshal.ports import TopicPartition
 from kafka_marshal.ui import happened, moments
 from kafka_marshal.ui.archive import Archive, NotReadError
 from kafka_marshal.ui.fold import GroupHistory, History
@@ -27,7 +31,10 @@ from kafka_marshal.ui.moments import Moment
 from kafka_marshal.ui.steering import ACTIONS, Steering
 from kafka_marshal.visible import visible
 
-__all__ = ["TOKEN_HEADER", "application"]
+__all__ = ["TOKEN_HEADER", "ReadMessage", "application"]
+
+#: Of a data partition, by its offset (*blocking*).
+ReadMessage = Callable[[TopicPartition, int], StoredMessage]
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -46,7 +53,10 @@ MOST_ROWS: Final = 500
 class Page:
     """What the answers are made from."""
 
-    def __init__(self, archive: Archive, live: Live | None, steering: Steering | None) -> None:
+    def __init__(
+        self, archive: Archive, live: Live | None, steering: Steering | None, payloads: ReadMessage | None
+    ) -> None:
+        self.payloads = payloads
         self.archive = archive
         self.live = live
         self.steering = steering
@@ -75,6 +85,7 @@ class Page:
             "read": done,
             "to_read": of_all,
             "problem": visible(archive.problem or (live.problem if live is not None else "")),
+            "payloads": self.payloads is not None,
             "steering": None if self.steering is None else list(ACTIONS),
             "events": 0 if history is None else len(history.events),
         }
@@ -99,6 +110,18 @@ class Page:
             found = moments.detail(history, group, place, moment)
             found["events"] = happened.events(history, group.name, moment, "all", place, 20)
         return found
+
+    def message(self, request: Request) -> dict[str, Any]:
+        """One message of a data topic."""
+        if self.payloads is None:
+            raise PermissionError("This server shows no messages: it was started with --no-payloads, or for a dump.")
+        place, offset = _place(request), request.query_params.get("offset", "")
+        if place is None or not (offset.isascii() and offset.isdigit() and len(offset) < 20):
+            raise ValueError("which message? Say topic, partition and offset.")
+        try:
+            return message_for_pages(self.payloads(place, int(offset)))
+        except MarshalError as error:
+            raise LookupError(visible(str(error))) from None
 
     def events(self, request: Request) -> dict[str, Any]:
         """The last records up to a moment that were more than signs of life."""
@@ -337,9 +360,15 @@ def _offsets(text: str) -> dict[int, int]:
     return {cp: int(part) for cp, part in enumerate(parts)}
 
 
-def application(archive: Archive, live: Live | None, steering: Steering | None, names: Iterable[str] = ()) -> ASGIApp:
-    """The ASGI application. names: what this server is called besides localhost."""
-    page = Page(archive, live, steering)
+def application(
+    archive: Archive,
+    live: Live | None,
+    steering: Steering | None,
+    names: Iterable[str] = (),
+    payloads: ReadMessage | None = None,
+) -> ASGIApp:
+    """The ASGI application. names: what this server is called besides localhost. payloads: None: no messages."""
+    page = Page(archive, live, steering, payloads)
 
     async def index(request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -355,6 +384,7 @@ def application(archive: Archive, live: Live | None, steering: Steering | None, 
         "log": page.log,
         "state": page.state,
         "partition": page.partition,
+        "message": page.message,
         "events": page.events,
         "rebalances": page.rebalances,
         "timeline": page.timeline,

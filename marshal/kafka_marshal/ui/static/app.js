@@ -166,7 +166,7 @@ function App() {
         </section>
         <aside>
           ${log.steering && html`<div class="panel"><h2>Steering</h2><${SteerBar} actions=${log.steering} group=${group} selected=${selected} owner=${owner && owner.client} onWish=${setWish} /></div>`}
-          <${Detail} group=${group} at=${view.at} selected=${selected} owner=${owner} news=${news} setMoment=${setMoment} go=${go} />
+          <${Detail} group=${group} at=${view.at} selected=${selected} owner=${owner} news=${news} setMoment=${setMoment} go=${go} payloads=${log.payloads} />
           ${diff && html`<${Diff} diff=${diff} go=${go} />`}
         </aside>
       </div>

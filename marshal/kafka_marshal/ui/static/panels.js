@@ -53,7 +53,35 @@ function useAnswer(name, parameters, again) {
   return [answer, problem];
 }
 
-export function Detail({ group, at, selected, owner, news, setMoment, go }) {
+// The message that the partition stands at, or another one of it: read when it is asked for, and not before.
+function StoredMessage({ topic, partition, next }) {
+  const [offset, setOffset] = useState(null);
+  const [typed, setTyped] = useState("");
+  const [found, problem] = useAnswer("message", offset === null ? null : { topic, partition, offset }, 0);
+  const chosen = (event) => {
+    event.preventDefault();
+    if (/^[0-9]{1,19}$/.test(typed)) setOffset(typed);
+  };
+  const is = found && String(found.offset) === String(offset);
+  return html`<div data-message><h2>Messages</h2>
+    <form onSubmit=${chosen}>
+      ${next !== null && html`<button type="button" onClick=${() => setOffset(String(next))}>Show the one at ${next}</button> `}
+      <label>or at offset <input inputmode="numeric" size="10" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></label> <button>Show</button>
+    </form>
+    ${problem && html`<p class="bad">${problem}</p>`}
+    ${offset !== null && !is && !problem && html`<p class="quiet">…</p>`}
+    ${is && !problem && html`<dl>
+      <dt>offset</dt><dd>${found.offset}${found.committed ? "" : html` <span class="bad">of a transaction that was aborted or is not finished</span>`}</dd>
+      <dt>time</dt><dd>${found.timestamp === null ? "none" : clock(found.timestamp, true)}</dd>
+      <dt>key</dt><dd class="code">${found.key}</dd>
+      ${found.headers.map(([name, value], index) => html`<dt key=${index}>${name}</dt><dd class="code">${value}</dd>`)}
+      <dt>value</dt><dd>${found.form === "null" ? "null" : `${found.bytes.toLocaleString("en")} bytes, as ${found.form}`}</dd></dl>
+      ${found.form !== "null" && html`<pre class="payload" tabindex="0">${found.value}</pre>`}
+      ${found.cut > 0 && html`<p class="quiet">${found.cut.toLocaleString("en")} more bytes: kafka-marshal show ${topic}:${partition}:${found.offset} --max-bytes ${found.bytes}</p>`}`}
+  </div>`;
+}
+
+export function Detail({ group, at, selected, owner, news, setMoment, go, payloads }) {
   const [found, problem] = useAnswer("partition", selected && group ? { group, at, ...selected } : null, news);
   if (!selected) {
     return html`<div class="panel"><h2>One partition</h2><p class="quiet">Choose one in the map: who had it, since when, and why that changed.</p></div>`;
@@ -78,6 +106,7 @@ export function Detail({ group, at, selected, owner, news, setMoment, go }) {
         <td class="time">${each.is_before ? "before" : html`<button class="link" onClick=${() => go({ at: `${found.cp}:${each.since_offset}` })}>${clock(each.since)}</button>`}</td>
         <td class="name" title=${each.client}>${each.client || html`<span class="quiet">nobody</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
         <td class="number">${each.epoch === null ? "" : each.epoch}</td><td>${each.ended || ""}</td></tr>`)}</tbody></table>
+    ${payloads && html`<${StoredMessage} key=${title} topic=${selected.topic} partition=${selected.partition} next=${found.next ? found.next.offset : null} />`}
     ${found.events.length > 0 && html`<h2>Its last records</h2><${Events} events=${found.events} go=${go} short />`}
   </div>`;
 }
