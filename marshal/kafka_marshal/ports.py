@@ -68,6 +68,8 @@ class FaultKind(StrEnum):
 
     #: The position lies outside the log (start moved up, log truncated, topic made anew).
     OUT_OF_RANGE = "out_of_range"
+    #: The topic is another one of that name: nothing of it was given. The message is its id. (Readers of data.)
+    RECREATED = "recreated"
     #: The topic or partition is gone.
     UNKNOWN_TOPIC = "unknown_topic"
     #: Refused by TLS, SASL or an ACL.

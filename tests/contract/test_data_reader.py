@@ -336,16 +336,29 @@ def test_a_position_outside_of_the_log_is_told_and_can_be_mended(side: Side, log
     log.reader.close()
 
 
-def test_a_topic_made_anew_and_shorter_is_told(side: Side, log: DataLog) -> None:
+@pytest.mark.parametrize("count", [1, 9], ids=["shorter", "longer"])
+def test_a_topic_that_is_recreated_is_told_before_anything_of_it_is_given(side: Side, log: DataLog, count: int) -> None:
     """P11."""
-    topic = side.topic(1)
-    side.produce(topic, 0, numbers(5))
-    log.reader.assign({(topic, 0): 0})
-    log.until(lambda: len(log.messages) == 5, "all is read")
-    recreate(side, topic, 1, {})
-    side.produce(topic, 0, numbers(1))
+    topic, other = side.topic(2), side.topic(1)
+    for partition in range(2):
+        side.produce(topic, partition, numbers(5))
+    log.reader.assign({(topic, 0): 0, (topic, 1): 0, (other, 0): 0})
+    log.until(lambda: len(log.messages) == 10, "all is read")
+    recreate(side, topic, 2, {})
+    for partition in range(2):
+        side.produce(topic, partition, [b"new"] * count)
+    side.produce(other, 0, numbers(1))
     log.until(lambda: log.faults, "the fault")
-    assert {(fault.kind, fault.topic, fault.partition) for fault in log.faults} == {(FaultKind.OUT_OF_RANGE, topic, 0)}
+    new_id = side.cluster.topic_info([topic], TIMEOUT_S)[topic].topic_id
+    log.until(lambda: log.offsets(other, 0) == [0], "others go on")
+    for _ in range(3):
+        log.read()
+    assert {(x.kind, x.topic, x.partition, x.message) for x in log.faults} == {
+        (FaultKind.RECREATED, topic, None, new_id)
+    }
+    assert len(log.messages) == 11 and b"new" not in {message.value() for message in log.messages}
+    log.reader.assign({(topic, 0): 0})
+    log.until(lambda: log.offsets(topic, 0)[5:] == list(range(count)), "it is read once it is assigned again")
     log.reader.close()
 
 

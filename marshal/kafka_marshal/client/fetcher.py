@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kafka_marshal.client.gc_pause import collector_resting
 from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.inputs import Fetched, OutOfRange, Reached, ReadFailed, TooLarge
+from kafka_marshal.engine.inputs import Fetched, OutOfRange, Reached, ReadFailed, Recreated, TooLarge
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.memory import FIRST_READ
 from kafka_marshal.logs import log
@@ -303,6 +303,10 @@ class Fetcher:
         number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take
         if fault.kind is FaultKind.TOO_LARGE:
             take(TooLarge(number, fault.message), now)
+        elif fault.kind is FaultKind.RECREATED and fault.topic is not None:
+            take(Recreated(number, fault.topic, fault.message), now)
+            for key in [key for key in self._fetched if key[0] == fault.topic]:
+                self._fetch_anew(key)  # where that was known, and its position is of the new topic
         elif fault.topic is None or fault.partition is None:
             self._driver.effects.told.unanswered("fault", ("fetching", number), f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:

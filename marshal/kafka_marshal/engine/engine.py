@@ -313,6 +313,7 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     inputs.Reached: ConsumerEngine.reached,
     inputs.LogEnds: ConsumerEngine.log_ends,
     inputs.OutOfRange: lambda consumer, *told: consumer.positions.out_of_range(*told),
+    inputs.Recreated: lambda consumer, *told: consumer.positions.reader_found(*told),
     inputs.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
         key, text, now, forbidden
     ),

@@ -30,6 +30,7 @@ __all__ = [
     "OutOfRange",
     "Reached",
     "ReadFailed",
+    "Recreated",
     "Step",
     "TooLarge",
     "Topics",
@@ -107,6 +108,14 @@ class OutOfRange(NamedTuple):
     key: Key
 
 
+class Recreated(NamedTuple):
+    """The reader found another topic of this name, with this id, and gave nothing of it (P11)."""
+
+    consumer: int
+    topic: str
+    topic_id: str
+
+
 class ReadFailed(NamedTuple):
     """Reading a partition failed at the offset that comes next. is_forbidden: by an ACL; the text says which."""
 
@@ -161,6 +170,7 @@ Input = (
     | LogEnds
     | OutOfRange
     | ReadFailed
+    | Recreated
     | TooLarge
     | Next
     | DoneRun

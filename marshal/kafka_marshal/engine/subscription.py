@@ -68,6 +68,13 @@ class Subscription:
                 self._ids[name] = info.topic_id
                 self._told.add(name)
 
+    def replaced(self, name: str, topic_id: str) -> bool:
+        """Take in the id of another topic of this name, told out of turn. Whether that is news."""
+        if self._ids.get(name) == topic_id:
+            return False
+        self._ids[name] = topic_id
+        return True
+
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
         """Take in what the cluster has now. Returns the topics that are gone, and those that were recreated."""
         first_look, self.looked = not self.looked, True

@@ -14,7 +14,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, is_of_groups, marshal_error
 from kafka_marshal.adapters.kafka.reading import MEET_TIMEOUT_S, SHORTEST_WAIT_S, Reading, partition_of
-from kafka_marshal.ports import DataFault, Message, TopicPartition
+from kafka_marshal.adapters.kafka.topic_ids import TopicIds
+from kafka_marshal.ports import DataFault, FaultKind, Message, TopicPartition
 
 __all__ = ["KafkaDataReader"]
 
@@ -44,6 +45,7 @@ class KafkaDataReader:
         """
         self._list_topics = list_topics
         settings = {**settings, "logger": troubles, "group.id": group_id, "error_cb": troubles}
+        troubles.topic_ids = self._topic_ids = TopicIds(settings)
         self._bootstrap = str(settings["bootstrap.servers"])
         self._reading = Reading("data reader", settings, troubles)
         #: Where each partition was assigned.
@@ -131,6 +133,11 @@ class KafkaDataReader:
     def read(self, max_messages: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
         messages = self._reading.read(max_messages, timeout_s, self._settle)
         faults: list[DataFault] = []
+        if recreated := self._topic_ids.take_recreated():
+            # Some may be of the old topic still: they are given to nobody, as their positions mean nothing any more.
+            messages = [message for message in messages if message.topic() not in recreated]
+            faults.extend(DataFault(FaultKind.RECREATED, topic, None, new) for topic, new in sorted(recreated.items()))
+            self._reading.enqueue_command(lambda: self._remove([key for key in self._assigned if key[0] in recreated]))
         if any(map(_ERROR, messages)):
             messages = _without_errors(messages, faults, self._ends)
         if self._reading.troubles.pending:

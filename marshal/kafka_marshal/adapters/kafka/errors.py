@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kafka_marshal.adapters.kafka.topic_ids import TopicIds
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -173,6 +174,8 @@ class Troubles:
         self._secrets = tuple(secrets)
         self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
+        #: What takes its lines for debugging; None: they go where the others go.
+        self.topic_ids: TopicIds | None = None
         self._lock = threading.Lock()
         self._last: tuple[float, KafkaError] | None = None
         self._faults: list[tuple[FaultKind, str]] = []
@@ -182,7 +185,10 @@ class Troubles:
     def log(self, level: int, message: str, *args: object) -> None:
         """Take a line of librdkafka's log (as a Logger would)."""
         try:
-            text = self.hide(message % args if args else message)
+            text = message % args if args else message
+            if self.topic_ids is not None and self.topic_ids.take(level, text):
+                return
+            text = self.hide(text)
             if _HUNG_UP in text:
                 hint = (
                     "it may stand still, be starting or ending; it may want TLS or SASL (security.protocol), or be no "

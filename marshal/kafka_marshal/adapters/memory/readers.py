@@ -1,7 +1,8 @@
 """Readers of logs in memory: the tail of the coordination topic, and the reader of data.
 
 They behave as librdkafka does: a position outside of the log is told once and that partition rests; a topic that is
-gone is silence (look-ups tell), and one made anew under the same name is read on at the old position.
+gone is silence (look-ups tell). One recreated under the same name is read on by the tail, and told by the reader of
+data.
 """
 
 from __future__ import annotations
@@ -201,6 +202,8 @@ class MemoryDataReader(_Reader):
         super().__init__(broker, client, "data reader")
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
+        #: The topic that each partition is of: told if it is recreated, and read no further.
+        self._ids: dict[TopicPartition, str] = {}
         self._resting: set[TopicPartition] = set()
         self._marks: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -230,6 +233,7 @@ class MemoryDataReader(_Reader):
             self._ends.pop(key, None)
             self._paused.discard(key)
             self._resting.discard(key)
+            self._ids.pop(key, None)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         with self._broker.changed:
@@ -261,6 +265,12 @@ class MemoryDataReader(_Reader):
             if log is None or key in self._resting or key in self._paused or len(messages) >= max_messages:
                 continue
             if self._broker.faults.deaf(self._client, *key, self._opened, self._assigns[key] - 1):
+                continue
+            topic_id = self._broker.existing[key[0]].info.topic_id
+            if self._ids.setdefault(key, topic_id) != topic_id:
+                if (fault := DataFault(FaultKind.RECREATED, key[0], None, topic_id)) not in faults:
+                    faults.append(fault)
+                self._resting.add(key)
                 continue
             position = self._positions[key]
             if (text := outside(log, position)) is not None:

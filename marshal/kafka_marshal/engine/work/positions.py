@@ -156,6 +156,12 @@ class Positions:
             assignment.watch.looked_up, assignment.watch.look_up_at = (assignment.buffer.fetch_next, now), None
             self.look_up(assignment)
 
+    def reader_found(self, topic: str, topic_id: str, now: float) -> None:
+        """The reader found another topic of this name; the cluster may have told so already, or tells it later."""
+        if self._subscription.replaced(topic, topic_id):
+            self.topic_recreated(topic, now)
+            self._want_ids()
+
     def topic_recreated(self, topic: str, now: float) -> None:
         """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""
         for key in [key for key in self._subscription.partitions if key[0] == topic]:
