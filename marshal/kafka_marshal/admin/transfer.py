@@ -13,8 +13,9 @@ from kafka_marshal.admin.pausing import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
 from kafka_marshal.admin.session import GroupKind, wrong_kind
 from kafka_marshal.errors import AdminError
+from kafka_marshal.node.log_guard import progress_of_all
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
-from rationalizer import Progress, World
+from rationalizer import Progress
 from rationalizer.limits import MAX_METADATA_BYTES
 
 __all__ = [
@@ -118,19 +119,6 @@ def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:
             "changed. Stop them first; those that died are dropped by Kafka after their session timeout"
         )
     return kafka
-
-
-def progress_of_all(worlds: Mapping[int, World], group_id: str) -> dict[TopicPartition, Progress]:
-    """What the group has done, of all its partitions, live."""
-    found: dict[TopicPartition, Progress] = {}
-    for world in worlds.values():
-        group = world.group(group_id)
-        for topic, partition, kept in () if group is None else group.all_progress():
-            found[topic, partition] = kept.progress
-        for lease in world.leases():
-            if lease.group_id == group_id:
-                found[lease.topic, lease.partition] = lease.progress
-    return found
 
 
 def _some(moves: list[Move]) -> str:

@@ -52,11 +52,11 @@ def check(options: Options, group: str | None, max_lag: int | None, max_silence:
             view.learn_time()
             view.look_at_data(None if group is None else [group])
             groups = [each for each in view.groups(group) if group is not None or not each.is_dead]
-            known, upgrades = view.names(), view.notes_on_upgrades()
+            known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
         finally:
             view.replica.close()
     found = [problem for each in groups for problem in problems_of(each, max_lag, max_silence)]
-    reasons = [*upgrades, *(f"{problem.group}: {problem.text}" for problem in found)]
+    reasons = [*notes, *(f"{problem.group}: {problem.text}" for problem in found)]
     if group is not None and not groups:
         reasons.append(no_group(group, known))
     if options.json:

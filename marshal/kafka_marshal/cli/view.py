@@ -21,6 +21,7 @@ from kafka_marshal.cli.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
+from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.fold import Fold, Run
 from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
@@ -59,6 +60,8 @@ class View:
         self.fold: Fold = Fold(beats=False)
         #: Called for each record that is applied, from the first one on, while there are any.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
+        #: The stamp of each CP's last record.
+        self._stamps: dict[int, int] = {}
         #: What each data partition's log reached from and to when last asked.
         self.marks: dict[tuple[str, int], tuple[int, int]] = {}
         #: The topics as the cluster described them then.
@@ -116,6 +119,7 @@ class View:
             self.fold.begin(self.worlds[cp])
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
+        self._stamps[cp] = stamp
         if stamp >= self._window_start or (self._step_ms(stamp) and world.listed * len(self.worlds) <= _MANY):
             self.meter.sample(world)
 
@@ -135,7 +139,8 @@ class View:
         deadline = time.monotonic() + seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
             batch = self.replica.read(min(left, _SLICE_S))
-            for entries in batch.records.values():
+            for cp, entries in batch.records.items():
+                self._stamps[cp] = entries[-1][1]
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
             self.replica.apply(batch, self._note)
@@ -391,6 +396,12 @@ class View:
         if info.partition in topic.leaderless:
             return "no leader: nobody can read or write it"
         return why_lost(topic, progress, log_end)
+
+    def notes_on_clocks(self) -> list[str]:
+        """Whether a broker's clock was set back, by the last record of each CP (T1)."""
+        steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self._stamps.items() if stamp >= 0}
+        note = clock_set_back(self.replica.topic, {cp: step for cp, step in steps.items() if step >= SET_BACK_MS})
+        return [note] if note else []
 
     def notes_on_upgrades(self) -> list[str]:
         """Which CPs this release can't follow any further (E4)."""

@@ -36,6 +36,9 @@ BURST = 10_000
 SLICE_S = 0.2
 
 
+#: A partition of which a read failed says why nothing comes for this long.
+FAILS_FOR_S = 10.0
+
 #: How soon a reader is replaced a third time, and so on.
 RENEWED_EVERY_S = 60.0
 
@@ -73,6 +76,8 @@ class Fetcher:
         self.ear: Ear[Key] = Ear(driver.cluster.runtime, "the reader of messages", self._ends)
         self.ear.be_patient(driver.engine.settings.heartbeat_interval_ms)
         self._renewed_at = float("-inf")
+        #: When reading a partition failed last (s, monotonic): why nothing comes of it is known. inf: it is forbidden.
+        self._failed_at: dict[Key, float] = {}
         #: How often messages were fetched again, as a read was not noted.
         self.reread: int = 0
 
@@ -229,6 +234,7 @@ class Fetcher:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Fetched(number, key, group), now)
                     self.ear.came(key, (group[-1].offset() or 0) + 1)
+                    self._failed_at.pop(key, None)
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
@@ -261,8 +267,15 @@ class Fetcher:
         """Read again what does not come though the log holds it, with a new client where that did not help."""
         ear = self.ear
         with self._driver.locked(step=False):
-            assignments, found = self._engine.assignments, self._engine.positions.stuck.unreadable
-            excused = [k for k in missing if k in found or (x := assignments.get(k)) is None or x.over or x.user_paused]
+            assignments, recent = self._engine.assignments, self._driver.monotonic() - FAILS_FOR_S
+            excused = [
+                key
+                for key in missing
+                if self._failed_at.get(key, recent) > recent
+                or (x := assignments.get(key)) is None
+                or x.over
+                or x.user_paused
+            ]
         ear.excuse(excused)
         deaf = sorted(set(missing).difference(excused))
         tries = ear.tries(deaf)
@@ -302,6 +315,7 @@ class Fetcher:
     def _judge(self, fault: DataFault) -> None:
         number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take
         if fault.kind is FaultKind.TOO_LARGE:
+            self._failed_at.update(dict.fromkeys(self._fetched, self._driver.monotonic()))
             take(TooLarge(number, fault.message), now)
         elif fault.kind is FaultKind.RECREATED and fault.topic is not None:
             take(Recreated(number, fault.topic, fault.message), now)
@@ -313,6 +327,8 @@ class Fetcher:
             take(OutOfRange(number, (fault.topic, fault.partition)), now)
         else:
             is_forbidden = fault.kind is FaultKind.REFUSED
+            at = float("inf") if is_forbidden else self._driver.monotonic()
+            self._failed_at[fault.topic, fault.partition] = at
             needs = f". {grant('READ', 'topic', [fault.topic])}" if is_forbidden else ""
             take(ReadFailed(number, (fault.topic, fault.partition), f"{fault.message}{needs}", is_forbidden), now)
 

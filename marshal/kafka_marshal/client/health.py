@@ -141,6 +141,10 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "or its session, run out. It reads again with a new client by itself; where that does not help, this "
             "Marshal ends, and others take over what it held"
         )
+    if driver.upkeep.guard.harm:
+        yield driver.upkeep.guard.harm
+    if back := driver.replica.clock_back:
+        yield back
     if driver.engine.draining:
         yield (
             "an operator has asked it to hand over (kafka-marshal drain): it releases what it holds when what is in "

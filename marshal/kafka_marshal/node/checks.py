@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from kafka_marshal.errors import AuthorizationError, TopicChangedError, TopicUnsafeError
 from kafka_marshal.logs import log
@@ -11,12 +12,28 @@ from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault, Topic
 from kafka_marshal.rights import grant
 from rationalizer.marker import said_in
 
-__all__ = ["TopicChecks"]
+__all__ = ["SET_BACK_MS", "TopicChecks", "clock_set_back"]
 
 _REMEDY = (
     "Leases of this process are in doubt and end by themselves. Restart it; if the topic was made anew on purpose, all "
     "members must restart"
 )
+
+
+#: Brokers' clocks differ by less than this; what is behind log time by more was set back.
+SET_BACK_MS = 1_000
+
+
+def clock_set_back(topic: str, steps_ms: Mapping[int, int]) -> str:
+    """What it means that the clock of a broker is behind log time by so much in each of these CPs."""
+    if not steps_ms:
+        return ""
+    return (
+        f"the clock of the broker that leads partition(s) {', '.join(map(str, sorted(steps_ms)))} of {topic!r} was set "
+        f"back by {max(steps_ms.values()) / 1000:.1f} s: log time stands still until it has caught up. "
+        "Members that live go on, and nothing is lost; one that dies meanwhile is not replaced, and no pause ends. "
+        "Set the broker's clock right (NTP), or wait that long"
+    )
 
 
 class TopicChecks:
@@ -27,6 +44,8 @@ class TopicChecks:
         self._info = info
         #: Whether the last records seen carried the broker's time (T1).
         self._stamped = True
+        #: By CP: how far the broker's clock is behind log time (ms), where it was set back.
+        self._back: dict[int, int] = {}
 
     def first(self, cp: int, first: LogEntry) -> None:
         """What a replay from the beginning begins with (L1, L2); raises TopicUnsafeError or TopicChangedError."""
@@ -70,6 +89,28 @@ class TopicChecks:
                 self._stamped = True
                 text = "records of %r carry the broker's time again; all goes on as before"
                 log(logging.WARNING, "stamps_back", text, topic)
+
+    def clocks(self, batch: TailBatch, log_times: Mapping[int, int]) -> None:
+        """Say so where a broker's clock was set back: log time stands still until it catches up (T1).
+
+        log_times: of each CP, after the batch was applied.
+        """
+        was_back = bool(self._back)
+        for cp, entries in batch.records.items():
+            step_ms = log_times[cp] - entries[-1][1]
+            if entries[-1][1] >= 0 and step_ms >= SET_BACK_MS:
+                self._back[cp] = step_ms
+            else:
+                self._back.pop(cp, None)
+        if self._back and not was_back:
+            log(logging.ERROR, "clock_set_back", "%s", self.back)
+        elif was_back and not self._back:
+            log(logging.WARNING, "clock_back", "the brokers' clocks are not behind log time any more; it goes on")
+
+    @property
+    def back(self) -> str:
+        """What a clock that was set back means, for people; "": none was (any thread)."""
+        return clock_set_back(self._info.name, dict(self._back))
 
     def fault(self, fault: TailFault) -> None:
         """What a fault of reading means: it is raised where reading can't go on, else logged."""

@@ -22,6 +22,7 @@ from kafka_marshal.node.effects import Effects
 from kafka_marshal.node.engine_lock import EngineLock, LockUse, under_lock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.fork_guard import WATCHED, Life
+from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.pulse import Pulse
 from kafka_marshal.node.replica import Begin, Listener, Replica
@@ -106,7 +107,8 @@ class Driver:
         lock.carry_out = self.effects.carry_out
         topics = TopicRounds(cluster, replica, lock, events, told, snapshots.find)
         scope = Scope(cluster, replica, lock, told, snapshots, timeout_s)
-        self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, lookups)
+        guard = LogGuard(cluster, replica, lock, keep=keep_snapshots)
+        self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, guard, lookups)
         self.listeners.append(self.upkeep.tally.applied)
         self.pulse: Pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
         self.servants = servants

@@ -141,6 +141,11 @@ class Replica:
         self._tail.ear.patience_s = patience_s
 
     @property
+    def clock_back(self) -> str:
+        """What a broker's clock that was set back means, for people; "": none was (any thread)."""
+        return self._checks.back
+
+    @property
     def differences(self) -> list[Difference]:
         """Snapshots that were found wrong at start; complete once caught up."""
         return [found for _, start in sorted(self.starts.items()) for found in start.differences]
@@ -199,11 +204,13 @@ class Replica:
         Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on: its log
         was cut or recreated, made for another number of CPs, or has lost its beginning to compaction.
         """
-        live = history or self.caught_up
-        if self.caught_up:
+        live, was_caught_up = history or self.caught_up, self.caught_up
+        if was_caught_up:
             self._checks.stamps(batch)
         for cp, entries in batch.records.items():
             self._apply_entries(self.worlds[cp], entries, applied if live else None)
+        if was_caught_up and batch.records:
+            self._checks.clocks(batch, {cp: self.worlds[cp].log_time for cp in batch.records})
         for cp, end in batch.ends.items():
             self._reached(cp, end)
         for cp in batch.records:

@@ -9,6 +9,7 @@ from kafka_marshal.node.appends import Appends
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.levels import Levels
+from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
@@ -41,6 +42,7 @@ class Upkeep:
         topics: TopicRounds,
         snapshots: SnapshotUpkeep,
         scope: Scope,
+        guard: LogGuard,
         lookups: Executor,
     ) -> None:
         self.levels: Levels = Levels(replica, lock.tell)
@@ -51,6 +53,7 @@ class Upkeep:
         #: Jobs of consumers; the lock is held by who adds one, or takes it off.
         self.jobs: list[Job] = []
         self.scope = scope
+        self.guard = guard
         self._replica = replica
         self._lock = lock
         self._appends = appends
@@ -65,7 +68,7 @@ class Upkeep:
         self._appends.replace_broken()
         if self._lock.started:
             self.scope.narrow()
-            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, *self.jobs)
+            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, self.guard, *self.jobs)
             for job in jobs:
                 if job.is_due(now):
                     self._lookups.submit(job.look)

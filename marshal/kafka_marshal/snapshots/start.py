@@ -120,8 +120,10 @@ class CpStart:
         return LogCutError(
             f"the coordination log does not reach back to its beginning in partition(s) [{self.cp}], it starts at "
             f"offset {self.log_start}, and {why}: who holds what can't be known, so nothing was claimed. Old log may "
-            "only be removed by kafka-marshal prune, which keeps what a start needs. Make a new topic: kafka-marshal "
-            "init --topic NEW-NAME"
+            "only be removed by kafka-marshal prune, which keeps what a start needs. Members that still run know their "
+            "group's positions, and keep them in Kafka's own consumer group of its name: stop none of them before "
+            "kafka-consumer-groups --describe shows that. Then make a new topic (kafka-marshal init --topic NEW-NAME), "
+            "and take them over (kafka-marshal --topic NEW-NAME import-group GROUP)"
         )
 
     def _usable(self, places: Sequence[StoredAt]) -> list[StoredAt]:

@@ -87,12 +87,6 @@ class StuckPartitions:
         self._too_large: tuple[float, str] = (float("-inf"), "")
 
     @property
-    def unreadable(self) -> set[Key]:
-        """Partitions of which reads fail: nothing comes of them for that reason."""
-        told = {key for key, told in list(self._told.items()) if told.stuck.why != Why.SILENT}
-        return told.union(self._failed)
-
-    @property
     def lost(self) -> list[Stuck]:
         """Those of them whose position is lost. Any thread may ask, without the lock."""
         return [one for one in self.found if one.why == Why.POSITION]

@@ -1,0 +1,156 @@
+"""Whether somebody harms the coordination topic while members work: empties it, or gives it a retention (L1).
+
+Members at work go on: they know what they have read. But no member can start on such a log, so what the group has done
+is known to those that run alone. They write it to Kafka's own consumer group of that name, where an import finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from shlex import quote
+
+from kafka_marshal.errors import LogCutError, MarshalError, SnapshotDifferenceError
+from kafka_marshal.logs import log
+from kafka_marshal.node.coordination_topic import find_problems, topic_option
+from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.node.start import Begin, ReplayStart
+from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
+from kafka_marshal.ports import Cluster, TopicPartition
+from rationalizer import Progress, World
+
+__all__ = ["LogGuard", "progress_of_all"]
+
+#: It is looked at once a heartbeat interval, but no more often than this.
+SHORTEST_MS = 1_000.0
+
+#: Positions are written again after this, while the log is harmed.
+SAVE_EVERY_MS = 5_000.0
+
+
+class LogGuard:
+    """The regular looks of one driver; a job of its upkeep."""
+
+    def __init__(self, cluster: Cluster, replica: Replica, lock: EngineLock, *, keep: bool) -> None:
+        """keep: it is a member's, which has positions to keep."""
+        self._cluster = cluster
+        self._replica = replica
+        self._lock = lock
+        self._keep = keep
+        self._now_ms = cluster.runtime.now_ms
+        self._next_at = self._now_ms() + self._interval_ms
+        self._is_running = False
+        #: Where the logs began when a start was known to be possible.
+        self._begins = {cp: start.log_start for cp, start in replica.starts.items()}
+        self._save_at = 0.0
+        self._saved: Mapping[TopicPartition, int] = {}
+        #: What is wrong with the topic, for people; "": nothing. Any thread may ask.
+        self.harm: str = ""
+
+    @property
+    def _interval_ms(self) -> float:
+        return max(SHORTEST_MS, self._lock.engine.settings.heartbeat_interval_ms)
+
+    def is_due(self, now: float) -> bool:
+        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        if not self._keep or self._is_running or now < self._next_at:
+            return False
+        self._is_running = True
+        return True
+
+    def look(self) -> None:
+        """Look at the topic (*blocking*); nobody sees what this raises."""
+        try:
+            self._tell(self._found())
+        except MarshalError as error:  # who is away, or forbids it, is told elsewhere
+            log(logging.DEBUG, "topic_not_checked", "%r is not checked this time: %s", self._replica.topic, error)
+        except Exception as error:  # noqa: BLE001 - logged with its traceback
+            log(logging.ERROR, "topic_not_checked", "checking the coordination topic failed", error=error)
+        finally:
+            self._next_at = self._now_ms() + self._interval_ms
+            self._is_running = False
+
+    def _found(self) -> str:
+        topic = self._replica.topic
+        config = self._cluster.topic_config(topic, LOOKUP_TIMEOUT_S)
+        found = [] if config is None else [str(problem) for problem in find_problems(config) if problem.fatal]
+        return "; ".join([*self._cut(), *found])
+
+    def _cut(self) -> list[str]:
+        """The CPs whose log was cut so that no member can start on it; a prune leaves the snapshots that it takes."""
+        topic, cps = self._replica.topic, sorted(self._begins)
+        marks = self._cluster.watermarks([(topic, cp) for cp in cps], LOOKUP_TIMEOUT_S)
+        begins = {cp: low for (_, cp), (low, _) in marks.items()}
+        if all(low <= self._begins.get(cp, low) for cp, low in begins.items()):
+            return []
+        start = ReplayStart(self._cluster, topic, LOOKUP_TIMEOUT_S, Begin.SNAPSHOT)
+        start.found(start.read(), self._replica.info.partitions)
+        start.look({cp: marks[topic, cp] for cp in begins}, self._replica.info.partitions)
+        cut = []
+        for cp, low in begins.items():
+            try:
+                start.world(cp)
+                self._begins[cp] = low
+            except (LogCutError, SnapshotDifferenceError):
+                cut.append(f"partition {cp} was emptied up to offset {low}, and not by kafka-marshal prune")
+        return cut
+
+    def _tell(self, found: str) -> None:
+        before = bool(self.harm)
+        if not found:
+            self.harm = ""
+            if before:
+                log(logging.WARNING, "topic_mended", "%r is as it must be again", self._replica.topic)
+            return
+        saved = self._save()
+        group = quote(self._lock.engine.settings.group_id)
+        self.harm = (
+            f"the coordination topic {self._replica.topic!r} was harmed while members work: {found}. Members that run "
+            "go on, but none can start or restart, and what the group has done is known to those that run alone: stop "
+            f"none of them. {saved}. Then make a new topic (kafka-marshal init --topic NEW-NAME), take the positions "
+            f"over (kafka-marshal --topic NEW-NAME import-group {group}), and move all members to it. If "
+            f"nothing is lost yet: kafka-marshal init{topic_option(self._replica.topic)} says how to mend its settings"
+        )
+        if not before:
+            log(logging.ERROR, "topic_harmed", "%s", self.harm)
+
+    def _save(self) -> str:
+        """Keep the group's positions in Kafka's own group of that name, now and then; what that came to."""
+        group_id, now = self._lock.engine.settings.group_id, self._now_ms()
+        kept = f"Its positions are kept in Kafka's own consumer group {group_id!r}"
+        if now < self._save_at:
+            return kept
+        with self._lock.condition:
+            found = progress_of_all(self._replica.worlds, group_id)
+        offsets = {key: progress.stable + 1 for key, progress in sorted(found.items()) if progress.stable >= 0}
+        self._save_at = now + SAVE_EVERY_MS
+        if offsets == self._saved:
+            return kept
+        try:
+            there = self._cluster.kafka_group(group_id, LOOKUP_TIMEOUT_S)
+            if there.members:
+                return (
+                    "Its positions could not be kept: Kafka's own consumer group of that name has members. Stop them, "
+                    "or note the positions of Marshal.view()"
+                )
+            new = {key: offset for key, offset in offsets.items() if offset > there.committed.get(key, (0, ""))[0]}
+            if new:
+                self._cluster.commit_for_group(group_id, {key: (at, "") for key, at in new.items()}, LOOKUP_TIMEOUT_S)
+        except MarshalError as error:
+            return f"Its positions could not be kept in Kafka's own consumer group of that name, trying again ({error})"
+        self._saved = offsets
+        return kept
+
+
+def progress_of_all(worlds: Mapping[int, World], group_id: str) -> dict[TopicPartition, Progress]:
+    """What the group has done, of all its partitions, live."""
+    found: dict[TopicPartition, Progress] = {}
+    for world in worlds.values():
+        group = world.group(group_id)
+        for topic, partition, kept in () if group is None else group.all_progress():
+            found[topic, partition] = kept.progress
+        for lease in world.leases():
+            if lease.group_id == group_id:
+                found[lease.topic, lease.partition] = lease.progress
+    return found
