@@ -5,18 +5,23 @@ Every failure is a ConfigurationError with the argument's name, what it has to b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Iterable, Mapping
+from concurrent.futures import Future
 from difflib import get_close_matches
+from functools import partial
 from inspect import (
     isasyncgenfunction,
     iscoroutine,
     iscoroutinefunction,
+    isfunction,
     isgeneratorfunction,
     signature,
 )
 from math import isfinite, nan
 from numbers import Real
 from operator import index
+from threading import Thread
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 from kafka_marshal.errors import ConfigurationError
@@ -29,6 +34,9 @@ __all__ = [
     "a_result",
     "a_whole",
     "an_instance",
+    "drop",
+    "function_of",
+    "is_awaited",
     "near",
     "offsets",
     "one_of",
@@ -36,6 +44,7 @@ __all__ = [
     "seconds",
     "several",
     "text",
+    "unfinished",
     "wrong",
 ]
 
@@ -50,6 +59,9 @@ MOST_SECONDS = 1e9
 
 #: The highest port of TCP.
 MAX_PORT = 65_535
+
+#: What functions usually return: nothing of it is still to run.
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
 def wrong(
@@ -116,7 +128,7 @@ def a_function(name: str, value: object, takes: str) -> None:
     if not callable(value):
         raise wrong(name, wanted, value)
     kinds = (iscoroutinefunction, isasyncgenfunction, isgeneratorfunction)
-    if any(kind(each) for each in (value, getattr(type(value), "__call__", None)) for kind in kinds):  # noqa: B004
+    if any(kind(function_of(value)) for kind in kinds):
         wanted += " and does its work when called: nobody awaits or iterates over what it returns"
         raise wrong(name, wanted, value)
     try:
@@ -129,15 +141,54 @@ def a_function(name: str, value: object, takes: str) -> None:
         raise wrong(name, wanted, value) from None
 
 
+def function_of(value: object) -> object:
+    """The function that a call of this runs: of a partial, of an object that can be called, or itself."""
+    while isinstance(value, partial):
+        value = value.func
+    call = getattr(type(value), "__call__", None)  # noqa: B004
+    return call if isfunction(call) else value
+
+
 def a_result(name: str, value: T) -> T:
-    """What a user's function has returned: no coroutine, which nobody would await."""
-    if iscoroutine(value):
-        value.close()  # or Python says that it was never awaited
+    """What a user's function has returned: nothing whose work is still to come, for which nobody would wait."""
+    if value is not None and (what := unfinished(value)):
+        drop(value)
         raise ConfigurationError(
-            f"{name} has returned a coroutine, which nobody awaits: what it is for has not happened. Give a function "
-            "that does its work when called; asyncio.run_coroutine_threadsafe reaches an event loop"
+            f"{name} has returned {what}, and nothing waits for it: its work did not run, or not to its end. Give a "
+            "function that does its work when called; asyncio.run_coroutine_threadsafe reaches an event loop"
         )
     return value
+
+
+def is_awaited(value: object) -> bool:
+    """Whether it has to be awaited, or waited for, to have its result. (By its class: a mock has any attribute.)"""
+    kind = type(value)
+    return hasattr(kind, "__await__") or iscoroutine(value) or hasattr(kind, "add_done_callback")
+
+
+def unfinished(value: object) -> str:
+    """What a function has returned instead of doing its work, for people; "": it has done it, as far as can be seen."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return ""
+    if is_awaited(value):
+        name = "coroutine" if iscoroutine(value) else kind.__name__
+        return f"a {name}, which must be awaited" if hasattr(kind, "__await__") else f"a {name}, which may still run"
+    if kind.__module__ == "multiprocessing.pool" or isinstance(value, Thread):
+        return f"a {kind.__name__}, which may still run"
+    if isinstance(value, Generator | AsyncGenerator | map | filter):
+        return f"a {kind.__name__.replace('_', ' ')}, which runs when it is iterated over"
+    if isinstance(value, FunctionType | MethodType | partial):
+        return f"a {kind.__name__}, which was not called"
+    return ""
+
+
+def drop(value: object) -> None:
+    """End what was refused, as far as it has not begun: it must not run later, nor be warned of."""
+    if isinstance(value, Coroutine | Generator):
+        value.close()
+    elif isinstance(value, Future):
+        value.cancel()
 
 
 def an_instance(name: str, value: T, kind: type | tuple[type, ...], wanted: str) -> T:

@@ -22,6 +22,7 @@ from functools import partial
 from types import CodeType
 from typing import cast
 
+from kafka_marshal import arguments
 from kafka_marshal.logs import log
 from kafka_marshal.repeats import Repeats
 
@@ -29,6 +30,9 @@ __all__ = ["Guard", "report"]
 
 #: What raises the same again and again is said this often.
 SAID_EVERY_S = 10.0
+
+#: What becomes of the rest when a user's function raises, if nothing else is said.
+_GOES_ON = "going on without what it would have done"
 
 #: So long after a callback was interrupted its signal is raised again: callbacks return within microseconds.
 RING_AGAIN_S = 0.01
@@ -48,33 +52,33 @@ class Guard:
 
     def __call__(self, *args: object) -> object:
         try:
-            return self._call(*args)
+            return arguments.a_result(self._what, self._call(*args))
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of ours
             report(self._what, error)
             return None
 
 
-def report(what: str, error: BaseException) -> None:
+def report(what: str, error: BaseException, then: str = _GOES_ON) -> None:
     """Log what a function of the user's raised; what a signal raised goes on to the main thread. Never raises."""
     try:
         if _pass_on(error):
             text = "a signal interrupted %s; it is raised again now that this has returned"
             log(logging.INFO, "interrupted", text, what)
         else:
-            _log(what, error)
+            _log(what, error, then)
     except BaseException as another:  # noqa: BLE001 - a handler of the user's log raises, too, or is interrupted
         _last_resort(what, error, another)
 
 
-def _log(what: str, error: BaseException) -> None:
+def _log(what: str, error: BaseException, then: str) -> None:
     place = traceback.extract_tb(error.__traceback__, limit=-1)
     held_back = _repeats.due((what, type(error), *((at.filename, at.lineno) for at in place)), time.monotonic())
     if held_back is None:
         return
     named = f"{type(error).__name__}: {error}".rstrip(": ")
     if held_back == 0:
-        text = "%s raised %s; going on without what it would have done"
-        log(logging.ERROR, "callback_failed", text, what, named, error=error)
+        text = "%s raised %s; %s"
+        log(logging.ERROR, "callback_failed", text, what, named, then, error=error)
     else:
         text = "%s raised %s (%d more since this was said last)"
         log(logging.ERROR, "callback_failed", text, what, named, held_back)

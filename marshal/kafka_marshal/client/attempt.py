@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Literal
 
 from kafka_marshal.adapters.headers import Headers, headers_of, mend
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.engine.work.lanes import Order
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, LeaseLostError
 
 __all__ = ["Attempt", "GroupKind", "Order", "current"]
 
@@ -31,6 +32,7 @@ class Attempt:
 
     __slots__ = (
         "_headers",
+        "_held",
         "_key",
         "_value",
         "attempts",
@@ -54,7 +56,9 @@ class Attempt:
         order: Order,
         stable: int = -1,
         keep_headers: bool = False,
+        held: Callable[[], bool] | None = None,
     ) -> None:
+        """held: what ``is_held`` asks; None: it says True."""
         self.message: Message = message
         #: As in Kafka, whatever the handler makes of them. (Headers cost 0.3 µs each, so few need to keep them.)
         self._key: bytes | None = message.key()
@@ -69,6 +73,7 @@ class Attempt:
         self.kind = kind
         self.order = order
         self.stable: int = stable
+        self._held = held
 
     @staticmethod
     def current() -> Attempt:
@@ -95,6 +100,25 @@ class Attempt:
         mend(message)
         if self._headers is not None:
             message.set_headers(list(self._headers))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process can prove, by its own clock, that the message's partition is its own still."""
+        return self._held is None or self._held()
+
+    def require(self) -> None:
+        """Raise LeaseLostError unless ``is_held``: before something leaves the process that nothing else fences.
+
+        A process that was stopped (SIGSTOP, a suspended machine) may have lost the partition to another member
+        meanwhile. Sinks of this library call it before they commit.
+        """
+        if not self.is_held:
+            message = self.message
+            raise LeaseLostError(
+                f"{message.topic()} [{message.partition()}] offset {message.offset()}: this process can't prove any "
+                "more that the partition is its own (it was stopped for too long, or another member has it). Nothing "
+                "may leave the process for this message. It comes again, here or elsewhere"
+            )
 
     def __repr__(self) -> str:
         message = self.message

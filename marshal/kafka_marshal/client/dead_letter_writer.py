@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,10 +42,16 @@ class Settling(Protocol):
         """The cluster has it: the message is done."""
 
     def given_back(self, lane: Lane) -> None:
-        """The run is over: the message comes again."""
+        """The run is over, or the partition may be another member's: the message comes again."""
 
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
         """It can't be written."""
+
+    def secured(self, lane: Lane) -> AbstractContextManager[None]:
+        """What is raised in here ends the run."""
+
+    def end(self, error: BaseException) -> None:
+        """The run ends with this error."""
 
 
 class DeadLetterWriter:
@@ -57,14 +64,18 @@ class DeadLetterWriter:
         check_topic(consumer, topic)
         cluster = consumer._driver.cluster
         self._producer = cluster.producer(consumer._fetcher.config)
-        #: Guards the count of what is under way.
+        #: Guards what is under way.
         self._news = cluster.runtime.condition()
-        self._under_way = 0
+        #: Whose lanes wait for an ack.
+        self._under_way: dict[Attempt, Lane] = {}
         self._is_over = False
         cluster.runtime.start(self._serve, "kafka-marshal-dead-letters")
 
     def send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool = True) -> None:
         """Put a message aside as it is in Kafka; its lane goes on when that is acknowledged (any thread)."""
+        if not attempt.is_held:  # another member may have it by now, and says itself what becomes of it
+            self._tries.given_back(lane)
+            return
         headers = headers_of(
             attempt.message,
             attempt.group_id,
@@ -76,16 +87,26 @@ class DeadLetterWriter:
             with_trace=with_trace,
         )
         with self._news:
-            self._under_way += 1
+            self._under_way[attempt] = lane
             self._news.notify_all()
-        acked = partial(self._acked, lane, attempt, error, with_trace)
-        self._producer.send(self.topic, attempt._value, attempt._key, headers, acked)
+        acked = partial(self._acked, attempt, error, with_trace)
+        try:
+            self._producer.send(self.topic, attempt._value, attempt._key, headers, acked)
+        except BaseException:
+            with self._news:
+                self._under_way.pop(attempt, None)
+            raise
 
-    def _acked(
+    def _acked(self, attempt: Attempt, error: Exception, with_trace: bool, failure: Exception | None) -> None:
+        with self._news:
+            lane = self._under_way.pop(attempt, None)
+        if lane is not None:
+            with self._tries.secured(lane):
+                self._answered(lane, attempt, error, with_trace, failure)
+
+    def _answered(
         self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool, failure: Exception | None
     ) -> None:
-        with self._news:
-            self._under_way -= 1
         if self._is_over:
             self._tries.given_back(lane)
         elif failure is None:
@@ -106,7 +127,22 @@ class DeadLetterWriter:
             self._tries.give_up(lane, attempt, failure)
 
     def _serve(self) -> None:
-        """Wait for acks while some are under way (a thread of ours)."""
+        """Wait for acks while some are under way (a thread of ours). Should it fail, no lane waits for ever."""
+        try:
+            self._await_acks()
+        except BaseException as error:  # noqa: BLE001 - the run ends with it
+            self._tries.end(error)
+        try:
+            self._producer.close()
+        except BaseException as error:  # noqa: BLE001
+            self._tries.end(error)
+        while self._under_way:
+            with self._news:
+                lane = self._under_way.popitem()[1]
+            with self._tries.secured(lane):
+                self._tries.given_back(lane)
+
+    def _await_acks(self) -> None:
         while True:
             with self._news:
                 while not (self._under_way or self._is_over):
@@ -114,7 +150,6 @@ class DeadLetterWriter:
                 if self._is_over:
                     break
             self._producer.poll(ACK_WAIT_S)
-        self._producer.close()
 
     def close(self) -> None:
         """Fail what is under way: its message is not done."""

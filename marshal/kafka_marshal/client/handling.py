@@ -11,6 +11,7 @@ from typing import Any, get_args
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, Order
+from kafka_marshal.client.fates import Fate
 from kafka_marshal.client.options import ConsumerOptions, is_topic_name
 from kafka_marshal.errors import ConfigurationError
 
@@ -41,19 +42,30 @@ class Retry:
     attempts: int = 5
     #: Seconds before the second try, and the most between two.
     backoff: tuple[float, float] = (0.1, 30.0)
-    #: Failures that are worth another try; others are final at once.
+    #: Failures that are worth another try; others are final at once, as after the last try.
     on: tuple[type[Exception], ...] = (Exception,)
+    #: Those among them that are final at once all the same.
+    not_on: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
         arguments.a_whole("attempts", self.attempts, 1, MOST_ATTEMPTS)
         _check_backoff(self.backoff)
-        object.__setattr__(self, "on", _kinds(self.on))
+        object.__setattr__(self, "on", _kinds("on", self.on))
+        object.__setattr__(self, "not_on", _kinds("not_on", self.not_on))
+
+    def is_worth(self, error: BaseException, fate: Fate) -> bool:
+        """Whether a failure is worth another try. (Errors of this library about what passes always are.)"""
+        return not isinstance(error, self.not_on) and (fate is Fate.RETRIED or isinstance(error, self.on))
 
     def delay(self, failures: int, rng: Random) -> float:
         """How long to wait (s) after so many failures of a message."""
         first, most = self.backoff
         longest = min(most, first * 2.0 ** min(failures - 1, 64))
         return longest * rng.uniform(1 - JITTER, 1)
+
+    def checked_delay(self, failures: int, rng: Random) -> float:
+        """What ``delay`` says, which a subclass may have changed. Raises ConfigurationError for what is no time."""
+        return arguments.seconds(f"what {type(self).__name__}.delay() returns", self.delay(failures, rng))
 
 
 def _check_backoff(given: object) -> None:
@@ -65,10 +77,10 @@ def _check_backoff(given: object) -> None:
         raise arguments.wrong("backoff", f"{wanted}, the first no longer than the second", given)
 
 
-def _kinds(given: object) -> tuple[type[Exception], ...]:
+def _kinds(name: str, given: object) -> tuple[type[Exception], ...]:
     kinds = given if isinstance(given, tuple) else (given,)
     if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-        raise arguments.wrong("on", "a tuple of exception classes, each a subclass of Exception", given)
+        raise arguments.wrong(name, "a tuple of exception classes, each a subclass of Exception", given)
     return kinds
 
 
@@ -89,9 +101,13 @@ class Hooks:
     after: Callable[[Attempt, float], object] | None = None
     #: failed(attempt, seconds, error): it has raised, or could not be given the message.
     failed: Callable[[Attempt, float, BaseException], object] | None = None
+    #: lost(attempt, seconds, error): it has raised after its lease was over, or could not be proven by this process's
+    #: own clock: the failure counts for nothing, and the message comes again. Called instead of ``failed``.
+    lost: Callable[[Attempt, float, BaseException], object] | None = None
 
     def __post_init__(self) -> None:
         takes = {"before": "attempt", "after": "attempt, seconds", "failed": "attempt, seconds, error"}
+        takes["lost"] = takes["failed"]
         for name, wanted in takes.items():
             if (function := getattr(self, name)) is not None:
                 arguments.a_function(name, function, wanted)
@@ -159,5 +175,5 @@ class RunOptions:
 
 
 def is_async(handle: object) -> bool:
-    """Whether it is a coroutine function, or an object whose call is one."""
-    return any(iscoroutinefunction(each) for each in (handle, getattr(type(handle), "__call__", None)))  # noqa: B004
+    """Whether it is a coroutine function, a partial of one, or an object whose call is one."""
+    return iscoroutinefunction(handle) or iscoroutinefunction(arguments.function_of(handle))

@@ -54,6 +54,9 @@ class Health:
     stuck: tuple[Stuck, ...] = ()
     #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed.
     held_back: tuple[HeldBack, ...] = ()
+    #: How many handlers (threads or tasks) ``consumer.run`` has, and how many it should have: fewer is a problem.
+    handlers: int = 0
+    handlers_wanted: int = 0
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
@@ -75,9 +78,16 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         ends = []
     else:
         ends = list(_standing(driver, now))
+    handlers, wanted = _handlers(driver)
     others = ["it is closed: it holds no lease and hands out nothing. Make a new Marshal to go on"] if closed else []
     if not closed and not driver.life.forked and failure is None:
         others.extend(_unwell(driver, now))
+        if handlers < wanted:
+            others.append(
+                f"run(…) has {handlers} of {wanted} handlers: the others have ended by an error, or could not be "
+                "started. The run ends as soon as the handlers that run have returned, and raises why. What was not "
+                "done comes again"
+            )
     problems = (*ends, *others)
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
     is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
@@ -96,7 +106,16 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         held_back=tuple(
             one for each in list(driver.engine.consumers.values()) for one in each.delivery.in_lanes.held_back
         ),
+        handlers=handlers,
+        handlers_wanted=wanted,
     )
+
+
+def _handlers(driver: Driver) -> tuple[int, int]:
+    """How many handlers there are, and how many there should be, of all runs."""
+    found = [each.delivery.in_lanes.handlers for each in list(driver.engine.consumers.values())]
+    counts = [each.count for each in found if each is not None]
+    return sum(there for there, _ in counts), sum(wanted for _, wanted in counts)
 
 
 def _standing(driver: Driver, now: float) -> Iterator[str]:

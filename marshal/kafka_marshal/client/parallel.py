@@ -61,7 +61,10 @@ def carry_out(
         if not call.is_ending:
             Runner(consumer, options, call, loop).feed(is_gone)
     finally:
-        if (lanes := consumer._delivery.in_lanes.lanes) is not None:
+        in_lanes = consumer._delivery.in_lanes
+        if (lanes := in_lanes.lanes) is not None:
+            if lanes.owner is call:
+                in_lanes.handlers = None
             lanes.close(call)
         call.is_over = True
 
@@ -97,6 +100,7 @@ class Runner:
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
         self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
+        consumer._delivery.in_lanes.handlers = self._workers
         if options.dead_letters is not None:
             self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
         self._looked_at = self._stuck_since = 0.0

@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, cast
 
+from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.closing import calling
 from kafka_marshal.client.ready import Ready
-from kafka_marshal.client.tries import Tries
+from kafka_marshal.client.results import check_result, deserialized
+from kafka_marshal.client.tries import Tries, cancelled
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.runtime import is_ours
 
@@ -34,6 +36,8 @@ class Tasks:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_started = False
+        #: How many tasks there are, and how many there should be.
+        self._tasks = self._wanted = 0
         self._is_over = False
         #: The lane of each task that a handler runs in.
         self._running: dict[Lane, asyncio.Task[None]] = {}
@@ -48,14 +52,24 @@ class Tasks:
         self._has_started = True
 
     async def _main(self) -> None:
-        is_ours.set(False)
-        calling.set(self._tries.consumer)
-        self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.ensure_future(self._work(x % 2 == 1)) for x in range(self._tries.options.concurrency)]
         try:
+            is_ours.set(False)
+            calling.set(self._tries.consumer)
+            self._loop = asyncio.get_running_loop()
+            concurrency = self._tries.options.concurrency
+            tasks = [asyncio.ensure_future(self._work(x % 2 == 1)) for x in range(concurrency)]
+            self._wanted = self._tasks = concurrency
             await asyncio.wait(tasks)
+        except BaseException as error:
+            self._tries.end(error)
+            raise
         finally:
+            self._wanted = 0
             self._have_ended.set()
+
+    @property
+    def count(self) -> tuple[int, int]:
+        return self._tasks, self._wanted
 
     def put(self, lanes: Iterable[Lane]) -> None:
         for lane in lanes:
@@ -97,9 +111,17 @@ class Tasks:
 
     async def _work(self, longest: bool) -> None:
         """What a task does until the end."""
-        tries, options = self._tries, self._tries.options
-        handle, deserialize = cast("Any", options.handle), options.deserialize
-        now_ms, in_a_row = tries.runtime.now_ms, 0
+        try:
+            await self._handle_on(longest)
+        except BaseException as error:
+            self._tries.end(error)  # a handler fewer: nobody may take the run for whole
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self._tasks -= 1
+
+    async def _handle_on(self, longest: bool) -> None:
+        tries, now_ms, in_a_row = self._tries, self._tries.runtime.now_ms, 0
         while True:
             lane = self._ready.take(longest)
             if lane is None:
@@ -108,31 +130,43 @@ class Tasks:
                 await self._wait()
                 in_a_row = 0
                 continue
-            began = now_ms()
-            attempt = tries.begin(lane, began)
-            if attempt is None:
-                continue
-            self._running[lane] = cast("asyncio.Task[None]", asyncio.current_task())
+            began, turn = now_ms(), lane.turn
             try:
-                message = attempt.message
-                await handle(message if deserialize is None else deserialize(message))
-            except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
-                del self._running[lane]
-                if self._was_late(lane):
-                    if self._is_over:  # it was cancelled as the run ends
-                        tries.given_back(lane)
-                        continue
-                    error = self._named(error)
-                tries.failed(lane, attempt, began, error)
-            else:
-                del self._running[lane]
-                self._was_late(lane)
-                if tries.done(lane, attempt, began):
+                attempt = tries.begin(lane, began)
+                if attempt is None:
+                    continue
+                if await self._handle(lane, attempt, began):
                     self._ready.put(lane)  # this task takes the next one: no other need be woken for it
+            except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
+                tries.broken(lane, turn + 1, error)
             in_a_row += 1
             if in_a_row >= IN_A_ROW:
                 in_a_row = 0
                 await asyncio.sleep(0)
+
+    async def _handle(self, lane: Lane, attempt: Attempt, began: float) -> bool:
+        """Call the handler for its message, and see to what comes of it; whether the lane is ready again."""
+        tries, options, task = self._tries, self._tries.options, asyncio.current_task()
+        handle, deserialize, message = cast("Any", options.handle), options.deserialize, attempt.message
+        self._running[lane] = cast("asyncio.Task[None]", task)
+        try:
+            result = await handle(message if deserialize is None else deserialized(deserialize, message))
+            if result is not None:
+                check_result(result)
+        except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
+            self._running.pop(lane, None)
+            if self._was_late(lane):
+                if self._is_over:  # it was cancelled as the run ends
+                    tries.given_back(lane)
+                    return False
+                error = self._named(error)
+            elif task is not None and task.cancelling() == 0:
+                error = cancelled(error)
+            tries.failed(lane, attempt, began, error)
+            return False
+        self._running.pop(lane, None)
+        self._was_late(lane)
+        return tries.done(lane, attempt, began)
 
     async def _wait(self) -> None:
         future = asyncio.get_running_loop().create_future()

@@ -8,9 +8,9 @@ from functools import partial
 
 from kafka_marshal.client.closing import calling
 from kafka_marshal.client.ready import Ready
-from kafka_marshal.client.tries import Tries
+from kafka_marshal.client.results import check_result, deserialized
+from kafka_marshal.client.tries import Tries, cancelled
 from kafka_marshal.engine.work.lanes import Lane
-from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import is_ours
 
@@ -63,8 +63,22 @@ class Threads:
         for _ in range(self._threads):
             self._calls.put(None)
 
+    @property
+    def count(self) -> tuple[int, int]:
+        return self._threads, self._wanted
+
     def _work(self, longest: bool) -> None:
-        """What a worker does until the end: no lock is held while the handler runs."""
+        """What a worker does until the end."""
+        try:
+            if self._handle_on(longest):
+                return
+        except BaseException as error:  # noqa: BLE001 - a handler fewer: nobody may take the run for whole
+            self._tries.end(error)
+        with self._lock:
+            self._threads -= 1
+
+    def _handle_on(self, longest: bool) -> bool:
+        """Until the end, or (True) there is one thread too many: no lock is held while the handler runs."""
         tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
         call, take, now_ms = self._calls.get, self._ready.take, tries.runtime.now_ms
         is_ours.set(False)
@@ -74,27 +88,29 @@ class Threads:
             is_called, lane = False, take(longest)
             if lane is None:
                 continue
-            began = now_ms()
-            attempt = tries.begin(lane, began)
-            if attempt is None:
-                continue
+            began, turn = now_ms(), lane.turn
             try:
-                message = attempt.message
-                result = handle(message if deserialize is None else deserialize(message))
-                if result is not None:
-                    _check_result(result)
-            except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
-                tries.failed(lane, attempt, began, error)
-            else:
-                is_called = tries.done(lane, attempt, began)
-                if is_called:  # by itself: to wake another thread for it costs more than all else
-                    self._ready.put(lane)
+                attempt = tries.begin(lane, began)
+                if attempt is None:
+                    continue
+                try:
+                    message = attempt.message
+                    result = handle(message if deserialize is None else deserialized(deserialize, message))
+                    if result is not None:
+                        check_result(result)
+                except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
+                    tries.failed(lane, attempt, began, cancelled(error))
+                else:
+                    is_called = tries.done(lane, attempt, began)
+                    if is_called:  # by itself: to wake another thread for it costs more than all else
+                        self._ready.put(lane)
+            except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
+                tries.broken(lane, turn + 1, error)
             if self._threads > self._wanted and self._is_one_too_many():
                 if is_called:
                     self._calls.put(True)
-                return
-        with self._lock:
-            self._threads -= 1
+                return True
+        return False
 
     def _is_one_too_many(self) -> bool:
         """Whether this thread was replaced while its handler hung, or the run has ended."""
@@ -102,13 +118,3 @@ class Threads:
             is_one = self._threads > self._wanted
             self._threads -= is_one
             return is_one
-
-
-def _check_result(result: object) -> None:
-    if hasattr(result, "__await__"):
-        if hasattr(result, "close"):
-            result.close()
-        raise ConfigurationError(
-            "the handler has returned something to be awaited, and nobody does: what it is for has not happened. Give "
-            "run(…) the coroutine function itself, not a function that calls it"
-        )

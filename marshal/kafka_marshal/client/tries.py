@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from functools import partial
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
+from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.failures import Failures
+from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
+from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
+from kafka_marshal.logs import log
 from kafka_marshal.runtime import Condition, Runtime
 from kafka_marshal.secret import values_of
 
-__all__ = ["LOOK_S", "Call", "Tries", "Workers"]
+__all__ = ["LOOK_S", "Call", "Tries", "Workers", "cancelled"]
 
 #: While somebody waits for others, it is looked this often (s) whether a lease has ended, or somebody stops.
 LOOK_S = 0.1
@@ -33,6 +42,10 @@ class Workers(Protocol):
 
     def look(self, now: float) -> None:
         """See to handlers that take too long (ms, own clock; the feeder calls)."""
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many handlers there are, and how many there should be (any thread; no lock)."""
 
     def end(self, timeout: float) -> None:
         """No lane is ready any more: have them end (*blocking*, for so many seconds at most)."""
@@ -116,7 +129,7 @@ class Tries:
         self.call.is_ending = True
         self._wake()
 
-    # Workers.
+    # Workers. What is raised anywhere in here ends the run (``broken``), and loses no lane.
 
     def begin(self, lane: Lane, now: float) -> Attempt | None:
         """A worker takes up a ready lane; None: there is nothing to handle."""
@@ -126,14 +139,21 @@ class Tries:
         if message is None:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
-        stable = assignment.tracker.done.stable
-        epoch, keep = assignment.epoch, self.letters is not None
-        attempt = Attempt(cast("Message", message), lane.number, attempts, epoch, *self._about, stable, keep)
+        stable, keep = assignment.tracker.done.stable, self.letters is not None
+        about = (*self._about, stable, keep, partial(self.is_held, assignment))
+        attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *about)
         current.set(attempt)
         for hooks in self.options.hooks:
             if hooks.before is not None:
                 _hook("before", hooks.before, attempt)
         return attempt
+
+    def is_held(self, assignment: Assignment) -> bool:
+        """Whether our own clock proves that a partition is this member's, also while it is being released (T4).
+
+        A process that was stopped asks here before anything leaves it: another member may have the partition by now.
+        """
+        return not assignment.over and self.runtime.now_ms() < assignment.lease.proven_until
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """A handler has returned; whether its lane is ready again, for the caller to see to."""
@@ -157,34 +177,34 @@ class Tries:
         return is_ready
 
     def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
-        """A handler has raised: it is tried again, a dead letter, or the end of the run."""
-        now = self.runtime.now_ms()
-        for hooks in self.options.hooks:
-            if hooks.failed is not None:
-                _hook("failed", hooks.failed, attempt, (now - began) / 1000, error)
-        retry, due = self.options.retry, None
+        """A handler has raised: its message is tried again, comes again, is a dead letter, or ends the run."""
+        fate, took = fate_of(error), (self.runtime.now_ms() - began) / 1000
+        attempt._restore()
+        if fate is not Fate.ENDS and not self.is_held(lane.assignment):
+            self._call_hooks("lost", attempt, took, error)
+            self.given_back(lane)
+            return
+        self._call_hooks("failed", attempt, took, error)
         topic = attempt.message.topic()
         self._handled.failed(topic, error)
-        attempt._restore()
         if isinstance(error, Exception):
             self.failures.failed(attempt, error)
-        if not isinstance(error, Exception):
-            self._note(attempt, error)
-            self.end(error)
-        elif not attempt.is_last and isinstance(error, retry.on):
-            due = now + retry.delay(attempt.number, self._rng) * 1000
+        if fate is Fate.ENDS:
+            self.give_up(lane, attempt, error)
+        elif not attempt.is_last and self.options.retry.is_worth(error, fate):
+            due = self.runtime.now_ms() + self.options.retry.checked_delay(attempt.number, self._rng) * 1000
             self._handled.retried(topic)
-        elif lane.assignment.over:
-            pass  # it comes again elsewhere
-        elif self.letters is not None:
-            self.letters.send(lane, attempt, error)
-            return
-        else:
-            self._note(attempt, error)
-            self.end(error)
-        self._put_aside(lane, due)
-        if due is not None:
+            self._put_aside(lane, due)
             self._wake_timer()
+        elif self.letters is not None and isinstance(error, Exception) and fate is Fate.FAILED:
+            self.letters.send(lane, attempt, error)
+        else:
+            self.give_up(lane, attempt, error)
+
+    def _call_hooks(self, name: Literal["failed", "lost"], attempt: Attempt, took: float, error: BaseException) -> None:
+        for hooks in self.options.hooks:
+            if (function := getattr(hooks, name)) is not None:
+                _hook(name, function, attempt, took, error)
 
     def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
         """A message is a dead letter, and the cluster has it."""
@@ -193,31 +213,60 @@ class Tries:
         self.settled(lane, attempt.message)
 
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
-        """Its dead letter can't be written: the run ends, and it comes again."""
-        self._note(attempt, error)
+        """The run ends with this error, and the message comes again."""
         self.end(error)
+        self._note(attempt, error)
         self._put_aside(lane, None)
 
     def given_back(self, lane: Lane) -> None:
-        """A handler was ended by us: its message comes again."""
-        self._put_aside(lane, None)
+        """This try counts for nothing, as its partition is not proven to be ours or the run is over."""
+        if self.lanes.give_back(lane, self.call):
+            self.workers.put((lane,))
+        self._returned()
 
     def _put_aside(self, lane: Lane, due: float | None) -> None:
         if self.lanes.failed(lane, due, self.call):
             self.workers.put((lane,))
+        self._returned()
+
+    def _returned(self) -> None:
+        """A try has ended, and its message is not done."""
         self.consumer._nudge()
         if self.lanes.is_ended:
             self.consumer._driver.post(self._give_back)
         if self._is_awaited or self.call.is_ending:
             self._wake()
 
+    def broken(self, lane: Lane, turn: int, error: BaseException) -> None:
+        """This was raised while a try began or ended: the run ends with it, and the message comes again.
+
+        turn: the lane's, of that try. A failure that was being dealt with is the error's ``__context__``.
+        """
+        self.end(error)
+        self.lanes.abandon(lane, turn)
+        self._returned()
+        report("what follows a handler of run(…)", error, "the run ends, and the message comes again")
+
+    @contextmanager
+    def secured(self, lane: Lane) -> Iterator[None]:
+        """A try ends in here, on another thread than its handler's: what is raised ends the run."""
+        turn = lane.turn
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - the run ends with it
+            self.broken(lane, turn, error)
+
     @staticmethod
     def _note(attempt: Attempt, error: BaseException) -> None:
         message = attempt.message
-        error.add_note(
+        text = (
             f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt.number} of "
             f"{attempt.attempts}: this ends run(…). The message is not done, and comes again, here or elsewhere"
         )
+        try:
+            error.add_note(text)
+        except Exception:  # noqa: BLE001 - a frozen exception takes no note, and is raised all the same
+            log(logging.ERROR, "run_ends", "%s (%s)", text, type(error).__name__)
 
     # The timer.
 
@@ -233,17 +282,29 @@ class Tries:
 
     def _time(self) -> None:
         """Give failed messages their next try, until the end."""
-        while not (self.call.is_over or self.lanes.is_ended):
-            self.workers.put(self.lanes.due(self.runtime.now_ms(), self.call))
-            with self.news:
-                due = self.lanes.next_due
-                wait = LOOK_S if due is None else min(LOOK_S, (due - self.runtime.now_ms()) / 1000)
-                if wait > 0:
-                    self.news.wait(wait)
+        try:
+            while not (self.call.is_over or self.lanes.is_ended):
+                self.workers.put(self.lanes.due(self.runtime.now_ms(), self.call))
+                with self.news:
+                    due = self.lanes.next_due
+                    wait = LOOK_S if due is None else min(LOOK_S, (due - self.runtime.now_ms()) / 1000)
+                    if wait > 0:
+                        self.news.wait(wait)
+        except BaseException as error:  # noqa: BLE001 - without this thread nothing is tried again
+            self.end(error)
+
+
+def cancelled(error: BaseException) -> BaseException:
+    """A CancelledError that a handler raised though nobody cancelled it is a failure like others."""
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    failure = CancelledError("something that the handler waited for was cancelled, not the handler itself")
+    failure.__cause__ = error
+    return failure
 
 
 def _hook(name: str, function: Callable[..., object], *args: object) -> None:
     try:
-        function(*args)
+        arguments.a_result(f"the hook {name!r} of run(…)", function(*args))
     except BaseException as error:  # noqa: BLE001 - what watches a handler must not end it
         report(f"the hook {name!r} of run(…)", error)

@@ -167,7 +167,13 @@ def trace_hooks(
         _leave()
         durations.record(seconds, {**_common(attempt), "error.type": errors.bounded(name)})
 
-    return Hooks(before=before, after=after, failed=failed)
+    def lost(attempt: Attempt, seconds: float, error: BaseException) -> None:
+        if (found := _open.get()) is not None:
+            found.span.set_attribute("kafka_marshal.lease_lost", value=True)
+        _leave()
+        durations.record(seconds, {**_common(attempt), "error.type": error_type(error)})
+
+    return Hooks(before=before, after=after, failed=failed, lost=lost)
 
 
 _HEADERS = _Headers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import Protocol
 
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
@@ -11,7 +12,15 @@ from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["InLanes"]
+__all__ = ["Handlers", "InLanes"]
+
+
+class Handlers(Protocol):
+    """What calls the handlers of a run."""
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many there are, and how many there should be (any thread; no lock)."""
 
 
 class InLanes:
@@ -32,6 +41,8 @@ class InLanes:
         self._room = room
         #: Who waits for whom; None: nobody has asked for that yet.
         self.lanes: Lanes | None = None
+        #: Of the run that is under way; None: none is.
+        self.handlers: Handlers | None = None
         #: Partitions whose progress waits for one message, as of the last look. Replaced, never changed.
         self.held_back: tuple[HeldBack, ...] = ()
 

@@ -78,7 +78,7 @@ def lasting(ms: float) -> str:
 class Lane:
     """The messages of one key of one partition, in hand."""
 
-    __slots__ = ("assignment", "began", "key", "message", "number", "partition", "rest", "running", "since")
+    __slots__ = ("assignment", "began", "key", "message", "number", "partition", "rest", "running", "since", "turn")
 
     def __init__(self, partition: _Partition, key: Hashable, message: Message) -> None:
         self.partition: _Partition = partition
@@ -92,6 +92,8 @@ class Lane:
         #: Which try of the first one is the next, or under way.
         self.number: int = 1
         self.running: bool = False
+        #: How many tries have begun, of all its messages.
+        self.turn: int = 0
         #: When its first try, and the one under way, began (ms, own clock); 0: none has.
         self.since: float = 0.0
         self.began: float = 0.0
@@ -187,12 +189,13 @@ class Lanes:
                 return None  # what waited was recalled as that run ended
             self.ready -= lane.number == 1
             message = lane.message
-            if message is None:
+            if message is None or lane.running:
                 return None
             if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:
                 lane.partition.parked.append(lane)
                 return None
             lane.running, lane.began = True, now
+            lane.turn += 1
             if not lane.since:
                 lane.since = now
                 lane.partition.started.add(lane)
@@ -203,8 +206,7 @@ class Lanes:
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done: whether the lane is ready again, for workers of this run."""
         with self._lock:
-            self._rest(lane)
-            return self._go_on(lane, owner)
+            return self._rest(lane) and self._go_on(lane, owner)
 
     def failed(self, lane: Lane, due: float | None, owner: Owner) -> bool:
         """A try has failed; due: when the next one may begin (ms), None: never. Whether the lane is ready (for others).
@@ -213,12 +215,11 @@ class Lanes:
         takes what waits, and must find this lane waiting, or this must find the assignment over.)
         """
         with self._lock:
-            self._rest(lane)
+            if not self._rest(lane):
+                return False
             self.has_returned = True
             if lane.assignment.over:
-                if lane.message is not None:
-                    self.dropped.append((lane.assignment, lane.message))
-                return self._go_on(lane, owner)
+                return self._drop(lane, owner)
             if self.owner is not owner:
                 lane.number = 1
                 lane.partition.parked.append(lane)
@@ -229,7 +230,49 @@ class Lanes:
                 heappush(self._retries, (due, self._count, lane))
             return False
 
-    def _go_on(self, lane: Lane, owner: Owner) -> bool:
+    def give_back(self, lane: Lane, owner: Owner) -> bool:
+        """A try counts for nothing: it begins again once the lease is proven (``reopened``), or elsewhere.
+
+        Returns whether the lane is ready (for others).
+        """
+        with self._lock:
+            if not self._rest(lane):
+                return False
+            self.has_returned = True
+            if lane.assignment.over:
+                return self._drop(lane, owner)
+            if self.owner is not owner:
+                lane.number = 1
+            lane.partition.parked.append(lane)
+            return False
+
+    def abandon(self, lane: Lane, turn: int) -> None:
+        """An exception may have left this try anywhere on its way to its end: no handler has its message any more.
+
+        turn: the lane's, of that try; where another one has begun since, that one stays.
+        """
+        with self._lock:
+            if lane.turn != turn:
+                return
+            lane.turn += 1
+            lane.running = False
+            lane.partition.running.discard(lane)
+            self.running = sum(len(partition.running) for partition in self._partitions.values())
+            self.has_returned = True
+            if lane.message is None or lane.partition.lanes.get(lane.key) is not lane:
+                return
+            if lane.assignment.over:
+                self._drop(lane, None)
+            else:
+                lane.partition.parked.append(lane)
+
+    def _drop(self, lane: Lane, owner: Owner | None) -> bool:
+        """Nothing more of this message here: its assignment is over."""
+        if lane.message is not None:
+            self.dropped.append((lane.assignment, lane.message))
+        return self._go_on(lane, owner)
+
+    def _go_on(self, lane: Lane, owner: Owner | None) -> bool:
         partition = lane.partition
         partition.started.discard(lane)
         if not lane.rest:
@@ -244,10 +287,14 @@ class Lanes:
         self.ready += 1
         return True
 
-    def _rest(self, lane: Lane) -> None:
+    def _rest(self, lane: Lane) -> bool:
+        """Its try has ended. False: it had before."""
+        if not lane.running:
+            return False
         lane.running = False
         lane.partition.running.discard(lane)
         self.running -= 1
+        return True
 
     def due(self, now: float, owner: Owner) -> list[Lane]:
         """Lanes whose next try may begin."""
