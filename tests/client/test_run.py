@@ -371,7 +371,7 @@ def test_a_loop_goes_on_where_a_run_has_ended(crew: Crew, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_what_is_no_exception_ends_the_run_in_order(crew: Crew, how: str, error: type[BaseException]) -> None:
     topic = crew.topic(1)
     publish(crew, topic, ["slow", "bad", *["good"] * 10])

@@ -98,10 +98,11 @@ class DeadLetterWriter:
             raise
 
     def _acked(self, attempt: Attempt, error: Exception, with_trace: bool, failure: Exception | None) -> None:
-        with self._news:
-            lane = self._under_way.pop(attempt, None)
+        lane = self._under_way.get(attempt)
         if lane is not None:
             with self._tries.secured(lane):
+                with self._news:
+                    self._under_way.pop(attempt, None)
                 self._answered(lane, attempt, error, with_trace, failure)
 
     def _answered(
@@ -124,6 +125,7 @@ class DeadLetterWriter:
             )
             self.send(lane, attempt, error, with_trace)
         else:
+            failure.__context__ = error  # the run raises both
             self._tries.give_up(lane, attempt, failure)
 
     def _serve(self) -> None:
@@ -136,9 +138,7 @@ class DeadLetterWriter:
             self._producer.close()
         except BaseException as error:  # noqa: BLE001
             self._tries.end(error)
-        while self._under_way:
-            with self._news:
-                lane = self._under_way.popitem()[1]
+        for lane in list(self._under_way.values()):
             with self._tries.secured(lane):
                 self._tries.given_back(lane)
 

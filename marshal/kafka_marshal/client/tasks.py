@@ -83,10 +83,13 @@ class Tasks:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _rouse(self) -> None:
-        for _ in range(len(self._idle) if self._is_over else min(len(self._ready), len(self._idle))):
-            future = self._idle.popleft()
-            if not future.done():
-                future.set_result(None)
+        try:
+            for _ in range(len(self._idle) if self._is_over else min(len(self._ready), len(self._idle))):
+                future = self._idle.popleft()
+                if not future.done():
+                    future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - the loop would log it, and tasks would wait on
+            self._tries.end(error)
 
     def look(self, now: float) -> None:
         timeout = self._tries.handler_timeout_ms

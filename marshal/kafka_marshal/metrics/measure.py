@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
@@ -58,9 +59,12 @@ class Meter:
     def timing(self) -> Hooks:
         """Hooks for ``run`` that note how long handlers take."""
         note = self._times.note
+
+        def failed(attempt: Attempt, seconds: float, error: BaseException) -> None:
+            note(attempt.message.topic(), error_type(error), seconds)
+
         return Hooks(
-            after=lambda attempt, seconds: note(attempt.message.topic(), "", seconds),
-            failed=lambda attempt, seconds, error: note(attempt.message.topic(), error_type(error), seconds),
+            after=lambda attempt, seconds: note(attempt.message.topic(), "", seconds), failed=failed, lost=failed
         )
 
     def health(self, *, closed: bool) -> Health:

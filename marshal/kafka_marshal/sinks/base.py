@@ -40,6 +40,7 @@ from kafka_marshal.sinks.records import (
     Written,
     interval_merged,
     refuse_out_of_order,
+    require_held,
     the_record,
 )
 from kafka_marshal.types import Key
@@ -125,6 +126,7 @@ class FencedSink(Database[Connection]):
             ConfigurationError: in a handler of ``run`` with another order; or single records up to ``last_offset``
                 were stored by :meth:`record`, which this form would write again. Nothing was written.
             StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
+            LeaseLostError: in a handler of ``run``, whose partition is not proven to be its own any more.
             WrongEpochKindError: it has epochs of the other kind. Nothing was written; see ``convert``.
             SinkError: the database can't do it; ``retry`` says whether trying again makes sense.
         """
@@ -143,6 +145,7 @@ class FencedSink(Database[Connection]):
                 # A batch that comes again, shorter than it was, takes nothing back.
                 if each.last_offset > stored[each.key].last_offset:
                     self._run(work.connection, _SET_LAST_OFFSET, (each.last_offset, group_id, *each.key))
+            require_held(group_id, {each.key for each in wanted})
 
     @contextmanager
     def record(
@@ -201,6 +204,7 @@ class FencedSink(Database[Connection]):
             self._check_still_open(work.connection)
             if tx.is_done:
                 raise RollBackError
+            require_held(group_id, {claim.key})
         if not tx.is_done:
             with written.lock:
                 written.offsets.append(claim.last_offset)

@@ -10,7 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from kafka_marshal.errors import ClosedError, ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.errors import (
+    ClosedError,
+    ConfigurationError,
+    LeaseLostError,
+    SinkError,
+    StaleEpochError,
+    WrongEpochKindError,
+)
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN, Progress
 from kafka_marshal.sinks.records import Written
 from kafka_marshal.types import Key
@@ -190,7 +197,7 @@ class Database(ABC, Generic[Connection]):
             well = True
         except self._driver_error as error:
             raise self._explain(error, work.stage) from error
-        except (StaleEpochError, WrongEpochKindError, ConfigurationError, RollBackError):
+        except (StaleEpochError, WrongEpochKindError, LeaseLostError, ConfigurationError, RollBackError):
             well = True
             raise
         finally:

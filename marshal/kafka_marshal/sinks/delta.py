@@ -31,7 +31,7 @@ from kafka_marshal.sinks.claims import (
     nobody_yet,
     refuse_others,
 )
-from kafka_marshal.sinks.records import refuse_out_of_order
+from kafka_marshal.sinks.records import refuse_out_of_order, require_held
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class DeltaSink:
             ConfigurationError: in a handler of ``run`` with another order than "partition", or rows of offsets that are
                 all stored already. Nothing was written.
             StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
+            LeaseLostError: in a handler of ``run``, whose partition is not proven to be its own any more.
             WrongEpochKindError: it has epochs of the other kind. Nothing was written; see ``convert``.
             SinkError: the table can't be written; ``retry`` says whether trying again makes sense.
         """
@@ -250,6 +251,7 @@ class DeltaSink:
                         "tx.last_offset(…) says what is there.",
                         retry=True,
                     )
+            require_held(group_id, after.keys())
             if self._commit(table, group_id, after, batches if has_rows else (), attempt):
                 return
         raise AssertionError("the last attempt raises")

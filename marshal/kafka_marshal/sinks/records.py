@@ -8,7 +8,7 @@ of that offset wait for the first, and then find it. Neighbours are merged later
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -172,6 +172,17 @@ def refuse_out_of_order() -> None:
             "of one partition end in any order. It stores a last offset, which would hide earlier records that are not "
             f"done yet: they would be left out for good. {_NOTHING}. Use sink.record() here, or order='partition'"
         )
+
+
+def require_held(group_id: str, partitions: Collection[Key]) -> None:
+    """The last thing before a commit in a handler of ``run``: LeaseLostError where its partition may be another's.
+
+    The stored epoch refuses those that another member has written behind. This one refuses the rest: another member
+    has the partition, and has written nothing yet.
+    """
+    attempt = attempts.current.get()
+    if attempt is not None and attempt.group_id == group_id and _place(attempt.message)[:2] in partitions:
+        attempt.require()
 
 
 def _place(message: Message) -> tuple[str, int, int]:

@@ -23,6 +23,7 @@ Where an interrupt can be raised (:class:`Points`):
 * ``OPCODES``: before each instruction. The strictest, and the slowest.
 
 The end of a ``with`` block is none of them: the interpreter lets no signal come between a block and its ``__exit__``.
+The line of a ``try:`` is none: no instruction runs there.
 
 :class:`Alarms` raises by real signals after random short times. :func:`run_within` bounds a call that may hang.
 """
@@ -116,7 +117,7 @@ class _Code:
         return found
 
     def is_ending(self, frame: FrameType) -> bool:
-        """Whether a ``with`` block has ended and its ``__exit__`` is about to be called."""
+        """Whether a ``with`` block has ended and its ``__exit__`` is about to be called, or a ``try`` begins."""
         code = frame.f_code
         found = self._endings.get(code)
         if found is None:
@@ -148,9 +149,12 @@ def _is_below(name: str, roots: Iterable[str]) -> bool:
 
 
 def _endings(code: CodeType) -> frozenset[int]:
-    """Offsets of the instructions that call ``__exit__(None, None, None)``."""
-    found: set[int] = set()
+    """Offsets of the instructions that call ``__exit__(None, None, None)``, and of a ``try:`` (a NOP).
+
+    The compiler leaves the NOP of a ``try:`` out of the block around it: raised there, no ``__exit__`` would be called.
+    """
     instructions = list(dis.get_instructions(code))
+    found = {each.offset for each in instructions if each.opname == "NOP"}
     for index in range(len(instructions) - 3):
         three = instructions[index : index + 3]
         call = instructions[index + 3]

@@ -194,8 +194,8 @@ class Lanes:
             if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:
                 lane.partition.parked.append(lane)
                 return None
+            lane.turn += 1  # first: an exception from here on is this try's
             lane.running, lane.began = True, now
-            lane.turn += 1
             if not lane.since:
                 lane.since = now
                 lane.partition.started.add(lane)
