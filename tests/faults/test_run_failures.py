@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry
+from kafka_marshal import Attempt
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
+from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.client.tries import Tries
 from kafka_marshal.testing.interrupts import Interrupted, Interrupts, Place, spread
 from tests.faults.runs import DEAD, HOW, TWICE, Bench, as_handler
@@ -91,8 +91,8 @@ class Rounds:
         return None if isinstance(error, EndError) else error
 
     def _is_complete(self) -> bool:
-        letters = self._bench.cluster.broker.existing[DEAD].partitions[0].messages
-        aside = {int(dict(letter.headers())["__dlq.errors.offset"]) for letter in letters}
+        letters = map(DeadLetter.of, self._bench.cluster.broker.existing[DEAD].partitions[0].messages)  # type: ignore[arg-type]
+        aside = {letter.offset for letter in letters if letter is not None}
         return self._done | aside >= set(range(self._last + 1))
 
 
