@@ -1,4 +1,4 @@
-"""A call of ``consumer.run`` on a cluster in memory: which messages were handled, what the run raised, and its letters."""
+"""A call of ``consumer.run`` on a cluster in memory: what was handled, what it raised, and its dead letters."""
 
 from __future__ import annotations
 
