@@ -82,7 +82,8 @@ class Bench:
         """From beginning to end: it is stopped when that is enough, unless it ends before."""
         self.start(handle, **options)
         self.wait(is_enough, "what is wanted of the run")
-        self.marshal.stop()
+        if not self.is_over:
+            self.marshal.stop()
         return self.ended()
 
 

@@ -1,0 +1,67 @@
+"""A worker that is stopped in its handlers: python zombie.py '{"bootstrap": …}'. They go on once a file is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kafka_marshal import Consumer, Hooks, Marshal, Retry
+from kafka_marshal.sinks import SqliteSink
+
+arguments = json.loads(sys.argv[1])
+out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+go = Path(arguments["out"]).with_suffix(".go")
+sink = SqliteSink(arguments["database"])
+
+
+def say(what: str, offset: int) -> None:
+    """One line, written at once."""
+    os.write(out, (json.dumps({"what": what, "partition": 0, "offset": offset}) + "\n").encode())
+
+
+def wait(message: Any) -> None:
+    say("begin", message.offset())
+    while not go.exists():
+        time.sleep(0.001)
+
+
+def fail(message: Any) -> None:
+    wait(message)
+    raise ValueError("the last try")
+
+
+def write(message: Any) -> None:
+    with sink.record() as tx:
+        tx.execute("INSERT INTO lines VALUES (?)", (message.offset(),))
+        wait(message)
+
+
+def told(what: str) -> Any:
+    return lambda attempt, *_: say(f"{what} {attempt.is_held}", attempt.message.offset())
+
+
+with Marshal(
+    arguments["bootstrap"],
+    group_id=arguments["group"],
+    client_id=arguments["client_id"],
+    topic=arguments["coordination"],
+    heartbeat_interval_ms=arguments["hi"],
+) as marshal:
+    topics = [arguments["topic"]]
+    session = arguments["session"]
+    consumer: Consumer = (
+        marshal.group_consumer(topics, session_timeout_ms=session) if session else marshal.consumer(topics)
+    )
+    hooks = Hooks(after=told("after"), failed=told("failed"), lost=told("lost"))
+    handle = {"fail": fail, "write": write}[arguments["act"]]
+    consumer.run(
+        handle,
+        concurrency=arguments["concurrency"],
+        retry=Retry(attempts=arguments["attempts"]),
+        dead_letters=arguments["dead"],
+        hooks=[hooks],
+    )
