@@ -228,7 +228,7 @@ def test_a_callback_may_close_its_consumer(scene: Scene, callback: str) -> None:
     consumer = scene.member("a").consumer([topic], handler_timeout=1.0, **{callback: close})  # type: ignore[arg-type]
     if callback == "on_revoke":
         take(consumer, 1)
-        scene.member("b").consumer([topic])
+        _kept = scene.member("b").consumer([topic])
     elif callback == "on_lost":
         assert consumer.poll(10) is not None
     assert closed.wait(10)

@@ -238,7 +238,7 @@ def test_a_callback_that_returns_a_coroutine_is_told(marshal: Marshal, caplog: p
 
 
 def test_a_pattern_that_matches_nothing_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
-    marshal.consumer(["^__marshal$", f"^{TOPIC}$"])
+    _kept = marshal.consumer(["^__marshal$", f"^{TOPIC}$"])
     assert [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING] == [
         "no topic matches ^__marshal$ (yet); this consumer waits for one. (Internal topics never do.)"
     ]

@@ -211,7 +211,7 @@ def ends() -> None:
     def on_revoke(*_: object) -> None:
         print("revoked", flush=True)
 
-    marshal.consumer([TOPIC], on_assign=on_assign, on_revoke=on_revoke)
+    _kept = marshal.consumer([TOPIC], on_assign=on_assign, on_revoke=on_revoke)
     assert assigned.wait(10)
 
 

@@ -148,9 +148,9 @@ def test_a_marshal_does_not_wait_for_ever_for_a_callback(
     marshal._driver.cluster.broker.create_topic("u", 1)  # type: ignore[attr-defined]
     called: list[object] = []
     options: dict[str, Any] = {callback: hung}
-    marshal.consumer(["u"], on_revoke=lambda *_: called.append(1))
+    _kept = marshal.consumer(["u"], on_revoke=lambda *_: called.append(1))
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 1, AGAIN_S)
-    marshal.consumer([TOPIC], **options)
+    _kept_too = marshal.consumer([TOPIC], **options)
     by_hand = marshal.claim("by-hand", 0)
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 4, AGAIN_S)
     if callback == "on_assign":

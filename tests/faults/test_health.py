@@ -181,7 +181,7 @@ def test_a_callback_that_does_not_return_is_told(marshal: Marshal) -> None:
     def on_assign(_consumer: object, _partitions: object) -> None:
         go_on.wait()
 
-    marshal.consumer([TOPIC], on_assign=on_assign)
+    _kept = marshal.consumer([TOPIC], on_assign=on_assign)
     told = problem(marshal, "on_assign of t [0]")
     assert "in on_assign)" in told
     assert not marshal.health().needs_restart

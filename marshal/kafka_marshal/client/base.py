@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from weakref import ref
 
 from kafka_marshal import arguments
 from kafka_marshal.client.closing import (
@@ -24,6 +25,7 @@ from kafka_marshal.client.closing import (
     end_all,
     late_text,
 )
+from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.engine.effects import Call, Callback, Piece
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
@@ -40,7 +42,7 @@ from kafka_marshal.node.topics import CountPartitions
 from kafka_marshal.runtime import is_ours
 from kafka_marshal.types import Key, TopicPartition
 
-__all__ = ["Membership", "TopicPartition", "calling", "check_partitions"]
+__all__ = ["Membership", "TopicPartition", "calling", "check_partitions", "take_handle"]
 
 #: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
 STOPPED_S = 0.1
@@ -49,6 +51,7 @@ STOPPED_S = 0.1
 STOPPED_SLICE_S = 0.2
 
 S = TypeVar("S")
+C = TypeVar("C", bound="Membership[Any]")
 
 _NUMBERS = (float, int)
 
@@ -66,13 +69,30 @@ class Host(Protocol):
     def group_id(self) -> str: ...
 
 
+class _Loops:
+    """What a consumer needs of its Marshal, without a reference to it."""
+
+    __slots__ = ("group_id", "stop_signal")
+
+    def __init__(self, marshal: Host) -> None:
+        self.stop_signal = marshal.stop_signal
+        self.group_id = marshal.group_id
+
+
 def _partition(piece: Piece, callback: Callback) -> TopicPartition:
     return TopicPartition(*piece.key, piece.position, piece.token)
 
 
 class Membership(OneProcess, WithBlock, Generic[S]):
-    """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call."""
+    """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call.
 
+    There are two objects of it with one state: the user has the handle, threads of ours the other (see ``.dropped``).
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_keeps")
+
+    #: Of a handle: the Marshal, which lives as long.
+    _keeps: object
     #: What a callback gets in place of a piece.
     _named: ClassVar[staticmethod[[Piece, Callback], Any]] = staticmethod(_partition)
 
@@ -85,7 +105,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
         count_partitions: CountPartitions | None = None,
     ) -> None:
-        self._marshal = marshal
+        self._marshal = _Loops(marshal)
         self._driver = driver
         self._callbacks = callbacks
         self._closed = False
@@ -98,6 +118,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._inbox: deque[object] = deque()
         self._nudged = False
         subscription = Subscription(topics, driver.replica.topic)
+        handle = cast("Self", object.__new__(type(self)))
+        handle.__dict__ = self.__dict__
+        handle._keeps = marshal
+        #: The handle, until the user has it, and as long as it is there.
+        self._unfetched: list[Self] = [handle]
+        self._user: ref[Self] = ref(handle)
         self._enter(subscription, settings, count_partitions)
         known = {topic for topic, _ in subscription.partitions}
         for topic in sorted(subscription.names - known):
@@ -265,7 +291,9 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             before = is_ours.set(False)
             try:
                 found = [self._named(each, call.callback) for each in call.pieces]
-                arguments.a_result(str(call.callback), function(self, found))  # type: ignore[arg-type]
+                user = self._user() or self
+                arguments.a_result(str(call.callback), function(user, found))  # type: ignore[arg-type]
+                del user
             finally:
                 is_ours.reset(before)
                 calling.set(None)
@@ -331,6 +359,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         if error is not None and isinstance(error, ClosedError):
             return
         self.close()
+
+
+def take_handle(consumer: C) -> C:
+    """What the user gets of a consumer, once: as soon as nothing refers to it, the consumer is closed."""
+    handle: C = consumer._unfetched.pop()
+
+    def end() -> None:
+        consumer._limit.lower(DEFAULT_TIMEOUT_S)
+        consumer._end(False)
+
+    close_if_dropped(handle, consumer._driver, lambda: consumer._closed, end)
+    return handle
 
 
 def check_partitions(subscription: Subscription, keys: Iterable[Key]) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.client.base import Membership
-from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, Limit, calling, carry_out, cut_off, end_all, late_text
+from kafka_marshal.client.closing import (
+    CLOSE_TIMEOUT_S,
+    DEFAULT_TIMEOUT_S,
+    Limit,
+    calling,
+    carry_out,
+    cut_off,
+    end_all,
+    late_text,
+)
 from kafka_marshal.logs import Event
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.runtime import Runtime
@@ -39,6 +48,16 @@ class Ending:
             timeout,
             lambda: _cut_off(driver, timeout),
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ends, or has ended (any thread, without a lock)."""
+        return self._has_ended
+
+    def end_dropped(self, driver: Driver, watchdog: Watchdog | None) -> None:
+        """End everything: nobody refers to the Marshal any more (*blocking*; on a thread of ours)."""
+        self._limit.lower(DEFAULT_TIMEOUT_S)
+        self._carry_out(driver, watchdog, True, False)
 
     def _carry_out(self, driver: Driver, watchdog: Watchdog | None, release: bool, in_callback: bool) -> None:
         with driver.condition:

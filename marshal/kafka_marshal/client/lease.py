@@ -33,6 +33,8 @@ class Lease(OneProcess, WithBlock):
         self.partition: int
         self.topic, self.partition = manual.key
         self.epoch: int = manual.lease.epoch
+        #: Its Marshal, which lives as long.
+        self._keeps: object = None
 
     @property
     def valid(self) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
+from weakref import ref
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
-from kafka_marshal.client.base import Membership
+from kafka_marshal.client.base import Membership, take_handle
 from kafka_marshal.client.claiming import serve_claim
 from kafka_marshal.client.closing import (
     CLOSE_TIMEOUT_S,
@@ -19,6 +20,7 @@ from kafka_marshal.client.closing import (
     calling,
 )
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
+from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.ending import Ending
 from kafka_marshal.client.group import GroupConsumer, PiecesCallback
 from kafka_marshal.client.lease import Lease
@@ -197,7 +199,7 @@ class Marshal(Watched, OneProcess, WithBlock):
                 servants=servants,
                 timeout_s=self._timeout_s,
             )
-            driver.life.at_exit = self._end_at_exit
+            driver.life.at_exit = partial(_end_at_exit, ref(self))
         except BaseException:
             if beside is not None:
                 beside.close()
@@ -206,6 +208,13 @@ class Marshal(Watched, OneProcess, WithBlock):
         if beside is not None:
             beside.watch(driver)
         driver.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
+        ending, stop_signal = self._ending, self.stop_signal
+
+        def end() -> None:
+            stop_signal.append(True)
+            ending.end_dropped(driver, beside)
+
+        close_if_dropped(self, driver, lambda: driver.is_over or ending.has_begun, end)
         return _Opened(driver, beside, WorldView(driver), Meter(driver, self._ending.consumers))
 
     def _start_watchdog(self) -> Watchdog:
@@ -375,7 +384,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         def made(_: object) -> M:
             consumer = make()
             self._ending.consumers.append(consumer)
-            return consumer
+            return take_handle(consumer)
 
         answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))
         try:
@@ -397,7 +406,12 @@ class Marshal(Watched, OneProcess, WithBlock):
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         timeout = arguments.seconds("timeout", timeout)
         self._check_open()
-        serve = partial(serve_claim, self._driver)
+
+        def serve(is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
+            lease = serve_claim(self._driver, is_gone, topic, partition, timeout)
+            lease._keeps = self
+            return lease
+
         answer = self._driver.servants.ask(serve, topic, partition, timeout, undo=Lease.release)
         try:
             lease = answer.wait()
@@ -438,10 +452,6 @@ class Marshal(Watched, OneProcess, WithBlock):
         """
         self._end(True, None if timeout is None else arguments.seconds("timeout", timeout))
 
-    def _end_at_exit(self) -> None:
-        """The interpreter ends, and nobody has closed it."""
-        self._end(True, EXIT_TIMEOUT_S)
-
     def terminate(self) -> None:
         """End without releasing: a restart of the same client_id takes over within a heartbeat interval (C7)."""
         self._end(False, CLOSE_TIMEOUT_S)
@@ -465,3 +475,9 @@ class Marshal(Watched, OneProcess, WithBlock):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _end_at_exit(mine: ref[Marshal]) -> None:
+    """The interpreter ends, and nobody has closed it."""
+    if (marshal := mine()) is not None:
+        marshal._end(True, EXIT_TIMEOUT_S)

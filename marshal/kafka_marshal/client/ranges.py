@@ -43,6 +43,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
         #: Ranges end at the last stable offset, as a read_committed reader does.
         self.committed = committed
         self._marks = Watermarks(driver.cluster, committed=committed)
+        #: Called when it has ended; for what serves its readers.
+        self.at_end: Callable[[], object] = lambda: None
         self._taker = RangeTaker(self, driver, self._marks)
         settings = options.settings(callbacks, ranges=True)
         super().__init__(marshal, driver, options.topics, settings, callbacks)
@@ -233,6 +235,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def _freed(self) -> None:
         self._marks.close()
+        self.at_end()
 
 
 def _checked(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from kafka_marshal.client.ending import Ending
 from kafka_marshal.client.handling import Hooks
@@ -57,7 +58,8 @@ class Watched:
         self._meter.driver.refuse_fork()
         if self._closed or self._meter.driver.is_over:
             raise ClosedError("this Marshal is closed; make a new one")
-        server = MetricsServer(self._meter, port, host, lambda: self._closed)
+        mine = ref(self)
+        server = MetricsServer(self._meter, port, host, lambda: (marshal := mine()) is None or marshal._closed)
         self._ending.servers.append(server)
         return server
 

@@ -1,0 +1,53 @@
+"""A handle that nothing refers to any more is closed, with a warning: a notebook's cell that runs again drops one.
+
+Threads of ours would work for it for ever, and keep its leases. So they never refer to what the user has: to a Marshal
+weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held; what it calls
+here takes none, and leaves the rest to a thread of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from kafka_marshal.logs import log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.fork_guard import exiting
+from kafka_marshal.runtime import THREADS
+
+__all__ = ["close_if_dropped"]
+
+
+def close_if_dropped(handle: object, driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object]) -> None:
+    """Have end() called by a thread of ours, with a warning, once nothing refers to the handle and it is not closed.
+
+    is_closed and end must not refer to the handle. A simulated process ends without it, as a killed one does.
+    """
+    if driver.cluster.runtime is THREADS:
+        weakref.finalize(handle, _dropped, driver, is_closed, end, repr(handle)).atexit = False
+
+
+def _dropped(driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object], name: str) -> None:
+    """The collector has taken the handle (any thread, any lock may be held)."""
+    if not (is_closed() or driver.is_over or driver.life.forked or exiting or sys.is_finalizing()):
+        driver.servants.post(partial(_close, is_closed, end, name))
+
+
+def _close(is_closed: Callable[[], bool], end: Callable[[], object], name: str) -> None:
+    if is_closed():
+        return
+    text = (
+        f"{name} was dropped without close(): nothing in this program refers to it any more. What it holds is released "
+        "now; what was handed out and is not done comes again, here or at another member. Close it, best by a with "
+        "block, or keep a reference as long as it is to work"
+    )
+    log(logging.WARNING, "dropped", "%s", text)
+    try:
+        warnings.warn(text, ResourceWarning, stacklevel=1)
+    except ResourceWarning:  # asked for as an error, which no caller is here to get; the log has it
+        log(logging.DEBUG, "dropped", "%s: as an error, it reaches nobody", name)
+    end()
