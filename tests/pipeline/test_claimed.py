@@ -5,19 +5,30 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from py4j.protocol import Py4JJavaError
+from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import ConfigurationError, Marshal
 from kafka_marshal.admin import Admin
-from kafka_marshal.errors import LeaseLostError, RangeGoneError, StaleEpochError, TopicAbsentError
+from kafka_marshal.cli.app import run
+from kafka_marshal.errors import (
+    LeaseLostError,
+    PartitionStuckError,
+    RangeGoneError,
+    SparkSetupError,
+    StaleEpochError,
+    TopicAbsentError,
+)
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from tests.client.conftest import Scene, wait_until
+from tests.pipeline.test_source import ANY_TIME, NANOSECONDS, publish_at
 
 Place = tuple[int, int]
 
@@ -175,6 +186,92 @@ def test_a_lost_lease_cancels_the_job_and_nothing_of_the_round_is_committed(
     assert stables(member) == [39, 39]
 
 
+@pytest.mark.parametrize("by", ["batch", "spark"])
+def test_jobs_of_threads_that_fn_starts_are_cancelled_too(spark: SparkSession, scene: Scene, by: str) -> None:
+    topic = scene.topic(1, 20)
+    failures: list[str] = []
+    seen = Seen()
+
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:
+        if failures:
+            seen(df, batch)
+            return
+
+        def work() -> None:
+            try:
+                slow(df)
+            except (PySparkException, Py4JJavaError) as error:
+                failures.append(str(error))
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(len, "a thread that is older than its work").result()
+            future = pool.submit(batch.tagged(work) if by == "batch" else inheritable_thread_target(spark)(work))
+            wait_until(lambda: spark.sparkContext.statusTracker().getActiveJobsIds())
+            evict(scene, topic, 0)
+            future.result(30)
+            if by == "batch":
+                left = pool.submit(spark.sparkContext.getJobTags).result()
+                assert not list(left), "the thread may serve another batch"
+
+    with ClaimedBatches(spark, scene.member("a"), [topic]) as batches:
+        batches.foreach_batch(fn, available_now=True)
+    assert "cancelled" in failures[0].lower()
+    assert sorted(seen.rows) == everything(1, 20)
+
+
+def test_what_fn_raised_comes_first_when_it_has_stopped_spark_too(
+    spark: SparkSession, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = scene.topic(1, 10)
+    context = spark.sparkContext
+
+    def stop(df: DataFrame, batch: ClaimedBatch) -> None:
+        monkeypatch.setattr(context, "_jsc", None)  # as spark.stop() leaves it
+
+    def stop_and_fail(df: DataFrame, batch: ClaimedBatch) -> None:
+        stop(df, batch)
+        raise ZeroDivisionError("fn's own")
+
+    with ClaimedBatches(spark, scene.member("a"), [topic], max_records_per_batch=5) as batches:
+        wait_until(lambda: batches.assignment())
+        with pytest.raises(ZeroDivisionError, match="fn's own") as raised:
+            batches.foreach_batch(stop_and_fail, available_now=True)
+        assert raised.value.__context__ is None, "nothing before it, nothing around it"
+        monkeypatch.undo()
+        with pytest.raises(SparkSetupError, match=r"was stopped \(spark.stop"):
+            batches.foreach_batch(stop, available_now=True)
+        monkeypatch.undo()
+        context.clearJobTags()
+        assert batches.foreach_batch(Seen(), available_now=True).records == 5, "what was committed stays so"
+
+
+def test_a_timestamp_that_spark_cannot_represent_is_named_and_there_is_a_way_past_it(
+    spark: SparkSession, scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    topic = scene.topic(1, **ANY_TIME)
+    publish_at(scene, topic, 1_000, 2_000, NANOSECONDS, 3_000, 1_764_181_740 * 10**6)
+    member, seen = scene.member("a"), Seen()
+    with ClaimedBatches(spark, member, [topic]) as batches:
+        with pytest.raises(PartitionStuckError, match=r"offset 2 has the timestamp 1764181740000000000") as raised:
+            batches.foreach_batch(seen, available_now=True)
+        assert (raised.value.topic, raised.value.partition, raised.value.offset) == (topic, 0, 2)
+        batches.foreach_batch(seen, until={(topic, 0): 2})
+    skip = ["--bootstrap", scene.bootstrap, "--topic", scene.coordination, "skip", scene.group, f"{topic}:0", "--yes"]
+    assert run(skip) == 0
+    assert "offset 2 has the timestamp" in "".join(capfd.readouterr())
+    assert stables(member) == [2]
+    with ClaimedBatches(spark, member, [topic]) as batches:
+
+        def all_columns(df: DataFrame, batch: ClaimedBatch) -> None:
+            df.collect()
+
+        with pytest.raises(ValueError, match="out of range") as noted:  # microseconds: Spark has it, datetime has not
+            batches.foreach_batch(all_columns, available_now=True)
+        assert "offset 4 has the timestamp" in noted.value.__notes__[0]
+        batches.foreach_batch(seen, available_now=True)
+    assert sorted(seen.rows) == [(0, 0), (0, 1), (0, 3), (0, 4)]
+
+
 def slow(df: DataFrame) -> None:
     """A job that lasts for a minute, unless it is cancelled."""
 
@@ -276,7 +373,8 @@ def test_a_topic_that_is_not_there_is_an_error_at_once(spark: SparkSession, scen
         ({"max_records_per_batch": 0}, "at least 1"),
         ({"delivery": "exactly-once"}, "at-most-once"),
         ({"options": {"failOnDataLoss": "false"}}, "none may be skipped silently"),
-        ({"options": {"startingOffsets": "earliest"}}, "decided by the claims"),
+        ({"options": {"startingOffsets": "earliest"}}, r"decided by the claims.* has start="),
+        ({"options": {"subscribe": "t"}}, r"decided by the claims.* has its argument topics"),
         ({"options": {"kafka.isolation.level": "read_committed"}}, "isolation.level"),
     ],
 )

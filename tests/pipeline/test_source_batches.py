@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
     RangeGoneError,
     TopicAbsentError,
 )
-from kafka_marshal.pipeline.admission import ReadAllAvailable, ReadMaxRows, rows_of
+from kafka_marshal.pipeline.admission import IS_TOLD_OF_AVAILABLE_NOW, ReadAllAvailable, ReadMaxRows, rows_of
 from kafka_marshal.pipeline.source import (
     NOTHING,
     ClaimedStream,
@@ -175,7 +175,7 @@ def test_a_lease_lost_meanwhile_commits_nothing(scene: Scene, drivers: Any, capl
     driver = drivers(options(scene, topic))
     driver.stream.plan(driver.next())
     # A newer instance of the same client takes the lease over (C7).
-    scene.member("query").consumer([topic])
+    _kept = scene.member("query").consumer([topic])
     wait_until(lambda: not driver.stream._consumer.assignment(), what="the lease is gone")
     driver.stream._finish()
     assert "nothing of this batch is committed" in caplog.text
@@ -325,6 +325,51 @@ def test_available_now_does_not_take_a_lost_position_for_done(scene: Scene, driv
     stream._consumer = Mock(take=lambda *_, timeout: [], wait_done=lambda *_: True, lost_positions=[lost])
     with pytest.raises(PositionLostError, match="position lost"):
         stream.latest(dict(NOTHING), 5)
+
+
+def test_a_lost_position_ends_the_query_unless_it_is_to_be_left(scene: Scene, drivers: Any) -> None:
+    topic = scene.topic(2, 10)
+    with Admin(scene.bootstrap, topic=scene.coordination).pause(scene.group, expires_in=60) as pause:
+        pause.reposition({(topic, 0): 99, (topic, 1): 0}, force=True)
+    left = drivers(options(scene, topic, position_lost="leave"))
+    assert {given.partition for given in left.stream.plan(left.next())} == {1}
+    wait_until(lambda: left.latest() and left.stream._consumer.lost_positions)
+    left.stream.close()
+    raising = drivers(options(scene, topic))
+    with pytest.raises(PositionLostError, match="release-group"):
+        wait_until(lambda: raising.latest() is None)
+
+
+@pytest.mark.skipif(IS_TOLD_OF_AVAILABLE_NOW, reason="from Spark 4.2 on a Python source is told of availableNow")
+def test_before_spark_4_2_the_first_answer_names_nothing_and_a_query_that_ends_then_says_so(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = scene.topic(1, 10)
+    for asked in (1, 3):
+        reader = KafkaMarshalReader(options(scene, topic, client_id=f"query-{asked}"))
+        try:
+            assert reader.latestOffset() == dict(NOTHING)
+            for _ in range(asked - 1):
+                reader.latestOffset()
+        finally:
+            reader.stop()
+        assert ("nothing was read or committed" in caplog.text) is (asked == 1)
+        caplog.clear()
+
+
+def test_a_batch_that_nobody_confirmed_is_named_when_the_query_ends(
+    scene: Scene, drivers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = scene.topic(1, 10)
+    driver = drivers(options(scene, topic))
+    driver.stream.plan(driver.next())
+    driver.stream.close()
+    assert f"has not confirmed batch 1, which was handed out: {topic} [0] offsets 0 to 9" in caplog.text
+    again = drivers(options(scene, topic))
+    again.stream.commit(again.stream.plan(end := again.next()) and end)
+    caplog.clear()
+    again.stream.close()
+    assert "has not confirmed" not in caplog.text
 
 
 def test_where_the_logs_end_is_said_for_the_querys_progress(scene: Scene, drivers: Any) -> None:

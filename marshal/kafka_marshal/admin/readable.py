@@ -6,15 +6,21 @@ something comes, and then halved back to the first offset from which it does. A 
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+from kafka_marshal.clock import is_moment
 from kafka_marshal.errors import AdminError
 from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
 
-__all__ = ["first_readable"]
+__all__ = ["first_readable", "first_with_a_moment"]
 
 #: How long one try may take before the partition is said to be out of reach.
 TRY_S = 10.0
 
 SLICE_S = 0.2
+
+#: Messages of one read.
+STEP = 1_000
 
 #: What a read of spoilt bytes ends in: librdkafka may take some of them for an offset, and be refused there.
 FAILED = (FaultKind.OTHER, FaultKind.OUT_OF_RANGE)
@@ -40,6 +46,30 @@ def first_readable(cluster: Cluster, key: TopicPartition, first: int, end: int) 
         else:
             bad = middle
     return good
+
+
+def first_with_a_moment(cluster: Cluster, key: TopicPartition, first: int, end: int) -> tuple[int, list[int]]:
+    """The first record's offset from first on whose timestamp Spark can represent, and the timestamps before (ms).
+
+    ``end`` if there is none (*blocking*). A record that can't be read ends the search at its offset.
+    """
+    wrong: list[int] = []
+    reader = cluster.data_reader("kafka-marshal-skip", CONFIG)
+    try:
+        reader.assign({key: first})
+        for _ in range(int(TRY_S / SLICE_S)):
+            messages, faults = reader.read(STEP, SLICE_S)
+            for message in messages:
+                kind, stamp = cast("Any", message).timestamp()  # of the in-memory log, too
+                if not kind or is_moment(stamp):
+                    return cast("int", message.offset()), wrong
+                wrong.append(stamp)
+                first = cast("int", message.offset()) + 1
+            if faults or first >= end or reader.take_ends():
+                break
+    finally:
+        reader.close()
+    return first, wrong
 
 
 def _can_read(cluster: Cluster, key: TopicPartition, offset: int) -> bool:

@@ -213,7 +213,8 @@ def skip(
 ) -> int:
     r"""Leave out what can't be read of a partition: GROUP goes on behind it.
 
-    A corrupt batch stops every reader of its partition, for ever. This tries from the group's position on where reading
+    A corrupt batch stops every reader of its partition, for ever. A record with a timestamp beyond the year 9999 stops
+    Spark. This tries from the group's position on where reading
     succeeds again, says how many offsets are left out, and moves the group there as release-group does. Look first
     whether another replica holds the batch unharmed: what is left out is never handed out.
 
@@ -228,6 +229,10 @@ def skip(
         (move,) = plan = admin.plan(group, targets)
         if move.before is None:
             refuse_unknown(options, group, partition.topic, "Nothing was changed.")
+        if to is None and move.before is not None and move.after <= move.before:
+            after = _behind_wrong_stamps(options, move)
+            targets = {move.key: after}
+            (move,) = plan = admin.plan(group, targets)
         if move.before is None or move.after <= move.before:
             raise CommandError(_nothing_to_skip(group, move, to), NO)
         wanted = Wanted(group, None, [partition], _SKIP_PAUSE_MS, within, wait, force=False, yes=yes)
@@ -247,6 +252,22 @@ def _nothing_to_skip(group: str, move: Move, to: Target | None) -> str:
         "members report a record that is too large, raise their receive.message.max.bytes, or leave it out with --to "
         f"{before + 1}."
     )
+
+
+def _behind_wrong_stamps(options: Options, move: Move) -> int:
+    """Where to go on behind records whose timestamps Spark's connector can't represent, which stop Spark alone."""
+    from kafka_marshal.admin.readable import first_with_a_moment
+
+    with connected(options) as cluster:
+        _, end = cluster.watermarks([move.key], options.timeout)[move.key]
+        after, wrong = first_with_a_moment(cluster, move.key, move.after, end)
+    if wrong:
+        tell(
+            options,
+            f"{move.topic} [{move.partition}]: offset {move.after} has the timestamp {wrong[0]} ms, which Spark's "
+            "connector can't represent. (Workers without Spark, and the stream source, can read it.)",
+        )
+    return after
 
 
 def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:

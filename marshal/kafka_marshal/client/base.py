@@ -72,11 +72,12 @@ class Host(Protocol):
 class _Loops:
     """What a consumer needs of its Marshal, without a reference to it."""
 
-    __slots__ = ("group_id", "stop_signal")
+    __slots__ = ("config", "group_id", "stop_signal")
 
     def __init__(self, marshal: Host) -> None:
         self.stop_signal = marshal.stop_signal
         self.group_id = marshal.group_id
+        self.config = marshal.config
 
 
 def _partition(piece: Piece, callback: Callback) -> TopicPartition:

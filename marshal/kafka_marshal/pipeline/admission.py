@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.arguments import MOST_OFFSET
 
-__all__ = ["ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow", "rows_of"]
+__all__ = ["IS_TOLD_OF_AVAILABLE_NOW", "ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow", "rows_of"]
 
-_IS_KNOWN = find_spec("pyspark.sql.streaming.datasource") is not None
+#: Whether this Spark tells a Python source of ``availableNow``.
+IS_TOLD_OF_AVAILABLE_NOW = find_spec("pyspark.sql.streaming.datasource") is not None
 
-if TYPE_CHECKING or not _IS_KNOWN:
+if TYPE_CHECKING or not IS_TOLD_OF_AVAILABLE_NOW:
 
     @dataclass
     class ReadAllAvailable:

@@ -13,16 +13,14 @@ epochs that the batch carries (C9).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Self
+from weakref import WeakMethod
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -33,29 +31,35 @@ from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.options import checked_callbacks
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
+from kafka_marshal.clock import MOST_STAMP_MS
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
-from kafka_marshal.engine.work.stuck import Stuck
+from kafka_marshal.engine.work.stuck import Stuck, unrepresentable
 from kafka_marshal.errors import (
     AlreadyReadError,
     ClosedError,
     ConfigurationError,
     LeaseLostError,
     MarshalError,
+    PartitionStuckError,
     RangeGoneError,
+    SparkSetupError,
     StaleEpochError,
 )
 from kafka_marshal.logs import log
 from kafka_marshal.pipeline.once import ALREADY_READ, Gate
 from kafka_marshal.pipeline.reading import (
+    MOST_JAVA_MS,
     check_options,
     check_properties,
+    first_beyond,
     java_properties,
     read_ranges,
     refuse_lost,
     refuse_missing,
     without_done,
 )
+from kafka_marshal.pipeline.rounds import ClaimedBatch, Round, Totals, batch_id, tag_of, tagged, unless_gone
 from kafka_marshal.pipeline.session import check_session, kafka_options
 from kafka_marshal.types import Delivery, Key, Start, WhenStuck
 
@@ -64,106 +68,12 @@ __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-#: Whether the tasks of cancelled jobs are interrupted: a local property of the thread that runs them.
-_INTERRUPT = "spark.job.interruptOnCancel"
-
 #: While all is done here and others are still at it, how long one wait for them lasts.
 WAIT_S = 0.1
-
-#: A lost lease's jobs are cancelled again this often until fn returns: it may start another.
-CANCEL_EVERY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedBatch:
-    """What a round's DataFrame holds, and under which leases."""
-
-    #: The same for the same ranges under the same epochs, and for nothing else: fit for names of files.
-    id: str
-    group_id: str
-    #: At most one of each partition. last is the highest offset, not the number of rows.
-    ranges: tuple[OffsetRange, ...]
-    _consumer: RangeConsumer = field(repr=False, compare=False)
-
-    @property
-    def epochs(self) -> dict[Key, int]:
-        """The fencing token of each partition (C9)."""
-        return {(given.topic, given.partition): given.epoch for given in self.ranges}
-
-    @property
-    def leases(self) -> list[tuple[str, int, int, int]]:
-        """(topic, partition, epoch, last offset) of each range, as ``sink.transaction`` takes them."""
-        return [(given.topic, given.partition, given.epoch, given.last) for given in self.ranges]
-
-    @property
-    def count(self) -> int:
-        """Offsets to be handled; rows are fewer where Kafka has none (compaction, transaction markers)."""
-        return sum(given.count for given in self.ranges)
-
-    @property
-    def valid(self) -> bool:
-        """Whether all its leases are proven at this moment, by this process's own clock (T4)."""
-        return all(self._consumer.is_valid(given) for given in self.ranges)
-
-    def require(self) -> None:
-        """Raise LeaseLostError unless ``valid``; call it before what can't be undone."""
-        lost = [given for given in self.ranges if not self._consumer.is_valid(given)]
-        if lost:
-            raise LeaseLostError(
-                f"{_name(lost[0])}: its lease (epoch {lost[0].epoch}) is lost, or can't be proven now. Nothing of this "
-                "batch is committed by this driver; the partition's next holder gets it again"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What a call of ``foreach_batch`` has committed."""
-
-    batches: int = 0
-    #: Offsets, not rows: see ClaimedBatch.count.
-    records: int = 0
 
 
 #: What the user hands in: called with the round's rows, and what they are.
 BatchFunction = Callable[[DataFrame, ClaimedBatch], object]
-
-
-class _Round:
-    """The round at work, seen from the thread that hears of lost leases."""
-
-    def __init__(self, batch: ClaimedBatch, cancel: Callable[[], None]) -> None:
-        self.batch = batch
-        self._cancel = cancel
-        self._over = threading.Event()
-        self._canceller: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self.lost: set[Key] = set()
-
-    def lose(self, keys: set[Key]) -> None:
-        """Leases are over; where they are of this round, its jobs are cancelled until fn has returned."""
-        with self._lock:
-            self.lost |= keys & self.batch.epochs.keys()
-            if self.lost and self._canceller is None and not self._over.is_set():
-                self._canceller = threading.Thread(
-                    target=self._keep_cancelling, name="kafka-marshal-cancel", daemon=True
-                )
-                self._canceller.start()
-
-    def _keep_cancelling(self) -> None:
-        while not self._over.is_set():
-            try:
-                self._cancel()
-            except Py4JError as error:
-                text = "batch %s: its jobs were not cancelled, trying again: %s"
-                log(logging.WARNING, "not_cancelled", text, self.batch.id, error, batch=self.batch.id)
-            self._over.wait(CANCEL_EVERY_S)
-
-    def end(self) -> None:
-        """fn has returned: from here on nothing of this round is cancelled."""
-        with self._lock:
-            self._over.set()
-        if self._canceller is not None:
-            self._canceller.join()
 
 
 class ClaimedBatches:
@@ -215,7 +125,7 @@ class ClaimedBatches:
         self._max_records = max_records_per_batch
         self._at_most_once = delivery == "at-most-once"
         self._on_lost = on_lost
-        self._round: _Round | None = None
+        self._round: Round | None = None
         self._working = threading.Lock()
         self._options = kafka_options(marshal.bootstrap_servers, marshal.config, options)
         self._gate = Gate(spark) if self._at_most_once else None
@@ -229,11 +139,13 @@ class ClaimedBatches:
                 position_lost=position_lost,
                 on_assign=on_assign,
                 on_revoke=on_revoke,
-                on_lost=self._lost,
+                on_lost=_weakly(self._lost),
             )
         except BaseException:
             self._close_gate()
             raise
+        if self._gate is not None:
+            self._consumer.at_end = self._gate.close
         try:
             refuse_missing(self._consumer.missing_topics())
         except BaseException:
@@ -257,14 +169,17 @@ class ClaimedBatches:
         this one does it. ``df`` has the columns of Spark's Kafka connector, without the rows that are done already
         (P6).
 
-        What fn raises goes to the caller. Nothing of that round is committed then, and the next call gets the same
-        ranges again (at most once: not again; they were granted). A round of which a lease was lost is no error: a
-        warning is logged, nothing of it is committed, and the ranges whose leases still hold come again.
+        What fn raises goes to the caller. Nothing of that round is committed then, and its records come again with
+        the next call, with what has come since (at most once: not again; they were granted). A round of which a lease
+        was lost is no error: a warning is logged, nothing of it is committed, and the ranges whose leases still hold
+        come again. Jobs of threads that fn starts are cancelled with it if ``batch.tagged`` wraps their function.
 
         A partition whose position is lost (P11) is left alone (``lost_positions``); with ``available_now`` or
         ``until``, PositionLostError says so when all others are done.
 
         Raises ConfigurationError where ``until`` names a partition that does not exist or is of another topic,
+        PartitionStuckError where Spark can't represent a record's timestamp, SparkSetupError where fn has stopped the
+        session,
         RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
         and tells it in ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
         """
@@ -287,6 +202,7 @@ class ClaimedBatches:
                 ends = until
             batches = records = 0
             while not self._is_over():
+                self._refuse_stopped()
                 ranges = self._take(ends)
                 if ranges:
                     if self._handle(fn, ranges):
@@ -307,13 +223,22 @@ class ClaimedBatches:
                 return []
             raise
 
+    def _refuse_stopped(self) -> None:
+        if self._spark.sparkContext._jsc is None:
+            raise SparkSetupError(
+                "This Spark session was stopped (spark.stop()), in fn or by another thread: no further round can be "
+                "read. What was committed stays done, the rest comes again. Make another session with "
+                "kafka_marshal.pipeline.session.spark_session(), and ClaimedBatches on it"
+            )
+
     def _is_over(self) -> bool:
         return self._marshal.stopping or self._consumer.closed
 
     def _handle(self, fn: BatchFunction, ranges: list[OffsetRange]) -> bool:
         """One round; whether it was committed."""
         group_id = self._marshal.group_id
-        batch = ClaimedBatch(_batch_id(group_id, ranges), group_id, tuple(ranges), self._consumer)
+        number, context = batch_id(group_id, ranges), self._spark.sparkContext
+        batch = ClaimedBatch(number, group_id, tuple(ranges), self._consumer, lambda: tagged(context, tag_of(number)))
         called = False
         try:
             with self._gate.letting_in(batch.id) if self._gate else nullcontext():
@@ -342,16 +267,13 @@ class ClaimedBatches:
 
     def _call(self, fn: BatchFunction, df: DataFrame, batch: ClaimedBatch) -> bool:
         """Call fn under a job tag of the batch's own; whether a lease was lost meanwhile."""
-        context = self._spark.sparkContext
-        tag = f"kafka-marshal-{batch.id}"
-        at_work = _Round(batch, lambda: context.cancelJobsWithTag(tag))
+        context, tag = self._spark.sparkContext, tag_of(batch.id)
+        at_work = Round(batch, lambda: context.cancelJobsWithTag(tag))
         self._round = at_work
         at_work.lose({(given.topic, given.partition) for given in batch.ranges if not self._consumer.holds(given)})
-        interrupting = context.getLocalProperty(_INTERRUPT)
-        context.addJobTag(tag)
-        context.setInterruptOnCancel(True)
         try:
-            fn(df, batch)
+            with tagged(context, tag):
+                fn(df, batch)
         except Exception as error:
             if not at_work.lost and not self._is_of_leases(error, batch):
                 raise
@@ -359,13 +281,12 @@ class ClaimedBatches:
             log(logging.WARNING, "batch_lost", text, batch.id, _first_line(error), batch=batch.id)
             return True
         except BaseException:  # Ctrl-C: Spark would work on, for nobody
-            context.cancelJobsWithTag(tag)
+            with unless_gone(batch.id):
+                context.cancelJobsWithTag(tag)
             raise
         finally:
             self._round = None
             at_work.end()
-            context.removeJobTag(tag)
-            context.setLocalProperty(_INTERRUPT, interrupting)  # type: ignore[arg-type]  # None takes it away
         return bool(at_work.lost)
 
     def _is_of_leases(self, error: Exception, batch: ClaimedBatch) -> bool:
@@ -420,8 +341,31 @@ class ClaimedBatches:
                     "process faster than retention deletes, or keep the topic's records for longer",
                     gone=gone,
                 )
+        if (place := self._wrong_stamp(error, batch)) is not None:
+            topic, partition, offset, stamp = place
+            text = unrepresentable(topic, partition, offset, stamp, self._marshal.group_id)
+            if isinstance(error, PySparkException | Py4JError):
+                return PartitionStuckError(
+                    f"batch {batch.id}: {text}. {self._fate()}", topic=topic, partition=partition, offset=offset
+                )
+            error.add_note(f"kafka-marshal: {text}.")
         error.add_note(f"kafka-marshal: batch {batch.id} ({batch.count} offsets) failed. {self._fate()}.")
         return None
+
+    def _wrong_stamp(self, error: BaseException, batch: ClaimedBatch) -> tuple[str, int, int, int] | None:
+        """The first record of the batch whose timestamp caused this error: its place and the timestamp (ms)."""
+        if isinstance(error, PySparkException | Py4JError) and "long overflow" in str(error):
+            most = MOST_JAVA_MS
+        elif isinstance(error, ValueError | OverflowError) and "out of range" in str(error):
+            most = MOST_STAMP_MS
+        else:
+            return None
+        try:
+            return first_beyond(self._marshal.bootstrap_servers, self._marshal.config, batch.ranges, most)
+        except MarshalError as failure:
+            text = "batch %s: its timestamps could not be checked: %s"
+            log(logging.WARNING, "look_up_failed", text, batch.id, failure, batch=batch.id)
+            return None
 
     def _gone(self, batch: ClaimedBatch) -> list[tuple[str, int, int, int]]:
         """What of the batch its logs do not hold any more."""
@@ -463,6 +407,10 @@ class ClaimedBatches:
 
     def close(self) -> None:
         """Release all partitions with their offsets. A round at work is not committed. Twice does nothing."""
+        at_work = self._round
+        if at_work is not None and not self._consumer.closed:
+            text = "closed while batch %s is at work: nothing of it is committed. %s"
+            log(logging.WARNING, "batch_unconfirmed", text, at_work.batch.id, self._fate(), batch=at_work.batch.id)
         self._consumer.close()
         self._close_gate()
 
@@ -478,6 +426,17 @@ class ClaimedBatches:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _weakly(method: RangesCallback) -> RangesCallback:
+    """The same callback without a reference to its object, whose end is to be seen."""
+    mine = WeakMethod(method)
+
+    def call(consumer: RangeConsumer, partitions: list[TopicPartition]) -> None:
+        if (found := mine()) is not None:
+            found(consumer, partitions)
+
+    return call
 
 
 def _check_until(until: Mapping[Key, int], known: Mapping[Key, int]) -> None:
@@ -527,16 +486,6 @@ def _task_max_failures(master: str, setting: str) -> int:
     if re.fullmatch(r"local(\[\s*[\d*]+\s*\])?", master):
         return 1
     return int(setting)
-
-
-def _batch_id(group_id: str, ranges: Sequence[OffsetRange]) -> str:
-    """16 hex digits, from who reads what under which epochs."""
-    content = [group_id, *sorted((x.topic, x.partition, x.first, x.last, x.epoch, x.done) for x in ranges)]
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-
-
-def _name(given: OffsetRange) -> str:
-    return f"{given.topic} [{given.partition}]"
 
 
 def _interval(topic: str, partition: int, first: int, last: int) -> str:

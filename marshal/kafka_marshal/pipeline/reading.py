@@ -13,12 +13,26 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
 from kafka_marshal import arguments
+from kafka_marshal.adapters.kafka.range_reader import read_range
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ConfigurationError, PositionLostError, TopicAbsentError
 from kafka_marshal.types import Key
 
-__all__ = ["check_options", "check_properties", "java_properties", "read_ranges", "refuse_lost", "refuse_missing"]
+__all__ = [
+    "MOST_JAVA_MS",
+    "check_options",
+    "check_properties",
+    "first_beyond",
+    "java_properties",
+    "read_ranges",
+    "refuse_lost",
+    "refuse_missing",
+    "without_done",
+]
+
+#: Beyond it Spark's connector fails: it counts microseconds in 64 bits.
+MOST_JAVA_MS = (2**63 - 1) // 1000
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -59,7 +73,21 @@ _NUMBERS = {
 _MOST = 2**31 - 1
 
 #: Options of Spark's streams that people look for here, and what does the same.
-_INSTEAD = {"maxoffsetspertrigger": "max_records_per_batch=", "startingoffset": "start="}
+_INSTEAD = {
+    "maxoffsetspertrigger": "max_records_per_batch=",
+    "startingoffset": "start=",
+    "startingoffsets": "start=",
+    "startingtimestamp": "start= (a datetime)",
+    "startingoffsetsbytimestamp": "start= (a datetime)",
+    "endingoffsets": "until= of foreach_batch",
+    "endingtimestamp": "until= of foreach_batch",
+    "endingoffsetsbytimestamp": "until= of foreach_batch",
+    "subscribe": "its argument topics",
+    "subscribepattern": "its argument topics (a regular expression starts with ^)",
+    "assign": "its argument topics; the claims decide about partitions",
+    "kafka.isolation.level": "isolation.level in the Marshal's config",
+    "kafka.bootstrap.servers": "the Marshal's bootstrap_servers",
+}
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -87,10 +115,11 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
             )
     wrong = sorted(name for name in options if name.lower() in _OURS)
     if wrong:
+        instead = _INSTEAD.get(wrong[0].lower())
         raise ConfigurationError(
             f"the option {wrong[0]!r} can't be set for claimed batches: which records a batch holds is decided by the "
-            "claims and the log, and none may be skipped silently. Nothing was claimed; leave it out (isolation.level "
-            "goes into the Marshal's config, where to begin into start=, the cluster is the Marshal's)"
+            "claims and the log, and none may be skipped silently. Nothing was claimed; leave it out"
+            + (f". ClaimedBatches has {instead} for it" if instead else "")
         )
     return {name: _checked(name, value) for name, value in options.items()}
 
@@ -172,6 +201,22 @@ def read_ranges(spark: SparkSession, ranges: Sequence[OffsetRange], options: Map
         "failOnDataLoss": "true",
     }
     return spark.read.format("kafka").options(**settings).load()
+
+
+def first_beyond(
+    bootstrap_servers: str, config: Mapping[str, object], ranges: Iterable[OffsetRange], most_ms: int
+) -> tuple[str, int, int, int] | None:
+    """The first record in these ranges whose timestamp lies beyond most_ms, either way (*blocking*).
+
+    Its topic, partition, offset and timestamp (ms). Raises RangeGoneError, KafkaUnavailableError.
+    """
+    for given in ranges:
+        for messages in read_range(bootstrap_servers, config, given.topic, given.partition, given.first, given.last):
+            for message in messages:
+                kind, stamp = message.timestamp()
+                if kind and abs(stamp) > most_ms:
+                    return given.topic, given.partition, message.offset() or 0, stamp
+    return None
 
 
 def without_done(df: DataFrame, ranges: Iterable[OffsetRange]) -> DataFrame:

@@ -36,7 +36,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.pipeline.admission import ReadMaxRows, SupportsTriggerAvailableNow, rows_of
+from kafka_marshal.pipeline.admission import IS_TOLD_OF_AVAILABLE_NOW, ReadMaxRows, SupportsTriggerAvailableNow, rows_of
 from kafka_marshal.pipeline.reading import refuse_lost, refuse_missing
 from kafka_marshal.pipeline.source_options import SourceOptions
 from kafka_marshal.types import Key
@@ -53,7 +53,10 @@ Handler = Callable[[int, FrameType | None], object] | int | None
 
 NAME = "kafka_marshal"
 
-SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, epoch bigint"
+SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "epoch bigint"
+)
 HEADERS = ", headers array<struct<key: string, value: binary>>"
 
 #: With nothing new, latestOffset waits so long for something: Spark asks again at once.
@@ -128,6 +131,8 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream: ClaimedStream | None = None
         self._calls: ThreadPoolExecutor | None = None
         self._handler_before: Handler = signal.SIG_DFL
+        #: How often Spark has asked where the stream ends.
+        self._asked = 0
 
     def __getstate__(self) -> SourceOptions:
         return self.settings
@@ -141,7 +146,14 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(NOTHING)
 
     def latestOffset(self, start: Token | None = None, limit: object = None) -> Token:  # noqa: N802
-        """Spark 4.2 names where the next batch starts, and how much it may have; older releases neither."""
+        """Spark 4.2 names where the next batch starts, and how much it may have; older releases neither.
+
+        An older one may run with availableNow, and does not say so: then it asks once, and nothing that the answer
+        names is ever committed. So the first answer names nothing.
+        """
+        self._asked += 1
+        if self._asked == 1 and not IS_TOLD_OF_AVAILABLE_NOW:
+            return self._ask(lambda stream: stream.begin())
         return self._ask(lambda stream: stream.latest(start, rows_of(limit, self.settings.max_records_per_batch)))
 
     def getDefaultReadLimit(self) -> ReadMaxRows:  # noqa: N802
@@ -172,10 +184,20 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stream, self._stream = self._stream, None
             if stream is not None:
                 stream.close()
+                self._say_if_asked_once()
             self._calls.shutdown(wait=False)
             self._calls = None
         finally:
             _set_handler(self._handler_before)
+
+    def _say_if_asked_once(self) -> None:
+        if self._asked == 1 and not IS_TOLD_OF_AVAILABLE_NOW:
+            text = (
+                "Spark asked once for what there is to read, and ended the query: nothing was read or committed. If it "
+                "ran with trigger(availableNow=True) or once=True: before Spark 4.2 a Python source is not told of it. "
+                "Use ClaimedBatches.foreach_batch(available_now=True), another trigger, or Spark 4.2"
+            )
+            log(logging.ERROR, "asked_once", text)
 
     def _ask(self, question: Callable[[ClaimedStream], T]) -> T:
         """Ask the stream, on a thread of its own: the signal that ends this process must not hit it at work."""
@@ -248,6 +270,10 @@ class ClaimedStream:
             marshal.close()
             raise
 
+    def begin(self) -> Token:
+        """Claim, and hand out nothing yet."""
+        return dict(self._last)
+
     def end_with_what_is_there(self) -> None:
         """From now on nothing is taken that comes later (availableNow). Raises KafkaUnavailableError."""
         self._ends = self._consumer.ends()
@@ -264,6 +290,7 @@ class ClaimedStream:
         self._finish()
         if self._taken:
             return self._last  # named, and not yet planned: not taken twice
+        self._refuse_lost()
         if self._number == 0 and start is not None:
             self._last = start
         most = self._settings.max_records_per_batch if most is None else most
@@ -278,6 +305,12 @@ class ClaimedStream:
             ranges = [[x.topic, x.partition, x.first, x.last, x.epoch] for x in self._taken]
             self._last = {"run": self._marshal.instance_id, "batch": self._number, "ranges": ranges}
         return self._last
+
+    def _refuse_lost(self) -> None:
+        """PositionLostError for any partition; with availableNow at the end only, when all others are done."""
+        if self._settings.position_lost == "raise" and self._ends is None:
+            lost = self._consumer.lost_positions
+            refuse_lost(lost, {(each.topic, each.partition): 0 for each in lost})
 
     def log_ends(self) -> dict[str, dict[str, int]] | None:
         """topic → partition → the offset of the next record; None: a leader does not answer."""
@@ -339,7 +372,17 @@ class ClaimedStream:
         )
 
     def close(self) -> None:
-        """Release everything. What runs is not done: whether it went well nobody has said."""
+        """Release everything. What runs is not done: Spark has not confirmed it."""
+        pending = self._taken if self._running is None else self._running[1]
+        if pending:
+            log(
+                logging.WARNING,
+                "batch_unconfirmed",
+                "the query ended, and Spark has not confirmed batch %d, which was handed out: %s. Nothing of it is "
+                "committed: its rows come again, at the next start or at another member",
+                self._number,
+                ", ".join(f"{x.topic} [{x.partition}] offsets {x.first} to {x.last}" for x in pending),
+            )
         self._marshal.close()
 
 

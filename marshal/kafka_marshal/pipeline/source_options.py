@@ -14,7 +14,7 @@ from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.config import check_ids, new_client_id
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
-from kafka_marshal.types import Start
+from kafka_marshal.types import Start, WhenStuck
 
 __all__ = ["SourceOptions"]
 
@@ -23,6 +23,25 @@ _POLICIES: Mapping[str, type[Policy]] = MappingProxyType({"balanced": Balanced, 
 _KNOWN = (
     *("bootstrap_servers", "group_id", "client_id", "topics", "coordination_topic", "heartbeat_interval_ms"),
     *("max_records_per_batch", "min_partitions", "start", "policy", "include_headers", "read_timeout_s"),
+    "position_lost",
+)
+
+#: Options of Spark's own Kafka source, and what to use here; in lower case.
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "subscribe": "topics (the same value)",
+        "subscribepattern": "topics, with ^ before the regular expression",
+        "assign": "topics: which partitions a query reads is decided by the claims",
+        "startingoffsets": "start (earliest, latest or a time; kafka-marshal release-group sets single offsets)",
+        "startingtimestamp": "start (a time such as 2013-01-31T06:00:00Z)",
+        "startingoffsetsbytimestamp": "start (a time such as 2013-01-31T06:00:00Z)",
+        "maxoffsetspertrigger": "max_records_per_batch",
+        "minpartitions": "min_partitions",
+        "includeheaders": "include_headers",
+        "failondataloss": "position_lost: no offset is ever skipped silently",
+        "groupidprefix": "group_id",
+        "kafka.group.id": "group_id",
+    }
 )
 
 #: What Spark itself adds to the options of every source.
@@ -54,6 +73,8 @@ class SourceOptions:
     include_headers: bool = False
     #: How long a task waits for a broker that sends nothing.
     read_timeout_s: float = 60.0
+    #: Of a partition whose position is lost (P11): "raise" ends the query, "leave" leaves the partition alone.
+    position_lost: WhenStuck = "raise"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -68,6 +89,12 @@ class SourceOptions:
                     "records would come from the first only. Nothing was claimed; leave one out"
                 )
         unknown = [name for name in given if name not in _KNOWN and not name.startswith(("kafka.", *_SPARKS))]
+        sparks = [name for name in given if name in _INSTEAD]
+        if sparks:
+            raise ConfigurationError(
+                f"{sparks[0]!r} is an option of Spark's own Kafka source. The source kafka_marshal has "
+                f"{_INSTEAD[sparks[0]]}. Nothing was claimed"
+            )
         if unknown:
             raise ConfigurationError(
                 f"the source kafka_marshal has no option {unknown[0]!r}{near(unknown[0], _KNOWN)} It has: "
@@ -90,6 +117,7 @@ class SourceOptions:
             policy=given.get("policy", "balanced").lower(),
             include_headers=_yes(given, "include_headers"),
             read_timeout_s=float(_number(given, "read_timeout_s", 60, 1)),
+            position_lost=_when_lost(given),
         )
         check_ids(made.group_id, made.client_id, made.heartbeat_interval_ms)
         settings.check(dict(made.config))
@@ -130,6 +158,15 @@ def _number(given: Mapping[str, str], name: str, default: int, least: int) -> in
     if number < least:
         raise ConfigurationError(f"{name} must be a whole number, at least {least}, not {text!r}. Nothing was claimed")
     return number
+
+
+def _when_lost(given: Mapping[str, str]) -> WhenStuck:
+    text = given.get("position_lost", "raise").strip().lower()
+    if text == "raise":
+        return "raise"
+    if text == "leave":
+        return "leave"
+    raise ConfigurationError(f"position_lost must be raise or leave, not {text!r}. Nothing was claimed")
 
 
 def _yes(given: Mapping[str, str], name: str) -> bool:

@@ -7,7 +7,9 @@ from operator import methodcaller
 
 import pyarrow as pa
 
+from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.adapters.kafka.range_reader import StoredMessage
+from kafka_marshal.clock import LEAST_STAMP_MS, MOST_STAMP_MS
 
 __all__ = ["to_arrow"]
 
@@ -18,6 +20,7 @@ _FIELDS = [
     pa.field("partition", pa.int32()),
     pa.field("offset", pa.int64()),
     pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("timestampType", pa.int32()),
     pa.field("epoch", pa.int64()),
 ]
 _HEADERS = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -34,10 +37,14 @@ _timestamp = methodcaller("timestamp")
 def to_arrow(
     messages: Sequence[StoredMessage], topic: str, partition: int, epoch: int, *, headers: bool
 ) -> pa.RecordBatch:
-    """One batch of messages, all of one partition, in the source's columns (timestamp: null where there is none)."""
+    """One batch of messages, all of one partition, in the source's columns.
+
+    timestamp: null if there is none, or if it is no moment that Spark can represent.
+    """
     count = len(messages)
     # (type, milliseconds); type 0: the message has none.
-    stamps = [stamp[1] if stamp[0] else None for stamp in map(_timestamp, messages)]
+    given = list(map(_timestamp, messages))
+    stamps = [stamp if kind and LEAST_STAMP_MS <= stamp <= MOST_STAMP_MS else None for kind, stamp in given]
     columns = [
         pa.array(list(map(_key, messages)), pa.binary()),
         pa.array(list(map(_value, messages)), pa.binary()),
@@ -45,9 +52,16 @@ def to_arrow(
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(list(map(_offset, messages)), pa.int64()),
         pa.array(stamps, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([kind - 1 for kind, _ in given], pa.int32()),  # in Kafka's words, as Spark's own source has it
         pa.repeat(pa.scalar(epoch, pa.int64()), count),
     ]
     if not headers:
         return pa.RecordBatch.from_arrays(columns, schema=_PLAIN)
-    columns.append(pa.array([[{"key": k, "value": v} for k, v in m.headers() or ()] for m in messages], _HEADERS.type))
+    columns.append(pa.array([_headers(message) for message in messages], _HEADERS.type))
     return pa.RecordBatch.from_arrays(columns, schema=_WITH_HEADERS)
+
+
+def _headers(message: StoredMessage) -> list[dict[str, object]] | None:
+    """As Spark's own source has them: None if there are none."""
+    found = headers_of(message)
+    return [{"key": name, "value": value} for name, value in found] if found else None

@@ -25,6 +25,7 @@ __all__ = [
     "StuckPartitions",
     "larger",
     "unreadable",
+    "unrepresentable",
 ]
 
 #: A read that fails is tried again by itself, and mostly goes on: it is no news before it has failed for so long.
@@ -256,6 +257,17 @@ def unreadable(topic: str, partition: int, offset: int, text: str, group_id: str
         "handed out; nothing is lost, and other partitions go on. If the brokers' copies are all so, leave out "
         f"what can't be read: kafka-marshal skip {quote(group_id)} {topic}:{partition} (it finds the next offset that "
         "can be, and says how many are left out)"
+    )
+
+
+def unrepresentable(topic: str, partition: int, offset: int, stamp: int, group_id: str) -> str:
+    """What people are told where a record's timestamp (ms) is no moment that Spark or datetime can represent."""
+    return (
+        f"{topic} [{partition}]: offset {offset} has the timestamp {stamp} ms, beyond the year 9999 or before the year "
+        "1, which Spark and Python's datetime can't represent (a producer that counts nanoseconds?). With claimed "
+        f"batches, handle what lies before it: foreach_batch(fn, until={{({topic!r}, {partition}): {offset}}}); then "
+        f"leave the record out: kafka-marshal skip {quote(group_id)} {topic}:{partition}. The stream source reads it, "
+        "with timestamp null"
     )
 
 

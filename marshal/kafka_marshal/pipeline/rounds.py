@@ -1,0 +1,182 @@
+"""What a round of claimed batches is: its batch, its job tag, and how its jobs are cancelled when a lease is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from kafka_marshal import arguments
+from kafka_marshal.client.ranges import RangeConsumer
+from kafka_marshal.engine.work.ranges import OffsetRange
+from kafka_marshal.errors import LeaseLostError
+from kafka_marshal.logs import log
+from kafka_marshal.types import Key
+
+__all__ = ["SPARK_IS_GONE", "ClaimedBatch", "Round", "Totals", "batch_id", "tag_of", "tagged", "unless_gone"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Whether the tasks of cancelled jobs are interrupted: a local property of the thread that runs them.
+_INTERRUPT = "spark.job.interruptOnCancel"
+
+#: What a call of Spark's raises where its Java process has ended, or fn has stopped the session.
+SPARK_IS_GONE = (Py4JError, OSError, AttributeError)
+
+#: A lost lease's jobs are cancelled again this often until fn returns: it may start another.
+CANCEL_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedBatch:
+    """What a round's DataFrame holds, and under which leases."""
+
+    #: The same for the same ranges under the same epochs, and for nothing else: fit for names of files.
+    id: str
+    group_id: str
+    #: At most one of each partition. last is the highest offset, not the number of rows.
+    ranges: tuple[OffsetRange, ...]
+    _consumer: RangeConsumer = field(repr=False, compare=False)
+    _tagging: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
+
+    @property
+    def epochs(self) -> dict[Key, int]:
+        """The fencing token of each partition (C9)."""
+        return {(given.topic, given.partition): given.epoch for given in self.ranges}
+
+    @property
+    def leases(self) -> list[tuple[str, int, int, int]]:
+        """(topic, partition, epoch, last offset) of each range, as ``sink.transaction`` takes them."""
+        return [(given.topic, given.partition, given.epoch, given.last) for given in self.ranges]
+
+    @property
+    def count(self) -> int:
+        """Offsets to be handled; rows are fewer where Kafka has none (compaction, transaction markers)."""
+        return sum(given.count for given in self.ranges)
+
+    @property
+    def valid(self) -> bool:
+        """Whether all its leases are proven at this moment, by this process's own clock (T4)."""
+        return all(self._consumer.is_valid(given) for given in self.ranges)
+
+    def require(self) -> None:
+        """Raise LeaseLostError unless ``valid``; call it before what can't be undone."""
+        lost = [given for given in self.ranges if not self._consumer.is_valid(given)]
+        if lost:
+            raise LeaseLostError(
+                f"{_name(lost[0])}: its lease (epoch {lost[0].epoch}) is lost, or can't be proven now. Nothing of this "
+                "batch is committed by this driver; the partition's next holder gets it again"
+            )
+
+    def tagged(self, function: Callable[P, T]) -> Callable[P, T]:
+        """The same function, for threads that fn starts: its Spark jobs are cancelled, too, when a lease is lost.
+
+        Spark keeps job tags by thread, so a plain thread or a pool's thread has none of fn's:
+        ``pool.submit(batch.tagged(write), part)``. (PySpark's ``inheritable_thread_target(spark)`` does it, too.)
+        Wait for the threads in fn: when it has returned, the round is over.
+        """
+        if not callable(function):
+            raise arguments.wrong("function", "a function", function)
+        tagging = self._tagging
+
+        @wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            with tagging():
+                return function(*args, **kwargs)
+
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a call of ``foreach_batch`` has committed."""
+
+    batches: int = 0
+    #: Offsets, not rows: see ClaimedBatch.count.
+    records: int = 0
+
+
+class Round:
+    """The round at work, seen from the thread that hears of lost leases."""
+
+    def __init__(self, batch: ClaimedBatch, cancel: Callable[[], None]) -> None:
+        self.batch = batch
+        self._cancel = cancel
+        self._over = threading.Event()
+        self._canceller: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.lost: set[Key] = set()
+
+    def lose(self, keys: set[Key]) -> None:
+        """Leases are over; where they are of this round, its jobs are cancelled until fn has returned."""
+        with self._lock:
+            self.lost |= keys & self.batch.epochs.keys()
+            if self.lost and self._canceller is None and not self._over.is_set():
+                self._canceller = threading.Thread(
+                    target=self._keep_cancelling, name="kafka-marshal-cancel", daemon=True
+                )
+                self._canceller.start()
+
+    def _keep_cancelling(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._cancel()
+            except SPARK_IS_GONE as error:
+                text = "batch %s: its jobs were not cancelled, trying again: %s"
+                log(logging.WARNING, "not_cancelled", text, self.batch.id, error, batch=self.batch.id)
+            self._over.wait(CANCEL_EVERY_S)
+
+    def end(self) -> None:
+        """fn has returned: from here on nothing of this round is cancelled."""
+        with self._lock:
+            self._over.set()
+        if self._canceller is not None:
+            self._canceller.join()
+
+
+def batch_id(group_id: str, ranges: Sequence[OffsetRange]) -> str:
+    """16 hex digits, from who reads what under which epochs."""
+    content = [group_id, *sorted((x.topic, x.partition, x.first, x.last, x.epoch, x.done) for x in ranges)]
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+
+
+def tag_of(batch_id: str) -> str:
+    """The job tag of a round."""
+    return f"kafka-marshal-{batch_id}"
+
+
+@contextmanager
+def tagged(context: SparkContext, tag: str) -> Iterator[None]:
+    """Jobs that this thread starts meanwhile bear the tag, and their tasks are interrupted when it is cancelled."""
+    interrupting = context.getLocalProperty(_INTERRUPT)
+    context.addJobTag(tag)
+    context.setInterruptOnCancel(True)
+    try:
+        yield
+    finally:
+        with unless_gone(tag):
+            context.removeJobTag(tag)
+            context.setLocalProperty(_INTERRUPT, interrupting)  # type: ignore[arg-type]  # None takes it away
+
+
+@contextmanager
+def unless_gone(what: str) -> Iterator[None]:
+    """Clean up in Spark. Where it is gone there is nothing to clean up, and what fn raised must not be hidden."""
+    try:
+        yield
+    except SPARK_IS_GONE as error:
+        log(logging.DEBUG, "spark_gone", "%s: Spark is gone, nothing to clean up there: %s", what, error)
+
+
+def _name(given: OffsetRange) -> str:
+    return f"{given.topic} [{given.partition}]"
