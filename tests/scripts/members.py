@@ -12,7 +12,7 @@ What happens around them:
 
 What a member does:
 
-    a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late]
+    a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late] [revoke=5000]
                                     again: its next instance
     a takes [3]                     what the user gets at once, up to so many; at most once, it is asked for first
     a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
@@ -270,6 +270,7 @@ class Members:
             start=options.pop("start", "earliest"),
             batch_size=int(options.pop("batch", "5")),
             raises=frozenset({Why.POSITION} if "raises" in flags else ()),
+            revoke_timeout_ms=float(options.pop("revoke", "60000")),
         )
 
     def _does(self, member: TracedMember, *words: str) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.groups.member import MemberState
+from kafka_marshal.engine.plane import HUNG
 from kafka_marshal.engine.work.lanes import HeldBack
-from kafka_marshal.engine.work.schedule import HUNG
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:

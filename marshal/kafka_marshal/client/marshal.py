@@ -40,7 +40,7 @@ from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Balanced, Policy
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import REVOKE_RANGES_TIMEOUT_MS, EngineSettings
 from kafka_marshal.errors import (
     ClosedError,
     ConfigurationError,
@@ -240,6 +240,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         start: Start = "earliest",
         batch_size: int = DEFAULT_BATCH_SIZE,
         handler_timeout: float | None = None,
+        revoke_timeout: float | None = None,
         auto_done: bool = True,
         claim_ahead: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
@@ -271,9 +272,11 @@ class Marshal(Watched, OneProcess, WithBlock):
         go on; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for one
         that can't be read (``stuck``, PartitionStuckError).
         The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to finish
-        and to call ``done``: a partition is released when it has returned and every message of it in hand is done. (A
-        message that is dropped keeps the partition, until ``handler_timeout`` or ``close()``.) ``config``: librdkafka
-        properties for the fetching consumer.
+        and to call ``done``: a partition is released when it has returned and every message of it in hand is done.
+        ``revoke_timeout`` (seconds; by default ``handler_timeout`` or, without one, 60): it waits no longer than this.
+        What is still in hand is left behind then and comes again at the next owner; ``on_lost`` is called and an ERROR
+        is logged. If what the release is for ends before it (a pause), the partition stays: ``on_assign`` follows
+        ``on_revoke``. ``config``: librdkafka properties for the fetching consumer.
         """
         options = ConsumerOptions.checked(
             checked_topics(topics, self.topic),
@@ -287,6 +290,7 @@ class Marshal(Watched, OneProcess, WithBlock):
             max_bytes_in_flight,
             position_lost=position_lost,
             partition_stuck=partition_stuck,
+            revoke_timeout=revoke_timeout,
         )
         settings = arguments.a_mapping("config", config)
         checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
@@ -305,6 +309,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         mirror_offsets: bool = False,
         batch_size: int = DEFAULT_BATCH_SIZE,
         handler_timeout: float | None = None,
+        revoke_timeout: float | None = None,
         auto_done: bool = True,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         position_lost: WhenStuck = "leave",
@@ -339,6 +344,7 @@ class Marshal(Watched, OneProcess, WithBlock):
             position_lost=position_lost,
             partition_stuck=partition_stuck,
             group=checked_group(strategy, session_timeout_ms, allow_key_share),
+            revoke_timeout=revoke_timeout,
         )
         settings = arguments.a_mapping("config", config)
         checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
@@ -354,6 +360,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         policy: Policy | None = None,
         start: Start = "earliest",
         handler_timeout: float | None = None,
+        revoke_timeout: float | None = None,
         position_lost: WhenStuck = "leave",
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
@@ -363,12 +370,16 @@ class Marshal(Watched, OneProcess, WithBlock):
         """A consumer that claims partitions as ``consumer`` does, and hands out ranges of their offsets.
 
         For callers that do their own reading (Spark does): no message is fetched. The arguments are those of
-        ``consumer``. Of ``config`` (and this Marshal's own) ``isolation.level`` counts: ranges end at the last stable
-        offset, or, under ``read_uncommitted``, at the high watermark. Read them with the same level.
+        ``consumer``; ``revoke_timeout`` is 600 by default. Of ``config`` (and this Marshal's own) ``isolation.level``
+        counts: ranges end at the last stable offset, or, under ``read_uncommitted``, at the high watermark. Read them
+        with the same level.
         """
         wanted, policy = checked_topics(topics, self.topic), policy if policy is not None else Balanced()
         options = ConsumerOptions.checked(
-            wanted, delivery, policy, start, 1, handler_timeout, False, position_lost=position_lost
+            *(wanted, delivery, policy, start, 1, handler_timeout, False),
+            position_lost=position_lost,
+            revoke_timeout=revoke_timeout,
+            default_revoke_ms=REVOKE_RANGES_TIMEOUT_MS,
         )
         checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         level = {**self.config, **arguments.a_mapping("config", config)}.get("isolation.level", "read_committed")

@@ -12,7 +12,7 @@ from typing import get_args
 from kafka_marshal import arguments
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import ConsumerSettings, GroupOptions, Why
+from kafka_marshal.engine.settings import REVOKE_TIMEOUT_MS, ConsumerSettings, GroupOptions, Why
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
@@ -60,6 +60,8 @@ class ConsumerOptions:
     raises: frozenset[Why]
     #: As a member of a coordinated group; None: partitions are claimed.
     group: GroupOptions | None = None
+    #: A partition that is let go waits this long for what is in hand.
+    revoke_timeout_ms: float = REVOKE_TIMEOUT_MS
 
     @classmethod
     def checked(
@@ -77,6 +79,8 @@ class ConsumerOptions:
         position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
         group: GroupOptions | None = None,
+        revoke_timeout: float | None = None,
+        default_revoke_ms: float = REVOKE_TIMEOUT_MS,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
         arguments.one_of("delivery", delivery, get_args(Delivery))
@@ -90,6 +94,8 @@ class ConsumerOptions:
         batch_size = arguments.a_whole("batch_size", batch_size, 1)
         if handler_timeout is not None:
             arguments.seconds("handler_timeout", handler_timeout, above=0)
+        if revoke_timeout is not None:
+            arguments.seconds("revoke_timeout", revoke_timeout, above=0)
         arguments.a_flag("auto_done", auto_done)
         if arguments.a_flag("claim_ahead", claim_ahead) and delivery != "at-most-once":
             raise ConfigurationError(
@@ -100,6 +106,7 @@ class ConsumerOptions:
             arguments.one_of(name, value, get_args(WhenStuck))
         lost = frozenset({Why.POSITION}) if position_lost == "raise" else frozenset[Why]()
         timeout_ms = None if handler_timeout is None else handler_timeout * 1000
+        revoke_ms = default_revoke_ms if timeout_ms is None else timeout_ms
         at_most_once = delivery == "at-most-once"
         return cls(
             topics,
@@ -113,6 +120,7 @@ class ConsumerOptions:
             max_bytes_in_flight,
             lost | UNREADABLE if partition_stuck == "raise" else lost,
             group,
+            revoke_ms if revoke_timeout is None else revoke_timeout * 1000,
         )
 
     def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
@@ -130,6 +138,7 @@ class ConsumerOptions:
             claim_ahead=self.claim_ahead,
             max_bytes_in_flight=self.max_bytes_in_flight,
             group=self.group,
+            revoke_timeout_ms=self.revoke_timeout_ms,
         )
 
 

@@ -231,6 +231,6 @@ class Runner:
         with self._driver.locked():
             consumer = self._consumer
             for assignment in list(consumer._engine.assignments.values()):
-                consumer._delivery.recall(assignment, keep=assignment.is_kept)
+                consumer._delivery.recall(assignment, keep=not assignment.over)
                 consumer._engine.revocation.try_finish(assignment, self._runtime.now_ms())
             consumer._delivery.in_lanes.held_back = ()

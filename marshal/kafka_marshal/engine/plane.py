@@ -17,13 +17,43 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 
-__all__ = ["PAUSED", "SURPLUS", "HandIn", "Loss", "Owner", "Ownership", "Part", "PartitionSource", "Work"]
+__all__ = [
+    "DRAINED",
+    "HUNG",
+    "OVERDUE",
+    "PASSING",
+    "PAUSED",
+    "SURPLUS",
+    "UNWANTED",
+    "HandIn",
+    "Loss",
+    "Owner",
+    "Ownership",
+    "Part",
+    "PartitionSource",
+    "Work",
+]
 
 #: Why a partition is let go when an admin pauses the group.
 PAUSED = "the group is paused"
 
+#: Why all is let go when an operator asks for it (C19).
+DRAINED = "an operator asked this member to hand over (kafka-marshal drain)"
+
+#: Why all is let go when no thread of the user's comes back.
+HUNG = "no handler of this member has come back within handler_timeout"
+
+#: What ends without a word about the single partition, which then stays.
+PASSING = frozenset({PAUSED, DRAINED, HUNG})
+
 #: Why it is let go where we may want it back at once (Wishes.surplus).
 SURPLUS = "others are waiting and this member holds more than its share"
+
+#: Why a partition is let go where we do not want it back.
+UNWANTED = "the policy of this member lets it go"
+
+#: Why it is released though something of it is in hand.
+OVERDUE = "what is in hand was not done in time"
 
 
 class Loss(StrEnum):
@@ -126,6 +156,9 @@ class Ownership(Protocol):
     def stop(self) -> None:
         """Nothing more is handed out: it is being let go."""
 
+    def resume(self) -> None:
+        """It is not let go after all: messages are handed out again."""
+
 
 class Keys(Protocol):
     """Keys of a partition that is, or was, shared by key (K1)."""
@@ -171,6 +204,9 @@ class PartitionSource(Protocol):
 
     def lets_all_go(self) -> str:
         """Why everything is to be let go; "": it is not."""
+
+    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+        """Whether a partition that is let go for this reason is still to go, for all that this source knows."""
 
     # What the log is told.
 
@@ -238,6 +274,10 @@ class Part(Protocol):
         """Claimed or held, and not being let go."""
 
     @property
+    def releasing(self) -> str:
+        """Why it is being let go; "": it is not."""
+
+    @property
     def over(self) -> bool:
         """Released, or lost."""
 
@@ -267,4 +307,4 @@ class Work(Protocol):
         """A partition is reached for; want: called once with its owner."""
 
     def let_go(self, key: Key, why: str, now: float) -> None:
-        """Finish what is in hand, then release."""
+        """Finish what is in hand, then release; why is "": do not release it after all."""

@@ -24,6 +24,8 @@ __all__ = [
     "MARGIN_FLOOR_MS",
     "MAX_BATCH_ENTRIES",
     "MAX_IN_HAND_MESSAGES",
+    "REVOKE_RANGES_TIMEOUT_MS",
+    "REVOKE_TIMEOUT_MS",
     "ConsumerSettings",
     "EngineSettings",
     "GroupOptions",
@@ -50,6 +52,12 @@ MAX_BATCH_ENTRIES = 1_000
 #: Messages handed out and not done, of one partition. Beyond it nothing more of that partition is handed out, so
 #: that the intervals between them stay below P5's 60,000, however they are done.
 MAX_IN_HAND_MESSAGES = 50_000
+
+
+#: A partition that is let go waits this long for what is in hand, unless the user says otherwise. Ranges take longer:
+#: a round of Spark's is minutes.
+REVOKE_TIMEOUT_MS = 60_000.0
+REVOKE_RANGES_TIMEOUT_MS = 600_000.0
 
 
 @cache
@@ -125,3 +133,5 @@ class ConsumerSettings:
     max_bytes_in_flight: int = sys.maxsize
     #: As a member of a coordinated group; None: partitions are claimed.
     group: GroupOptions | None = None
+    #: A partition that is let go waits this long for what is in hand.
+    revoke_timeout_ms: float = REVOKE_TIMEOUT_MS

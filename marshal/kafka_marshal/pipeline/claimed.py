@@ -82,7 +82,8 @@ class ClaimedBatches:
     ``max_records_per_batch``: offsets of one round, shared fairly over the partitions held. ``delivery``:
     ``"at-least-once"`` (a round that failed comes again) or ``"at-most-once"`` (a round is granted by the log before
     it is read; a failure loses it, C12). ``policy``, ``start``, ``handler_timeout`` (a round may take this many
-    seconds, else its leases go to others) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` go to
+    seconds, else its leases go to others), ``revoke_timeout`` (one of which a lease is wanted elsewhere; 600) and the
+    callbacks are those of :meth:`Marshal.ranges`. ``options`` go to
     Spark's Kafka connector (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, in
     Spark's words.
 
@@ -101,6 +102,7 @@ class ClaimedBatches:
         policy: Policy | None = None,
         start: Start = "earliest",
         handler_timeout: float | None = None,
+        revoke_timeout: float | None = None,
         position_lost: WhenStuck = "leave",
         on_assign: RangesCallback | None = None,
         on_revoke: RangesCallback | None = None,
@@ -136,6 +138,7 @@ class ClaimedBatches:
                 policy=policy,
                 start=start,
                 handler_timeout=handler_timeout,
+                revoke_timeout=revoke_timeout,
                 position_lost=position_lost,
                 on_assign=on_assign,
                 on_revoke=on_revoke,

@@ -396,3 +396,63 @@ def test_g2_below_level_2_it_says_that_an_upgrade_is_due() -> None:
     member = join(net, "a")
     net.run(SESSION)
     assert [type(found) for found in member.consumers[0].errors] == [UpgradeRequiredError]
+
+
+# -- A partition that is let go: taken back, or released in time -----------------------------------------------------
+
+
+def stuck(net: Net, member: Member) -> None:
+    """One message of each partition is in hand, and its handler hangs; two more are done."""
+    for key in sorted(member.consumers[0].assignments):
+        member.fetch()
+        run = member.take(3)
+        assert run is not None, key
+        member.done(run.messages[1])
+        member.done(run.messages[2])
+
+
+def test_g18_a_plan_that_gives_a_partition_back_has_it_handed_out_again() -> None:
+    net = net_of(2, end=20)
+    a = join(net, "a")
+    net.run_until(lambda: works_on(a) == {0, 1})
+    stuck(net, a)
+    b = join(net, "b")
+    net.run_until(lambda: len(works_on(a)) == 1)
+    [gone] = {0, 1} - works_on(a)
+    net.members.remove(b)  # it dies before it gets anything
+    net.run_until(lambda: works_on(a) == {0, 1}, 3 * SESSION)
+    read_all(net, a, ms=500)
+    assert {(gone, offset) for offset in range(3, 20)} <= handled(a).keys()
+    assert (gone, 0) not in handled(a), "what is in hand does not come a second time"
+    assert [x for x, key in a.callbacks if key == ("t", gone)] == [Callback.ASSIGN, Callback.REVOKE, Callback.ASSIGN]
+
+
+def test_g18_a_message_that_hangs_keeps_a_partition_no_longer_than_revoke_timeout() -> None:
+    net = net_of(2, end=20)
+    a = join(net, "a", revoke_timeout_ms=4_000.0)
+    net.run_until(lambda: works_on(a) == {0, 1})
+    stuck(net, a)
+    left_behind = {key[1]: next(iter(x.tracker.runs.values())) for key, x in a.consumers[0].assignments.items()}
+    b = join(net, "b")
+    net.run_until(lambda: len(works_on(b)) == 1, 4_000 + SESSION)
+    [gone] = works_on(b)
+    a.done(left_behind[gone].messages[0])
+    read_all(net, b, ms=1_000)
+    assert handled(b) == {(gone, 0): 1, **{(gone, offset): 1 for offset in range(3, 20)}}
+    assert a.consumers[0].delivery.ignored_done["t", gone] == 1
+    [error] = [text for text in a.warnings if "is released" in text]
+    assert f"t [{gone}]" in error and "offset 0 (key None)" in error
+    assert state(a) is MemberState.PART_OF_GROUP
+
+
+def test_g21_a_pause_that_ends_has_what_is_in_hand_handed_out_again() -> None:
+    net = net_of(1, end=20)
+    a = join(net, "a")
+    net.run_until(lambda: works_on(a) == {0})
+    stuck(net, a)
+    net.pause(1_000)
+    net.run(500)
+    assert works_on(a) == set()
+    net.run_until(lambda: works_on(a) == {0}, 2 * SESSION)
+    read_all(net, a, ms=500)
+    assert {(0, offset) for offset in range(3, 20)} == handled(a).keys()

@@ -11,16 +11,12 @@ from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.claims.prior import Prior
 from kafka_marshal.engine.effects import Key, Outbox
-from kafka_marshal.engine.plane import PAUSED, SURPLUS, Loss, Ownership, Work
-from kafka_marshal.engine.policies import Wishes
+from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Loss, Ownership, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.errors import MarshalError
 from rationalizer import ClaimingMessages, CommitRanges, Progress
 
 __all__ = ["ClaimsClient"]
-
-#: Why a partition is let go where we do not want it back.
-UNWANTED = "the policy of this member lets it go"
 
 #: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
 EVICTED_INTERVALS = 3
@@ -50,6 +46,8 @@ class ClaimsClient:
         self._peers = peers
         self._outbox = outbox
         self.lets_all_go = lets_all_go
+        #: Does this Marshal hold or want the lease already?
+        self.is_taken: Callable[[object], bool] = book.leases.__contains__
         self.failure: MarshalError | None = None
         #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
         self._prior = None if wanted.start == "earliest" else Prior(peers)
@@ -82,6 +80,9 @@ class ClaimsClient:
         if self._peers.is_stopped(cp):
             return "its part of the coordination topic needs a newer release"
         return "" if self._peers.paused_until(cp, now) is None else PAUSED
+
+    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+        return why not in PASSING  # the policy is asked again: ``Placement.wishes``
 
     # What the log is told.
 
@@ -131,10 +132,6 @@ class ClaimsClient:
 
     # Claiming.
 
-    def is_taken(self, key: Key) -> bool:
-        """Does this Marshal hold or want the lease already?"""
-        return key in self._book.leases
-
     def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
         """Reach for a lease."""
         cp = self._peers.cp_of(key)
@@ -154,10 +151,8 @@ class ClaimsClient:
 
     def step(self, now: float) -> None:
         wishes = self.placement.wishes(now) if self.failure is None else None
-        if wishes is not None:
-            self._act(wishes, now)
-
-    def _act(self, wishes: Wishes, now: float) -> None:
+        if wishes is None:
+            return
         for key in wishes.release:
             self._work.let_go(key, SURPLUS if key in wishes.surplus else UNWANTED, now)
         for key in wishes.claim:

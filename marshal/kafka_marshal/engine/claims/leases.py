@@ -153,6 +153,11 @@ class HeldLease:
         self.stopped = True
         self.refresh()
 
+    def resume(self) -> None:
+        """It is not let go after all: messages are handed out again."""
+        self.stopped = False
+        self.refresh()
+
     def refresh(self) -> None:
         """Work out proven_until and hand_out_until anew."""
         self.proven_until = self.valid_until if self.held and self.in_doubt_since is None else 0.0

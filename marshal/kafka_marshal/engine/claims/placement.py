@@ -13,7 +13,7 @@ from typing import Protocol
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.policy_view import PolicyView
 from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.plane import Work
+from kafka_marshal.engine.plane import SURPLUS, UNWANTED, Part, Work
 from kafka_marshal.engine.policies import (
     View,
     Wishes,
@@ -109,8 +109,21 @@ class Placement:
         parts = self._work.parts
         own = [(key, x) for key, x in parts.items() if x.is_kept]
         keys = tuple(sorted(key for key, _ in own if key in self._shown.partitions))
+        view = self._view(keys, own, now)
+        if kept := self._to_keep(view, keys, now):
+            for key in kept:
+                self._work.let_go(key, "", now)
+                self.changed(key)
+            return None
+        wishes = self._answer(view, keys, now)
+        if wishes is not None and self._work.owes:
+            wishes = replace(wishes, claim=(), ask=(), idle=_NONE)  # C18
+        return None if wishes is None else self._limit(wishes, now)
+
+    def _view(self, keys: tuple[Key, ...], own: list[tuple[Key, Part]], now: float) -> View:
+        parts = self._work.parts
         waiting = self._peers.waiting(self._work.subscription.topics, now)
-        view = View(
+        return View(
             client_id=self._settings.client_id,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
             partitions=self._shown.partitions.snapshot(),
@@ -123,10 +136,23 @@ class Placement:
             letting_go=frozenset(parts).difference(keys) if len(keys) < len(parts) else _NONE,
             order=self._shown.order,
         )
-        wishes = self._answer(view, keys, now)
-        if wishes is not None and self._work.owes:
-            wishes = replace(wishes, claim=(), ask=(), idle=_NONE)  # C18
-        return None if wishes is None else self._limit(wishes, now)
+
+    def _to_keep(self, view: View, own: tuple[Key, ...], now: float) -> tuple[Key, ...]:
+        """What waits to be let go for the policy's sake, and it would keep now: others have what they lacked."""
+        going = [
+            key
+            for key, x in self._work.parts.items()
+            if x.releasing in (SURPLUS, UNWANTED) and not x.over and key in self._shown.partitions
+        ]
+        if not going:
+            return ()
+        self.deadline = min(self.deadline, now + self._settings.heartbeat_interval_ms)
+        as_if_kept = replace(view, letting_go=view.letting_go.difference(going))
+        wishes = self._answer(as_if_kept, tuple(sorted((*own, *going))), now)
+        if wishes is None:
+            return ()
+        spare = [key for key in sorted(going) if key not in wishes.release]
+        return tuple(spare[: max(0, len(going) - len(wishes.release))])
 
     def _answer(self, view: View, own: tuple[Key, ...], now: float) -> Wishes | None:
         """What the policy wishes of what it was shown; None: it raised, and is asked again after HI, or a change."""
@@ -153,6 +179,8 @@ class Placement:
         for key in wishes.idle.intersection(claim):
             self._taken_up[key] = now + TAKEN_UP_INTERVALS * self._settings.heartbeat_interval_ms
         asks, hi = list[Key](), self._settings.heartbeat_interval_ms
+        if wishes.release:  # what waits for what is in hand may come to be wanted again
+            self.deadline = min(self.deadline, now + hi)
         for key in wishes.ask:
             if key in self._work.parts or key in self._let_go:
                 continue

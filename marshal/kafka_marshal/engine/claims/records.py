@@ -12,7 +12,7 @@ from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers, vacant_since
 from kafka_marshal.engine.effects import Key, Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
-from kafka_marshal.engine.plane import HandIn, Loss
+from kafka_marshal.engine.plane import DRAINED, HandIn, Loss
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import (
@@ -335,7 +335,7 @@ class LeaseRecords:
 
     def lets_all_go(self) -> str:
         """Why everything is to be let go; "": it is not."""
-        return "an operator asked this member to hand over (kafka-marshal drain)" if self.draining else ""
+        return DRAINED if self.draining else ""
 
 
 def _key_of(record: Record) -> Key | None:

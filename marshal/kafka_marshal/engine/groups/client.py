@@ -15,7 +15,7 @@ from kafka_marshal.engine.effects import Key, Note, Outbox, Warn
 from kafka_marshal.engine.groups.commits import Commits
 from kafka_marshal.engine.groups.member import Membership, MemberState
 from kafka_marshal.engine.groups.owned import covers, meant_for, owned_since, span_of
-from kafka_marshal.engine.groups.pieces import HeldPiece, KeyShare, LettingGo
+from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, KeyShare, LettingGo
 from kafka_marshal.engine.groups.refusals import TAKEN_FOR_DEAD, below_level, forgotten, refusal_of, replaced
 from kafka_marshal.engine.kinds import claimed_group
 from kafka_marshal.engine.plane import PAUSED, HandIn, Loss, Owner, Ownership, Work
@@ -42,12 +42,6 @@ from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 __all__ = ["GROUPS_LEVEL", "GroupClient", "Host"]
-
-#: Why a partition is let go when it is meant for another member.
-REVOKED = "it is assigned to another member"
-
-#: Why a partition is lost when the log shows it as ours no longer, for people.
-NOT_OURS = "the log shows it as another member's, or this process as no member"
 
 #: An evicted member leaves the group alone for this many sessions (G20).
 EVICTED_SESSIONS = 3
@@ -164,12 +158,19 @@ class GroupClient:
             return "its part of the coordination topic needs a newer release"
         return PAUSED if now < self._paused_until(now) else ""
 
+    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+        me = self.member.me
+        if me is None or self.member.leaving or self._must_go(now):
+            return True
+        meant = meant_for(me.slot, self._parts(own.key), share=self._options.allow_key_share)
+        return _piece(own).span != span_of(meant)
+
     # What the log is told.
 
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         if self.is_first(own.key):
             self._commits.add(CommitEntry(*own.key, action=START, through=last_offset))
-        elif last_offset > self._stable(own.key):
+        elif (progress := self.progress(own.key)) is None or last_offset > progress.stable:
             self._through(own, last_offset)
         else:  # the log knows: it would not answer
             _piece(own).owner.beaten(last_offset, True, now)
@@ -477,10 +478,6 @@ class GroupClient:
             del self.pieces[piece.key]
         piece.end()
         piece.owner.released(now)
-
-    def _stable(self, key: Key) -> int:
-        progress = self.progress(key)
-        return -1 if progress is None else progress.stable
 
     def _paused_until(self, now: float) -> float:
         """When (own clock) an admin's pause should end: where all have left, no record shows it; −inf: none is."""

@@ -11,7 +11,13 @@ from kafka_marshal.types import Key
 from rationalizer import Group, Progress, key_hash
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 
-__all__ = ["HeldPiece", "KeyShare", "LettingGo"]
+__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "KeyShare", "LettingGo"]
+
+#: Why a partition is let go when it is meant for another member.
+REVOKED = "it is assigned to another member"
+
+#: Why a partition is lost when the log shows it as ours no longer, for people.
+NOT_OURS = "the log shows it as another member's, or this process as no member"
 
 
 @dataclass(slots=True)
@@ -121,6 +127,11 @@ class HeldPiece:
     def stop(self) -> None:
         """Nothing more is handed out: it is being let go."""
         self.stopped = True
+        self.prove(self.valid_until)
+
+    def resume(self) -> None:
+        """It is not let go after all: messages are handed out again."""
+        self.stopped = False
         self.prove(self.valid_until)
 
     def end(self) -> None:

@@ -5,7 +5,12 @@
     (lease granted) ─▶ IDENTIFYING ─▶ LOCATING ─▶ POSITIONING ─▶ ASSIGNING ─▶ ACTIVE ─▶ REVOKING ─▶ RELEASED
                        the topic's    ask the     beat start−1   on_assign    hand     finish what
                        id (P12)       leader      (P9)           returns      out      is in hand
+                                                                    ▲                     │
+                                                                    └─────────────────────┘
+                                                              what it was to go for has ended
     any of them ─▶ LOST (fenced, not proven in time, handler too slow, position lost)
+
+REVOKING ends in time: what is in hand after ``revoke_timeout`` (or a message's ``handler_timeout``) is left behind.
 
 IDENTIFYING is skipped where the id is known or there is nothing to compare it with, LOCATING where the log knows a
 position, POSITIONING where that position is stable + 1, ASSIGNING where there is no callback. Nothing is handed out
@@ -54,7 +59,7 @@ MOVES: Mapping[Stage, tuple[Stage, ...]] = {
     Stage.POSITIONING: (*_WORK, Stage.REVOKING),
     Stage.ASSIGNING: (Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # out of the log's range: located anew
     Stage.ACTIVE: (*_WORK, Stage.LOCATING, Stage.REVOKING),
-    Stage.REVOKING: (Stage.RELEASED,),
+    Stage.REVOKING: (Stage.RELEASED, *_WORK),  # back to work: what it was to go for has ended
     Stage.RELEASED: (),
     Stage.LOST: (),
 }
@@ -71,6 +76,18 @@ class Revoking(Protocol):
 
     def revoke(self, assignment: Assignment, why: str, now: float) -> None:
         """Let an assignment go: finish what is in hand, then release with the offset."""
+
+    def is_moot(self, assignment: Assignment, now: float) -> bool:
+        """Whether what it is let go for has ended before it was released: a pause, an order, a plan."""
+
+    def take_back(self, assignment: Assignment, now: float) -> None:
+        """Do not let it go after all: what it was to go for has ended."""
+
+    def expires_at(self, assignment: Assignment, now: float) -> float:
+        """When a partition that is let go waits no more for what is in hand."""
+
+    def time_out(self, assignment: Assignment, now: float) -> None:
+        """If its time is up, release it with what is done; what is in hand is left behind."""
 
     def try_finish(self, assignment: Assignment, now: float) -> None:
         """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
@@ -99,6 +116,12 @@ class Positioning(Protocol):
 
     def out_of_range(self, key: Key, now: float) -> None:
         """The reader's position is not in the log."""
+
+    def begin(self, assignment: Assignment) -> None:
+        """Start again with what the log says is done."""
+
+    def assign(self, assignment: Assignment) -> None:
+        """Fetch from where it stands, and call on_assign."""
 
     def reread(self, assignment: Assignment) -> None:
         """Fetch again from what the log says is done."""
@@ -175,7 +198,7 @@ class Grant:
 class Told:
     """What the log was told of an assignment, and when to tell it again if it does not know it by then."""
 
-    __slots__ = ("mark_sent_at", "ranges", "ranges_due", "start_beat", "start_beat_sent")
+    __slots__ = ("mark_sent_at", "ranges", "ranges_due", "revoked_at", "start_beat", "start_beat_sent")
 
     def __init__(self) -> None:
         #: The last_offset of the P9 beat under way; None: none is.
@@ -186,6 +209,8 @@ class Told:
         self.ranges_due: float = 0.0
         #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
         self.mark_sent_at: float | None = None
+        #: Since when (own clock, ms) its release waits for what is in hand.
+        self.revoked_at: float = 0.0
 
 
 class Watch:

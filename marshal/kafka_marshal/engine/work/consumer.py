@@ -143,9 +143,13 @@ class ConsumerEngine:
             self.revocation.try_finish(assignment, now)
 
     def let_go(self, key: Key, why: str, now: float) -> None:
-        """The source wants a partition back."""
-        if (assignment := self.assignments.get(key)) is not None:
+        """The source wants a partition back; why is "": it does not any more."""
+        if (assignment := self.assignments.get(key)) is None:
+            return
+        if why:
             self.revocation.revoke(assignment, why, now)
+        elif assignment.releasing and not assignment.over:
+            self.revocation.take_back(assignment, now)
 
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
         """A ClaimingMessages was applied (C12)."""

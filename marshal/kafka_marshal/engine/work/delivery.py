@@ -93,7 +93,7 @@ class Delivery:
     @property
     def is_waiting(self) -> bool:
         """Is there anything that was fetched and not handed out, whether or not it may be handed out now (T4, T5)?"""
-        return any(x.buffer.size and not x.over and not x.user_paused for x in self._turns)
+        return any(x.buffer.size and not (x.over or x.releasing or x.user_paused) for x in self._turns)
 
     def heard(self, now: float) -> None:
         """A user's thread was here."""
@@ -186,7 +186,7 @@ class Delivery:
                 dropped = run.dropped(before)
                 self.dropped += len(dropped)
                 for messages, covers_from in assignment.tracker.split(run, dropped):
-                    if assignment.stage is not Stage.REVOKING and not assignment.over:
+                    if not assignment.over:
                         self._put_back(assignment, messages, covers_from)
             self._consumer.revocation.try_finish(assignment, now)
 
@@ -199,7 +199,7 @@ class Delivery:
             self.leave_run(run, now)
             return
         for messages, covers_from in assignment.tracker.split(run, run.messages):
-            if not assignment.over and assignment.stage is not Stage.REVOKING:
+            if not assignment.over:
                 self._put_back(assignment, messages, covers_from)
         self._consumer.revocation.try_finish(assignment, now)
 
@@ -258,10 +258,10 @@ class Delivery:
         self.heard(now)
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
-        elif assignment.stage is Stage.REVOKING:
-            self._consumer.revocation.try_finish(assignment, now)
-        elif rest:
+            return
+        if rest:
             self._put_back(assignment, rest, covers_from)
+        self._consumer.revocation.try_finish(assignment, now)
 
     def in_hand(self, assignments: Iterable[Assignment]) -> int:
         """Messages handed out and not done."""

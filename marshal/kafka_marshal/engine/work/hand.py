@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kafka_marshal.engine.work.assignment import Mover, Run, Stage
+from kafka_marshal.engine.work.assignment import Mover, Run
 from kafka_marshal.engine.work.delivery import Delivery
 
 __all__ = ["Hand", "HandsOut"]
@@ -67,6 +67,6 @@ class Hand:
             self.size = max(LEAST_HAND, min(2 * self.run.handed_out, HAND_SIZE))
             self.run = None
         for assignment in [x for x in work.assignments.values() if x.tracker.runs]:
-            if not work.delivery.recall(assignment, keep=assignment.stage is not Stage.REVOKING):
+            if not work.delivery.recall(assignment):
                 self.in_doubt = True  # a thread is about to hand something out, or a traceback still shows it
             work.revocation.try_finish(assignment, now)

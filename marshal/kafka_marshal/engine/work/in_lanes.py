@@ -83,7 +83,7 @@ class InLanes:
             if (run := assignment.tracker.run_at(offset_of(message))) is not None:
                 assignment.tracker.split(run, [message])
         for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
-            self.recall(assignment, keep=False)
+            self.recall(assignment, keep=True)
             self._consumer.revocation.try_finish(assignment, now)
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:

@@ -59,11 +59,14 @@ class HeldBack(NamedTuple):
     for_ms: float
     #: How many messages of this partition are in hand.
     in_hand: int
+    #: Why the partition is being let go, which waits for that message, too (``revoke_timeout``); "": it is not.
+    releasing: str = ""
 
     def __str__(self) -> str:
         return (
             f"{self.topic} [{self.partition}]: held back at offset {self.offset} for {lasting(self.for_ms)} by key "
             f"{self.key!r}"
+            + (f"; it is to be released ({self.releasing}), which waits for that" * bool(self.releasing))
         )
 
 
@@ -365,13 +368,14 @@ class Lanes:
         found = []
         with self._lock:
             for (topic, number), partition in self._partitions.items():
-                if partition.assignment.stage is not Stage.ACTIVE or not partition.started:
+                assignment = partition.assignment
+                if assignment.stage not in (Stage.ACTIVE, Stage.REVOKING) or not partition.started:
                     continue
                 started = [
                     (offset_of(x.message), x.since, x.message) for x in partition.started if x.message is not None
                 ]
                 offset, since, message = min(started, key=lambda one: one[:2])
                 if now >= since + longer_than:
-                    in_hand = partition.assignment.tracker.in_hand
-                    found.append(HeldBack(topic, number, offset, message.key(), now - since, in_hand))
+                    about = assignment.tracker.in_hand, assignment.releasing
+                    found.append(HeldBack(topic, number, offset, message.key(), now - since, *about))
         return tuple(sorted(found, key=lambda one: one[:2]))

@@ -39,12 +39,12 @@ class InFlight:
         mean = sum(len(message.value() or b"") + MESSAGE_BYTES for message in some) / len(some)
         self.message_bytes = max(mean, self.message_bytes * 0.9)
         if self._bounds_in_hand:
-            self.most_in_hand = max(1, self.half)
+            self.most_in_hand = self.half
 
     @property
     def half(self) -> int:
-        """How many messages may wait; something was read."""
-        return int(self._max_bytes / 2 / self.message_bytes)
+        """How many messages may wait; something was read. One may in any case, or nothing would be read again."""
+        return max(1, int(self._max_bytes / 2 / self.message_bytes))
 
     def room(self, waiting: int) -> int:
         """How many messages more may be fetched, where so many wait."""

@@ -1,16 +1,21 @@
-"""How an assignment ends: let go with its offset once nothing of it is in hand, or lost."""
+"""How an assignment ends: let go with its offset once nothing of it is in hand, or lost.
+
+What it is let go for may end before it is released: then it stays (``take_back``). What is in hand may hang: then it is
+left behind in time (``time_out``), and comes again at the next owner.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Callback, StopFetch
-from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.effects import Callback, StopFetch, Warn
+from kafka_marshal.engine.plane import OVERDUE, Loss
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.lanes import lasting
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.schedule import Schedule
-from kafka_marshal.engine.work.tracker import beyond
+from kafka_marshal.engine.work.tracker import beyond, first_in_hand
 from rationalizer.limits import MAX_COMMIT_RANGES
 
 __all__ = ["Revocation"]
@@ -55,13 +60,76 @@ class Revocation:
         ):
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
         self._consumer.enter(assignment, Stage.REVOKING)
+        assignment.told.revoked_at = now
         if not self._consumer.at_most_once:
-            self._consumer.delivery.recall(assignment, keep=False)
-        assignment.buffer.clear()
+            self._consumer.delivery.recall(assignment)
+        assignment.buffer.give_up(assignment.tracker.in_hand_to)
         if assignment.shown:
             self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
             self._consumer.call(Callback.REVOKE, assignment)
         self.try_finish(assignment, now)
+
+    def is_moot(self, assignment: Assignment, now: float) -> bool:
+        """Whether what it is let go for has ended before it was released: a pause, an order, a plan."""
+        consumer, lease = self._consumer, assignment.lease
+        if not lease.held or consumer.closing or consumer.schedule.lets_all_go(now):
+            return False
+        if consumer.source.closed(lease.cp, now):
+            return False
+        return not consumer.source.still_lets_go(lease, assignment.releasing, now)
+
+    def take_back(self, assignment: Assignment, now: float) -> None:
+        """Do not let it go after all: it goes on where it stands, and the user is told by on_assign."""
+        assignment.releasing = ""
+        assignment.lease.resume()
+        if assignment.stage is not Stage.REVOKING:
+            return  # its start is looked up still
+        assignment.shown, assignment.watch.quiet = False, None
+        assignment.buffer.is_given_up = False
+        if self._consumer.at_most_once:  # what was claimed, and refused meanwhile, is claimed again
+            if assignment.tracker.runs:
+                assignment.buffer.go_on_at(assignment.tracker.open_from())
+            else:
+                self._consumer.positions.begin(assignment)
+        self._consumer.positions.assign(assignment)
+
+    def expires_at(self, assignment: Assignment, now: float) -> float:
+        """When a partition that is let go waits no more for what is in hand."""
+        settings = self._consumer.settings
+        until = assignment.told.revoked_at + settings.revoke_timeout_ms
+        if settings.handler_timeout_ms is None:
+            return until
+        oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
+        return until if oldest is None else min(until, oldest + settings.handler_timeout_ms)
+
+    def time_out(self, assignment: Assignment, now: float) -> None:
+        """If its time is up, release it with what is done; what is in hand is left behind, its done has no effect."""
+        if assignment.over or now < self.expires_at(assignment, now):
+            return
+        waited = lasting(now - assignment.told.revoked_at)
+        topic, partition = assignment.key
+        text = f"{topic} [{partition}] is released ({assignment.releasing}) after {waited}, though "
+        assignment.tracker.follow()
+        found = first_in_hand(assignment.tracker.runs)
+        if found is None:
+            text += "on_revoke has not returned. Nothing is lost. Let it return within revoke_timeout"
+        else:
+            offset, key = found
+            again = "nobody gets it again" if self._consumer.at_most_once else "it comes again at the next owner"
+            text += (
+                f"offset {offset} (key {key!r}) is not done; in hand: {assignment.tracker.in_hand}. What is done of it "
+                f"from now on counts for nothing: {again}. Find out what its handler waits for; if it needs longer, "
+                "raise revoke_timeout (or handler_timeout)"
+            )
+        self._consumer.outbox.add(Warn(text, is_error=True))
+        if self._consumer.settings.handler_timeout_ms is not None:
+            self._consumer.delivery.overdue()
+        assignment.releasing = OVERDUE
+        self._consumer.delivery.grants.give_up(assignment, now)
+        if not assignment.over:
+            self._release(assignment, now)
+        if assignment.shown:
+            self._consumer.call(Callback.LOST, assignment)
 
     def lost(self, assignment: Assignment, reason: str, now: float) -> None:
         """The lease is over, not by our will: purge, tell the user, keep what was done if nobody else holds it."""
@@ -103,6 +171,7 @@ class Revocation:
         assignment.told.ranges_due = now
         self.commit_ranges(assignment, now)
         self._consumer.enter(assignment, Stage.RELEASED)
+        assignment.buffer.clear()
         last_offset = self._unreported(assignment)
         if last_offset is not None or self._consumer.known_stable(assignment.key) >= 0:
             self._consumer.positions.marks.released(assignment, now)

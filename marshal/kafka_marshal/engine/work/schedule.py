@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.plane import HUNG, Loss
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.positions import Positions
 
-__all__ = ["HUNG", "Schedule"]
-
-#: All is released: the user's threads have not come back.
-HUNG = "no handler of this member has come back within handler_timeout"
+__all__ = ["Schedule"]
 
 
 class Timed(Mover, Protocol):
@@ -72,7 +69,7 @@ class Schedule:
                     self._step_one(assignment, now)
         if self._consumer.closing:
             return
-        self.let_go_why = why = self._lets_all_go(now)
+        self.let_go_why = why = self.lets_all_go(now)
         if why:
             for assignment in list(self._consumer.assignments.values()):
                 self._consumer.revocation.revoke(assignment, why, now)
@@ -81,7 +78,7 @@ class Schedule:
             self._consumer.source.look_again()
         self._consumer.source.step(now)
 
-    def _lets_all_go(self, now: float) -> str:
+    def lets_all_go(self, now: float) -> str:
         """Why all is released and nothing claimed; "": it is not."""
         timeout = self._consumer.settings.handler_timeout_ms
         if why := self._consumer.source.lets_all_go():
@@ -112,20 +109,23 @@ class Schedule:
             self._consumer.revocation.revoke(assignment, assignment.releasing, now)
         if why := self._consumer.source.closed(lease.cp, now):
             self._consumer.revocation.revoke(assignment, why, now)
+        elif assignment.releasing and self._consumer.revocation.is_moot(assignment, now):
+            self._consumer.revocation.take_back(assignment, now)
+        if assignment.stage is Stage.REVOKING:
+            self._consumer.revocation.try_finish(assignment, now)
+            self._consumer.revocation.time_out(assignment, now)
+            return
         timeout = self._consumer.settings.handler_timeout_ms
         if timeout is not None and lease.held:
             oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
             if oldest is not None and now >= oldest + timeout:
                 self._consumer.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
-                return
-        if assignment.stage is Stage.REVOKING:
-            self._consumer.revocation.try_finish(assignment, now)
 
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again."""
         hi = self._heartbeat_interval_ms
         timeout = self._consumer.settings.handler_timeout_ms
-        times = [] if self._consumer.closing or self._lets_all_go(now) else [self._consumer.source.deadline]
+        times = [] if self._consumer.closing or self.lets_all_go(now) else [self._consumer.source.deadline]
         for assignment in (self.pending if timeout is None else self._consumer.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
@@ -136,6 +136,8 @@ class Schedule:
                 times += [assignment.watch.look_up_at] if assignment.watch.look_up_at is not None else []
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.told.start_beat_sent + hi)
+            elif assignment.stage is Stage.REVOKING:
+                times += [self._consumer.revocation.expires_at(assignment, now)] if assignment.lease.held else []
             elif timeout is not None and not assignment.over:  # what is let go no handler can lose any more
                 oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
                 times += [] if oldest is None else [oldest + timeout]

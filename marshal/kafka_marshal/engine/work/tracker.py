@@ -21,7 +21,7 @@ from kafka_marshal.ports import Message
 from rationalizer import Progress
 from rationalizer.limits import MAX_OFFSET
 
-__all__ = ["ALL", "Run", "Taken", "Tracker", "beyond", "offset_of"]
+__all__ = ["ALL", "Run", "Taken", "Tracker", "beyond", "first_in_hand", "offset_of"]
 
 #: In ``Taken.out``: all of its messages.
 ALL = sys.maxsize
@@ -331,6 +331,16 @@ class Run(Generic[A]):
         """The offsets that are done when the messages at index first … last are."""
         start = self.covers_from if first == 0 else offset_of(self.messages[first - 1]) + 1
         return start, offset_of(self.messages[last])
+
+
+def first_in_hand(runs: Mapping[int, Run[A]]) -> tuple[int, bytes | str | None] | None:
+    """Offset and key of the first message in hand (of a range: no key); None: none is. Any thread may ask."""
+    run = min(list(runs.values()), key=lambda run: run.first, default=None)
+    if run is None or not run.messages:
+        return None if run is None else (run.first, None)
+    index = run.cursor if run.iterating else run.marks.find(0)
+    message = run.messages[min(max(index, 0), len(run.messages) - 1)]
+    return offset_of(message), message.key()
 
 
 class Tracker(Generic[A]):
