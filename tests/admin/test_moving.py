@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from kafka_marshal import AdminError, GroupPausedError
-from kafka_marshal.admin import moving, session
-from rationalizer import ClaimingPartition, Record, ReleaseGroup, ReleasingPartition, Tick
+from kafka_marshal import AdminError, ConfigurationError, GroupPausedError
+from kafka_marshal.admin import MovePlan, moving, session
+from rationalizer import ClaimingPartition, CommitRanges, Record, ReleaseGroup, ReleasingPartition, Tick
 from tests.admin.conftest import Group
 
 #: Partition → progress before: plain, with islands, granted, and granted with more done after it and islands.
@@ -49,6 +50,73 @@ def to_20(group: Group) -> dict[tuple[str, int], int]:
 MOVED: dict[int, tuple[int, int, list[tuple[int, int]]]] = dict.fromkeys(BEFORE, (19, -1, []))
 
 
+def test_what_is_done_above_a_new_position_can_stay_done(laid: Group) -> None:
+    targets = {(laid.data, 0): 5, (laid.data, 1): 11, (laid.data, 3): 21}
+    with laid.admin().pause(laid.group) as pause:
+        assert [m.kept for m in pause.reposition(targets, keep_done=True, dry_run=True)] == [
+            (),
+            ((12, 14), (17, 17)),
+            (),
+        ]
+        moves = pause.reposition(targets, keep_done=True)
+    assert [(m.partition, m.before, m.after, m.done_ahead) for m in moves] == [
+        (0, 10, 5, 0),
+        (1, 10, 11, 0),
+        (3, 10, 23, 0),
+    ]
+    assert laid.progress() == {
+        0: (4, -1, []),
+        1: (10, -1, [(12, 14), (17, 17)]),
+        2: BEFORE[2],
+        3: (22, -1, []),  # 21 and 22 were done
+    }
+    assert held_by(laid) == {None}
+
+
+def test_an_undo_puts_back_what_was_and_keeps_what_has_been_done_since(laid: Group, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    targets = {(laid.data, 0): 25, (laid.data, 1): 0, (laid.data, 3): 25}
+    with laid.admin().pause(laid.group) as pause:
+        MovePlan.of(laid.group, laid.coordination, pause.reposition(targets, dry_run=True)).write(path)
+        pause.reposition(targets)
+    laid.lay({0: (26, -1, []), 1: (4, -1, [(11, 11)])})  # what members have done since
+    plan = MovePlan.read(path)
+    assert [(m.after, m.kept) for m in laid.admin().plan(laid.group, plan)] == [
+        (10, ((25, 26),)),
+        (10, ((11, 14), (17, 17))),
+        (10, ((20, 22),)),
+    ]
+    with laid.admin().pause(laid.group) as pause:
+        pause.undo(plan)
+    assert laid.progress() == {
+        0: (9, -1, [(25, 26)]),
+        1: (9, -1, [(11, 14), (17, 17)]),
+        2: BEFORE[2],
+        3: (9, -1, [(20, 22)]),
+    }
+    with pytest.raises(ConfigurationError, match="this plan is of group"):
+        laid.admin().plan("other", plan)
+
+
+def test_a_move_whose_kept_work_does_not_show_is_put_back_whole(laid: Group) -> None:
+    """By then the position has been replaced."""
+    lost: list[Record] = []
+
+    def rule(_cp: int, record: Record) -> bool:
+        if isinstance(record, CommitRanges) and not lost:
+            lost.append(record)
+            return False
+        return True
+
+    with (
+        laid.faulty_admin(rule).pause(laid.group) as pause,
+        pytest.raises(AdminError, match="Every position is as it was before"),
+    ):
+        pause.reposition({(laid.data, 0): 5, (laid.data, 1): 11}, keep_done=True)
+    assert lost
+    assert laid.progress() == BEFORE
+
+
 def held_by(group: Group) -> set[str | None]:
     return {lease.client_id for world in group.worlds().values() for lease in world.leases()}
 
@@ -58,7 +126,7 @@ def test_a_move_replaces_all_kinds_of_progress_and_a_second_one_changes_nothing(
         moves = pause.reposition(to_20(laid))
         assert [(m.partition, m.before, m.after, m.done_ahead) for m in moves] == [
             (0, 10, 20, 0),
-            (1, 10, 20, 4),
+            (1, 10, 20, 0),
             (2, 10, 20, 0),
             (3, 10, 20, 3),
         ]

@@ -8,6 +8,7 @@
 ``hold``            the pause itself: begun, extended without a break, ended (C10)
 ``members``         what members do meanwhile: who holds what, who let go when
 ``positions``       where to: offsets, ``"earliest"``, ``"latest"``, moments → :class:`Move`
+``move_plans``      what a move replaced, in a file, so that it can be undone
 ``groups``          what needs no pause or ends one: evict, forget, resume
 ``transfer``        positions from Kafka's own consumer groups, and to them (G21)
 ``converting``      a group made one of the other kind; ``conversion``: the file that is written first
@@ -26,6 +27,7 @@ from kafka_marshal.admin.conversion import Conversion, Repeat
 from kafka_marshal.admin.dead_letters import DeadLetters
 from kafka_marshal.admin.groups import PausedPartition
 from kafka_marshal.admin.members import InHand
+from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target
 from kafka_marshal.admin.prune import PrunedPartition, PrunePlan
@@ -38,6 +40,7 @@ __all__ = [
     "DeadLetters",
     "InHand",
     "Move",
+    "MovePlan",
     "Pause",
     "PausedPartition",
     "PrunePlan",

@@ -12,8 +12,10 @@ from kafka_marshal.admin import coordinated, groups, prune
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
 from kafka_marshal.admin.history import find_consuming
+from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import (
+    Keep,
     Move,
     Target,
     check_name,
@@ -23,7 +25,7 @@ from kafka_marshal.admin.positions import (
     resolve,
     stands_at,
 )
-from kafka_marshal.admin.session import Session, progress_in
+from kafka_marshal.admin.session import Session, kind_in, progress_in
 from kafka_marshal.admin.stored_message import StoredMessages
 from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
 from kafka_marshal.client.options import check_log_name
@@ -185,17 +187,36 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
 
     # Without one.
 
-    def plan(self, group: str, positions: Mapping[TopicPartition, Target], *, force: bool = False) -> list[Move]:
-        """What ``Pause.reposition`` would move, as things are now; nothing is paused, and nothing appended."""
+    def plan(
+        self,
+        group: str,
+        positions: Mapping[TopicPartition, Target] | MovePlan,
+        *,
+        force: bool = False,
+        keep_done: bool = False,
+    ) -> list[Move]:
+        """What ``Pause.reposition`` would move, or ``Pause.undo``, as things are now; nothing is paused or appended."""
         self._check_group(group)
-        check_targets(positions)
+        is_undo = isinstance(positions, MovePlan)
+        wanted: Mapping[TopicPartition, Target]
+        if isinstance(positions, MovePlan):
+            positions.check(group, self.topic)
+            wanted, keeps = positions.targets, positions.keeps
+        else:
+            check_targets(positions)
+            wanted, keeps = positions, dict.fromkeys(positions, Keep()) if keep_done else {}
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
             def progress_of(key: TopicPartition) -> Progress | None:
                 return progress_in(replica.worlds, group, key)
 
-            targets = resolve(cluster, positions, lambda key: stands_at(progress_of(key)), force=force)
-            return moves_to(targets, progress_of, lost_positions(cluster, targets, progress_of))
+            targets = resolve(cluster, wanted, lambda key: stands_at(progress_of(key)), force=force)
+            lost = lost_positions(cluster, targets, progress_of)
+            if kind_in(replica.worlds, group) != "coordinated":
+                return moves_to(targets, progress_of, lost, keeps)
+            if not is_undo:
+                coordinated.refuse_kept(group, moves_to(targets, progress_of, lost, keeps))
+            return moves_to(targets, progress_of, lost)
 
         return self._look(planned)
 

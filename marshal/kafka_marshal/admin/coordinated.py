@@ -27,7 +27,7 @@ from rationalizer import (
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRITTEN_BYTES
 from rationalizer.wire.records import KINDS
 
-__all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "set_positions"]
+__all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "refuse_kept", "set_positions"]
 
 #: Of an entry beside its topic, at most; with room for the ids in front.
 _ENTRY_BYTES = 64
@@ -170,6 +170,16 @@ def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> lis
             in_hand=keys,
         )
     return owned
+
+
+def refuse_kept(group_id: str, moves: Sequence[Move]) -> None:
+    """Raise AdminError where work above a new position is to stay done: setting a position drops it (G21)."""
+    if kept := [move for move in moves if move.kept]:
+        raise AdminError(
+            f"group {group_id!r} is coordinated, and setting its positions drops what is done above them: "
+            f"{', '.join(map(str, kept[:5]))}{' …' * (len(kept) > 5)}. Nothing was changed. Without keep_done "
+            "(--keep-done) these offsets come again; or wait until what lies below them is done"
+        )
 
 
 def set_positions(

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
-from kafka_marshal.admin.positions import Move, moves_to
+from kafka_marshal.admin.positions import Keep, Move, moves_to
 from kafka_marshal.admin.session import Session
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.errors import AdminError, MarshalError
@@ -67,19 +68,31 @@ class _Done:
         return self.stable if self.granted == NOTHING_DONE else self.granted - 1
 
 
-def move_all(pause: PauseInForce, session: Session, targets: Mapping[TopicPartition, int]) -> list[Move]:
+def move_all(
+    pause: PauseInForce,
+    session: Session,
+    targets: Mapping[TopicPartition, int],
+    keeps: Mapping[TopicPartition, Keep] = MappingProxyType({}),
+) -> list[Move]:
     """Put each partition's position at its offset (the one to be read next); returns the moves (*blocking*).
 
-    Raises AdminError, which says what moved and what did not.
+    keeps: what stays done above it. Raises AdminError, which says what moved and what did not.
     """
-    mover = _Mover(pause, session, targets)
+    mover = _Mover(pause, session, targets, keeps)
     mover.claim()
     mover.write()
     return mover.moves
 
 
 class _Mover:
-    def __init__(self, pause: PauseInForce, session: Session, targets: Mapping[TopicPartition, int]) -> None:
+    def __init__(
+        self,
+        pause: PauseInForce,
+        session: Session,
+        targets: Mapping[TopicPartition, int],
+        keeps: Mapping[TopicPartition, Keep],
+    ) -> None:
+        self._keeps = keeps
         self.moves: list[Move] = []
         self._pause = pause
         self._session = session
@@ -96,7 +109,7 @@ class _Mover:
             with self._session.locked():
                 missing = {key: lease for key, lease in self._leases.items() if not lease.is_proven}
                 self._before = {key: _Done.of(self._session.lease(key)) for key in self._targets}
-                self.moves = moves_to(self._targets, self._session.progress)
+                self.moves = moves_to(self._targets, self._session.progress, keeps=self._keeps)
             if missing:
                 named = "; ".join(f"{k[0]} [{k[1]}]: {x.loss or x.refusal or 'no answer'}" for k, x in missing.items())
                 raise AdminError(f"not all partitions could be claimed ({named})")
@@ -138,10 +151,20 @@ class _Mover:
                 now = self._session.now_ms()
                 lost = [key for key, lease in self._leases.items() if now >= lease.lease.hand_out_until]
                 if not lost:
-                    for move in self.moves:
-                        self._leases[move.key].release(move.last_offset, now)
+                    answers = [self._leases[move.key].beat(move.last_offset, now) for move in self.moves if move.kept]
             if lost:
                 raise AdminError(f"leases were lost before anything was written: {_names(lost)}")
+            self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
+            with self._session.locked():
+                now = self._session.now_ms()
+                for move in self.moves:
+                    lease = self._leases[move.key]
+                    # Ranges only upon a beat that replaced everything; what the log did not show is put back, below.
+                    if move.kept and _Done.of(self._session.lease(move.key)) == _Done(
+                        move.last_offset, NOTHING_DONE, ()
+                    ):
+                        _add(lease, _Done(move.last_offset, NOTHING_DONE, move.kept), now)
+                    lease.release(None if move.kept else move.last_offset, now)
             self._pause.wait(lambda: all(x.is_released for x in self._leases.values()), STEP_TIMEOUT_S)
             with self._session.locked():
                 failed = [move for move in self.moves if not self._is_moved(move, under_pause=True)]
@@ -154,6 +177,10 @@ class _Mover:
     def _is_moved(self, move: Move, *, under_pause: bool = False) -> bool:
         """Whether the log has shown our release with the new position (and the pause in force with it)."""
         hand_in = self._leases[move.key].hand_in
+        if move.kept:
+            wanted = _Done(move.last_offset, NOTHING_DONE, move.kept)
+            is_under_pause = hand_in is not None and hand_in.pausing
+            return _Done.of(self._session.lease(move.key)) == wanted and (is_under_pause or not under_pause)
         return (
             hand_in is not None
             and hand_in.last_offset == move.last_offset
@@ -167,7 +194,8 @@ class _Mover:
         """Put back what moved, or raise AdminError with what could not be put back."""
         settled = self._release_all()
         unknown = [] if settled else [m for m in self.moves if not self._is_over(m)]
-        moved = [m for m in self.moves if self._is_moved(m) and self._before[m.key] != _Done(m.last_offset, -1, ())]
+        with self._session.driver.condition:
+            moved = [m for m in self.moves if self._is_changed(m)]
         problem = self._write_back(moved) if moved else ""
         with self._session.driver.condition:
             now = {m.key: _Done.of(self._session.lease(m.key)) for m in moved}
@@ -188,6 +216,12 @@ class _Mover:
             moved=[m.key for m in moved],
             unknown=[m.key for m in unknown],
         ) from cause
+
+    def _is_changed(self, move: Move) -> bool:
+        """Whether its progress is another one than before, by us."""
+        if move.kept:  # it takes several records
+            return _Done.of(self._session.lease(move.key)) != self._before[move.key]
+        return self._is_moved(move) and self._before[move.key] != _Done(move.last_offset, NOTHING_DONE, ())
 
     def _is_over(self, move: Move) -> bool:
         lease = self._leases[move.key]

@@ -14,8 +14,9 @@ from typing import Any, Self, TypeVar
 
 from kafka_marshal import arguments
 from kafka_marshal.admin.members import InHand
+from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.pausing import OVER, PauseWork
-from kafka_marshal.admin.positions import Move, Target, check_targets
+from kafka_marshal.admin.positions import Keep, Move, Target, check_targets
 from kafka_marshal.admin.session import Session
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError, MarshalError
@@ -155,19 +156,36 @@ class Pause(OneProcess):
         return self._have("wait_released", self._live().wait_released, timeout, _checked(partitions), handed_in)
 
     def reposition(
-        self, positions: Mapping[TopicPartition, Target], *, dry_run: bool = False, force: bool = False
+        self,
+        positions: Mapping[TopicPartition, Target],
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        keep_done: bool = False,
     ) -> list[Move]:
         """Put the group's positions elsewhere, back or forward (C11) (*blocking*); returns what was moved.
 
         ``positions``: (topic, partition) → the offset to be read next, ``"earliest"``, ``"latest"``, ``"readable"``
         (the first that can be read, from where the group stands: past a corrupt batch), or a datetime.
         ``dry_run``: say what would be moved, append nothing. ``force``: take offsets outside the log, too.
+        ``keep_done``: what is done above the new position, out of order, stays done (claimed groups only; AdminError
+        where a coordinated group has such work). ``MovePlan.of(...)`` of a dry run saves what :meth:`undo` needs.
         Call ``wait_released`` first: raises AdminError where members still hold one of them, where the pause has run
         out, and for offsets outside the log; nothing is moved then. Only in the very last step can a failure leave some
         partitions moved (each as a whole); they are put back, or the error names them, and doing it again finishes it.
         """
         check_targets(positions)
-        return self._have("reposition", self._live().reposition, positions, dry_run, force)
+        keeps = dict.fromkeys(positions, Keep()) if keep_done else {}
+        return self._have("reposition", self._live().reposition, positions, dry_run, force, keeps)
+
+    def undo(self, plan: MovePlan, *, dry_run: bool = False, force: bool = False) -> list[Move]:
+        """Put positions back to where they were before a move (*blocking*); returns what was moved.
+
+        What was done before the move, and what has been done since, stays done: nothing is repeated. A coordinated
+        group can't keep work above a position, so there it comes again (``done_ahead``). Partitions that had no
+        position before the move are left out. Otherwise as :meth:`reposition`.
+        """
+        return self._have("reposition", self._live().reposition, plan.targets, dry_run, force, plan.keeps, True)
 
     def forget(self) -> int:
         """Drop the group's leases, and the pause with them, in all of the log (C16) (*blocking*); returns their number.

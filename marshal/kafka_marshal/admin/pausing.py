@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kafka_marshal.admin.coordinated import set_positions
+from kafka_marshal.admin.coordinated import refuse_kept, set_positions
 from kafka_marshal.admin.hold import PauseKeeper
 from kafka_marshal.admin.members import InHand, Members
 from kafka_marshal.admin.moving import move_all
-from kafka_marshal.admin.positions import Move, Target, check_targets, moves_to, resolve, stands_at
+from kafka_marshal.admin.positions import Keep, Move, Target, check_targets, moves_to, resolve, stands_at
 from kafka_marshal.admin.session import CallerGoneError, Session, bare_release, key_of
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
 from kafka_marshal.node.serving import EndedError
@@ -174,19 +174,31 @@ class PauseWork:
             )
         return left
 
-    def reposition(self, positions: Mapping[TopicPartition, Target], dry_run: bool, force: bool) -> list[Move]:
-        """Put the group's positions elsewhere (C11)."""
+    def reposition(
+        self,
+        positions: Mapping[TopicPartition, Target],
+        dry_run: bool,
+        force: bool,
+        keeps: Mapping[TopicPartition, Keep],
+        is_undo: bool = False,
+    ) -> list[Move]:
+        """Put the group's positions elsewhere (C11). is_undo: what can't be kept done comes again."""
         check_targets(positions)
         session = self.session
         with session.locked():
             at = {key: stands_at(session.progress(key)) for key in positions}
             is_coordinated = session.kind() == "coordinated"
         targets = resolve(session.cluster, positions, at.__getitem__, force=force)
+        if is_coordinated and not is_undo:
+            with session.locked():
+                refuse_kept(self.group_id, moves_to(targets, session.progress, keeps=keeps))
+        if is_coordinated:
+            keeps = {}
         if dry_run or not targets:
             with session.locked():
-                return moves_to(targets, session.progress)
+                return moves_to(targets, session.progress, keeps=keeps)
         self.ready(frozenset(targets))
-        return set_positions(session, targets) if is_coordinated else move_all(self, session, targets)
+        return set_positions(session, targets) if is_coordinated else move_all(self, session, targets, keeps)
 
     def forget(self) -> int:
         """Drop what is known of the group, and the pause with it, in every CP (C16); how many partitions it had."""

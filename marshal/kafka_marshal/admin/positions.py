@@ -17,7 +17,17 @@ from kafka_marshal.types import Target
 from rationalizer import BeatEntry, InvalidRecordError, Progress
 from rationalizer.limits import MAX_OFFSET
 
-__all__ = ["Move", "Target", "check_name", "check_targets", "lost_positions", "moves_to", "resolve", "stands_at"]
+__all__ = [
+    "Keep",
+    "Move",
+    "Target",
+    "check_name",
+    "check_targets",
+    "lost_positions",
+    "moves_to",
+    "resolve",
+    "stands_at",
+]
 
 WORDS = ("earliest", "latest", "readable")
 
@@ -35,10 +45,14 @@ class Move:
     #: None: nobody of the group ever held this partition, a consumer's ``start=`` decides.
     before: int | None
     after: int
-    #: Offsets above ``before`` that are done already, out of order (P1). The move forgets them: they count as not done.
+    #: Offsets from ``after`` on that are done already, out of order (P1), and count as not done afterwards.
     done_ahead: int = 0
     #: Why ``before`` is no position of the log that is there; "": it is one. Planned moves say it.
     lost: str = ""
+    #: Ranges (first, last) above ``after`` that stay done; only claimed groups can keep them.
+    kept: tuple[tuple[int, int], ...] = ()
+    #: Ranges (first, last) above ``before`` that are done as things are.
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> TopicPartition:
@@ -52,6 +66,38 @@ class Move:
 
     def __str__(self) -> str:
         return f"{self.topic} [{self.partition}]: {'new' if self.before is None else self.before} → {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What stays done above a new position, besides what is done above the old one."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    #: And everything from here up to the old position; None: nothing.
+    since: int | None = None
+
+    def above(self, after: int, progress: Progress | None) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """The position, which may be further on by that, and the ranges above it."""
+        ranges = list(self.ranges)
+        if progress is not None:
+            ranges += split(progress.ranges).ranges
+            if self.since is not None and progress.stable >= self.since:
+                ranges.append((self.since, progress.stable))
+        stable, kept = interval_union(after - 1, ranges)
+        return stable + 1, kept
+
+
+def interval_union(stable: int, ranges: Iterable[tuple[int, int]]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Everything up to ``stable`` and these ranges, as the offset up to which all is done, and the ranges above it."""
+    kept: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if first <= stable + 1:
+            stable = max(stable, last)
+        elif kept and first <= kept[-1][1] + 1:
+            kept[-1] = (kept[-1][0], max(kept[-1][1], last))
+        else:
+            kept.append((first, last))
+    return stable, tuple(kept)
 
 
 def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
@@ -163,12 +209,21 @@ def moves_to(
     targets: Mapping[TopicPartition, int],
     progress_of: Callable[[TopicPartition], Progress | None],
     lost: Mapping[TopicPartition, str] = MappingProxyType({}),
+    keeps: Mapping[TopicPartition, Keep] = MappingProxyType({}),
 ) -> list[Move]:
-    """What it means for the group to go on at these offsets. lost: of :func:`lost_positions`."""
+    """What it means for the group to go on at these offsets.
+
+    lost: of :func:`lost_positions`. keeps: what stays done above.
+    """
     moves = []
     for key, after in targets.items():
         progress = progress_of(key)
+        why_not = lost.get(key, "")
         before = None if progress is None else progress.stable + 1
-        ahead = 0 if progress is None else sum(last - first + 1 for first, last in split(progress.ranges).ranges)
-        moves.append(Move(*key, before, after, ahead, lost.get(key, "")))
+        ranges = () if progress is None else tuple((first, last) for first, last in split(progress.ranges).ranges)
+        kept: tuple[tuple[int, int], ...] = ()
+        if key in keeps and not why_not:
+            after, kept = keeps[key].above(after, progress)
+        ahead = 0 if kept else sum(last - max(first, after) + 1 for first, last in ranges if last >= after)
+        moves.append(Move(*key, before, after, ahead, why_not, kept, ranges))
     return moves

@@ -28,7 +28,9 @@ __all__ = [
     "read_text",
     "read_time",
     "span_option",
+    "tell_times",
     "time_option",
+    "times_json",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -210,18 +212,23 @@ def time_option(context: click.Context, parameter: click.Parameter, value: str |
     if value is None:
         return None
     try:
-        return read_time(context, parameter, value)
+        return read_time(context.ensure_object(Options), parameter.opts[0], value)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
 
 
-def read_time(context: click.Context, parameter: click.Parameter, text: str) -> int:
+def read_time(options: Options, option: str, text: str) -> int:
     """Milliseconds since 1970; what depends on this moment, or on this machine's zone, is said. Raises ValueError."""
     now_ms = int(time.time() * 1000)
     found = parse_time(text, now_ms)
     if not is_absolute(text):
-        context.ensure_object(Options).times.append((parameter.opts[0], text, found))
+        options.times.append((option, text, found))
     return found
+
+
+def times_json(options: Options) -> list[dict[str, object]]:
+    """The same for programs."""
+    return [{"option": option, "text": text, "time": at} for option, text, at in dict.fromkeys(options.times)]
 
 
 def tell_times(options: Options) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,15 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.names import complete_client, complete_group, complete_place, near, read_names, refuse_unknown
-from kafka_marshal.cli.options import Options, span_option
+from kafka_marshal.cli.options import Options, span_option, tell_times, times_json
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
+from kafka_marshal.cli.positions import Wish, to_option, wishes_in, wishes_option
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import admin_of, id_argument, paused, tell
-from kafka_marshal.cli.text import count, parse_time, span, time_text
+from kafka_marshal.cli.text import count, span, time_text
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition, Target
+    from kafka_marshal.admin import Admin, InHand, Move, MovePlan, Pause, PausedPartition, Target
 
 __all__ = ["release_group", "skip"]
 
@@ -34,64 +34,13 @@ _MOVES = (
     Column("means"),
 )
 
-_PARTITION = re.compile(r"(?P<topic>[^:=]+)(?::(?P<partition>[0-9]+))?(?:=(?P<position>.+))?")
-
 #: With --wait: longer than the longest lease that can be (2 · 600 s).
 _LONG_S = 3_600.0
 
+_FILE = click.Path(dir_okay=False)
+
 #: A dead admin's pause ends then.
 _SKIP_PAUSE_MS = 300_000
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """One --partition: partition None means all of the topic, position None what --to says."""
-
-    topic: str
-    partition: int | None
-    position: Target | None
-
-
-#: The broker's clock may be ahead of ours by that.
-_AHEAD_MS = 60_000
-
-
-def _position(text: str) -> Target:
-    """earliest, latest, readable, an offset, or a time. Raises ValueError."""
-    if text in ("earliest", "latest", "readable"):
-        return text
-    if text.isascii() and text.isdigit():
-        return int(text)
-    now_ms = int(time.time() * 1000)
-    moment = parse_time(text, now_ms)
-    if moment > now_ms + _AHEAD_MS:
-        raise ValueError(f"{text!r} is in the future: no message is as young as that, and all would be skipped")
-    return _EPOCH + timedelta(milliseconds=moment)
-
-
-def _to(context: click.Context, parameter: click.Parameter, value: str | None) -> Target | None:
-    if value is None:
-        return None
-    try:
-        return _position(value)
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(f"{error} (or earliest, latest, readable, an offset)", context, parameter) from None
-
-
-def _wishes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Wish]:
-    wishes = []
-    for value in values:
-        found = _PARTITION.fullmatch(value)
-        if found is None:
-            raise click.BadParameter(
-                f"{value!r} is not of the form TOPIC:PARTITION=POSITION, such as flights:3=1200", context, parameter
-            )
-        number, position = found["partition"], found["position"]
-        target = None if position is None else _to(context, parameter, position)
-        wishes.append(Wish(found["topic"], None if number is None else int(number), target))
-    return wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +55,25 @@ class Wanted:
     wait: bool
     force: bool
     yes: bool
+    keep_done: bool = False
+    #: What an earlier move replaced, where that is to be put back.
+    undo: MovePlan | None = None
+    #: Where what this move replaces is saved; None: in a file of a new name.
+    plan: Path | None = None
 
 
 @command()
 @click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.option(
     "--to",
-    callback=_to,
+    callback=to_option,
     metavar="earliest|latest|readable|TIME|OFFSET",
     help="The next message to be read. TIME: 03:14, yesterday 03:14, 2026-11-21T04:50Z, 10m (ago). readable: see skip.",
 )
 @click.option(
     "--partition",
     "wishes",
-    callback=_wishes,
+    callback=wishes_option,
     multiple=True,
     metavar="T:P=OFFSET",
     shell_complete=complete_place,
@@ -139,6 +93,27 @@ class Wanted:
     help="Wait for members as long as it takes, and go on where work in hand will be repeated (it is named).",
 )
 @click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
+@click.option(
+    "--keep-done", is_flag=True, help="What is done above the new positions, out of order, stays done (claimed groups)."
+)
+@click.option(
+    "--from-file",
+    type=_FILE,
+    metavar="FILE",
+    help="Positions from a file: CSV (topic,partition,offset, as kafka-consumer-groups has it) or JSON.",
+)
+@click.option(
+    "--undo",
+    type=_FILE,
+    metavar="FILE",
+    help="Put back what an earlier release-group moved: it named this file. What was done since stays done.",
+)
+@click.option(
+    "--plan",
+    type=_FILE,
+    metavar="FILE",
+    help="Save the positions as they were here (a new file in the working directory).",
+)
 @click.option("--resume", is_flag=True, help="End a dead admin's pause instead.")
 @click.option(
     "--client-id",
@@ -158,6 +133,10 @@ def release_group(
     yes: bool,
     wait: bool,
     force: bool,
+    keep_done: bool,
+    from_file: str | None,
+    undo: str | None,
+    plan: str | None,
     resume: bool,
     client_id: str | None,
 ) -> int:
@@ -170,37 +149,70 @@ def release_group(
     Work that a member had in hand for longer than two of its heartbeat intervals is repeated. Where that is so, the
     command names the partitions and ends with status 1, nothing moved; with --wait it names them and goes on.
 
+    The positions as they were are saved in a file before they are moved, and named: --undo FILE puts them back.
+
     \b
     Exit status: 0 done; 1 not done, nothing moved, or what moved is named; 2 wrong use; 3 Kafka was not reachable.
     """
-    wanted = Wanted(group, to, wishes, expires, within, wait, force, yes)
+    wanted = Wanted(
+        group, to, wishes, expires, within, wait, force, yes, keep_done, plan=None if plan is None else Path(plan)
+    )
+    ways = [bool(to is not None or wishes), from_file is not None, undo is not None]
+    if sum(ways) > 1:
+        raise click.UsageError("--to and --partition, --from-file, and --undo are three ways to say where to: use one.")
+    if keep_done and (undo is not None or not any(ways)):
+        raise click.UsageError("--keep-done goes with new positions (--to, --partition, --from-file).")
+    if wanted.plan is not None and wanted.plan.exists():
+        raise click.UsageError(f"--plan {wanted.plan} is there already: an earlier move could not be undone by it.")
     if resume:
-        if to is not None or wishes:
+        if any(ways):
             raise click.UsageError("--resume only ends a pause: it goes with --client-id, --yes and --dry-run alone.")
         return _resume(options, group, client_id, yes, dry_run)
+    if from_file is not None:
+        wanted = replace(wanted, wishes=wishes_in(options, from_file, group))
+        tell_times(options)
+    if undo is not None:
+        wanted = replace(wanted, undo=_to_undo(options, group, undo))
     incomplete = [wish for wish in wishes if wish.position is None]
     if incomplete and to is None:
         raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
     with admin_of(options, client_id) as admin:
-        if to is None and not wishes:
+        if not any(ways):
             refuse_unknown(options, group, effect="Nothing was changed.")
             return _would_pause(options, admin, wanted) if dry_run else _only_pause(options, admin, wanted)
-        targets = _targets(options, admin, wanted)
-        plan = admin.plan(group, targets, force=force)
-        if all(move.before is None for move in plan):
+        targets: dict[tuple[str, int], Target] = {}
+        targets.update(_targets(options, admin, wanted) if wanted.undo is None else wanted.undo.targets)
+        moves = admin.plan(group, wanted.undo or targets, force=force, keep_done=keep_done)
+        if all(move.before is None for move in moves):
             _say_if_mistyped(options, group)
-        return _show_and_move(options, admin, wanted, targets, plan, dry_run)
+        return _show_and_move(options, admin, wanted, targets, moves, dry_run)
+
+
+def _to_undo(options: Options, group: str, path: str) -> MovePlan:
+    from kafka_marshal.admin import MovePlan
+
+    found = MovePlan.read(path)
+    found.check(group, options.topic)
+    if found.left_out:
+        named = ", ".join(f"{topic} [{partition}]" for topic, partition in found.left_out[:5])
+        say_warning(
+            f"{count(len(found.left_out), 'partition')} had no position before that move ({named}"
+            f"{' …' * (len(found.left_out) > 5)}): left where they are"
+        )
+    if not found.targets:
+        raise CommandError("nothing of that move can be undone. Nothing was changed.", NO)
+    return found
 
 
 @command()
 @click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.argument(
     "partition",
-    callback=lambda c, p, v: _wishes(c, p, (v,))[0],
+    callback=lambda c, p, v: wishes_option(c, p, (v,))[0],
     metavar="TOPIC:PARTITION",
     shell_complete=complete_place,
 )
-@click.option("--to", callback=_to, metavar="OFFSET", help="Go on there. Default: where reading succeeds again.")
+@click.option("--to", callback=to_option, metavar="OFFSET", help="Go on there. Default: where reading succeeds again.")
 @click.option(
     "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
 )
@@ -321,11 +333,21 @@ def _show_and_move(
 ) -> int:
     if not options.json and (dry_run or not wanted.yes):
         _print_moves(plan)
+        _offer_to_keep(plan)
     if not dry_run:
         return _move(options, admin, wanted, targets, plan)
     if options.json:
-        print_json(_result(wanted.group, None, plan, [], moved=False))
+        print_json(_result(options, wanted.group, None, plan, [], moved=False))
     return DONE
+
+
+def _offer_to_keep(moves: list[Move]) -> None:
+    ahead = sum(move.done_ahead for move in moves)
+    if ahead:
+        say_warning(
+            f"{count(ahead, 'message')} from there on, done out of order, will be handled again. In a claimed group "
+            "--keep-done leaves them done"
+        )
 
 
 def _move(
@@ -340,24 +362,44 @@ def _move(
         in_hand = _wait_released(options, pause, wanted, list(targets))
         if in_hand and not wanted.wait:
             if options.json:
-                print_json(_result(wanted.group, pause.client_id, plan, in_hand, moved=False))
+                print_json(_result(options, wanted.group, pause.client_id, plan, in_hand, moved=False))
             raise CommandError(
                 "nothing was moved, and the group goes on: work in hand there would be repeated. See that it gets done "
                 "and try again, or accept that with --wait."
             )
+        file = _save(options, pause, wanted, targets)
         options.if_interrupted = (
             "What had been moved was put back, and the group goes on; where that was interrupted too, "
             f"kafka-marshal lag --group {quote(wanted.group)}{options.reach()} shows the positions."
         )
         lost = {move.key: move.lost for move in plan}
-        moves = [replace(move, lost=lost.get(move.key, "")) for move in pause.reposition(targets, force=wanted.force)]
+        moves = [replace(move, lost=lost.get(move.key, "")) for move in _reposition(pause, wanted, targets)]
         options.if_interrupted = "All positions were moved, and the group goes on."
     if options.json:
-        print_json(_result(wanted.group, admin.client_id, moves, in_hand, moved=True))
+        print_json(_result(options, wanted.group, admin.client_id, moves, in_hand, moved=True, plan=str(file)))
     else:
         _print_moves(moves)  # again: "now" is what it was when the last member had handed in
     tell(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
+    undo = f"kafka-marshal release-group {quote(wanted.group)} --undo {quote(str(file))}{options.reach()}"
+    tell(options, f"as it was: {file}. To put it back: {undo}")
     return DONE
+
+
+def _reposition(
+    pause: Pause, wanted: Wanted, targets: dict[tuple[str, int], Target], *, dry_run: bool = False
+) -> list[Move]:
+    if wanted.undo is not None:
+        return pause.undo(wanted.undo, dry_run=dry_run, force=wanted.force)
+    return pause.reposition(targets, dry_run=dry_run, force=wanted.force, keep_done=wanted.keep_done)
+
+
+def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[str, int], Target]) -> Path:
+    """Write down what is about to be replaced, as it is now that nobody works."""
+    from kafka_marshal.admin.move_plans import MovePlan, plan_path
+
+    path = plan_path(wanted.group) if wanted.plan is None else wanted.plan
+    MovePlan.of(wanted.group, options.topic, _reposition(pause, wanted, targets, dry_run=True)).write(path)
+    return path
 
 
 def _wait_released(
@@ -471,6 +513,8 @@ def _means(move: Move) -> str:
         text = "as it is"
     if move.done_ahead:
         text += f"; {move.done_ahead:,} done out of order count as not done"
+    if move.kept:
+        text += f"; {sum(last - first + 1 for first, last in move.kept):,} above stay done"
     return text
 
 
@@ -489,12 +533,21 @@ def _print_moves(moves: list[Move]) -> None:
 
 
 def _result(
-    group: str, client_id: str | None, moves: list[Move], in_hand: list[InHand], *, moved: bool
+    options: Options,
+    group: str,
+    client_id: str | None,
+    moves: list[Move],
+    in_hand: list[InHand],
+    *,
+    moved: bool,
+    plan: str | None = None,
 ) -> dict[str, object]:
     return {
         "group": group,
         "client_id": client_id,
         "moved": moved,
+        "plan": plan,
+        "times": times_json(options),
         "moves": [
             {
                 "topic": move.topic,
@@ -502,6 +555,7 @@ def _result(
                 "before": move.before,
                 "after": move.after,
                 "done_ahead": move.done_ahead,
+                "kept": [[first, last] for first, last in move.kept],
                 "position_lost": bool(move.lost),
             }
             for move in moves
