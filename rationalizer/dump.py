@@ -24,7 +24,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 from rationalizer import codes
 from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
-from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE
+from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE, SNAPSHOT_INTERVAL
+from rationalizer.log_hash import Entry, LogHash, RunningHash, is_digest
+from rationalizer.snapshot_log import due
 from rationalizer.travel import Travels
 from rationalizer.wire.records import JoinGroup
 from rationalizer.world import World
@@ -57,6 +59,8 @@ class DumpHeader:
 
     topic: str
     partitions: int
+    #: For each CP the first offset that its log had, and the one behind the last; None: the dump does not say (D5).
+    bounds: tuple[tuple[int, int], ...] | None = None
 
 
 class DumpRecord(NamedTuple):
@@ -73,20 +77,56 @@ class DumpRecord(NamedTuple):
 
 def header_line(header: DumpHeader) -> str:
     """The first line of a dump, without its line end (D1)."""
-    return json.dumps({"topic": header.topic, "partitions": header.partitions, "format": FORMAT})
+    fields: dict[str, object] = {"topic": header.topic, "partitions": header.partitions, "format": FORMAT}
+    if header.bounds is not None:
+        fields["bounds"] = header.bounds
+    return json.dumps(fields)
 
 
-def record_line(record: DumpRecord) -> str:
-    """The line of one record, without its line end (D1)."""
+def record_line(record: DumpRecord, digest: str | None = None) -> str:
+    """The line of one record, without its line end (D1). digest: the hash that it carries (D5)."""
     value = None if record.value is None else binascii.b2a_base64(record.value, newline=False).decode()
-    return json.dumps(
-        {
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp_ms,
-            "value": value,
-        }
-    )
+    fields: dict[str, object] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "value": value,
+    }
+    if digest is not None:
+        fields["hash"] = digest
+    return json.dumps(fields)
+
+
+class DumpLines:
+    """The lines of one CP, with the hashes by which a reader sees that they are as they were written (D5).
+
+    The last record waits until it is known whether it is the last: `take` all records, then `end`.
+    """
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._running = RunningHash(0)
+        self._waiting: Entry | None = None
+
+    def take(self, entries: Iterable[Entry]) -> Iterator[str]:
+        """Lines without their line ends. Iterate to the end."""
+        for entry in entries:
+            if self._waiting is not None:
+                yield self._line(self._waiting, due(self._running.since, self._waiting[0] + 1, SNAPSHOT_INTERVAL))
+            self._waiting = entry
+
+    def end(self) -> Iterator[str]:
+        """What is left, with the hash of it."""
+        if self._waiting is not None:
+            yield self._line(self._waiting, True)
+            self._waiting = None
+
+    def _line(self, entry: Entry, is_hashed: bool) -> str:
+        self._running.take((entry,))
+        digest = self._running.digest() if is_hashed else None
+        if is_hashed:
+            self._running = RunningHash(entry[0] + 1)
+        return record_line(DumpRecord(self._partition, *entry), digest)
 
 
 def json_of_outcome(outcome: Mapping[str, object]) -> str:
@@ -105,10 +145,12 @@ def json_of_state(state: Mapping[str, object]) -> str:
 class DumpReader:
     """A dump's records, checked line by line (D1). `lines` is a file opened in binary mode, or the like.
 
-    The header is read at once (`header`); iterating gives the records. Both raise DumpError.
+    The header is read at once (`header`); iterating gives the records. Both raise DumpError. `hashes`: those that the
+    lines read so far carry, each with the CP and the offset behind it (D5).
     """
 
     def __init__(self, lines: Iterable[bytes]) -> None:
+        self.hashes: list[tuple[int, int, str]] = []
         self._objects = _objects(lines)
         first = next(self._objects, None)
         if first is None:
@@ -126,6 +168,23 @@ class DumpReader:
                     f"{last[record.partition]}, which came before it",
                 )
             last[record.partition] = record.offset
+            if "hash" in found:
+                self.hashes.append((record.partition, record.offset + 1, _hash(number, found)))
+            yield record
+
+    def checked(self, changed: list[LogHash]) -> Iterator[DumpRecord]:
+        """The records; ranges that are not as they were written are added to `changed` (D5)."""
+        running: dict[int, RunningHash] = {}
+        for record in self:
+            partition, offset, timestamp_ms, value = record
+            if partition not in running:
+                running[partition] = RunningHash(0)
+            running[partition].take(((offset, timestamp_ms, value),))
+            if self.hashes:
+                _, next_offset, digest = self.hashes.pop()
+                if running[partition].digest() != digest:
+                    changed.append(LogHash(partition, running[partition].since, next_offset, digest))
+                running[partition] = RunningHash(next_offset)
             yield record
 
 
@@ -168,7 +227,25 @@ def _header(number: int, found: dict[str, Any]) -> DumpHeader:
     topic = found.get("topic")
     if type(topic) is not str:
         raise DumpError(number, 'the header must name the "topic"')
-    return DumpHeader(topic, _int(number, found, "partitions", 1, MAX_PARTITION))
+    partitions = _int(number, found, "partitions", 1, MAX_PARTITION)
+    return DumpHeader(topic, partitions, _bounds(number, found, partitions))
+
+
+def _bounds(number: int, found: dict[str, Any], partitions: int) -> tuple[tuple[int, int], ...] | None:
+    if "bounds" not in found:
+        return None
+    bounds = found["bounds"]
+    pairs = type(bounds) is list and all(type(each) is list and len(each) == 2 for each in bounds)
+    if not pairs or len(bounds) != partitions or not all(type(at) is int for each in bounds for at in each):
+        raise DumpError(number, '"bounds" must be an array of one [first, end] for each partition')
+    return tuple((first, end) for first, end in bounds)
+
+
+def _hash(number: int, found: dict[str, Any]) -> str:
+    digest = found["hash"]
+    if not is_digest(digest):
+        raise DumpError(number, '"hash" must be 32 hex digits')
+    return str(digest)
 
 
 def _record(number: int, found: dict[str, Any], partitions: int) -> DumpRecord:
@@ -210,7 +287,9 @@ class Replay:
         for partition in self._until:
             if not 0 <= partition < self.header.partitions:
                 raise UntilError(f"until names partition {partition}; the dump has 0 … {self.header.partitions - 1}")
-        self._records = iter(reader)
+        #: Ranges of records that are not as they were when the dump was written (D5), as far as it is replayed.
+        self.changed: list[LogHash] = []
+        self._records = reader.checked(self.changed)
         self._worlds: dict[int, World] = {}
 
     def world(self, partition: int) -> World:

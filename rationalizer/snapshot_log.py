@@ -20,6 +20,7 @@ from msgpack import packb, unpackb
 from msgpack.exceptions import UnpackException
 
 from rationalizer.limits import MAX_OFFSET, MAX_PART_BYTES, MAX_PARTITION, MAX_SNAPSHOT_PARTS, SNAPSHOT_INTERVAL
+from rationalizer.log_hash import LogHash, decode_hash
 from rationalizer.snapshot import SnapshotError, digest_of
 from rationalizer.travel import Travels
 from rationalizer.world import World
@@ -172,14 +173,16 @@ class SnapshotParts:
     """Puts snapshots of one CP together from the values of its partition of the log of snapshots, in any order.
 
     `junk`: values passed over, since they are no parts of this CP's snapshots. A snapshot of which a part comes
-    again is handed out once for each time that all its parts have come.
+    again is handed out once for each time that all its parts have come. `hashes`: of this CP's log, each once, in the
+    order in which they came (S4).
     """
 
-    __slots__ = ("_unfinished", "junk", "partition")
+    __slots__ = ("_unfinished", "hashes", "junk", "partition")
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.junk = 0
+        self.hashes: dict[LogHash, None] = {}
         self._unfinished: dict[_Whole, dict[int, bytes]] = {}
 
     @property
@@ -189,6 +192,10 @@ class SnapshotParts:
 
     def add(self, value: bytes | None) -> StoredSnapshot | None:
         """Take one record's value in; the snapshot that it makes whole, if it does. Never raises on any value."""
+        stored = decode_hash(value)
+        if stored is not None and stored.partition == self.partition:
+            self.hashes[stored] = None
+            return None
         try:
             found = decode_part(value)
         except MalformedPartError:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rationalizer import World
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
+from rationalizer.log_hash import RunningHash, encode_hash
 from rationalizer.snapshot_log import encode_snapshot, encode_state
 from tests.rationalizer.strategies import Entry, by_seed, write_log
 
@@ -29,7 +30,7 @@ class WholeLog:
         return sum(map(len, self.entries.values()))
 
     def store_snapshots(self, every: int, partitions: Iterable[int] | None = None) -> None:
-        """A snapshot after each `every` records."""
+        """A snapshot after each `every` records, and the hash of the records before it, as members store them."""
         for cp in range(self.partitions) if partitions is None else partitions:
             world = World(cp, self.partitions)
             found = self.snapshots.setdefault(cp, [])
@@ -37,6 +38,17 @@ class WholeLog:
                 world.apply(*entry)
                 if count % every == 0:
                     found += encode_snapshot(world)
+        self.store_hashes(every, partitions)
+
+    def store_hashes(self, every: int, partitions: Iterable[int] | None = None) -> None:
+        """The hash of each `every` records."""
+        for cp in range(self.partitions) if partitions is None else partitions:
+            since, entries = 0, self.entries[cp]
+            for end in range(every, len(entries) + 1, every):
+                running = RunningHash(since)
+                running.take(entries[end - every : end])
+                since = entries[end - 1][0] + 1
+                self.snapshots.setdefault(cp, []).append(encode_hash(running.at(cp, since)))
 
     def world(self, cp: int, records: int | None = None) -> World:
         """One replica's, after so many records."""

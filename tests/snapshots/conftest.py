@@ -12,6 +12,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
 from kafka_marshal.node.replica import Begin, Replica
 from rationalizer import ClaimingPartition, Heartbeat, World, encode
+from rationalizer.log_hash import LogHash, RunningHash, decode_hash
 from rationalizer.snapshot_log import SnapshotParts, encode_snapshot, encode_state
 
 TOPIC = "__marshal"
@@ -113,6 +114,20 @@ class Story:
         assert log is not None
         found = [whole for message in log.messages if (whole := parts.add(message.value())) is not None]
         return [(whole.next_offset, whole.digest) for whole in found]
+
+    def hashes(self) -> list[LogHash]:
+        """Hashes of the log that were stored beside them."""
+        log = self.broker.log(SNAPSHOTS, 0)
+        assert log is not None
+        return [found for message in log.messages if (found := decode_hash(message.value())) is not None]
+
+    def hash_of(self, since: int, next_offset: int) -> LogHash:
+        """That of the log as it is."""
+        log, running = self.broker.log(TOPIC, 0), RunningHash(since)
+        assert log is not None
+        entries = [(each.offset(), each.timestamp()[1], each.value()) for each in log.messages]
+        running.take([entry for entry in entries if since <= entry[0] < next_offset])
+        return running.at(0, next_offset)
 
     # Replicas.
 

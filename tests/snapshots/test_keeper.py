@@ -8,11 +8,13 @@ from random import Random
 
 import pytest
 
+from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.clock import now_ms
 from kafka_marshal.errors import SnapshotDifferenceError
 from kafka_marshal.snapshots.publisher import JITTER_MS, LOOK_MS, RETRY_MS, SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.limits import SNAPSHOT_INTERVAL
+from rationalizer.log_hash import encode_hash
 from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story, wait_until
 
@@ -113,6 +115,55 @@ def test_s2_without_the_topic_members_work_and_say_so_once(
     said = [record.getMessage() for record in caplog.records if SNAPSHOTS in record.getMessage()]
     assert len(said) == 1
     assert "kafka-marshal init" in said[0]
+    assert member.alarms == ()
+
+
+def test_s4_a_member_stores_the_hash_of_what_it_has_read_between_two_snapshots(
+    story: Story, at_once: Callable[[], None]
+) -> None:
+    story.up_to(K - 20)
+    members = [story.member(name) for name in "ab"]
+    for place in (K, 2 * K):
+        story.up_to(place)
+        story.beat(3)
+    wait_until(lambda: len(story.hashes()) >= 2, "both hashes")
+    assert set(story.hashes()) == {story.hash_of(0, K), story.hash_of(K, 2 * K)}
+    assert [member.alarms for member in members] == [(), ()]
+
+
+def test_s4_a_start_notices_that_the_log_was_changed_since_it_was_read(
+    story: Story, at_once: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a stamp, which leads to the same state; a member of an earlier release has stored the other snapshot."""
+    for place in (K, 2 * K):
+        story.up_to(place)
+        story.snapshot()
+    read = story.hash_of(K, 2 * K)
+    story.store(encode_hash(read))
+    log = story.broker.log(TOPIC, 0)
+    assert log is not None
+    at = next(at for at, each in enumerate(log.messages) if each.offset() == K + 5)
+    kind, stamp = log.messages[at].timestamp()
+    log.messages[at] = MemoryMessage(TOPIC, 0, K + 5, None, log.messages[at].value(), (kind, stamp - 1))
+    assert story.hash_of(K, 2 * K) != read
+    member = story.member("a")
+    wait_until(lambda: member.alarms, "the alarm")
+    (alarm,) = member.alarms
+    assert f"the hash of the log that is stored for partition 0 of {TOPIC!r}, offsets {K} to {2 * K - 1}" in str(alarm)
+    assert read.digest in str(alarm)
+    assert "removed, added, altered or moved in time" in str(alarm)
+
+
+def test_s4_members_of_an_earlier_release_store_none_and_nobody_is_alarmed(
+    story: Story, at_once: Callable[[], None]
+) -> None:
+    for place in (K, 2 * K):
+        story.up_to(place)
+        story.snapshot()
+    member = story.member("a")
+    story.up_to(3 * K)
+    wait_until(lambda: len(story.hashes()) == 2, "the hashes since its start")
+    assert story.hashes() == [story.hash_of(K, 2 * K), story.hash_of(2 * K, 3 * K)]
     assert member.alarms == ()
 
 

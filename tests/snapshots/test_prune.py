@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from kafka_marshal.admin import Admin, PrunePlan
@@ -14,6 +16,7 @@ from kafka_marshal.errors import (
     TopicMissingError,
 )
 from kafka_marshal.node.replica import Begin
+from rationalizer.log_hash import LogHash, encode_hash
 from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story
 
@@ -99,6 +102,28 @@ def test_it_goes_on_from_where_it_was_cut(story: Story) -> None:
     assert prune(story).partitions[0].log_start == before
     assert log_start(story) == places[-3]
     assert starts_true(story) == places[-2]
+
+
+def test_s4_never_past_records_that_were_changed(story: Story) -> None:
+    """Every snapshot agrees with the log: the change leads to the same states."""
+    places = [0, *snapshots(story, 6)]
+    story.store(*(encode_hash(story.hash_of(since, end)) for since, end in pairwise(places)))
+    assert prune(story, dry_run=True).differences == ()
+    since, end = places[2], places[3]
+    lie = LogHash(0, since, end, "0" * 32)
+    story.store(encode_hash(lie))
+    plan = prune(story)
+    (found,) = plan.differences
+    assert (found.since, found.next_offset, found.theirs) == (since, end, lie.digest)
+    assert found.ours == story.hash_of(since, end).digest
+    assert log_start(story) == since
+    assert "the hash of the log" in str(found.error(TOPIC, SNAPSHOTS))
+    again = prune(story, dry_run=True)
+    assert [each.since for each in again.differences] == [since]
+    assert f"the stored hash of offsets {since} to {end - 1} contradicts the log" in again.partitions[0].why
+    prune(story, force=True)
+    assert log_start(story) == places[-3]
+    assert prune(story).differences == ()
 
 
 @pytest.mark.parametrize("where", range(1, 6))

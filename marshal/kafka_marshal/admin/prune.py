@@ -118,8 +118,8 @@ def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> Pru
     grounded = start.from_beginning or on_snapshot
     checked = tuple(sorted({*start.agreed, *([start.begun_at] if on_snapshot else [])}))
     # What lies before where the log begins now is of no interest any more.
-    doubt = min((at for found in start.differences if (at := found.next_offset) >= start.begun_at), default=None)
-    limit = None if force else doubt
+    doubts = {_doubt(found): found for found in start.differences if found.next_offset >= start.begun_at}
+    limit = None if force or not doubts else min(doubts)
     cut = None
     why = ""
     if not grounded:
@@ -133,7 +133,7 @@ def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> Pru
         cut = fit[-1] if fit else None
         why = "" if cut is not None else "it was pruned as far already"
     if grounded and limit is not None and len(checked) >= keep and limit <= checked[-keep]:
-        why = f"the snapshot at offset {limit} contradicts the log, which stays from before that on, to be looked at"
+        why = f"{_what(doubts[limit])} contradicts the log, which stays from before that on, to be looked at"
     floor = start.log_start if cut is None else cut
     # Of snapshots the log does not reach any more nobody can make use.
     kept = [place.first for place in places if place.next_offset >= floor]
@@ -150,6 +150,17 @@ def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> Pru
         tuple(start.differences),
         why,
     )
+
+
+def _doubt(found: Difference) -> int:
+    """The log is to stay from below this offset on."""
+    return found.next_offset if found.since is None else found.since + 1
+
+
+def _what(found: Difference) -> str:
+    if found.since is None:
+        return f"the snapshot at offset {found.next_offset}"
+    return f"the stored hash of offsets {found.since} to {found.next_offset - 1}"
 
 
 def carry_out(cluster: Cluster, plan: PrunePlan, timeout_s: float) -> None:

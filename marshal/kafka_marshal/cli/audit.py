@@ -36,6 +36,7 @@ _PARTITIONS = (
     Column("segments", right=True),
     Column("snapshots", right=True),
     Column("wrong", right=True),
+    Column("vouched for", right=True),
 )
 _VIOLATIONS = (
     Column("kind", fold=True),
@@ -223,7 +224,7 @@ def _violation_row(each: Violation) -> tuple[str, ...]:
 
 
 def _partition_row(each: PartitionFindings) -> tuple[str, ...]:
-    numbers = (each.segments, each.snapshots, each.snapshots_wrong)
+    numbers = (each.segments, each.snapshots, each.snapshots_wrong, each.vouched)
     return (str(each.partition), str(each.records), str(each.next_offset), each.digest, *map(str, numbers))
 
 

@@ -17,8 +17,9 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import snapshots_topic
-from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, json_of_outcome, json_of_state, record_line
+from rationalizer.dump import DumpHeader, DumpLines, Replay, header_line, json_of_outcome, json_of_state
 from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.log_hash import LogHash
 
 __all__ = ["dump", "replay"]
 
@@ -78,7 +79,18 @@ def replay(options: Options, dump: str, state: bool, until: dict[int, int]) -> i
         else:
             _write_outcomes(replaying, out)
     out.flush()
+    for each in replaying.changed:
+        say_error(changed_text(each))
     return _stopped(replaying.required_levels)
+
+
+def changed_text(found: LogHash) -> str:
+    """What a range of records says that is not as it was when the dump was written."""
+    return (
+        f"partition {found.partition}, offsets {found.since} to {found.next_offset - 1}: the dump was changed after it "
+        "was written: records were removed, added, altered or moved. What is shown is of the changed one. Dump the log "
+        "again, or audit it: kafka-marshal audit"
+    )
 
 
 def _write_outcomes(replaying: Replay, out: BinaryIO) -> None:
@@ -148,14 +160,16 @@ def _dump(options: Options, out: BinaryIO, allow_cut: bool) -> None:
         log = Log(cluster, options.topic, options.timeout)
         if not allow_cut:
             log.refuse_if_cut()
-        out.write((header_line(DumpHeader(log.topic, log.partitions)) + "\n").encode())
+        bounds = tuple((log.starts[cp], log.ends[cp]) for cp in range(log.partitions))
+        out.write((header_line(DumpHeader(log.topic, log.partitions, bounds)) + "\n").encode())
         total = sum(log.ends.values()) - sum(log.starts.values())
         before = 0
         for cp, start in log.starts.items():
             try:
+                lines = DumpLines(cp)
                 for _, entries in log.read({cp: start}, progress=partial(_further, show, before, total)):
-                    lines = [record_line(DumpRecord(cp, *entry)) for entry in entries]
-                    out.write(("\n".join(lines) + "\n").encode())
+                    out.write("".join(f"{line}\n" for line in lines.take(entries)).encode())
+                out.write("".join(f"{line}\n" for line in lines.end()).encode())
             except MarshalError:
                 say_warning("the dump is not complete: do not use it.")
                 raise

@@ -127,6 +127,7 @@ def _json(plan: PrunePlan, done: bool) -> dict[str, object]:
                 "next_offset": found.next_offset,
                 "digest": found.theirs,
                 "replayed_digest": found.ours,
+                "since": found.since,
                 "why": found.why,
             }
             for found in plan.differences

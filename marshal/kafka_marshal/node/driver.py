@@ -35,6 +35,7 @@ from kafka_marshal.ports import Cluster, FaultKind, TailBatch
 from kafka_marshal.repeats import Told
 from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
+from rationalizer.log_hash import LogHash
 
 __all__ = ["Driver"]
 
@@ -122,8 +123,8 @@ class Driver:
             self.shut_down()
             raise
 
-    def _snapshot_due(self, cp: int, next_offset: int, state: bytes) -> None:
-        self.upkeep.snapshots.note(cp, next_offset, state)
+    def _snapshot_due(self, cp: int, next_offset: int, state: bytes, log_hash: LogHash | None) -> None:
+        self.upkeep.snapshots.note(cp, next_offset, state, log_hash)
 
     def _await_start(self, topic: str, timeout_s: float) -> None:
         read = -1

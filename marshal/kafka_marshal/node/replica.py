@@ -21,6 +21,7 @@ from kafka_marshal.node.start import Begin, ReplayStart
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch, TopicInfo
 from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, World
+from rationalizer.log_hash import HashChecks, LogHash, RunningHash
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
 
@@ -29,8 +30,9 @@ __all__ = ["Begin", "Due", "Listener", "Replica"]
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
 Listener = Callable[[int, int, Outcome], None]
 
-#: Called where a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2).
-Due = Callable[[int, int, bytes], None]
+#: Called where a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2), and
+#: the hash of the records since the place before, where all of them were read (S4).
+Due = Callable[[int, int, bytes, LogHash | None], None]
 
 #: While it catches up, a replica looks only so many intervals before the end whether a snapshot is due: the two that a
 #: start needs (S3), with what may have passed meanwhile.
@@ -53,17 +55,20 @@ class Replica:
         begin: Begin = Begin.HISTORY,
         due: Due | None = None,
         only: Collection[int] | None = None,
+        *,
+        keeps_hashes: bool = False,
     ) -> None:
         """Check the topic (L1), find where its log ends now, read snapshots, and start to read (*blocking*).
 
         due is called where a snapshot is due (S2); while the replica catches up, at the last few places only.
-        only: the CPs to read; None: all.
+        only: the CPs to read; None: all. keeps_hashes: of the log, though nothing is due, for one that takes it over.
         Raises TopicMissingError, TopicUnsafeError, LogCutError (no snapshot reaches the log's start),
         AuthorizationError, KafkaUnavailableError, ConfigurationError (bootstrap addresses of two clusters).
         """
         self.topic = topic
         self._cluster = cluster
         self._due = due
+        self._keeps_hashes = keeps_hashes or due is not None
         start = ReplayStart(cluster, topic, timeout_s, begin)
         self.start: ReplayStart = start
         # Nobody here waits for the other: a start is short.
@@ -94,6 +99,11 @@ class Replica:
         self._refuted: set[int] = set()
         #: Where apply stops to look: the next place to compare, or where a snapshot may be due.
         self._stops = {cp: self._next_stop(cp) for cp in cps}
+        for world in self.worlds.values():
+            self._begin_hash(world)
+        if begin is Begin.CHECK and start.snapshots is not None:
+            for cp, each in self.starts.items():
+                each.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
         check_one_cluster(cluster, ADDRESSES_S)
         self._tail: HearingTail = self._open()
 
@@ -134,6 +144,7 @@ class Replica:
             self.target_records += before - self.worlds[cp].next_offset
             self.behind[cp] = self.starts[cp].log_end
             self._stops[cp] = self._next_stop(cp)
+            self._begin_hash(self.worlds[cp])
         self._refuted.clear()
         patience_s = self._tail.ear.patience_s
         self._tail.close()
@@ -236,6 +247,7 @@ class Replica:
             else:
                 for offset, timestamp_ms, value in run:
                     applied(cp, offset, world.apply(offset, timestamp_ms, value))
+            self.starts[cp].took(run)
             begin = end
             if world.next_offset >= self._stops[cp]:
                 self._stop(world)
@@ -249,22 +261,27 @@ class Replica:
     def _stop(self, world: World) -> None:
         """Look at a world that has just reached a stop, before the next record."""
         cp, start = world.partition, self.starts[world.partition]
-        is_due = self._is_due(world)
+        is_place = due(self._stops[cp] - 1, world.next_offset, interval(world.listed))
+        is_due = is_place and self._due is not None and self._is_near_end(world, NOTED_INTERVALS)
         if is_due or start.next_place is not None:
             state = world.snapshot()
             start.reached(world.next_offset, digest_of(state))
             if is_due and self._due is not None:
-                self._due(cp, world.next_offset, state)
+                self._due(cp, world.next_offset, state, start.hash_at(world.next_offset))
             self._judge_start(cp)
+        if is_place:
+            self._begin_hash(world)
         self._stops[cp] = self._next_stop(cp)
 
-    def _is_due(self, world: World) -> bool:
-        """Whether the state is wanted as a snapshot here; of a long history, only near its end."""
-        every = interval(world.listed)
-        if self._due is None or not due(self._stops[world.partition] - 1, world.next_offset, every):
-            return False
-        end = self.behind.get(world.partition)
-        return end is None or world.next_offset > end - NOTED_INTERVALS * every
+    def _is_near_end(self, world: World, intervals: int) -> bool:
+        """Whether what is noted here is of interest to others; of a long history, only near its end."""
+        end = self.starts[world.partition].log_end
+        return world.next_offset > end - intervals * interval(world.listed)
+
+    def _begin_hash(self, world: World) -> None:
+        """Hash what is read from here on, a place where a snapshot is due, if it may be stored at the next one (S4)."""
+        wanted = self._keeps_hashes and self._is_near_end(world, NOTED_INTERVALS + 1)
+        self.starts[world.partition].running = RunningHash(world.next_offset) if wanted else None
 
     def _judge_start(self, cp: int) -> None:
         if self.start.begin is Begin.SNAPSHOT and self.starts[cp].is_refuted:

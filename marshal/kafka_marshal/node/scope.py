@@ -123,7 +123,8 @@ class Scope:
         lock, replica = self._lock, self._replica
         try:
             unread = replica.unread  # nobody else changes it while this runs
-            aside = Replica(self._cluster, replica.topic, self._timeout_s, Begin.SNAPSHOT, only=unread)
+            cluster, topic = self._cluster, replica.topic
+            aside = Replica(cluster, topic, self._timeout_s, Begin.SNAPSHOT, only=unread, keeps_hashes=True)
             try:
                 aside.catch_up(self._timeout_s, lambda read, there: lock.check(), tell=False)
                 with lock.condition:

@@ -16,6 +16,7 @@ from kafka_marshal.runtime import Condition
 from kafka_marshal.snapshots.publisher import SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import Difference
+from rationalizer.log_hash import LogHash
 
 __all__ = ["SnapshotUpkeep"]
 
@@ -63,10 +64,10 @@ class SnapshotUpkeep:
         runtime, topic = self._cluster.runtime, self._replica.start.snapshots_topic
         return SnapshotKeeper(self._cluster, reader, topic, runtime.random(), runtime.now_ms())
 
-    def note(self, cp: int, next_offset: int, state: bytes) -> None:
-        """One is due, with this state; the lock is held."""
+    def note(self, cp: int, next_offset: int, state: bytes, log_hash: LogHash | None) -> None:
+        """One is due, with this state, and the hash of the log since the one before; the lock is held."""
         if self._keeper is not None:
-            self._keeper.note(cp, next_offset, state, self._cluster.runtime.now_ms())
+            self._keeper.note(cp, next_offset, state, self._cluster.runtime.now_ms(), log_hash)
 
     def is_due(self, now: float) -> bool:
         """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""

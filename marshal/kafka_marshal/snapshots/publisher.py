@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Generic, TypeVar
 
 from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
 from kafka_marshal.logs import log
@@ -21,6 +22,7 @@ from kafka_marshal.rights import grant
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.snapshots.start import Difference
 from rationalizer import SnapshotError
+from rationalizer.log_hash import LogHash, encode_hash
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import encode_state
 
@@ -43,31 +45,39 @@ WRITE_TIMEOUT_S = 10.0
 KEPT_PLACES = 256
 
 
+Place = TypeVar("Place", bound=Hashable)
+
+#: The first offset, and the one behind the last.
+_Range = tuple[int, int]
+
+
 @dataclass(slots=True)
 class _Pending:
     """A state of ours that may have to be written."""
 
     next_offset: int
     state: bytes
+    #: Of the records since the place before this one; None: they were not all read here.
+    log_hash: LogHash | None
     #: Own clock (ms): not before.
     at: float
 
 
-class _Digests:
-    """Digests by next offset; the oldest go first."""
+class _Digests(Generic[Place]):
+    """Digests by place; the oldest go first."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, set[str]] = OrderedDict()
+        self._kept: OrderedDict[Place, set[str]] = OrderedDict()
 
-    def add(self, next_offset: int, digest: str) -> None:
-        self._kept.setdefault(next_offset, set()).add(digest)
+    def add(self, place: Place, digest: str) -> None:
+        self._kept.setdefault(place, set()).add(digest)
         if len(self._kept) > KEPT_PLACES:
             self._kept.popitem(last=False)
 
-    def at(self, next_offset: int) -> Iterable[str]:
-        return sorted(self._kept.get(next_offset, ()))
+    def at(self, place: Place) -> Iterable[str]:
+        return sorted(self._kept.get(place, ()))
 
-    def places(self) -> list[int]:
+    def places(self) -> list[Place]:
         return list(self._kept)
 
 
@@ -83,23 +93,31 @@ class SnapshotKeeper:
         self._lock = cluster.runtime.lock()
         #: The latest state of each CP that was due, until it is written by somebody.
         self._pending: dict[int, list[_Pending]] = {}
-        self._ours = {cp: _Digests() for cp in reader.partitions}
-        self._theirs = {cp: _Digests() for cp in reader.partitions}
+        self._ours: dict[int, _Digests[int]] = {cp: _Digests() for cp in reader.partitions}
+        self._theirs: dict[int, _Digests[int]] = {cp: _Digests() for cp in reader.partitions}
+        #: Of hashes of the log, by the first offset that they cover and the one behind the last.
+        self._our_hashes: dict[int, _Digests[_Range]] = {cp: _Digests() for cp in reader.partitions}
+        self._their_hashes: dict[int, _Digests[_Range]] = {cp: _Digests() for cp in reader.partitions}
         self._told: set[tuple[int, int, str]] = set()
         self._look_at = now + LOOK_MS
         self._warned = False
         # They stay with the reader until the first work(): a start may still have to go further back among them.
         self._take(place for stored in reader.partitions.values() for place in stored.sorted())
 
-    def note(self, cp: int, next_offset: int, state: bytes, now: float) -> None:
-        """Our replica stands at a place where a snapshot is due, with this state. Returns at once."""
+    def note(self, cp: int, next_offset: int, state: bytes, now: float, log_hash: LogHash | None = None) -> None:
+        """Our replica stands at a place where a snapshot is due, with this state. Returns at once.
+
+        log_hash: of the records that it has read since the place before (S4).
+        """
         digest = digest_of(state)
         with self._lock:
             self._ours[cp].add(next_offset, digest)
+            if log_hash is not None:
+                self._our_hashes[cp].add((log_hash.since, next_offset), log_hash.digest)
             waiting = self._pending.setdefault(cp, [])
             # In the order of their places: whoever looks for the newest ones finds them at the end.
             at = max([now + self._rng.uniform(0, JITTER_MS), *(one.at for one in waiting)])
-            waiting.append(_Pending(next_offset, state, at))
+            waiting.append(_Pending(next_offset, state, log_hash, at))
             # A start needs the newest two (S3). What is older is not worth its memory.
             del waiting[:-2]
 
@@ -156,6 +174,9 @@ class SnapshotKeeper:
         for place in places:
             # One that does not hold is no statement about the state; it is told of, and stands for nothing.
             self._theirs[place.cp].add(place.next_offset, place.digest if place.holds else f"damaged {place.digest}")
+        for cp, partition in self._reader.partitions.items():
+            for each in partition.hashes:
+                self._their_hashes[cp].add((each.since, each.next_offset), each.digest)
 
     def _compare(self) -> list[Difference]:
         found = []
@@ -174,7 +195,21 @@ class SnapshotKeeper:
                 elif digest == mine:
                     continue
                 found.append(Difference(cp, next_offset, digest, mine, why))
-        return [*found, *self._out_of_place()]
+        return [*found, *self._out_of_place(), *self._compare_hashes()]
+
+    def _compare_hashes(self) -> list[Difference]:
+        """Those of the same records that are not the same: the log that others read is not ours (S4)."""
+        found = []
+        for cp, ours in self._our_hashes.items():
+            with self._lock:
+                mine = [(place, digest) for place in ours.places() for digest in ours.at(place)]
+            for (since, next_offset), digest in mine:
+                found += [
+                    Difference.of_hash(LogHash(cp, since, next_offset, theirs), digest)
+                    for theirs in self._their_hashes[cp].at((since, next_offset))
+                    if theirs != digest
+                ]
+        return found
 
     def _out_of_place(self) -> list[Difference]:
         """Those between two of our own places: all replicas take theirs at the same, so no member wrote these (S2)."""
@@ -197,13 +232,28 @@ class SnapshotKeeper:
                 del self._pending[cp]
             wanted = [(cp, one) for cp, waiting in self._pending.items() for one in waiting if one.at <= now]
         for cp, one in wanted:
-            digest = digest_of(one.state)
-            if digest not in self._theirs[cp].at(one.next_offset):
-                self._append(cp, one, digest)
+            records = self._records(cp, one)
+            if records:
+                self._append(cp, one.next_offset, records)
             with self._lock:
                 self._pending[cp] = [other for other in self._pending[cp] if other is not one]
 
-    def _append(self, cp: int, one: _Pending, digest: str) -> None:
+    def _records(self, cp: int, one: _Pending) -> list[bytes]:
+        """What nobody has written yet: the snapshot, then the hash of the log before it."""
+        records: list[bytes] = []
+        digest = digest_of(one.state)
+        if digest not in self._theirs[cp].at(one.next_offset):
+            try:
+                records += encode_state(cp, one.next_offset, one.state, digest)
+            except SnapshotError as error:
+                text = "partition %d at offset %d: no snapshot can be written: %s"
+                log(logging.WARNING, "snapshot_not_written", text, cp, one.next_offset, error, log_partition=cp)
+        stored = one.log_hash
+        if stored is not None and stored.digest not in self._their_hashes[cp].at((stored.since, stored.next_offset)):
+            records.append(encode_hash(stored))
+        return records
+
+    def _append(self, cp: int, next_offset: int, records: Sequence[bytes]) -> None:
         failures: list[str] = []
         forbidden: list[Ack] = []
 
@@ -213,12 +263,6 @@ class SnapshotKeeper:
             if ack.forbidden:
                 forbidden.append(ack)
 
-        try:
-            records = encode_state(cp, one.next_offset, one.state, digest)
-        except SnapshotError as error:
-            text = "partition %d at offset %d: no snapshot can be written: %s"
-            log(logging.WARNING, "snapshot_not_written", text, cp, one.next_offset, error, log_partition=cp)
-            return
         appender = self._cluster.appender(self._topic, delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000))
         try:
             for record in records:
@@ -231,7 +275,7 @@ class SnapshotKeeper:
             if forbidden:
                 kind, needs = AuthorizationError, f". {grant('WRITE', 'topic', [self._topic])}"
             raise kind(
-                f"the snapshot of partition {cp} at offset {one.next_offset} was not written to {self._topic!r} "
+                f"the snapshot of partition {cp} at offset {next_offset} was not written to {self._topic!r} "
                 f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Nothing is lost: replicas start from an "
                 f"older one, or from the log{needs}"
             )

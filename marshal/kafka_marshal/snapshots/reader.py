@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.ports import Cluster
 from rationalizer import World
+from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredSnapshot, decode_part
 
 __all__ = ["SnapshotReader", "StoredAt"]
@@ -57,6 +58,11 @@ class StoredPartition:
         """Records that are no parts of snapshots of this CP."""
         return self._parts.junk
 
+    @property
+    def hashes(self) -> list[LogHash]:
+        """Hashes of this CP's log that are stored beside its snapshots (S4)."""
+        return list(self._parts.hashes)
+
     def take(self, offset: int, value: bytes | None) -> StoredAt | None:
         """Take one record in; what it makes whole."""
         stored = self._parts.add(value)
@@ -99,8 +105,9 @@ class StoredPartition:
         return sorted(self.places.values(), key=lambda place: (-place.next_offset, -place.last))
 
     def clear(self) -> None:
-        """Forget the whole ones; parts that wait for others stay."""
+        """Forget the whole ones, and hashes; parts that wait for others stay."""
         self.places.clear()
+        self._parts.hashes.clear()
         self._extents.clear()
 
     def distinct(self) -> int:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from kafka_marshal.errors import LogCutError, SnapshotDifferenceError
+from kafka_marshal.ports import LogEntry
 from kafka_marshal.snapshots.reader import StoredAt
 from rationalizer import SnapshotError, World
+from rationalizer.log_hash import HashChecks, LogHash, RunningHash
 
 __all__ = ["CpStart", "Difference"]
 
@@ -22,18 +25,34 @@ _NO_PLACE = "is of a place that the log does not have: no record ends there"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A snapshot that does not agree with a replay, or is none."""
+    """A snapshot that does not agree with a replay, or is none; or a hash that does not agree with the log."""
 
     cp: int
     next_offset: int
     #: The snapshot's digest, and that of the replay; None: there is no state at this place, or none was replayed.
+    #: Of a hash: as it is stored, and of the log.
     theirs: str
     ours: str | None
     #: What is wrong, for people.
     why: str
+    #: Of a hash of the log (S4): the first offset that it covers. None: it is a snapshot that differs.
+    since: int | None = None
+
+    @classmethod
+    def of_hash(cls, stored: LogHash, ours: str) -> Self:
+        """A stored hash that is not that of the records as they were read here."""
+        why = f"is not that of the records as they were read here, {ours}"
+        return cls(stored.partition, stored.next_offset, stored.digest, ours, why, stored.since)
 
     def error(self, topic: str, snapshots: str) -> SnapshotDifferenceError:
-        """The alarm (S2)."""
+        """The alarm (S2, S4)."""
+        if self.since is not None:
+            return SnapshotDifferenceError(
+                f"the hash of the log that is stored for partition {self.cp} of {topic!r}, offsets {self.since} to "
+                f"{self.next_offset - 1} (in {snapshots!r}, {self.theirs}), {self.why}. Either it was forged, or "
+                "records were removed, added, altered or moved in time after a member had read them. Leases go on by "
+                "the log as it is; find out which it is: kafka-marshal audit --from-kafka compares it with all hashes"
+            )
         return SnapshotDifferenceError(
             f"the snapshot of partition {self.cp} of {topic!r} at offset {self.next_offset} (in {snapshots!r}, digest "
             f"{self.theirs}) {self.why}. Either it was damaged or forged, or a replica holds a wrong state. Leases go "
@@ -62,6 +81,10 @@ class CpStart:
         self._beside: list[StoredAt] = []
         #: Started from before, and found wanting.
         self._tried: set[tuple[int, str]] = set()
+        #: Hashes of the log that are compared with it on the way (S4), by those who check.
+        self.checks: HashChecks | None = None
+        #: Of the records since the last place where a snapshot was due; None: none is kept.
+        self.running: RunningHash | None = None
         #: Next offset of where it starts; whether that needs no proof.
         self.begun_at: int = 0
         self._begun_with = ""
@@ -164,6 +187,17 @@ class CpStart:
 
     # On the way.
 
+    def took(self, entries: Sequence[LogEntry]) -> None:
+        """These records were replayed."""
+        if self.running is not None:
+            self.running.take(entries)
+        if self.checks is not None:
+            self.checks.take(entries)
+
+    def hash_at(self, next_offset: int) -> LogHash | None:
+        """The hash of the records since the last place where a snapshot was due, if it is known."""
+        return None if self.running is None else self.running.at(self.cp, next_offset)
+
     @property
     def next_place(self) -> int | None:
         """The next offset at which there is something to compare."""
@@ -188,6 +222,8 @@ class CpStart:
         """The replay stands at the end of the log as it was when the snapshots were read."""
         while self._ahead:
             self._differ(self._ahead.pop(0), None, _NO_PLACE)
+        if self.checks is not None:
+            self.checks.ended(self.log_end)
 
     @property
     def is_refuted(self) -> bool:
@@ -196,8 +232,10 @@ class CpStart:
 
     @property
     def differences(self) -> list[Difference]:
-        """What is wrong with snapshots, as far as it is known."""
-        return [*self._unfit.values(), *self._differing.values()]
+        """What is wrong with snapshots and hashes, as far as it is known."""
+        wrong = [] if self.checks is None else self.checks.wrong
+        hashes = [Difference.of_hash(stored, ours) for stored, ours in wrong]
+        return [*self._unfit.values(), *self._differing.values(), *hashes]
 
     def _refuse(self, place: StoredAt, why: str) -> None:
         key = (place.next_offset, place.digest)

@@ -14,6 +14,7 @@ import json
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from kafka_marshal.pipeline.audit.sources import Opened, Source
 from kafka_marshal.pipeline.audit.statistics import statistics_rows
 from kafka_marshal.pipeline.audit.stitch import Stitched, stitch
 from kafka_marshal.pipeline.audit.task import Checkpoint, Task, TaskResult, run_task
+from kafka_marshal.pipeline.audit.vouching import changes, notices_of_hashes, notices_of_offsets, vouched
 from rationalizer import World
 
 if TYPE_CHECKING:
@@ -251,6 +253,7 @@ class Audit:
             end=segment.end,
             start=start,
             checkpoints=segment.checkpoints,
+            hashes=segment.hashes,
             out=str(self._out) if self._tables else None,
             work=str(self._work),
             world_type=self._world_type,
@@ -290,8 +293,9 @@ class Audit:
 
     def _conclude(self, opened: Opened, claims: dict[int, Claims], plan: CutLog, chains: dict[int, _Chain]) -> Findings:
         results = [result for chain in chains.values() for result in chain.so_far()]
-        lies = _lies(claims, chains)
-        kinds: dict[str, int] = {str(Kind.SNAPSHOT_DIFFERS): len(lies)} if lies else {}
+        by_cp = {cp: chain.so_far() for cp, chain in chains.items()}
+        lies = [*_lies(claims, chains), *changes(claims, results)]
+        kinds: dict[str, int] = dict(Counter(lie.kind for lie in lies))
         for result in results:
             for kind, count in result.violations.items():
                 kinds[str(kind)] = kinds.get(str(kind), 0) + count
@@ -303,7 +307,13 @@ class Audit:
             records=sum(result.records for result in results),
             violations=kinds,
             partitions=[_partition_findings(cp, chains.get(cp), claims.get(cp)) for cp in range(opened.log.partitions)],
-            notices=[*plan.notices, *_notices(claims), *_notices_of_records(results)],
+            notices=[
+                *plan.notices,
+                *_notices(claims),
+                *_notices_of_records(results),
+                *notices_of_offsets(opened.log, by_cp),
+                *notices_of_hashes(claims, by_cp),
+            ],
             tables={name: self._out / name for name in TABLES} if self._tables else {},
             out=self._out if self._tables else None,
             examples=lies[:EXAMPLES],
@@ -387,6 +397,7 @@ def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) ->
         snapshots=sum(result.compared for result in results) + (0 if claims is None else len(claims.broken)),
         snapshots_wrong=sum(len(result.differences) for result in results)
         + (0 if claims is None else len(claims.broken)),
+        vouched=vouched(claims, results),
         required_level=last.required_level,
     )
 

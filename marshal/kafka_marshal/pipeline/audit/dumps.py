@@ -13,6 +13,7 @@ from kafka_marshal.pipeline.audit.files import LogWriter, Piece, pieces_of
 from kafka_marshal.pipeline.audit.job import Runner
 from kafka_marshal.pipeline.audit.plan import SourceLog
 from rationalizer.dump import DumpError, DumpHeader, DumpReader, header_line
+from rationalizer.log_hash import LogHash
 
 __all__ = ["dump_to_parquet", "header_of_dump", "records_of_dump"]
 
@@ -53,16 +54,20 @@ def dump_to_parquet(path: Path, folder: Path, runner: Runner) -> SourceLog:
     header = header_of_dump(path)
     parts = _parts(path, folder, header, runner.parallelism)
     pieces: dict[int, list[Piece]] = {}
-    for files in runner.map("reading the dump", _convert, parts, folder):
-        if files is None:
+    hashes: dict[int, list[LogHash]] = {}
+    for converted in runner.map("reading the dump", _convert, parts, folder):
+        if converted is None:
             _raise_what_is_wrong(path)
             continue
-        for piece in pieces_of(Path(file) for file in files):
+        for cp, next_offset, digest in converted.hashes:
+            before_it = hashes.setdefault(cp, [])
+            before_it.append(LogHash(cp, before_it[-1].next_offset if before_it else 0, next_offset, digest))
+        for piece in pieces_of(Path(file) for file in converted.files):
             before = pieces.setdefault(piece.partition, [])
             if before and before[-1].last >= piece.first:
                 _raise_what_is_wrong(path)
             before.append(piece)
-    return SourceLog(header.topic, header.partitions, pieces)
+    return SourceLog(header.topic, header.partitions, pieces, hashes=hashes, bounds=header.bounds or ())
 
 
 def _parts(path: Path, folder: Path, header: DumpHeader, parallelism: int) -> list[_Part]:
@@ -82,12 +87,21 @@ def _parts(path: Path, folder: Path, header: DumpHeader, parallelism: int) -> li
     ]
 
 
-def _convert(part: _Part) -> list[str] | None:
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    """The files, and the hashes that the lines carry: CP, the offset behind it, hash."""
+
+    files: list[str]
+    hashes: list[tuple[int, int, str]]
+
+
+def _convert(part: _Part) -> _Converted | None:
     """The files with the records of this part, a CP each; None where there is a line that is none of a dump."""
     writers: dict[int, LogWriter] = {}
     tried = f"{part.number:05}-{os.getpid()}"
     try:
-        for partition, offset, timestamp_ms, value in DumpReader(_lines(part)):
+        reader = DumpReader(_lines(part))
+        for partition, offset, timestamp_ms, value in reader:
             writer = writers.get(partition)
             if writer is None:
                 path = Path(part.folder, f"log-{tried}-{partition}.parquet")
@@ -98,7 +112,7 @@ def _convert(part: _Part) -> list[str] | None:
     finally:
         for writer in writers.values():
             writer.close()
-    return [str(writer.path) for writer in writers.values()]
+    return _Converted([str(writer.path) for writer in writers.values()], reader.hashes)
 
 
 def _lines(part: _Part) -> Iterator[bytes]:

@@ -63,13 +63,15 @@ class PartitionFindings:
     #: Snapshots that were compared, and how many of them are wrong.
     snapshots: int
     snapshots_wrong: int
+    #: Offsets covered by hashes of members that agree with the log: nothing was changed there since it was read.
+    vouched: int
     #: The level that the Upgrade asks for before which the replay stopped; None: it came to the end (E4).
     required_level: int | None = None
 
     @classmethod
     def empty(cls, partition: int) -> Self:
         """A CP without records."""
-        return cls(partition, 0, 0, 0, 1, World(partition, partition + 1).digest(), 0, 0, 0)
+        return cls(partition, 0, 0, 0, 1, World(partition, partition + 1).digest(), 0, 0, 0, 0)
 
 
 @dataclass(slots=True)

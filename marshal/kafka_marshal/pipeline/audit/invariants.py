@@ -33,6 +33,8 @@ class Kind(StrEnum):
     OVERLAPPING_GRANTS = "overlapping grants"
     #: The log, replayed, is not in the state that a snapshot says it was in (S2), or a snapshot holds no state at all.
     SNAPSHOT_DIFFERS = "snapshot differs from the log"
+    #: The records of a range are not those that a member has read (S4), or that a dump was written with (D5).
+    LOG_CHANGED = "log differs from its hash"
     #: A record took effect whose sender or epoch was not the holder's (C5), or a new epoch is not above the last (C9).
     STALE_EPOCH = "record accepted with a stale epoch"
     #: Of coordinated groups. Keys came to another owner, or have two, while theirs had not let go and lives (G4, G14).

@@ -14,6 +14,7 @@ from kafka_marshal.errors import LogCutError
 from kafka_marshal.pipeline.audit.files import Piece
 from kafka_marshal.pipeline.audit.snapshots import Claims
 from kafka_marshal.pipeline.audit.task import Checkpoint
+from rationalizer.log_hash import LogHash
 
 __all__ = ["CutLog", "Segment", "SourceLog", "cut"]
 
@@ -35,6 +36,10 @@ class SourceLog:
     #: Log start of each CP, where it is known: what lies below is gone for good. A dump that begins above 0 may have a
     #: gap there, or lack what was before.
     starts: Mapping[int, int] = field(default_factory=dict)
+    #: By CP: hashes that a dump carries of its own records (D5).
+    hashes: Mapping[int, Sequence[LogHash]] = field(default_factory=dict)
+    #: For each CP the first offset that the log had when it was dumped, and the one behind the last, where it is known.
+    bounds: Sequence[tuple[int, int]] = ()
 
     @property
     def records(self) -> int:
@@ -52,6 +57,8 @@ class Segment:
     start: Checkpoint | None
     end: int | None
     checkpoints: tuple[Checkpoint, ...]
+    #: Of ranges of these records, to be compared with them.
+    hashes: tuple[LogHash, ...] = ()
 
     @property
     def first(self) -> int | None:
@@ -94,9 +101,31 @@ def cut(
             found.notices.append(
                 f"partition {partition}: {beyond} snapshot(s) beyond the log's end, {end}, were not compared"
             )
+        hashes = [*(claims[partition].hashes if partition in claims else ()), *log.hashes.get(partition, ())]
+        later = sum(each.next_offset > end for each in hashes)
+        if later:
+            found.notices.append(
+                f"partition {partition}: {later} stored hash(es) reach beyond the log's end, {end}: its last records "
+                "were removed, or it was copied before they were written"
+            )
+        hashes = [each for each in hashes if _after(start) <= each.since and each.next_offset <= end]
         inside = [each for each in checkpoints if _after(start) < each.next_offset <= end]
-        cuts = _cuts(_after(start), end, [each for each in inside if each in usable], records_per_task or least)
-        found.segments[partition] = _segments(partition, pieces, start, cuts, inside)
+        whole = _between_hashes(hashes, [each for each in inside if each in usable])
+        cuts = _cuts(_after(start), end, whole, records_per_task or least)
+        found.segments[partition] = _segments(partition, pieces, start, cuts, inside, hashes)
+    return found
+
+
+def _between_hashes(hashes: Sequence[LogHash], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those at which no range with a hash would be cut in two. Members take both at the same places."""
+    ranges = sorted((each.since, each.next_offset) for each in hashes)
+    found, place, end = [], 0, 0
+    for checkpoint in checkpoints:  # ascending
+        while place < len(ranges) and ranges[place][0] < checkpoint.next_offset:
+            end = max(end, ranges[place][1])
+            place += 1
+        if end <= checkpoint.next_offset:
+            found.append(checkpoint)
     return found
 
 
@@ -147,6 +176,7 @@ def _segments(
     start: Checkpoint | None,
     cuts: Sequence[Checkpoint],
     inside: Sequence[Checkpoint],
+    hashes: Sequence[LogHash],
 ) -> list[Segment]:
     found = []
     for begin, stop in zip([start, *cuts], [*cuts, None], strict=True):
@@ -158,6 +188,7 @@ def _segments(
                 begin,
                 end,
                 tuple(each for each in inside if first < each.next_offset and (end is None or each.next_offset <= end)),
+                tuple(each for each in hashes if first <= each.since and (end is None or each.since < end)),
             )
         )
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafka_marshal.pipeline.audit.task import Checkpoint
 from rationalizer import SnapshotError
+from rationalizer.log_hash import LogHash
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot
 
 __all__ = ["Claims", "SnapshotRecords", "claims_of", "extract"]
@@ -27,6 +28,8 @@ class Claims:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     #: Snapshots whose bytes have not the digest they come with.
     broken: list[Checkpoint] = field(default_factory=list)
+    #: Hashes of the CP's log (S4).
+    hashes: Collection[LogHash] = ()
     #: Records that are no part of a snapshot, and snapshots of which parts are missing.
     junk: int = 0
     unfinished: int = 0
@@ -38,7 +41,7 @@ def claims_of(records: SnapshotRecords, partitions: int) -> dict[int, Claims]:
     known: set[tuple[int, int, str]] = set()
     for offset, stored, collector in _snapshots(records, partitions):
         claims = found.setdefault(collector.partition, Claims())
-        claims.junk, claims.unfinished = collector.junk, collector.unfinished
+        claims.junk, claims.unfinished, claims.hashes = collector.junk, collector.unfinished, collector.hashes
         if stored is None:
             continue
         checkpoint = Checkpoint(stored.next_offset, stored.digest, offset)

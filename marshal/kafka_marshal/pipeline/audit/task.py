@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from kafka_marshal.errors import AuditError
 from kafka_marshal.pipeline.audit.files import Piece, TableFiles, read_pieces
 from kafka_marshal.pipeline.audit.observer import Loose, Observer
 from rationalizer import World
+from rationalizer.log_hash import HashChecks, LogHash
 
 __all__ = ["Checkpoint", "Difference", "Task", "TaskResult", "run_task"]
 
@@ -66,6 +66,8 @@ class Task:
     out: str | None
     #: Where to put the state at `end`, should the snapshot there be wrong.
     work: str
+    #: Of ranges of these records, to be compared with them (S4, D5).
+    hashes: tuple[LogHash, ...] = ()
     world_type: type[World] = World
 
     @property
@@ -91,6 +93,12 @@ class TaskResult:
     required_level: int | None = None
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
+    #: Hashes that are those of the records, and others, each with that of the records.
+    hashes_held: list[LogHash] = field(default_factory=list)
+    hashes_wrong: list[tuple[LogHash, str]] = field(default_factory=list)
+    #: Offsets between the first record and the last that no record has: how many, and the first run of them.
+    missing: int = 0
+    first_missing: tuple[int, int] | None = None
     #: A file with the state at the end, where a snapshot there differs from it.
     end_state: str | None = None
     #: Violations by kind, besides differences.
@@ -140,23 +148,46 @@ def _world(task: Task) -> World:
 def _replay(task: Task, world: World, observer: Observer | None, result: TaskResult) -> None:
     replay = world.apply_many if observer is None else observer.replay
     waiting = list(reversed(task.checkpoints))
+    checks = HashChecks(task.hashes, task.first or 0)
+    expected = task.first
     try:
         for offsets, stamps, values in read_pieces(task.pieces, task.first or 0, task.end):
+            _note_missing(result, expected, offsets)
+            expected = offsets[-1] + 1
+            entries = list(zip(offsets, stamps, values, strict=True))
+            checks.take(entries)
             at = 0
             while waiting and waiting[-1].next_offset <= offsets[-1]:
                 until = bisect_left(offsets, waiting[-1].next_offset, at)
-                replay(zip(offsets[at:until], stamps[at:until], values[at:until], strict=True))
+                replay(entries[at:until])
                 if world.required_level is not None:
                     return
                 _compare(world, waiting.pop(), result)
                 at = until
-            replay(islice(zip(offsets, stamps, values, strict=True), at, None))
+            replay(entries[at:] if at else entries)
             if world.required_level is not None:
                 return
     except ValueError as error:  # of the world: a record out of order
         raise AuditError(f"the log as it was read can't be replayed: {error} Nothing was concluded.") from error
+    finally:
+        result.hashes_held, result.hashes_wrong = checks.held, checks.wrong
+    checks.ended(world.next_offset if task.end is None else task.end)
     while waiting and (task.end is not None or waiting[-1].next_offset <= world.next_offset):
         _compare(world, waiting.pop(), result)
+
+
+def _note_missing(result: TaskResult, expected: int | None, offsets: list[int]) -> None:
+    """Offsets before or among these that no record has. expected: None where the log may begin anywhere."""
+    first = offsets[0] if expected is None else expected
+    missing = offsets[-1] + 1 - first - len(offsets)
+    if missing and result.first_missing is None:
+        before = first - 1
+        for offset in offsets:
+            if offset != before + 1:
+                result.first_missing = (before + 1, offset - 1)
+                break
+            before = offset
+    result.missing += missing
 
 
 def _compare(world: World, checkpoint: Checkpoint, result: TaskResult) -> None:
