@@ -103,7 +103,7 @@ class Replica:
             self._begin_hash(world)
         if begin is Begin.CHECK and start.snapshots is not None:
             for cp, each in self.starts.items():
-                each.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
+                each.hashes.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
         check_one_cluster(cluster, ADDRESSES_S)
         self._tail: HearingTail = self._open()
 
@@ -247,7 +247,7 @@ class Replica:
             else:
                 for offset, timestamp_ms, value in run:
                     applied(cp, offset, world.apply(offset, timestamp_ms, value))
-            self.starts[cp].took(run)
+            self.starts[cp].hashes.took(run)
             begin = end
             if world.next_offset >= self._stops[cp]:
                 self._stop(world)
@@ -267,7 +267,7 @@ class Replica:
             state = world.snapshot()
             start.reached(world.next_offset, digest_of(state))
             if is_due and self._due is not None:
-                self._due(cp, world.next_offset, state, start.hash_at(world.next_offset))
+                self._due(cp, world.next_offset, state, start.hashes.at(world.next_offset))
             self._judge_start(cp)
         if is_place:
             self._begin_hash(world)
@@ -281,7 +281,7 @@ class Replica:
     def _begin_hash(self, world: World) -> None:
         """Hash what is read from here on, a place where a snapshot is due, if it may be stored at the next one (S4)."""
         wanted = self._keeps_hashes and self._is_near_end(world, NOTED_INTERVALS + 1)
-        self.starts[world.partition].running = RunningHash(world.next_offset) if wanted else None
+        self.starts[world.partition].hashes.running = RunningHash(world.next_offset) if wanted else None
 
     def _judge_start(self, cp: int) -> None:
         if self.start.begin is Begin.SNAPSHOT and self.starts[cp].is_refuted:

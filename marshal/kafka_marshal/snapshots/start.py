@@ -61,6 +61,28 @@ class Difference:
         )
 
 
+class CpHashes:
+    """What is hashed of one CP's log while it is replayed (S4)."""
+
+    def __init__(self, cp: int) -> None:
+        self._cp = cp
+        #: Stored hashes that are compared with the log, by those who check.
+        self.checks: HashChecks | None = None
+        #: Of the records since the last place where a snapshot was due; None: none is kept.
+        self.running: RunningHash | None = None
+
+    def took(self, entries: Sequence[LogEntry]) -> None:
+        """These records were replayed."""
+        if self.running is not None:
+            self.running.take(entries)
+        if self.checks is not None:
+            self.checks.take(entries)
+
+    def at(self, next_offset: int) -> LogHash | None:
+        """That of the records since the last place where a snapshot was due, if it is known."""
+        return None if self.running is None else self.running.at(self._cp, next_offset)
+
+
 class CpStart:
     """The start of one CP's replay: from where, and what it is compared with."""
 
@@ -81,10 +103,7 @@ class CpStart:
         self._beside: list[StoredAt] = []
         #: Started from before, and found wanting.
         self._tried: set[tuple[int, str]] = set()
-        #: Hashes of the log that are compared with it on the way (S4), by those who check.
-        self.checks: HashChecks | None = None
-        #: Of the records since the last place where a snapshot was due; None: none is kept.
-        self.running: RunningHash | None = None
+        self.hashes = CpHashes(cp)
         #: Next offset of where it starts; whether that needs no proof.
         self.begun_at: int = 0
         self._begun_with = ""
@@ -187,17 +206,6 @@ class CpStart:
 
     # On the way.
 
-    def took(self, entries: Sequence[LogEntry]) -> None:
-        """These records were replayed."""
-        if self.running is not None:
-            self.running.take(entries)
-        if self.checks is not None:
-            self.checks.take(entries)
-
-    def hash_at(self, next_offset: int) -> LogHash | None:
-        """The hash of the records since the last place where a snapshot was due, if it is known."""
-        return None if self.running is None else self.running.at(self.cp, next_offset)
-
     @property
     def next_place(self) -> int | None:
         """The next offset at which there is something to compare."""
@@ -222,8 +230,8 @@ class CpStart:
         """The replay stands at the end of the log as it was when the snapshots were read."""
         while self._ahead:
             self._differ(self._ahead.pop(0), None, _NO_PLACE)
-        if self.checks is not None:
-            self.checks.ended(self.log_end)
+        if self.hashes.checks is not None:
+            self.hashes.checks.ended(self.log_end)
 
     @property
     def is_refuted(self) -> bool:
@@ -233,9 +241,9 @@ class CpStart:
     @property
     def differences(self) -> list[Difference]:
         """What is wrong with snapshots and hashes, as far as it is known."""
-        wrong = [] if self.checks is None else self.checks.wrong
-        hashes = [Difference.of_hash(stored, ours) for stored, ours in wrong]
-        return [*self._unfit.values(), *self._differing.values(), *hashes]
+        wrong = [] if self.hashes.checks is None else self.hashes.checks.wrong
+        changed = [Difference.of_hash(stored, ours) for stored, ours in wrong]
+        return [*self._unfit.values(), *self._differing.values(), *changed]
 
     def _refuse(self, place: StoredAt, why: str) -> None:
         key = (place.next_offset, place.digest)

@@ -62,7 +62,7 @@ def notices_of_hashes(claims: Mapping[int, Claims], results: Mapping[int, Sequen
     if bare:
         found.append(
             f"nothing vouches for the log of partition(s) {', '.join(map(str, bare))}: no member has stored a hash of "
-            "it (they do every 10,000 offsets, beside their snapshots). A record that is changed or removed is not noticed"
+            "it (they do every 10,000 offsets, beside their snapshots). Changed or removed records are not noticed"
         )
     return found
 
