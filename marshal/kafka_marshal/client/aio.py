@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
@@ -23,14 +23,18 @@ from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
 from kafka_marshal.client.group import Piece
-from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
+from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.loop_answer import awaited
+from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, Delivery, Start, WhenStuck
 from kafka_marshal.client.parallel import Call, carry_out
+from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ClosedError, ConfigurationError
+from kafka_marshal.node.config import START_TIMEOUT_S
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.runtime import THREADS, is_ours
-from kafka_marshal.types import TopicPartition
+from kafka_marshal.types import Strategy, TopicPartition
 
 __all__ = ["Consumer", "GroupConsumer", "Marshal"]
 
@@ -70,19 +74,56 @@ class Marshal:
     It connects, and reads the log to its end, when the block is entered.
     """
 
-    def __init__(self, bootstrap_servers: str, *, group_id: str, **options: Any) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        group_id: str,
+        client_id: str | None = None,
+        topic: str = DEFAULT_TOPIC,
+        heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
+        config: Mapping[str, object] | None = None,
+        watchdog: bool = False,
+        timeout: float = START_TIMEOUT_S,
+    ) -> None:
+        """As :class:`kafka_marshal.Marshal`; nothing is connected before ``async with``."""
         self._make: Callable[[], plain_marshal.Marshal] = partial(
-            plain_marshal.Marshal, bootstrap_servers, group_id=group_id, **options
+            plain_marshal.Marshal,
+            bootstrap_servers,
+            group_id=group_id,
+            client_id=client_id,
+            topic=topic,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            config=config,
+            watchdog=watchdog,
+            timeout=timeout,
         )
         self._calls = _Calls()
         self._marshal: plain_marshal.Marshal | None = None
         self._is_stopped = False
 
     @classmethod
-    def on_cluster(cls, cluster: ports.Cluster, *, group_id: str, **options: Any) -> Self:
+    def on_cluster(
+        cls,
+        cluster: ports.Cluster,
+        *,
+        group_id: str,
+        client_id: str | None = None,
+        topic: str = DEFAULT_TOPIC,
+        heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
+        timeout: float = START_TIMEOUT_S,
+    ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
         made = cls("", group_id=group_id)
-        made._make = partial(plain_marshal.Marshal.on_cluster, cluster, group_id=group_id, **options)
+        made._make = partial(
+            plain_marshal.Marshal.on_cluster,
+            cluster,
+            group_id=group_id,
+            client_id=client_id,
+            topic=topic,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            timeout=timeout,
+        )
         return made
 
     async def __aenter__(self) -> Self:
@@ -114,15 +155,55 @@ class Marshal:
             raise ConfigurationError("this Marshal is not open: use it in `async with Marshal(…) as marshal:`")
         return self._marshal
 
-    def consumer(self, topics: Sequence[str], **options: Any) -> Consumer[plain.Consumer]:
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        delivery: Delivery = "at-least-once",
+        policy: Policy | None = None,
+        start: Start = "earliest",
+        batch_size: int = plain.DEFAULT_BATCH_SIZE,
+        handler_timeout: float | None = None,
+        auto_done: bool = True,
+        claim_ahead: bool = False,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
+        on_assign: PartitionsCallback | None = None,
+        on_revoke: PartitionsCallback | None = None,
+        on_lost: PartitionsCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> Consumer[plain.Consumer]:
         """As :meth:`kafka_marshal.Marshal.consumer`, to be used in ``async with``.
 
         Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop.
         """
+        options = _options(locals())
         return Consumer(self, self._calls, partial(self.sync.consumer, topics), options)
 
-    def group_consumer(self, topics: Sequence[str], **options: Any) -> GroupConsumer:
+    def group_consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        strategy: Strategy = "sticky",
+        session_timeout_ms: int = plain_marshal.DEFAULT_SESSION_TIMEOUT_MS,
+        delivery: Delivery = "at-least-once",
+        allow_key_share: bool = False,
+        start: Start = "earliest",
+        mirror_offsets: bool = False,
+        batch_size: int = plain.DEFAULT_BATCH_SIZE,
+        handler_timeout: float | None = None,
+        auto_done: bool = True,
+        max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+        position_lost: WhenStuck = "leave",
+        partition_stuck: WhenStuck = "leave",
+        on_assign: PiecesCallback | None = None,
+        on_revoke: PiecesCallback | None = None,
+        on_lost: PiecesCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> GroupConsumer:
         """As :meth:`kafka_marshal.Marshal.group_consumer`, used as ``consumer`` is."""
+        options = _options(locals())
         return GroupConsumer(self, self._calls, partial(self.sync.group_consumer, topics), options)
 
     def stop(self) -> None:
@@ -148,6 +229,11 @@ class Marshal:
 
     def __repr__(self) -> str:
         return f"aio.{self._marshal!r}" if self._marshal is not None else "aio.Marshal(not open)"
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that have a default, by name."""
+    return {name: value for name, value in given.items() if name not in ("self", "topics")}
 
 
 class Consumer(Generic[C]):
@@ -193,6 +279,8 @@ class Consumer(Generic[C]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and self._consumer is not None:
+            await _to_its_end(self._calls(self._consumer._say_in_hand, error))
         await self.close()
 
     @property
@@ -215,7 +303,7 @@ class Consumer(Generic[C]):
 
     async def _iterate(self, consumer: C) -> AsyncIterator[Message]:
         """Run after run, as ``Consumer._iterate``: before each message a look at the clock (T4)."""
-        runtime, stop = consumer._driver.cluster.runtime, consumer._marshal.stop_signal
+        runtime, stop = consumer._driver.cluster.runtime, consumer._stop_signal
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
         while True:
             consumer._driver.refuse_fork()
@@ -225,9 +313,9 @@ class Consumer(Generic[C]):
                 return
             if run is None:
                 return
+            message: Message | None = None
             try:
                 lease, walk = run.assignment.lease, cast("Iterator[Message]", run.walk)
-                message: Message | None = None
                 is_open = True
                 while is_open and run.has_left:
                     for message in islice(walk, IN_A_ROW):
@@ -239,12 +327,15 @@ class Consumer(Generic[C]):
                         await asyncio.sleep(0)
                 if is_open:
                     run.walked(message)
+            except GeneratorExit:
+                consumer._left = message
+                raise
             finally:
                 answer.receipt.left = True
                 consumer._nudge()
 
     async def _poll_on(self) -> AsyncIterator[Message]:
-        while not self._marshal.stopping:
+        while not self.stopping:
             try:
                 message = await self.poll(None)
             except ClosedError:
@@ -268,6 +359,14 @@ class Consumer(Generic[C]):
             yield batch
             del batch
 
+    @overload
+    async def run(
+        self, handle: Callable[[Message], object], *, deserialize: None = None, **settings: Unpack[RunSettings]
+    ) -> None: ...
+    @overload
+    async def run(
+        self, handle: Callable[[T], object], *, deserialize: Callable[[Message], T], **settings: Unpack[RunSettings]
+    ) -> None: ...
     async def run(
         self,
         handle: Handler,
@@ -329,10 +428,23 @@ class Consumer(Generic[C]):
         """Go forward to offset; as :meth:`kafka_marshal.Consumer.seek`."""
         await self._calls(self.sync.seek, topic, partition, offset, force=force)
 
+    def stop(self) -> None:
+        """Ask the loops, and ``run``, of this consumer alone to end. Safe in a signal handler; returns at once."""
+        self.sync.stop()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether ``stop()`` was called, of this consumer or of its Marshal."""
+        return self.sync.stopping
+
     async def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release all partitions with their offsets. Twice does nothing."""
         if self._consumer is not None:
             await _to_its_end(self._calls(self._consumer.close, timeout))
+
+
+#: Functions or coroutine functions.
+PartitionsCallback = Callable[[Consumer[plain.Consumer], list[TopicPartition]], object]
 
 
 class GroupConsumer(Consumer[plain_group.GroupConsumer]):
@@ -361,6 +473,9 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
     async def commit(self, timeout: float = plain_group.COMMIT_TIMEOUT_S) -> None:
         """What is done of the pieces that this member has is in the log when this returns."""
         await self._calls(self.sync.commit, timeout)
+
+
+PiecesCallback = Callable[[GroupConsumer, list[Piece]], object]
 
 
 async def _to_its_end(call: Awaitable[T]) -> T:

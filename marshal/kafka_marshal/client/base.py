@@ -59,9 +59,6 @@ _NUMBERS = (float, int)
 class Host(Protocol):
     """The Marshal of a consumer, as the consumer sees it."""
 
-    #: Not empty: loops end.
-    stop_signal: list[bool]
-
     #: As its user gave it: settings of librdkafka.
     config: Mapping[str, object]
 
@@ -72,10 +69,9 @@ class Host(Protocol):
 class _Loops:
     """What a consumer needs of its Marshal, without a reference to it."""
 
-    __slots__ = ("config", "group_id", "stop_signal")
+    __slots__ = ("config", "group_id")
 
     def __init__(self, marshal: Host) -> None:
-        self.stop_signal = marshal.stop_signal
         self.group_id = marshal.group_id
         self.config = marshal.config
 
@@ -110,6 +106,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._driver = driver
         self._callbacks = callbacks
         self._closed = False
+        #: Not empty: loops end. A list, since iterating threads look at it before each message.
+        self._stop_signal: list[bool] = []
         self._drained_at = 0.0
         self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
@@ -165,7 +163,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
-        if self._closed or self._marshal.stop_signal:
+        if self._closed or self._stop_signal:
             return True
         self._driver.check()
         if self._engine.errors:
@@ -207,9 +205,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def __repr__(self) -> str:
         topics = ", ".join(sorted(self._engine.subscription.topics))
-        state = (
-            "closed" if self._closed or self._driver.is_over else "stopping" if self._marshal.stop_signal else "open"
-        )
+        state = "closed" if self._closed or self._driver.is_over else "stopping" if self._stop_signal else "open"
         return f"{type(self).__name__}([{topics}], group_id={self._marshal.group_id!r}, {state})"
 
     def assignment(self) -> list[TopicPartition]:
@@ -301,6 +297,21 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     # Ending.
 
+    def stop(self) -> None:
+        """Ask the loops, and ``run``, of this consumer alone to end. Safe in a signal handler; returns at once.
+
+        It keeps its partitions, and hands out nothing more, until ``close()``. ``marshal.stop()`` is for all consumers.
+        """
+        self._stop_signal.append(True)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether ``stop()`` was called, of this consumer or of its Marshal."""
+        return bool(self._stop_signal)
+
+    def _say_in_hand(self, error: Exception) -> None:
+        """An exception leaves a ``with`` block: say what it has left undone."""
+
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
 
@@ -359,6 +370,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None and isinstance(error, ClosedError):
             return
+        if isinstance(error, Exception):
+            self._say_in_hand(error)
         self.close()
 
 

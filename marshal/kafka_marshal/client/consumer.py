@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
@@ -19,7 +19,7 @@ from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.base import TopicPartition, check_partitions
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions
+from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.parallel import Call, carry_out, finish
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.tracker import ALL, Taken
@@ -80,7 +80,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         case that the whole process was stopped, the clock is compared, too, before each message: a look at it for
         several would hand out the others while somebody else has the partition (T4).
         """
-        runtime, stop = self._driver.cluster.runtime, self._marshal.stop_signal
+        runtime, stop = self._driver.cluster.runtime, self._stop_signal
         # Handed over as the tuple that clock_gettime takes, which is made anew for each message otherwise: a fifth of
         # all that is done here between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
@@ -89,18 +89,21 @@ class Consumer(FetchingConsumer["Consumer"]):
                 answer = self._ask(self._serve_run, undo=self._undo)
             except EndedError:
                 return
+            message: Message | None = None
             try:
                 run = self._waited(answer)
                 if run is None:
                     return
                 lease = run.assignment.lease
-                message: Message | None = None
                 for message in cast("Iterator[Message]", run.walk):
                     if clock(*clock_id) >= lease.hand_out_until_s or stop:
                         break
                     yield message
                 else:
                     run.walked(message)
+            except GeneratorExit:
+                self._left = message
+                raise
             finally:
                 # From here on, and where not even this is reached, ``undo`` sees to the rest of the run.
                 answer.receipt.left = True
@@ -112,7 +115,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         What counts here is whether the lease is proven; that it is being let go does not matter to what is granted.
         Leaving the loop leaves the rest of the batch to the next loop.
         """
-        runtime, stop = self._driver.cluster.runtime, self._marshal.stop_signal
+        runtime, stop = self._driver.cluster.runtime, self._stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
         now, pace = 0.0, _Pace()
         run: Run | None = None
@@ -140,13 +143,14 @@ class Consumer(FetchingConsumer["Consumer"]):
         except BaseException as error:
             if _is_withheld(error, out):
                 return  # close() came in between, and has reported it
+            self._left = message if isinstance(error, GeneratorExit) else None
             self._hand.in_doubt = True
             if message is not None and run is not None:
                 self._refuse(run, [message, *messages])  # but for those that have left
             raise
 
     def _poll_on(self) -> Iterator[Message]:
-        while not self._marshal.stop_signal:
+        while not self._stop_signal:
             try:
                 message = self.poll(None)
             except ClosedError:
@@ -165,7 +169,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         out = [0]
         try:
             deadline = self._begin(timeout)
-            if self._marshal.stop_signal:
+            if self._stop_signal:
                 self._wait_stopped(deadline)
                 return None
             while (hand := self._hand_for(deadline)) is not None:
@@ -204,7 +208,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         out = [0]
         try:
             deadline = self._begin(timeout)
-            if self._marshal.stop_signal:
+            if self._stop_signal:
                 self._wait_stopped(deadline)
                 return []
             while True:
@@ -259,6 +263,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)
             except EndedError:
                 return
+            run: Run | None = None
             try:
                 run = self._waited(answer)
                 if run is None:
@@ -267,7 +272,9 @@ class Consumer(FetchingConsumer["Consumer"]):
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, GeneratorExit) and run is not None:
+                    self._left = cast("Message", run.messages[0])
                 answer.receipt.left = True
                 raise
 
@@ -299,6 +306,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             raise
 
     def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
+        self._left = None
         self._driver.refuse_fork()
         if self._driver.is_over:
             raise EndedError("this Marshal is closed; make a new one")
@@ -335,6 +343,14 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     # Many handlers.
 
+    @overload
+    def run(
+        self, handle: Callable[[Message], object], *, deserialize: None = None, **settings: Unpack[RunSettings]
+    ) -> None: ...
+    @overload
+    def run(
+        self, handle: Callable[[T], object], *, deserialize: Callable[[Message], T], **settings: Unpack[RunSettings]
+    ) -> None: ...
     def run(
         self,
         handle: Handler,

@@ -38,6 +38,11 @@ class Ending:
         #: They answer to the last.
         self.servers: list[MetricsServer] = []
 
+    def stop_all(self) -> None:
+        """Ask all loops to end (any thread, and a signal's handler)."""
+        for consumer in self.consumers:
+            consumer.stop()
+
     def run(self, driver: Driver, watchdog: Watchdog | None, release: bool, timeout: float | None) -> None:
         """End everything (*blocking*), on a thread of ours; a warning tells of what takes longer than timeout."""
         self._limit.lower(timeout)

@@ -6,15 +6,19 @@ A kind is a class and the line that raised it. What is counted is said once a mi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
+from kafka_marshal import ports
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.error_texts import class_name, place_of, reason_of, trace_of
+from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Lock
+from kafka_marshal.secret import values_of
 
 __all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures"]
 
@@ -152,8 +156,32 @@ class Failures:
             log(logging.INFO, "dead_letter", text, letters, self._topic, **self._whose)
 
 
+def say_in_hand(error: Exception, message: ports.Message, config: Mapping[str, object], ids: EngineSettings) -> None:
+    """An exception has left a program's own loop: say, with it and in the log, which message that was about."""
+    where = f"{_shown(message, message.key())} was in hand"
+    with suppress(Exception):  # an exception may refuse it
+        error.add_note(f"{where}. At least once, what was in hand and not done comes again, here or elsewhere")
+    log(
+        logging.WARNING,
+        "loop_failed",
+        "%s when %s ended the loop: %s",
+        where,
+        class_name(error),
+        reason_of(error, values_of(config)),
+        group=ids.group_id,
+        client=ids.client_id,
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+    )
+
+
 def shown(attempt: Attempt) -> str:
     """The message of an attempt, for people."""
-    message, key = attempt.message, attempt._key
+    return _shown(attempt.message, attempt._key)
+
+
+def _shown(message: ports.Message, key: object) -> str:
+    key = key if isinstance(key, bytes | str | None) else repr(key)
     text = "" if key is None else f", key {key[:_KEY_SHOWN]!r}{'…' if len(key) > _KEY_SHOWN else ''}"
     return f"{message.topic()} [{message.partition()}] offset {message.offset()}{text}"

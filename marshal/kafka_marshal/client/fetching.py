@@ -7,12 +7,14 @@ threads do with the run stands in :mod:`kafka_marshal.client.consumer`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from typing import cast
 
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S, TopicPartition
 from kafka_marshal.client.closing import Limit
+from kafka_marshal.client.failures import say_in_hand
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
@@ -23,6 +25,7 @@ from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Take, Wait, Wanted
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import EndedError
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 
@@ -55,6 +58,8 @@ class FetchingConsumer(Membership[S]):
         self._handled = Handled(driver.cluster.runtime.lock())
         #: What threads take messages from, but for iterating and batches at least once.
         self._hand = Hand()
+        #: The message, or the first of the batch, that a loop which was left had in hand.
+        self._left: Message | None = None
         settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks, self._fetcher.partition_counts)
         self._leaving.settle = self._end_run
@@ -70,7 +75,7 @@ class FetchingConsumer(Membership[S]):
 
     def _may_leave(self, run: Run, now: float) -> bool:
         """Whether a message that was taken from a run may be handed out now (T4, T5)."""
-        if self._closed or self._marshal.stop_signal:
+        if self._closed or self._stop_signal:
             return False
         lease = run.assignment.lease
         return lease.may_hand_over(now) if self._options.at_most_once else now < lease.hand_out_until
@@ -184,6 +189,26 @@ class FetchingConsumer(Membership[S]):
             self._driver.wait_for(lambda: grant.is_answered, None)
         with self._driver.locked(step=False):
             pull.answered(grant, self._driver.now_ms())
+
+    def _say_in_hand(self, error: Exception) -> None:
+        found: Message | None = None
+        if not (self._closed or self._driver.is_over or self._driver.life.forked):
+            with suppress(EndedError):
+                found = self._driver.call(self._first_undone)
+        # Asked last: a loop notes its message before it gives it back.
+        left, self._left = self._left if found is None else found, None
+        if left is not None:
+            say_in_hand(error, left, self._marshal.config, self._driver.engine.settings)
+
+    def _first_undone(self) -> Message | None:
+        """The first message that user threads have taken and not done, of the first partition that has one."""
+        with self._driver.locked(step=False):
+            self._drain()
+            for _, assignment in sorted(self._engine.assignments.items()):
+                for run in assignment.tracker.runs.values():
+                    if (found := run.first_undone) is not None:
+                        return found
+        return None
 
     # What the driver asks of it (ConsumerPort).
 

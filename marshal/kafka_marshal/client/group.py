@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
@@ -17,7 +19,7 @@ from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.work.assignment import REPORTING, Assignment
 from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.logs import Event
+from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.types import Key, TopicPartition
 from rationalizer import Outcome
@@ -26,6 +28,9 @@ __all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
 
 #: How long ``commit`` waits for the log, unless told otherwise (s).
 COMMIT_TIMEOUT_S = 5.0
+
+#: Topics in one message.
+_SOME = 5
 
 
 class Piece(NamedTuple):
@@ -65,6 +70,7 @@ class GroupConsumer(Consumer):
     ) -> None:
         self._driver = driver
         self._mirroring: Mirroring | None = None
+        self._share_said = False
         with driver.condition:
             driver.listeners.append(self._applied)
         try:
@@ -94,6 +100,26 @@ class GroupConsumer(Consumer):
             return
         text = f"member {outcome.member} of the group, generation {outcome.generation}"
         self._driver.effects.events.say(Event.MEMBER, text, member=outcome.member, generation=outcome.generation)
+        self._look_at_shares()
+
+    def _look_at_shares(self) -> None:
+        """Warn once if partitions may not be shared by key though this member would (the driver's lock is held)."""
+        options, group = self._options.group, self._member.member.group
+        if options is None or not options.allow_key_share or self._share_said or group is None:
+            return
+        topics = sorted({topic for topic, _ in self._engine.subscription.partitions})
+        if topics and not set(topics) & set(group.settings.accept_range_fetch):
+            self._share_said = True
+            name = shlex.quote(self._driver.engine.settings.group_id)
+            log(
+                logging.WARNING,
+                "key_share_refused",
+                "allow_key_share=True has no effect: the group's setting accept_range_fetch names none of the topics "
+                "%s, so each partition has one member. kafka-marshal group %s --set accept_range_fetch=%s",
+                ", ".join(topics[:_SOME]) + (" …" if len(topics) > _SOME else ""),
+                name,
+                ",".join(topics[:_SOME]),
+            )
 
     @property
     def _member(self) -> GroupClient:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from random import Random
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
@@ -15,7 +15,7 @@ from kafka_marshal.client.fates import Fate
 from kafka_marshal.client.options import ConsumerOptions, is_topic_name
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["Handler", "Hooks", "Retry", "RunOptions"]
+__all__ = ["Handler", "Hooks", "Retry", "RunOptions", "RunSettings"]
 
 #: Threads are the system's, and each costs memory; tasks of an event loop cost a few kB.
 MOST_THREADS = 1_000
@@ -111,6 +111,17 @@ class Hooks:
         for name, wanted in takes.items():
             if (function := getattr(self, name)) is not None:
                 arguments.a_function(name, function, wanted)
+
+
+class RunSettings(TypedDict, total=False):
+    """What ``run`` can be told beside the handler and what makes its argument."""
+
+    concurrency: int
+    order: Order
+    retry: Retry | None
+    dead_letters: str | None
+    drain_timeout: float
+    hooks: Sequence[Hooks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,16 @@ class Marshal(Watched, OneProcess, WithBlock):
         watchdog: bool = False,
         timeout: float = START_TIMEOUT_S,
     ) -> None:
+        """Connect, and read the log to its end (*blocking*).
+
+        ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``group_id``: the group to work in.
+        ``client_id`` names this member, unique in the group; None: a name is made. ``topic``: the coordination topic.
+        ``heartbeat_interval_ms``: a silent member is replaced after two intervals. ``watchdog`` (Linux): a process
+        that releases what this one holds as soon as it dies. ``timeout`` (seconds): how long to wait for Kafka.
+
+        Raises KafkaUnavailableError if no broker answers, CoordinationTopicError if the topic can't be trusted,
+        ConfigurationError for settings that can't work.
+        """
         check_bootstrap(bootstrap_servers)
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = arguments.a_mapping("config", config)
@@ -160,8 +170,7 @@ class Marshal(Watched, OneProcess, WithBlock):
 
     def _start(self, cluster: Cluster, *, watchdog: bool = False) -> None:
         self.instance_id: str = cluster.runtime.new_instance_id()
-        #: Not empty: loops end. A list, since iterating threads look at it before each message.
-        self.stop_signal: list[bool] = []
+        self._is_stopped = False
         self._closed = False
         self._ending = Ending(cluster.runtime)
         #: The process that speaks for this one should it die; None: there is none.
@@ -208,10 +217,10 @@ class Marshal(Watched, OneProcess, WithBlock):
         if beside is not None:
             beside.watch(driver)
         driver.say(Event.JOINED, f"joined (topic {self.topic})", instance=self.instance_id)
-        ending, stop_signal = self._ending, self.stop_signal
+        ending = self._ending
 
         def end() -> None:
-            stop_signal.append(True)
+            ending.stop_all()
             ending.end_dropped(driver, beside)
 
         close_if_dropped(self, driver, lambda: driver.is_over or ending.has_begun, end)
@@ -395,6 +404,8 @@ class Marshal(Watched, OneProcess, WithBlock):
         def made(_: object) -> M:
             consumer = make()
             self._ending.consumers.append(consumer)
+            if self._is_stopped:  # before stop() could know of it
+                consumer.stop()
             return take_handle(consumer)
 
         answer = self._driver.servants.ask(made, undo=lambda consumer: consumer._end(True))
@@ -439,12 +450,13 @@ class Marshal(Watched, OneProcess, WithBlock):
 
     def stop(self) -> None:
         """Ask all loops over this Marshal's consumers to end. Safe in a signal handler; returns at once."""
-        self.stop_signal.append(True)
+        self._is_stopped = True
+        self._ending.stop_all()
 
     @property
     def stopping(self) -> bool:
         """Whether stop() was called."""
-        return bool(self.stop_signal)
+        return self._is_stopped
 
     @property
     def draining(self) -> bool:
@@ -471,7 +483,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         if self._closed and calling.get() is not None:
             return  # another thread ends it, and waits for this callback
         self._closed = True
-        self.stop_signal.append(True)
+        self.stop()
         if not self._driver.life.forked:
             self._ending.run(self._driver, self.watchdog, release, timeout)
 
@@ -485,6 +497,9 @@ class Marshal(Watched, OneProcess, WithBlock):
             self._driver.check()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ClosedError):
+            for consumer in self._ending.consumers:
+                consumer._say_in_hand(error)
         self.close()
 
 

@@ -123,7 +123,7 @@ class Runner:
             if lanes is None or not lanes.running:
                 in_lanes.returned(self._runtime.now_ms())
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
-                lanes = Lanes(order, self._runtime.lock(), consumer._marshal.stop_signal, grace_ms)
+                lanes = Lanes(order, self._runtime.lock(), consumer._stop_signal, grace_ms)
             lanes.open(self._call)
             in_lanes.lanes = lanes
             return lanes

@@ -76,7 +76,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         if ends is not None:
             arguments.offsets("ends", ends)
         deadline = self._begin(timeout)
-        if self._marshal.stop_signal:
+        if self._stop_signal:
             self._wait_stopped(deadline)
             return []
         answer = self._driver.servants.ask(self._taker.serve, max_records, ends, timeout, undo=self.give_back)

@@ -307,6 +307,16 @@ class Run(Generic[A]):
             place = end
         return None
 
+    @property
+    def first_undone(self) -> Message | None:
+        """The first message that threads have taken and not done; None: there is none, or lanes have it."""
+        if self.in_lanes or self.assignment.at_most_once:
+            return None
+        taken = self.messages[: self.handed_out]
+        if self.iterating:
+            return taken[self.cursor] if self.cursor < len(taken) else None
+        return next((message for message, mark in zip(taken, self.marks, strict=False) if not mark), None)
+
     def piece(self, first: int, last: int) -> Run[A]:
         """The messages at index first … last, all of which threads have taken, as a run of their own."""
         covers_from, _ = self.covered(first, last)

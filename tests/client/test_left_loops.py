@@ -1,0 +1,153 @@
+"""``consumer.stop()`` ends one consumer's loops; an exception that leaves a loop says which message was in hand."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kafka_marshal import Consumer, Marshal, aio
+from kafka_marshal.adapters.memory import MemoryCluster
+from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    made = memory_cluster(1, 30)
+    made.broker.create_topic("other", 1)
+    made.broker.produce("other", 0, b"v", b"k" * 100)
+    return made
+
+
+@pytest.fixture
+def marshal(cluster: MemoryCluster) -> Iterator[Marshal]:
+    with member(cluster) as made:
+        yield made
+
+
+def by_loop(consumer: Consumer) -> Iterator[int]:
+    for message in consumer:
+        yield message.offset()
+
+
+def by_poll(consumer: Consumer) -> Iterator[int]:
+    while not consumer.stopping:
+        if (message := consumer.poll(0.05)) is not None:
+            yield message.offset()
+            consumer.done(message)
+
+
+def by_batches(consumer: Consumer) -> Iterator[int]:
+    for batch in consumer.batches(5, 0.05):
+        yield batch.last_offset
+        batch.done()
+
+
+WAYS = [by_loop, by_poll, by_batches]
+Way = Callable[[Consumer], Iterator[int]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stop_ends_the_loops_of_one_consumer(marshal: Marshal, way: Way) -> None:
+    with marshal.consumer([TOPIC]) as consumer, marshal.consumer(["other"]) as other:
+        for offset in way(consumer):
+            if offset >= 4:
+                consumer.stop()
+        assert (consumer.stopping, other.stopping, marshal.stopping) == (True, False, False)
+        assert other.poll(10) is not None
+        marshal.stop()
+        assert other.stopping
+
+
+def test_stop_ends_run_of_one_consumer(marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC]) as consumer:
+        consumer.run(lambda message: consumer.stop(), concurrency=1)
+        assert not marshal.stopping
+    marshal.stop()
+    with marshal.consumer([TOPIC]) as late:
+        assert list(late) == [], "made after the Marshal was stopped"
+
+
+def test_stop_ends_ranges(marshal: Marshal) -> None:
+    with marshal.ranges([TOPIC]) as ranges:
+        ranges.stop()
+        assert list(ranges.take(10, timeout=0.05)) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("with_consumer", [True, False])
+def test_what_was_in_hand_is_said(
+    marshal: Marshal, caplog: pytest.LogCaptureFixture, way: Way, with_consumer: bool
+) -> None:
+    """As a note of the exception, and as a line: whichever block it leaves first."""
+    caplog.set_level(logging.WARNING, "kafka_marshal")
+    first = 5 if way is by_batches else 7
+
+    def work(consumer: Consumer) -> None:
+        for offset in way(consumer):
+            if offset >= 7:
+                raise ValueError("no")
+
+    def work_inside() -> None:
+        with marshal:
+            consumer = marshal.consumer([TOPIC])
+            if with_consumer:
+                with consumer:
+                    work(consumer)
+            work(consumer)
+
+    with pytest.raises(ValueError, match="no") as raised:
+        work_inside()
+    (note,) = raised.value.__notes__
+    assert note.startswith(f"{TOPIC} [0] offset {first} was in hand")
+    (line,) = [x for x in caplog.records if getattr(x, "event", "") == "loop_failed"]
+    assert (line.getMessage(), line.offset) == (  # type: ignore[attr-defined]
+        f"{TOPIC} [0] offset {first} was in hand when ValueError ended the loop: no",
+        first,
+    )
+
+
+def test_nothing_is_said_where_nothing_was_in_hand(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> None:
+        with marshal.consumer([TOPIC]) as consumer:
+            for offset in by_poll(consumer):
+                if offset == 29:
+                    consumer.stop()
+            raise ValueError("later")
+
+    with pytest.raises(ValueError, match="later") as raised:
+        work()
+    assert not hasattr(raised.value, "__notes__")
+    assert [x for x in caplog.records if getattr(x, "event", "") == "loop_failed"] == []
+
+
+def test_for_asyncio(cluster: MemoryCluster) -> None:
+    async def work() -> Any:
+        options: dict[str, Any] = {"group_id": GROUP, "client_id": "b", "heartbeat_interval_ms": HI}
+        async with aio.Marshal.on_cluster(cluster.connect("b"), **options) as marshal:
+            async with marshal.consumer(["other"]) as other:
+                async for _ in other:
+                    other.stop()
+                assert other.stopping
+                assert not marshal.stopping
+            async with marshal.consumer([TOPIC]) as consumer:
+                async for message in consumer:
+                    if message.offset() == 7:
+                        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as raised:
+        asyncio.run(work())
+    (note,) = raised.value.__notes__
+    assert f"{TOPIC} [0] offset 7 was in hand" in note
+
+
+def test_sharing_by_key_that_has_no_effect_is_warned_of_once(
+    marshal: Marshal, caplog: pytest.LogCaptureFixture
+) -> None:
+    with marshal.group_consumer([TOPIC], allow_key_share=True) as consumer:
+        assert consumer.poll(10) is not None
+    (line,) = [x.getMessage() for x in caplog.records if getattr(x, "event", "") == "key_share_refused"]
+    assert f"kafka-marshal group {GROUP} --set accept_range_fetch={TOPIC}" in line
