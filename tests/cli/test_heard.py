@@ -44,12 +44,63 @@ def test_what_one_that_holds_nothing_does(changed: dict[str, bool | int | str], 
 
 
 def test_a_group_without_a_holder_names_the_workers_that_may_run() -> None:
-    free = LeaseRow("g", "t", 0, cp=0, log_start=0, log_end=0)
-    (problem,) = problems_of(GroupRow("g", [free], heard=[replace(IDLE, released_ms=4_000)]))
+    free = LeaseRow("g", "t", 0, cp=0, log_start=0, log_end=1_605)
+    left = GroupRow("g", [free], silent_ms=35_000, heard=[replace(IDLE, released_ms=4_000)])
+    (problem,) = problems_of(left)
     assert problem.text == (
-        "1 partition without a holder (t 0). No worker holds anything of the group; a (host:17) released all it held "
-        "4.0 s ago"
+        "1 partition without a holder (t 0), 1,605 messages waiting. No worker holds anything of the group; "
+        "a (host:17) released all it held 4.0 s ago. Last seen 35 s ago. Start its workers: they go on at its positions"
     )
+    evicted = replace(IDLE, evictor="ann", evicted_ms=3_000, was_alive=True)
+    (problem,) = problems_of(replace(left, heard=[evicted]))
+    assert "a (host:17) evicted by ann 3.0 s ago; claims nothing until its handler returns" in problem.text
+
+
+@pytest.mark.parametrize("kind", ["claimed", "coordinated"])
+def test_the_remedy_is_by_age_and_lag(kind: str) -> None:
+    """To drop the positions of a group whose members died just now would be worse than what is wrong with it."""
+    waiting = LeaseRow("my g", "t", 0, cp=0, stable=4, log_start=0, log_end=10, kind=kind)
+    state = {"kind": kind, "state": "READY" if kind == "coordinated" else None}
+    young = GroupRow("my g", [waiting], silent_ms=35_000, **state)  # type: ignore[arg-type]
+    (problem,) = problems_of(young)
+    assert "forget-group" not in problem.text
+    assert problem.text.endswith("Last seen 35 s ago. Start its workers: they go on at its positions")
+    (problem,) = problems_of(replace(young, silent_ms=86_400_001, silent_at_least=True))
+    assert problem.text.endswith(
+        "Last seen over 1 d ago. Start its workers: they go on at its positions. If it is over: kafka-marshal "
+        "forget-group 'my g' (its positions are lost then)"
+    )
+    done = replace(waiting, stable=9)
+    assert problems_of(replace(young, leases=[done])) == [], "nobody is left, and all is done"
+    asks = replace(IDLE, waits=True, silence_ms=100)
+    assert [each.kind for each in problems_of(replace(young, leases=[done], heard=[asks]))] == ["no_holder"]
+    never = LeaseRow("my g", "t", 1, log_start=0, log_end=3, kind=kind)
+    assert [each.kind for each in problems_of(replace(young, leases=[done, never]))] == ["no_holder"]
+
+
+def test_who_is_gone_with_nobody_else_there_is_to_be_started_again() -> None:
+    held = LeaseRow("g", "t", 0, cp=0, client="a", instance=A[0], heartbeat_interval_ms=1_000, log_start=0, log_end=9)
+    gone = replace(held, silence_ms=5_000)
+    (problem,) = problems_of(GroupRow("g", [gone]))
+    assert problem.text == (
+        "a (host:17) is gone: silent for 5.0 s. It holds 1 partition (t 0), 9 waiting. Nobody else lives: start a "
+        "worker, it goes on at their positions"
+    )
+    other = replace(gone, partition=1, client="b", instance="host/18/1.0/x", silence_ms=100)
+    (problem,) = problems_of(GroupRow("g", [gone, other]))
+    assert problem.text.endswith("It holds 1 partition (t 0)")
+
+
+def test_how_many_shall_be_alive() -> None:
+    """Those that hold something, members, and those that wait: not who has gone, or was evicted."""
+    free = LeaseRow("g", "t", 0, cp=0, log_start=0, log_end=0)
+    asks, silent = replace(IDLE, waits=True, silence_ms=100), replace(IDLE, client="b", waits=True, silence_ms=60_000)
+    member = replace(IDLE, client="c", is_member=True)
+    group = GroupRow("g", [free], heard=[asks, silent, member])
+    assert group.living == 2
+    (problem,) = [each for each in problems_of(group, min_members=3) if each.kind == "members"]
+    assert (problem.text, problem.amount) == ("2 members alive, fewer than 3", 2)
+    assert all(each.kind != "members" for each in problems_of(group, min_members=2))
 
 
 def test_who_holds_something_is_not_idle_and_says_that_it_was_asked() -> None:

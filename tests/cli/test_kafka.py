@@ -468,17 +468,22 @@ def test_groups_that_are_dead_for_a_day_fold_into_one_line(
     append(ReleasingPartition(*A[:2], "nightly", "t", 0, epoch, 9))
     for number in range(3):
         append(ClaimingPartition(*B[:2], "daily", data, number, 100_000))
-    monkeypatch.setattr("kafka_marshal.cli.rows._DAY_MS", -1)
+    monkeypatch.setattr("kafka_marshal.cli.rows.DAY_MS", -1)
     assert [row["group"] for row in kafka("status").table] == ["daily", "nightly"], "programs get all"
     monkeypatch.setattr("kafka_marshal.cli.status.is_terminal", lambda: True)
     assert [row["group"] for row in kafka("status").table] == ["daily"]
     assert [row["group"] for row in kafka("status", "--all").table] == ["daily", "nightly"]
     assert len(kafka("status", "--group", "nightly").table) == 1
-    assert kafka("check").status == 0, "a group that is gone is nobody's alarm"
+    fine = kafka("check")
+    assert fine.status == 0, "a group that is gone is nobody's alarm"
+    assert fine.out.endswith("left out: 1 group of which nobody was seen for a day (nightly)\n")
+    assert kafka("check", "--json").json["left_out"] == ["nightly"]
+    assert kafka("check", "--min-members", "nightly=1").status == 1
 
 
 def test_check_says_ok_or_why_not(kafka: Command, append: Append, data: str) -> None:
     assert kafka("check").out == "ok: the log knows no group that was at work within a day\n"
+    assert kafka("check", "--min-members", 1).lines == ["0 members alive, fewer than 1"]
     for number in range(3):
         append(ClaimingPartition(*A, data, number, 100_000))
     fine = kafka("check", "--group", "g")
@@ -487,6 +492,11 @@ def test_check_says_ok_or_why_not(kafka: Command, append: Append, data: str) -> 
     behind = kafka("check", "--max-lag", 59)
     assert (behind.status, behind.out) == (1, "g: 60 messages behind, more than 59\n")
     assert kafka("check", "--max-silence", "1ms").status == 1
+    assert kafka("check", "--min-members", 1).status == 0
+    few = kafka("check", "--min-members", 1, "--min-members", "g=2", "--min-members", "none=1")
+    assert few.lines == ["g: 1 member alive, fewer than 2", "none: 0 members alive, fewer than 1"]
+    assert kafka("check", "--group", "g", "--min-members", 2, "--json").json["problems"][0]["kind"] == "members"
+    assert kafka("check", "--min-members", "g=few").status == 2
     append(ClaimingPartition(*B[:2], "h", data, 0, 100))
     while (ran := kafka("check", "--json")).status == 0:
         pass

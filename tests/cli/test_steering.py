@@ -237,7 +237,11 @@ def test_nothing_destructive_without_yes_or_a_question(
 def test_a_group_that_is_gone_is_forgotten(kafka: Command, append: Callable[..., None]) -> None:
     append(ClaimingPartition(*A, "t", 0, 200))
     append(ClaimingPartition(*A, "t", 1, 200))
-    assert kafka("forget-group", "g", "--dry-run").out.startswith("2 leases with their positions (of t)")
+    lost = kafka("forget-group", "g", "--dry-run").out
+    assert lost.startswith("2 leases with their positions (of t)")
+    assert "What is lost: next offsets t 0 at 0, t 1 at 0; lag is not known; last seen " in lost
+    found = kafka("forget-group", "g", "--dry-run", "--json").json
+    assert (found["lag"], [each["next"] for each in found["positions"]]) == (None, [0, 0])
     ran = kafka("forget-group", "g", "--yes")
     assert ran.status == 0, ran.err
     assert "forgotten: 2 leases of group g." in ran.out

@@ -9,6 +9,7 @@ from typing import Self, TypeVar, overload
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import coordinated, groups, prune
+from kafka_marshal.admin.alive import refuse_living
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
 from kafka_marshal.admin.history import find_consuming
@@ -163,12 +164,16 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
     def forget(self, group: str, timeout: float = 30.0, *, force: bool = False) -> int:
         """Drop all that the log knows of a group that is gone: leases and progress (C16); returns the number of leases.
 
-        The group is paused, its leases must fall free or go stale within timeout seconds, and then every coordination
-        partition forgets it.
-        Raises AdminError, and resumes the group, where they do not, and, without force, where a member answers the
-        pause: then the group is alive, and would begin from its ``start=`` again.
+        Its members must be silent for long enough within timeout seconds. Then the group is paused, and every
+        coordination partition forgets it. Raises AdminError where a member lives, and has paused nobody; where one
+        answers the pause, it resumes the group. ``force``: also where members are alive; they hand in what they have
+        and begin from their ``start=`` again.
         """
         timeout = arguments.seconds("timeout", timeout)
+        self._check_group(group)
+        if not force:
+            remedy = "End its members first; forced, they would begin from their start= again"
+            self._act(group, lambda session: refuse_living(session, timeout, "Nothing was forgotten", remedy))
         with self.pause(group, max(60.0, 2 * timeout)) as pause:
             try:
                 pause.wait_released(timeout)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kafka_marshal import arguments
+from kafka_marshal.admin.alive import refuse_living
 from kafka_marshal.admin.conversion import Conversion, Plan, file_of
 from kafka_marshal.admin.converting import convert, plan_conversion, saved_in
 from kafka_marshal.admin.pause import Pause
@@ -44,6 +45,7 @@ class GroupMoves(OneProcess):
     pause: Callable[[str, float], Pause]
     _open: Callable[[str, Cluster, str], Session]
     _open_cluster: Callable[[], Cluster]
+    _act: Callable[[str, Callable[[Session], None]], None]
 
     def import_group(
         self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
@@ -114,6 +116,9 @@ class GroupMoves(OneProcess):
             return self._look(lambda _, replica: self._planned(replica, group, to, path))  # type: ignore[no-any-return]
         # The pause of an admin that was killed may be in force still: it is carried on in its name.
         client_id = self.client_id if plan is None or plan.phase == "done" else plan.client_id
+        if client_id == self.client_id:
+            remedy = "Stop its workers first: those of the other kind take their place"
+            self._act(group, lambda session: refuse_living(session, timeout, "Nothing was changed", remedy))
         with self._pause_as(group, client_id, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
             return pause.carry_out("convert", convert, self.topic, to, path, force)
@@ -144,6 +149,8 @@ class GroupMoves(OneProcess):
         moves: list[Move] = self._look(planned)
         if dry_run:
             return moves
+        remedy = "Stop its members first"
+        self._act(group, lambda session: refuse_living(session, timeout, "Nothing was changed", remedy))
         with self._pause_as(group, self.client_id, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
             return pause.carry_out("move positions", do, force)

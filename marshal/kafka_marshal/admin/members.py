@@ -28,7 +28,7 @@ from rationalizer import (
 )
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
-__all__ = ["InHand", "Members"]
+__all__ = ["InHand", "Members", "is_at_work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class InHand:
 class Members:
     """Follows the members through the log. All methods are called under the session's lock."""
 
-    def __init__(self, session: Session, hold: PauseKeeper) -> None:
+    def __init__(self, session: Session, hold: PauseKeeper | None = None) -> None:
+        """hold: the pause during which they are followed; None: they are only looked at."""
         self._session = session
         self._hold = hold
         self._late: dict[TopicPartition, InHand] = {}
@@ -79,10 +80,10 @@ class Members:
         record = outcome.record
         if record is None or record.group_id != session.group_id or record.instance_id == session.instance_id:
             return
-        if isinstance(record, Tick) or not self._hold.is_ours(cp):
+        if isinstance(record, Tick) or self._hold is None or not self._hold.is_ours(cp):
             return
         if record.client_id == session.client_id:
-            if _is_at_work(record, outcome):
+            if is_at_work(record, outcome):
                 self.twin = record.instance_id
             return
         self.signs_of_life.setdefault(record.client_id, outcome.type or "")
@@ -183,7 +184,7 @@ def _describe(lease: Lease, client_id: str, state: str) -> InHand:
     return InHand(lease.topic, lease.partition, client_id, lease.epoch, state, stable if stable >= 0 else None)
 
 
-def _is_at_work(record: Record, outcome: Outcome) -> bool:
+def is_at_work(record: Record, outcome: Outcome) -> bool:
     """Something that neither a dead admin's last record nor a release in its name can be."""
     if isinstance(record, (Heartbeat, HeartbeatBatch, CommitOffsets, GroupHeartbeat)):
         return outcome.accepted

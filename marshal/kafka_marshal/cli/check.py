@@ -8,14 +8,17 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options, span_option
-from kafka_marshal.cli.output import print_json, progress, say
-from kafka_marshal.cli.problems import Problem, problems_of
+from kafka_marshal.cli.output import print_json, progress, say, say_warning
+from kafka_marshal.cli.problems import Problem, problems_of, too_few
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.rows import GroupRow, partitions_of
 from kafka_marshal.cli.text import count
 from kafka_marshal.cli.view import View
 
 __all__ = ["check", "problem_json"]
+
+#: Groups that are left out and named.
+_LISTED = 5
 
 
 @command()
@@ -24,8 +27,18 @@ __all__ = ["check", "problem_json"]
 @click.option(
     "--max-silence", callback=span_option, metavar="SPAN", help="A holder may be silent for so long (30s, 2m)."
 )
+@click.option(
+    "--min-members",
+    "least",
+    multiple=True,
+    callback=lambda c, p, v: _least(c, p, v),
+    metavar="[GROUP=]N",
+    help="So many of each group, or of this one, shall be alive (repeatable).",
+)
 @click.pass_obj
-def check(options: Options, group: str | None, max_lag: int | None, max_silence: int | None) -> int:
+def check(
+    options: Options, group: str | None, max_lag: int | None, max_silence: int | None, least: dict[str, int]
+) -> int:
     r"""Is all well? Exit status 0, or 1 with the reasons, one a line. For cron, probes and alerts.
 
     \b
@@ -33,13 +46,17 @@ def check(options: Options, group: str | None, max_lag: int | None, max_silence:
     no topic       the topic of a position was deleted, and not made again
     stuck          the next message can't be read (see skip), or its partition has no leader
     deleted        retention took messages that the group had not done; until it goes on behind them
+    stuck key      one message holds a partition back, while its worker gets others done
     hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s)
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
-    no holder      a partition that nobody works on; not in a paused group
+    no holder      a partition that nobody works on; not in a paused group, nor in one that nobody is left of and that
+                   has done everything
     pause over     a pause whose time has passed, but which nothing has ended
     lag, silence   beyond --max-lag (the group's lag in all), --max-silence
+    members        fewer are alive than --min-members: they hold a partition, are members, or wait for a partition
 
-    Groups of which nobody was seen for a day are left out, unless --group names one. It only reads.
+    Groups of which nobody was seen for a day are left out, and counted, unless --group or --min-members names one. It
+    only reads.
 
     \b
     Exit status: 0 all is well; 1 it is not, or the group is unknown; 2 wrong use; 3 no Kafka.
@@ -51,22 +68,60 @@ def check(options: Options, group: str | None, max_lag: int | None, max_silence:
                 view.catch_up(progressed)
             view.learn_time()
             view.look_at_data(None if group is None else [group])
-            groups = [each for each in view.groups(group) if group is not None or not each.is_dead]
+            found_all = view.groups(group)
+            left_out = [each for each in found_all if each.is_dead and each.group not in {group, *least}]
+            groups = [each for each in found_all if each not in left_out]
             known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
         finally:
             view.replica.close()
-    found = [problem for each in groups for problem in problems_of(each, max_lag, max_silence)]
-    reasons = [*notes, *(f"{problem.group}: {problem.text}" for problem in found)]
+    found = [
+        problem
+        for each in groups
+        for problem in problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)))
+    ]
+    found += _missing(groups, group, least)
+    reasons = [*notes, *(f"{problem.group}: {problem.text}".removeprefix(": ") for problem in found)]
     if group is not None and not groups:
         reasons.append(no_group(group, known))
     if options.json:
-        print_json(_json(options.topic, groups, found, reasons))
+        print_json(_json(options.topic, groups, left_out, found, reasons))
     else:
         for reason in reasons:
             say(reason)
         if not reasons:
-            say(_all_is_well(groups))
+            say(_all_is_well(groups) + (f"; {_left_out_text(left_out)}" if left_out else ""))
+        elif left_out:
+            say_warning(_left_out_text(left_out))
     return NO if reasons else DONE
+
+
+def _least(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    """[GROUP=]N, as group → N; "": of each that is not named."""
+    found: dict[str, int] = {}
+    for text in values:
+        name, _, number = text.rpartition("=")
+        if not (number.isascii() and number.isdigit()):
+            raise click.BadParameter(f"{text!r} is not of the form N or GROUP=N", context, parameter)
+        found[name] = int(number)
+    return found
+
+
+def _missing(groups: list[GroupRow], group: str | None, least: dict[str, int]) -> list[Problem]:
+    """Members that there shall be of groups that the log does not know, or of any group at all."""
+    known = {each.group for each in groups}
+    wanted = {name: number for name, number in least.items() if name and group in (None, name)}
+    found = [too_few(name, 0, number) for name, number in sorted(wanted.items()) if name not in known and number]
+    if not groups and not wanted and group is None and least.get("", 0):
+        found.append(too_few("", 0, least[""]))
+    return found
+
+
+def _left_out_text(left_out: list[GroupRow]) -> str:
+    """Groups that are nobody's alarm, and yet may have something to do."""
+    listed = ", ".join(each.group for each in left_out[:_LISTED]) + (", …" if len(left_out) > _LISTED else "")
+    text = f"left out: {count(len(left_out), 'group')} of which nobody was seen for a day ({listed})"
+    waiting = sum(each.known_lag for each in left_out)
+    return text + (f", with {count(waiting, 'message')} waiting" if waiting else "")
 
 
 def _all_is_well(groups: list[GroupRow]) -> str:
@@ -77,13 +132,16 @@ def _all_is_well(groups: list[GroupRow]) -> str:
     return f"ok: {count(len(groups), 'group')}, {count(partitions, 'partition')}, {count(behind, 'message')} behind"
 
 
-def _json(topic: str, groups: list[GroupRow], found: list[Problem], reasons: list[str]) -> dict[str, object]:
+def _json(
+    topic: str, groups: list[GroupRow], left_out: list[GroupRow], found: list[Problem], reasons: list[str]
+) -> dict[str, object]:
     return {
         "topic": topic,
         "ok": not reasons,
         "reasons": reasons,
         "problems": [problem_json(problem) for problem in found],
         "groups": [each.group for each in groups],
+        "left_out": [each.group for each in left_out],
     }
 
 

@@ -20,9 +20,11 @@ from kafka_marshal.cli.names import (
 )
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
-from kafka_marshal.cli.rows import place_text
+from kafka_marshal.cli.reading import connected
+from kafka_marshal.cli.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.cli.text import count, span
+from kafka_marshal.cli.view import View
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
@@ -250,8 +252,9 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: b
 def forget_group(options: Options, group: str, yes: bool, within: int, force: bool, dry_run: bool) -> int:
     r"""Drop all that the log knows of a group that is gone, of either kind: leases, pieces, settings and positions.
 
-    The group is paused, and forgotten when nobody of it is at work any more; otherwise it goes on as before. A member
-    that comes later begins from its start=, as if the group were new. Epochs go on growing all the same.
+    First it says what is lost: positions, lag, and when a member was seen. While a member beats it is refused, and
+    nobody is paused; one that died is waited for (--within). A member that comes later begins from its start=, as if
+    the group were new. Epochs go on growing all the same.
 
     \b
     Exit status: 0 forgotten; 1 it is alive, or unknown; 2 nobody to ask; 3 Kafka was not reachable.
@@ -265,12 +268,16 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
         is_coordinated = any(lease.kind == "coordinated" for lease in leases)
         amount = count(len(leases), "piece" if is_coordinated else "lease")
         about = f"{amount} with their positions" + (f" (of {topics})" if topics else "")
+        lost = _looked_at(options, group)
+        found = {"group": group, "leases": len(leases), "held": held, **_lost_json(lost)}
         if dry_run:
             if options.json:
-                print_json({"group": group, "leases": len(leases), "held": held, "forgotten": False})
+                print_json({**found, "forgotten": False})
             else:
-                say(f"{about} would be forgotten; {held} of them are held.")
+                say(f"{about} would be forgotten; {held} of them are held. {_lost_text(lost)}")
             return DONE
+        if not options.json:
+            say(_lost_text(lost))
         if not ask(f"Forget {about} of group {group}? {held} of them are held.", yes):
             tell(options, _NOT_DONE)
             return NO
@@ -280,7 +287,45 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
         )
         forgotten = admin.forget(group, within / 1000, force=force)
     if options.json:
-        print_json({"group": group, "leases": forgotten, "held": held, "forgotten": True})
+        print_json({**found, "leases": forgotten, "forgotten": True})
     else:
         say(f"forgotten: {count(forgotten, 'partition' if is_coordinated else 'lease')} of group {group}.")
     return DONE
+
+
+def _looked_at(options: Options, group: str) -> GroupRow:
+    """The group as `status` knows it: how far it is, and when a member of it was seen."""
+    with connected(options) as cluster:
+        view = View(cluster, options.topic, options.timeout)
+        try:
+            view.catch_up(lambda done, of_all: None)
+            view.learn_time()
+            view.look_at_data([group])
+            return next(iter(view.groups(group)), GroupRow(group, []))
+        finally:
+            view.replica.close()
+
+
+def _lost_text(lost: GroupRow) -> str:
+    """What nobody will know any more."""
+    rows = [row for row in lost.leases if row.next is not None]
+    listed = [f"{row.topic} {row.place} at {row.next}" for row in rows[:_LISTED]]
+    positions = ", ".join(listed) + (f", and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else "")
+    behind = "lag is not known" if lost.lag is None else f"{count(lost.lag, 'message')} not done"
+    seen = "" if not rows else f"; last seen {span_text(lost.silent_ms, lost.silent_at_least)} ago"
+    text = f"What is lost: next offsets {positions or '(none)'}; {behind}{seen}."
+    if lost.known_lag and lost.silent_ms <= DAY_MS and not lost.living:
+        text += " If it is to go on, start its workers instead: they go on at these positions."
+    return text
+
+
+def _lost_json(lost: GroupRow) -> dict[str, object]:
+    return {
+        "lag": lost.lag,
+        "silence_ms": lost.silent_ms,
+        "positions": [
+            {"topic": row.topic, "partition": row.partition, "keys": [row.lo, row.hi], "next": row.next, "lag": row.lag}
+            for row in lost.leases
+            if row.next is not None
+        ],
+    }

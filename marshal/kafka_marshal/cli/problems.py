@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, HeardRow, LeaseRow, MemberRow, span_text
+from kafka_marshal.cli.rows import DAY_MS, NO_PROGRESS, GroupRow, HeardRow, LeaseRow, MemberRow, span_text
 from kafka_marshal.cli.text import count, span
 
-__all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of"]
+__all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
 
 #: Kind → what `status` says of a group in two words. Kinds are part of the JSON of `check` and `status`.
 KINDS = {
@@ -23,6 +23,7 @@ KINDS = {
     "gone": "gone",
     "no_holder": "without a holder",
     "pause_over": "pause is over",
+    "members": "members too few",
     "lag": "behind",
     "silence": "silent",
 }
@@ -57,6 +58,11 @@ def places(rows: Iterable[LeaseRow]) -> str:
     return "; ".join(found)
 
 
+def too_few(group: str, living: int, wanted: int) -> Problem:
+    """Fewer members live than there shall be."""
+    return Problem(group, "members", f"{count(living, 'member')} alive, fewer than {wanted:,}", living, [])
+
+
 def deleted_text(rows: list[LeaseRow]) -> str:
     """What nobody will read any more: a lag does not count it."""
     offsets = sum(row.deleted for row in rows)
@@ -66,24 +72,15 @@ def deleted_text(rows: list[LeaseRow]) -> str:
     )
 
 
-def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None) -> list[Problem]:
+def problems_of(
+    group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None, min_members: int = 0
+) -> list[Problem]:
     """All that is wrong with the group, the worst first."""
     name = group.group
     found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
-    unheld = group.unheld
-    free = [row for row in unheld if row.client is None and not row.no_topic]
-    if free:
-        waiting = sum(row.lag or 0 for row in free)
-        text = f"{count(len(free), 'partition')} without a holder ({places(free)})"
-        if waiting:
-            text += f", {count(waiting, 'message')} waiting"
-        if not group.members:
-            text += f". No worker holds anything of the group{_heard(group.idle)}"
-        if group.state == "READY":
-            text += (
-                f". It has no members; one that is over is dropped with kafka-marshal forget-group {shlex.quote(name)}"
-            )
-        found.append(Problem(name, "no_holder", text, len(free), free))
+    free = [row for row in group.unheld if row.client is None and not row.no_topic]
+    if free and not group.is_over:
+        found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
     deleted = [row for row in group.leases if row.deleted]
     if deleted:
         found.append(Problem(name, "deleted", deleted_text(deleted), len(deleted), deleted))
@@ -94,10 +91,32 @@ def problems_of(group: GroupRow, max_lag: int | None = None, max_silence_ms: int
                 f"since: no worker runs. To end it for good: kafka-marshal release-group {shlex.quote(name)} --resume"
             )
             found.append(Problem(name, "pause_over", text, 1, []))
+    if group.living < min_members:
+        found.append(too_few(name, group.living, min_members))
     behind = group.known_lag
     if max_lag is not None and behind > max_lag:
         found.append(Problem(name, "lag", f"{count(behind, 'message')} behind, more than {max_lag:,}", behind, []))
     return found
+
+
+def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
+    """What nobody works on, and what to do about it: a group whose workers have just died is not over."""
+    waiting = sum(row.lag or 0 for row in free)
+    text = f"{count(len(free), 'partition')} without a holder ({places(free)})"
+    if waiting:
+        text += f", {count(waiting, 'message')} waiting"
+    if group.members:
+        return text
+    text += f". No worker holds anything of the group{_heard(group.idle)}. {_last_seen(group)}"
+    if not group.living:
+        text += ". Start its workers: they go on at its positions"
+    if group.silent_ms > DAY_MS:
+        text += f". If it is over: kafka-marshal forget-group {shlex.quote(group.group)} (its positions are lost then)"
+    return text
+
+
+def _last_seen(group: GroupRow) -> str:
+    return f"Last seen {span_text(group.silent_ms, group.silent_at_least)} ago"
 
 
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
@@ -161,6 +180,10 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":
             text = f"{where} is gone: silent for {span(member.silence_ms)}. It {holds}"
+            if not group.living:
+                text += (
+                    f", {member.lag or 0:,} waiting. Nobody else lives: start a worker, it goes on at their positions"
+                )
             yield Problem(group.group, "gone", text, 1, member.leases)
         elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms > max_silence_ms:
             text = f"{where} is silent for {span(member.silence_ms)}, more than {span(max_silence_ms)}. It {holds}"

@@ -44,7 +44,7 @@ STATES = {"free": "free", "fresh": "seen", "unknown": "silent", "stale": "gone"}
 #: Nothing done for so long with messages waiting: looked into. Slow beats need longer: see :func:`patience_ms`.
 STILL_MS = 10_000
 
-_DAY_MS = 86_400_000
+DAY_MS = 86_400_000
 
 
 def patience_ms(heartbeat_interval_ms: int | None) -> int:
@@ -433,11 +433,23 @@ class GroupRow:
     state: str | None = None
     generation: int | None = None
     strategy: str | None = None
+    #: `silent_ms` may be longer: the log that was read does not reach back to it.
+    silent_at_least: bool = False
 
     @property
     def worker_count(self) -> int:
         """Who holds something, or is a member, and is not gone."""
         return sum(member.state != "gone" for member in self.members) + sum(run.is_member for run in self.idle)
+
+    @property
+    def living(self) -> int:
+        """Those, and who waits for a partition; one that holds nothing and asks for nothing does not show."""
+        return self.worker_count + sum(run.is_waiting and not run.is_member for run in self.idle)
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody of it is left, and everything is done."""
+        return not self.members and not self.living and self.lag == 0
 
     @property
     def moving(self) -> list[LeaseRow]:
@@ -503,4 +515,5 @@ class GroupRow:
     @property
     def is_dead(self) -> bool:
         """Nobody of it has given a sign of life for a day."""
-        return self.silent_ms > _DAY_MS and not any(row.held for row in self.leases) and not self.pauses
+        is_silent = self.silent_ms > DAY_MS and not any(row.held for row in self.leases)
+        return is_silent and not self.worker_count and not self.pauses

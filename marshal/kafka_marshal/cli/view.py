@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.meter import BrokerClock, Meter, local_ms
-from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
+from kafka_marshal.cli.rows import DAY_MS, NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
 from kafka_marshal.cli.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.engine.work.lost import why_lost
@@ -58,6 +58,8 @@ class View:
         self.meter: Meter = Meter(window_ms)
         #: Of the log's last minutes: who was heard when, and what became of what each worker held.
         self.fold: Fold = Fold(beats=False)
+        #: The first offset of the last day in parts of the log, as far as it was asked for.
+        self._day_marks: dict[tuple[str, int], int] = {}
         #: Called for each record that is applied, from the first one on, while there are any.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
         #: The stamp of each CP's last record.
@@ -260,19 +262,44 @@ class View:
         for pause in pauses:
             by_group.setdefault(pause.group, [])
         now_ms = self.clock.now_ms()
-        heard = [self._heard(run, homes.get(run.group), now_ms) for run in self.fold.runs(int(now_ms) - _HISTORY_MS)]
+        runs = self.fold.runs(now_ms - _HISTORY_MS)
+        heard = [self._heard(run, homes.get(run.group), now_ms) for run in runs]
+        last_heard: dict[str, int] = {}
+        for run in runs:
+            last_heard[run.group] = max(run.last_at, last_heard.get(run.group, 0))
+        silent = {
+            name: self._silence(rows, homes.get(name), last_heard.get(name, 0), now_ms)
+            for name, rows in by_group.items()
+        }
         found = [
             GroupRow(
                 name,
                 sorted(rows, key=lambda row: (row.topic, row.partition, row.lo)),
                 [pause for pause in pauses if pause.group == name],
-                now_ms - (max((row.last_beat or 0 for row in rows if row.cp is not None), default=0) or now_ms),
+                silent[name][0],
                 [run for run in heard if run.group == name],
                 "claimed" if any(row.cp is not None for row in rows) else "",
+                silent_at_least=silent[name][1],
             )
             for name, rows in sorted(by_group.items())
         ]
         return [_coordinated(each, homes[each.group], now_ms) if each.group in homes else each for each in found]
+
+    def _silence(self, rows: list[LeaseRow], group: Group | None, last: int, now_ms: int) -> tuple[int, bool]:
+        """Since when nobody of the group was heard, and whether it may be longer. last: a record of the last minutes.
+
+        A coordinated group that all members left keeps no time: what its last rebalance was before is asked of Kafka.
+        """
+        last = max((row.last_beat or 0 for row in rows if row.cp is not None), default=last)
+        if last or group is None:
+            return now_ms - (last or now_ms), False
+        home = route_group(group.group_id, len(self.worlds))
+        key = (self.replica.topic, home)
+        day_ago = now_ms - DAY_MS
+        if key not in self._day_marks:
+            self._day_marks.update(self._cluster.offsets_for_time([key], day_ago, self.patience_s))
+        is_old = group.generation < self._day_marks.get(key, 0)
+        return (DAY_MS + 1 if is_old else _HISTORY_MS), True
 
     def coordinated(self) -> list[Group]:
         """All coordinated groups, as their homes know them; where that says nothing, a mark (G2)."""
