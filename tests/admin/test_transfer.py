@@ -118,7 +118,7 @@ def test_a_consumer_goes_on_where_a_coordinated_group_was(empty: Group, protocol
     entries = [CommitEntry(empty.data, 0, through=9), CommitEntry(empty.data, 1, through=28, metadata="mine")]
     commit(empty, member, *entries, CommitEntry(empty.data, 2, through=19))
     commit(empty, member, CommitEntry(empty.data, 2, ranges=((22, 24),)))
-    with pytest.raises(AdminError, match="may be at work: after 1 s .a. are not silent"):
+    with pytest.raises(AdminError, match=r"may be at work: after 1 s .a. are not silent"):
         empty.admin().export_group(empty.group, timeout=1)
     end(empty, member)
     moves = empty.admin().export_group(empty.group)
@@ -172,7 +172,7 @@ def test_positions_are_replaced_only_by_force(empty: Group) -> None:
     empty.cluster.commit_for_group(empty.group, {(empty.data, 0): (3, "")}, 10)
     member = join(empty)
     commit(empty, member, CommitEntry(empty.data, 0, through=20))
-    with pytest.raises(AdminError, match="may be at work: after 1 s .a. are not silent"):
+    with pytest.raises(AdminError, match=r"may be at work: after 1 s .a. are not silent"):
         empty.admin().import_group(empty.group, force=True, timeout=1)
     end(empty, member)
     with pytest.raises(AdminError, match=r"has positions already.*21 → 3"):
