@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -56,12 +56,15 @@ class _Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.steps: Counter[str] = Counter()
+        #: The last lines, with their times (monotonic).
+        self.lines: deque[tuple[float, str]] = deque(maxlen=2_000)
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((time.monotonic(), record.getMessage()))
         if (event := getattr(record, "event", "")) in ("reader_deaf", "reader_back", "reader_replaced"):
             text = record.getMessage()
-            known = ("read again from there", "a new client reads on", "Restart this process", "is read on")
-            self.steps[f"{event}: {next((x for x in known if text.endswith(x)), text[-60:])}"] += 1
+            known = ("reads again from there", "a new client reads on", "Restart this process", "reads on, after")
+            self.steps[f"{event}: {next((x for x in known if x in text), text[-60:])}"] += 1
 
 
 class Crowd:
@@ -214,8 +217,11 @@ def campaign(freezes: Iterable[float], members: int, hi: int, say: Callable[[str
                 )
             )
             if one.late:  # and how long it takes after all
+                began = time.monotonic() - LIMIT_S
                 wait_s, late = _wait(lambda: crowd.still(time.monotonic() - 5), time.monotonic(), 60)
                 say(f"late: {wait_s} {late} {crowd.failures}")
+                for at, line in [x for x in crowd.heard.lines if x[0] > began - 5]:
+                    say(f"  {at - began:6.1f} s {line[:200]}")
             time.sleep(2 * hi / 1000)
         if crowd.failures:
             say(f"members ended: {crowd.failures}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kafka_marshal.adapters.kafka import range_reader
+from kafka_marshal.adapters.kafka.reading import Reading
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node import ear
@@ -161,3 +164,26 @@ def test_librdkafkas_client_that_fetches_nothing_of_a_partition_does_again(
     log.until(lambda: log.values(1) == [b"a"], "it comes")
     assert told(caplog)
     tail.close()
+
+
+def test_a_range_of_messages_is_read_on_by_a_new_client(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an executor of Spark reads with."""
+    if not isinstance(side, KafkaSide):
+        pytest.skip("of librdkafka")
+    opened: list[Reading] = []
+
+    class Deaf(Reading):
+        def use(self, work: Callable[[], object]) -> None:
+            super().use(work)
+            if self not in opened:
+                opened.append(self)
+            if len(opened) == 1:
+                super().use(lambda: self.consumer.pause(self.consumer.assignment()))
+
+    monkeypatch.setattr(range_reader, "Reading", Deaf)
+    monkeypatch.setattr(range_reader, "DEAF_S", 0.5)
+    topic = side.topic(1)
+    side.produce(topic, 0, [b"a", b"b", b"c"])
+    bootstrap = side._settings["bootstrap.servers"]
+    found = [m.offset() for some in range_reader.read_range(bootstrap, {}, topic, 0, 1, 2, timeout_s=20) for m in some]
+    assert (found, len(opened)) == ([1, 2], 2)

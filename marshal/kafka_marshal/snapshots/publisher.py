@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
-from kafka_marshal.errors import AuthorizationError, ClosedError, MarshalError
+from kafka_marshal.errors import AuthorizationError, ClosedError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.ports import Ack, Cluster
 from kafka_marshal.rights import grant
@@ -159,7 +159,9 @@ class SnapshotKeeper:
         """Once for each outage: nobody loses anything by a snapshot that comes later."""
         if not self._warned:
             self._warned = True
-            log(logging.WARNING, "snapshots_put_off", "no snapshots for now, trying again: %s", error)
+            # An outage is told once, by the member.
+            level = logging.DEBUG if isinstance(error, KafkaUnavailableError) else logging.WARNING
+            log(level, "snapshots_put_off", "no snapshots for now, trying again: %s", error)
 
     def _put_off(self, until: float) -> None:
         self._look_at = until
