@@ -10,6 +10,7 @@ import pytest
 
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.cli.view import View
 from kafka_marshal.errors import LogCutError
 from kafka_marshal.node import log_guard
 from kafka_marshal.node.replica import Begin, Replica
@@ -61,7 +62,7 @@ def test_a_log_that_is_emptied_is_reported_and_the_positions_are_kept(
     assert not says(marshal, "harmed")
     cluster.broker.delete_records(LOG, 0, cluster.broker.existing[LOG].partitions[0].end)
     wait_until(lambda: says(marshal, "partition 0 was emptied up to offset"))
-    assert told(caplog, "topic_harmed") == [logging.ERROR]
+    wait_until(lambda: told(caplog, "topic_harmed") == [logging.ERROR])
     assert says(marshal, "import-group") and not marshal.health().needs_restart
     with pytest.raises(LogCutError, match="stop none of them"):
         Replica(cluster.connect("new"), LOG, 5, Begin.SNAPSHOT)
@@ -87,10 +88,19 @@ def test_a_retention_is_reported_and_so_is_its_end(caplog: pytest.LogCaptureFixt
 def test_a_clock_that_is_set_back_is_reported_with_its_step(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     cluster = memory_cluster()
     marshal, _ = working(cluster, kind)
+    view = View(cluster.connect("check"), LOG, 5)
+    view.catch_up(lambda read, there: None)
     cluster.broker.clock = lambda: int(1000 * (time.time() - 60))
     wait_until(lambda: says(marshal, "was set back by 6") or says(marshal, "was set back by 5"))
     assert not marshal.health().needs_restart
+    view.follow(5.0, until=lambda: bool(view.notes_on_clocks()))  # as `check` does
+    assert "was set back by" in "".join(view.notes_on_clocks())
     cluster.broker.clock = lambda: int(1000 * (time.time() + 1))
-    wait_until(lambda: told(caplog, "clock_back") == [logging.WARNING])
-    assert told(caplog, "clock_set_back") == [logging.ERROR] and not says(marshal, "was set back")
+    wait_until(lambda: told(caplog, "clock_back") and not says(marshal, "was set back"))
+    assert set(told(caplog, "clock_set_back")) == {logging.ERROR} and set(told(caplog, "clock_back")) == {
+        logging.WARNING
+    }
+    view.follow(5.0, until=lambda: not view.notes_on_clocks())
+    assert view.notes_on_clocks() == []
+    view.replica.close()
     answer("Marshal.close()", marshal.close)
