@@ -234,7 +234,7 @@ def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:
 def test_a_callback_that_returns_a_coroutine_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
     with marshal.consumer([TOPIC], on_assign=lambda consumer, partitions: is_async(consumer, partitions)) as consumer:
         assert consumer.poll(5) is not None
-    assert "on_assign has returned a coroutine, which nobody awaits" in caplog.text
+    assert "on_assign has returned a coroutine, which must be awaited" in caplog.text
 
 
 def test_a_pattern_that_matches_nothing_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:

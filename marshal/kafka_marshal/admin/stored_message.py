@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from kafka_marshal import arguments
+from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.errors import AdminError, AuthorizationError, KafkaUnavailableError
@@ -65,12 +65,7 @@ def _raw(value: str | bytes | None) -> bytes | None:
 
 
 def _headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
-    try:
-        found: Any = message.headers() or ()
-    except UnicodeError as error:
-        # The client gives out all headers or none.
-        return ((f"(the headers can't be read: a name is no UTF-8 text: {error})", None),)
-    return tuple((name, _raw(value)) for name, value in found)
+    return tuple((name, _raw(value)) for name, value in headers_of(message) or ())
 
 
 def read_message(cluster: Cluster, key: TopicPartition, offset: int, timeout_s: float) -> StoredMessage:
