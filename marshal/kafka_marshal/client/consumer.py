@@ -366,7 +366,8 @@ class Consumer(FetchingConsumer["Consumer"]):
         """Call handle(message) for each message, many at a time, until ``stop()``; each is done when it returns.
 
         ``handle``: a function, called in ``concurrency`` threads, or a coroutine function, awaited in as many tasks of
-        one event loop in a thread of its own. What it returns is ignored; ``Attempt.current()`` says which try it is.
+        one event loop in a thread of its own. What it returns is ignored, but work that has not run (a coroutine, a
+        future, a generator) ends the run with ConfigurationError. ``Attempt.current()`` says which try it is.
         ``order``: no handling of a message begins before that of the one before it has ended, retries included, among
         those with the same key (``"key"``; one without a key waits for none), of the same partition, or
         ``"none"``. Keys never wait for each other. It holds across rebalances and restarts, for first handlings: a
@@ -374,7 +375,8 @@ class Consumer(FetchingConsumer["Consumer"]):
         ``retry``: a message whose handler raises is tried again in its place. After the last failure it goes to the
         topic ``dead_letters``, with headers that say where it is from and why, and is done then: a crash in between
         repeats the dead letter. Without that topic the exception ends the run and is raised here; the message is not
-        done, and comes again.
+        done, and comes again. Errors of this library make no dead letter, and what fails once the lease is not proven
+        has no effect: docs/handlers.md says which does what.
         A message that takes for ever holds back its key alone; its partition goes on until 50,000 messages of it, or
         its share of ``max_bytes_in_flight``, are in hand. With ``handler_timeout`` (of the consumer) a coroutine is
         cancelled after that time, as a failure with TimeoutError; a thread can't be: its partition is

@@ -17,9 +17,9 @@ def check_result(result: object) -> None:
     if what := arguments.unfinished(result):
         arguments.drop(result)
         raise ConfigurationError(
-            f"the handler has returned {what}, so its work has not run to its end when it returns. Its message is not "
-            "done. Give run(…) a function that does the work itself, or the coroutine function itself instead of one "
-            "that calls it; wait for the result of a future"
+            f"the handler has returned {what}: its work has not run, or not to its end, so its message is not done and "
+            "comes again. Give run(…) a function that does the work, or the coroutine function itself instead of a "
+            "function that calls it; wait for the result of a future"
         )
 
 
