@@ -50,6 +50,21 @@ def test_one_message_that_is_larger_than_the_limit_comes_all_the_same(scene: Sce
     assert sorted(got) == [(p, o) for p in range(PARTITIONS) for o in range(MESSAGES)]
 
 
+def test_run_goes_on_where_one_message_is_larger_than_the_limit(scene: Scene) -> None:
+    topic = large_messages(scene)
+    member = scene.member("a")
+    consumer = member.consumer([topic], max_bytes_in_flight=1_000)
+    got: list[tuple[int, int]] = []
+
+    def handle(message: Message) -> None:
+        got.append((message.partition(), message.offset()))
+        if len(got) == PARTITIONS * MESSAGES:
+            member.stop()
+
+    consumer.run(handle)
+    assert sorted(got) == [(p, o) for p in range(PARTITIONS) for o in range(MESSAGES)]
+
+
 def test_a_limit_below_one_byte_is_refused(scene: Scene) -> None:
     with pytest.raises(ConfigurationError, match="max_bytes_in_flight must be at least 1"):
         scene.member("a").consumer(["t"], max_bytes_in_flight=0)

@@ -381,9 +381,11 @@ class Member:
     def take(self, max_messages: int = 5, iterating: bool = False) -> Run | None:
         """At least once: take the next messages in hand."""
         for consumer in self.consumers:
-            match self.engine.take(inputs.Next(consumer.number, Wanted(max_messages, iterating)), self.clock()):
-                case Take(run):
-                    return run
+            for came in (None, 0):  # after a turn that was ended early, what is there is read first
+                wanted = Wanted(max_messages, iterating, came=came)
+                match self.engine.take(inputs.Next(consumer.number, wanted), self.clock()):
+                    case Take(run):
+                        return run
         return None
 
     def done(self, message: object) -> None:

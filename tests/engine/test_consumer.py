@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import Counter
+from itertools import groupby, islice
 
 import pytest
 
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy
 from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.tracker import Taken
 from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition
-from tests.engine.harness import HI, FakeMessage, Net
+from tests.engine.harness import HI, FakeMessage, Member, Net
 from tests.engine.scenes import LOST, REVOKE, T0, calls, evict, taken, working
 
 # -- done ---------------------------------------------------------------------------------------------------------
@@ -564,3 +566,76 @@ def test_a_greedy_member_is_asked_in_vain() -> None:
     net.run(10 * HI)
     assert len(member.held()) == 2
     assert REVOKE not in calls(member)
+
+
+# -- Turns --------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_loop_gives_each_partition_its_turn() -> None:
+    net, member = working(partitions=2, end=1_000)
+    member.fetch(1_000)
+    seen: list[int | None] = []
+    for _ in range(4):
+        run = member.take(10_000, iterating=True)
+        assert run is not None
+        message = None
+        for message in run.walk:
+            seen.append(message.partition())
+            net.run(50)
+        run.walked(message)
+        member.leave_run(run)
+    order = [partition for partition, _ in groupby(seen)]
+    assert order in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert len(seen) < 60, "a turn is half a second, and no more than a message longer"
+    assert {p: x.tracker.done.stable + 1 for (_, p), x in member.consumers[0].assignments.items()} == Counter(seen)
+
+
+def test_what_a_poll_has_not_taken_when_its_turn_is_over_waits_for_the_next_one() -> None:
+    net, member = working(partitions=2, end=1_000)
+    member.fetch(1_000)
+    delivery = member.consumers[0].delivery
+    run = delivery.next_run(1_000, False, net.now, shared=True)
+    assert run is not None
+    first = next(run.walk)
+    run.taken.append(Taken([first], [1], net.now))
+    net.run(600)
+    assert not run.has_left
+    other = delivery.next_run(1_000, False, net.now, shared=True)
+    assert other is not None
+    assert other.assignment is not run.assignment
+    again = delivery.next_run(1_000, False, net.now, shared=True)
+    assert again is not None
+    assert (again.first, again.size) == (1, 999)
+
+
+def test_one_partition_alone_has_all_the_time_there_is() -> None:
+    net, member = working(end=1_000)
+    member.fetch(1_000)
+    run = member.take(10_000, iterating=True)
+    assert run is not None
+    next(run.walk)
+    net.run(5_000)
+    assert run.has_left
+
+
+def granted(net: Net, member: Member) -> list[FakeMessage]:
+    """What is handed out of the next batch."""
+    got: list[FakeMessage] = []
+    while not got:
+        net.tick()
+        got += member.work_granted(1_000)
+    return got
+
+
+def test_at_most_once_slow_batches_are_small_where_several_partitions_are_held() -> None:
+    net, member = working(partitions=2, end=2_000, at_most_once=True, batch_size=1_000)
+    sizes: list[tuple[int, int]] = []
+    for _ in range(6):
+        member.fetch(1_000)
+        batch = granted(net, member)
+        sizes.append((batch[0].partition(), len(batch)))
+        for _ in batch:
+            net.run(20)
+    assert sizes[0][1] == 100
+    assert all(size <= 25 for _, size in sizes[1:])
+    assert {partition for partition, _ in sizes} == {0, 1}

@@ -26,6 +26,7 @@ __all__ = [
     "MAX_IN_HAND_MESSAGES",
     "REVOKE_RANGES_TIMEOUT_MS",
     "REVOKE_TIMEOUT_MS",
+    "TURN_MS",
     "ConsumerSettings",
     "EngineSettings",
     "GroupOptions",
@@ -58,6 +59,10 @@ MAX_IN_HAND_MESSAGES = 50_000
 #: a round of Spark's is minutes.
 REVOKE_TIMEOUT_MS = 60_000.0
 REVOKE_RANGES_TIMEOUT_MS = 600_000.0
+
+
+#: A partition that threads take messages of one by one has its turn for this long (ms) while others are held, too.
+TURN_MS = 500.0
 
 
 @cache

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
-from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
+from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
@@ -33,6 +33,10 @@ class Delivery:
         self.grants: Grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
+        #: Runs that threads take from one by one, and when their turn began.
+        self._taking: list[tuple[Run, float]] = []
+        #: A turn was ended early: others may have something to read, which comes first.
+        self.is_turn_over: bool = False
         #: What fetched messages, and those in hand, may take.
         self.memory: InFlight = InFlight(consumer.settings.max_bytes_in_flight, at_most_once=consumer.at_most_once)
         #: No fewer than are in hand: counting them takes a look at each assignment.
@@ -153,9 +157,25 @@ class Delivery:
         run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
-        if not (iterating or shared):
+        if iterating or shared:
+            self._taking = [(taken, began) for taken, began in self._taking if taken.has_left]
+            self._taking.append((run, now))
+        else:
             run.take(run.size)
         return run
+
+    def end_turns(self, now: float) -> None:
+        """A partition whose messages are slow gives way to others: the rest of its run comes in its next turn."""
+        if len(self._consumer.assignments) < 2:
+            return
+        for run, _ in [x for x in self._taking if now >= x[1] + TURN_MS]:
+            if not run.has_left or run.assignment.tracker.runs.get(run.first) is not run:
+                continue
+            self.is_turn_over = True
+            if run.iterating:
+                run.recall()  # the loop comes to its end, and the rest is put back
+            else:
+                self.recall(run.assignment)
 
     def recall(self, assignment: Assignment, *, keep: bool = True) -> bool:
         """At least once: what was to be taken by threads from explicit runs, and was not, is not in hand any more.

@@ -6,12 +6,17 @@ from math import inf
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
 from kafka_marshal.engine.work.tracker import offset_of
 from kafka_marshal.ports import Message
 from rationalizer import codes
 
 __all__ = ["Grants"]
+
+
+#: Messages of the first batch, which tells how long each takes, where several partitions are held.
+FIRST_TURN = 100
 
 
 class Turns(Protocol):
@@ -28,6 +33,9 @@ class Grants:
         self._turns = turns
         #: The granted run being handed out.
         self.granted: Run | None = None
+        #: When it was taken up, and how long each message of the one before took (ms); None: there was none.
+        self._began = 0.0
+        self._pace_ms: float | None = None
         #: Granted runs of partitions that the user holds back, in order; what is left of them is recalled.
         self._held_back: list[Run] = []
         #: Granted runs that have ended while a thread had a message that it had not handed out yet.
@@ -51,7 +59,7 @@ class Grants:
         assignment = self._turns.next_open(now)
         if assignment is None:
             return None
-        run = assignment.take(self._consumer.settings.batch_size, False, now)
+        run = assignment.take(self._turn(), False, now)
         if self.granted is not None:
             run.since = inf  # claimed ahead: nobody handles it before the one that is granted has ended
         assignment.tracker.hand_out(run)
@@ -60,6 +68,13 @@ class Grants:
         self.proposed = assignment
         self.send(assignment, now)
         return assignment
+
+    def _turn(self) -> int:
+        """How many messages to claim: where others wait, no more than a turn is long at the pace of the last ones."""
+        most = self._consumer.settings.batch_size
+        if len(self._consumer.assignments) < 2:
+            return most
+        return min(most, FIRST_TURN if self._pace_ms is None else max(1, int(TURN_MS / max(self._pace_ms, 1e-6))))
 
     def send(self, assignment: Assignment, now: float) -> None:
         """Append (once more) the ClaimingMessages under way; any accepted copy counts (C17)."""
@@ -134,7 +149,7 @@ class Grants:
             self._put_aside(grant.run)  # another thread's comes first
             return grant.run
         if grant.accepted:
-            self.granted = grant.run
+            self.granted, self._began = grant.run, now
             return grant.run
         assignment.tracker.requeue(grant.run)
         self.remember(assignment, grant)
@@ -177,7 +192,7 @@ class Grants:
         if run is not None and self.granted is None:
             self._held_back.remove(run)
             run.resume(run.astray())
-            self.granted, run.since = run, now
+            self.granted, run.since, self._began = run, now, now
 
     @property
     def is_handing_out(self) -> bool:
@@ -220,6 +235,7 @@ class Grants:
     def _finish(self, run: Run, now: float) -> None:
         if run is self.granted:
             self.granted = None
+            self._pace_ms = (now - self._began) / max(1, run.handed_out)
         else:
             self._held_back.remove(run)
         self._undecided.append((run, set()))

@@ -22,6 +22,10 @@ from kafka_marshal.engine.work.hand import Hand, HandsOut
 __all__ = ["AwaitGrant", "End", "Fetch", "GrantedPull", "Pull", "Step", "Take", "Wait", "Wanted"]
 
 
+#: Messages that are read, if they are there, when a turn was ended early: of other partitions, too.
+READ_BETWEEN_TURNS = 10_000
+
+
 class Wanted(NamedTuple):
     """What is asked for, and when."""
 
@@ -103,6 +107,9 @@ class Pull:
         hand, delivery = self._hand, self._delivery
         if hand is not None and (run := hand.open_run(now)) is not None:
             return Take(run)  # another thread has got one meanwhile
+        if delivery.is_turn_over and wanted.came is None:
+            delivery.is_turn_over = False
+            return Fetch(READ_BETWEEN_TURNS, None)
         fullest = delivery.fullest(now)
         if fullest and self._fill_until is None:
             self._fill_until = wanted.at + self._fill_s

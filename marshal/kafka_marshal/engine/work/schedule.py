@@ -58,6 +58,7 @@ class Schedule:
 
         silent_cps: paused, or not to be followed any further; elsewhere nothing is due for most assignments.
         """
+        self._consumer.delivery.end_turns(now)
         timeout = self._consumer.settings.handler_timeout_ms
         every = timeout is not None or bool(silent_cps)
         for assignment in list((self._consumer.assignments if every else self.pending).values()):
