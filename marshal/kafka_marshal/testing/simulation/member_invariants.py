@@ -273,12 +273,14 @@ class MemberInvariants:
         return driver.replica.worlds[held.cp].log_time - log_time - elapsed
 
     def released(self, process: Living, key: Key, sent_at: float) -> None:
-        """A release was accepted; nothing of it may have been in hand when it was sent."""
+        """A release was accepted; what was in hand when it was sent must have had ``revoke_timeout``."""
         lost_at = self._lost.get((process.name, key), -1.0)
         if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
         for offset, since in self._in_hand.get((process.name, key), {}).items():
-            if lost_at < since < sent_at:
+            if lost_at < since < sent_at and (sent_at - since) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
+                self._lost[process.name, key] = sent_at  # left behind
+            elif lost_at < since < sent_at:
                 self._fail(
                     "let go", f"{process.name} released {_name(key)} at {sent_at:.1f} ms, with offset {offset} in hand"
                 )
@@ -455,6 +457,12 @@ def _beaten(outcome: Outcome) -> list[Key]:
     if outcome.type == Heartbeat.__name__ or (outcome.type == ClaimingPartition.__name__ and outcome.code == codes.OK):
         return [(message[HEAD_FIELDS], message[HEAD_FIELDS + 1])]
     return []
+
+
+def _revoke_ms(process: Living) -> float:
+    """How long what is in hand of a partition that is let go is waited for, at least."""
+    consumers = [consumer for driver in process.drivers for consumer in driver.engine.consumers.values()]
+    return min((consumer.settings.revoke_timeout_ms for consumer in consumers), default=inf)
 
 
 def _closes(process: Living) -> bool:
