@@ -54,12 +54,11 @@ def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
     crew.workers.append(zombie)
     wait_until(lambda: len(zombie.offsets("begin")) == count, 30)
     zombie.stop()
-    other, consumer = crew.consumer("other", topic)
+    _, consumer = crew.consumer("other", topic)
     for _ in range(count):
         message = consumer.poll(30.0)
         assert message is not None
         consumer.done(message)
-    wait_until(lambda: (lease := other.world.lease(topic, 0)) is not None and lease.stable == count - 1)
     zombie.out.with_suffix(".go").touch()
     zombie.go_on()
     wait_until(lambda: len([line for line in zombie.lines() if line["what"] != "begin"]) == count, 20)
