@@ -289,6 +289,14 @@ def test_a_connector_for_no_spark_at_all_names_the_extra(tmp_path: Path) -> None
         jars.connector_jars(tmp_path)
 
 
+def test_a_spark_for_which_no_connector_was_published_is_named(repository: Path, tmp_path: Path) -> None:
+    carried = tmp_path / "carried"
+    carried.mkdir()
+    (carried / "spark-core_2.13-4.9.0-preview1.jar").touch()
+    with pytest.raises(JarsMissingError, match=r"no Kafka connector for the Spark .* 4\.9\.0-preview1 was not found"):
+        jars.connector_jars(carried)
+
+
 def test_what_spark_carries_itself_is_left_out(repository: Path, tmp_path: Path) -> None:
     """Two versions of one library on a class path would be a matter of luck."""
     for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "small-2.0.jar"):

@@ -237,6 +237,13 @@ def test_a_callback_that_returns_a_coroutine_is_told(marshal: Marshal, caplog: p
     assert "on_assign has returned a coroutine, which must be awaited" in caplog.text
 
 
+def test_members_that_have_read_as_far_have_the_same_digest(marshal: Marshal, cluster: MemoryCluster) -> None:
+    marshal.claim("other", 0)
+    with Marshal.on_cluster(cluster.connect("beside"), group_id="beside", client_id="beside") as beside:
+        wait_until(lambda: marshal.world.digests() == beside.world.digests())
+        assert {len(digest) for _, digest in beside.world.digests().values()} == {32}
+
+
 def test_a_pattern_that_matches_nothing_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
     _kept = marshal.consumer(["^__marshal$", f"^{TOPIC}$"])
     assert [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING] == [

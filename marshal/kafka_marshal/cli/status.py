@@ -110,13 +110,13 @@ def status(
         return show(
             cluster,
             options,
-            lambda view: _picture(view, group, members, everything),
+            lambda view: _picture(view, group, members, everything, digests=options.json),
             interval=interval if watch else None,
             tick=tick,
         )
 
 
-def _picture(view: View, group: str | None, members: bool, everything: bool) -> Picture:
+def _picture(view: View, group: str | None, members: bool, everything: bool, *, digests: bool = False) -> Picture:
     view.look_at_data(None if group is None else [group])
     groups = view.groups(group)
     problems = {each.group: problems_of(each) for each in groups}
@@ -150,6 +150,7 @@ def _picture(view: View, group: str | None, members: bool, everything: bool) -> 
                 {
                     "partition": cp,
                     "next_offset": world.next_offset,
+                    "digest": world.digest() if digests else None,
                     "log_time": world.log_time,
                     "level": world.level,
                     "rejected": dict(world.rejected),

@@ -129,6 +129,21 @@ class WorldView(OneProcess):
             ]
         return sorted(found, key=lambda lease: (lease.topic, lease.partition, lease.lo))
 
+    def digests(self) -> dict[int, tuple[int, str]]:
+        """Partition of the coordination topic → (its next offset, the digest of the state there), live (S1).
+
+        Members that stand at the same next offset have the same digest. ``kafka-marshal status --json``,
+        ``replay --state`` and the audit say it, too.
+        """
+        return self._driver.call(self._digests)
+
+    def _digests(self) -> dict[int, tuple[int, str]]:
+        self._driver.read_all()
+        with self._driver.condition:
+            return {
+                cp: (world.next_offset, world.digest()) for cp, world in sorted(self._driver.replica.worlds.items())
+            }
+
     @property
     def log_time(self) -> int:
         """The latest log time (ms) of any partition of the coordination topic (T1)."""

@@ -116,7 +116,17 @@ def connector_jars(spark_jars: Path | None = None) -> list[Path]:
     connector = [("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)]
     # Two versions of one library on Spark's class path would be a matter of luck: what it carries stays out.
     modules = {_module_of(jar) for jar in carried}
-    return resolve(f"spark-kafka-{version}", connector, exclude=sorted(modules), remedy=_CONNECTOR_REMEDY)
+    try:
+        return resolve(f"spark-kafka-{version}", connector, exclude=sorted(modules), remedy=_CONNECTOR_REMEDY)
+    except JarsMissingError as error:
+        if not _is_unpublished(str(error), *connector[0]):
+            raise
+        raise JarsMissingError(
+            f"There is no Kafka connector for the Spark that is installed: {connector[0][1]} {version} was not found "
+            "where jars are published. A preview, a nightly build or a vendor's Spark has none there. Nothing was read "
+            "or written. Install a released PySpark (4.0 to 4.2), or give Spark the connector that came with yours: "
+            "spark.jars."
+        ) from error
 
 
 def resolve(
@@ -250,6 +260,12 @@ def _lines(stream: IO[bytes], silence_s: float) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in whole)
     if pending:
         yield pending.decode(errors="replace")
+
+
+def _is_unpublished(complaint: str, organisation: str, module: str, revision: str) -> bool:
+    """Whether the resolver reached a repository, and it does not have this."""
+    offline = any(sign in complaint for sign in ("xception", "no answer", "incorrect"))
+    return f"{organisation}#{module};{revision}: not found" in complaint and not offline
 
 
 def _complaint(lines: Sequence[str]) -> str:
