@@ -161,7 +161,10 @@ def test_g21_positions_are_moved_when_every_member_has_left(group: Group, fleet:
     admin, other = group.admin(), group.topic(1, 5)
     positions: dict[tuple[str, int], Target] = {(group.data, 0): "latest", (group.data, 2): 3}
     plan = admin.plan(group.group, positions)
-    assert [(move.before, move.after, move.done_ahead) for move in plan] == [(0, 20, 2), (10, 3, 0)]
+    assert [(move.before, move.after, move.done_ahead) for move in plan] == [(0, 20, 0), (10, 3, 0)]
+    assert [move.done_ahead for move in admin.plan(group.group, {(group.data, 0): 2})] == [2]
+    with pytest.raises(AdminError, match="drops what is done above them"):
+        admin.plan(group.group, {(group.data, 0): 2}, keep_done=True)
     with admin.pause(group.group) as pause:
         with pytest.raises(AdminError, match="have not let go") as caught:
             pause.wait_released(0.2)

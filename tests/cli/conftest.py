@@ -13,8 +13,9 @@ from tests.cli.harness import ENVIRONMENT, Command, Terminal
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing around decides for the command; times are UTC."""
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing around decides for the command; times are UTC; what it writes stays in a folder of its own."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("command"))
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TZ", "UTC")

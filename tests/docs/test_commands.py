@@ -31,6 +31,7 @@ PLACEHOLDERS = {
     "TIME": "03:14",
     "TOPIC": "flights",
     "TOPIC:PARTITION": "flights:7",
+    "TOPIC:PARTITION:OFFSET": "flights:7:12",
     "TOPIC:PARTITION=earliest": "flights:7=earliest",
 }
 

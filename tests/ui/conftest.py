@@ -19,7 +19,7 @@ import pytest
 
 from kafka_marshal.ui.archive import Archive, read_dump
 from kafka_marshal.ui.live import Live
-from kafka_marshal.ui.server import application
+from kafka_marshal.ui.server import ReadMessage, application
 from kafka_marshal.ui.steering import Steering
 from tests.ui.story import story
 
@@ -53,14 +53,18 @@ def get(url: str, method: str = "GET", body: object = None, **headers: str) -> A
 
 @contextmanager
 def served(
-    archive: Archive, live: Live | None = None, steering: Steering | None = None, names: Sequence[str] = ()
+    archive: Archive,
+    live: Live | None = None,
+    steering: Steering | None = None,
+    names: Sequence[str] = (),
+    payloads: ReadMessage | None = None,
 ) -> Iterator[str]:
     """The server on a free port; its address."""
     import uvicorn
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        app = application(archive, live, steering, names)
+        app = application(archive, live, steering, names, payloads)
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
