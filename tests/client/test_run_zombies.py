@@ -52,7 +52,7 @@ def test_what_a_stopped_process_makes_of_its_messages_has_no_effect(
     options = {"act": act, "dead": dead, "database": str(database), "concurrency": count, "attempts": 1}
     zombie = Zombie(crew, topic, tmp_path, **options)
     crew.workers.append(zombie)
-    wait_until(lambda: len(zombie.offsets("begin")) == count, 30)
+    wait_until(lambda: len(zombie.offsets("begin")) == count, 60)
     zombie.stop()
     _, consumer = crew.consumer("other", topic)
     for _ in range(count):
