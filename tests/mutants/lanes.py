@@ -83,7 +83,7 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "a partition that is let go waits for the next try",
         "InLanes.returned",
-        "self.recall(assignment, keep=False)",
+        "self.recall(assignment, keep=True)",
         "pass",
         "C10",
     ),

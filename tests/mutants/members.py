@@ -528,7 +528,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a claim under way in a part that is paused does not count against the limit",
-        "wishes",
+        "Placement._view",
         "letting_go=frozenset(parts).difference(keys) if len(keys) < len(parts) else _NONE,",
         "letting_go=frozenset(parts).difference(key for key, _ in own),",
         "C10",
