@@ -31,7 +31,7 @@ def test_one_line_when_it_is_away_and_one_when_it_is_back(kind: str, caplog: pyt
     answer("Marshal.close()", marshal.close)
     events = [str(getattr(record, "event", "")) for record in caplog.records]
     assert events.count("kafka_away") == events.count("kafka_back") == 1
-    of_work = {"claimed", "released", "lost", "left", "member", "warning"}
+    of_work = {"joined", "claimed", "released", "lost", "left", "member", "warning"}
     assert [event for event in events if event not in of_work] == ["kafka_away", "kafka_back"]
 
 
