@@ -285,7 +285,7 @@ class Checks:
     def snapshot(self, cp: int, value: bytes) -> None:
         """A snapshot, or a part of one, was written."""
         self.counts["snapshots"] += 1
-        self.manners.snapshot(cp, value, self.log.digests[cp])
+        self.manners.snapshot(cp, value, self.log)
 
     def _judge_lease(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)

@@ -16,13 +16,13 @@ limit                  nobody holds more than its policy allows (``MaxClaims``)
 in hand                in the end, what a member counts as in hand is what its worker has: with too much of it, it
                        would fetch no more, for ever
 snapshots              they say what was so at exactly the place they name, one where one is due, and nobody raises an
-                       alarm about a true one (S2)
+                       alarm about a true one (S2); hashes of the log are those of its records (S4)
 =====================  =========================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.testing.simulation.holdings import Held, holdings, last_proof, longest_trust_ms, margin_ms, member
+from kafka_marshal.testing.simulation.recorded import Recorded
 from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingPartition,
@@ -45,6 +46,7 @@ from rationalizer import (
     codes,
 )
 from rationalizer.limits import HEAD_FIELDS
+from rationalizer.log_hash import decode_hash
 from rationalizer.snapshot_log import MalformedPartError, decode_part
 
 if TYPE_CHECKING:
@@ -419,8 +421,12 @@ class MemberInvariants:
 
     # Snapshots.
 
-    def snapshot(self, cp: int, value: bytes, digests: Mapping[int, str]) -> None:
-        """A part of a snapshot was written; digests: of our own replica, by next offset, where one is due."""
+    def snapshot(self, cp: int, value: bytes, log: Recorded) -> None:
+        """A part of a snapshot, or a hash of the log, was written; log: as it is."""
+        if (stored := decode_hash(value)) is not None:
+            if stored != log.hash(cp, stored.since, stored.next_offset):
+                self._fail("snapshots", f"the hash of offsets {stored.since} to {stored.next_offset - 1} is wrong")
+            return
         try:
             part = decode_part(value)
         except MalformedPartError as error:
@@ -430,7 +436,7 @@ class MemberInvariants:
             self._fail(
                 "snapshots", f"one of partition {part.partition} at offset {part.next_offset}: none is due there"
             )
-        elif digests.get(part.next_offset) != part.digest:
+        elif log.digests[cp].get(part.next_offset) != part.digest:
             self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
 
     def check_in_hand(self, consumers: Iterable[tuple[Living, ConsumerEngine]]) -> None:

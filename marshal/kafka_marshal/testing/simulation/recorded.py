@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kafka_marshal.testing.simulation.states import state_of
 from rationalizer import Outcome, World
+from rationalizer.log_hash import Entry, LogHash, RunningHash
 
 __all__ = ["Judge", "Recorded"]
 
@@ -32,6 +33,7 @@ class Recorded:
         self.states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
         self.digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
         self.outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
+        self._entries: dict[int, list[Entry]] = {cp: [] for cp in range(cps)}
         #: Record types and outcomes that were seen.
         self.kinds: dict[tuple[str, str], int] = {}
 
@@ -43,9 +45,16 @@ class Recorded:
         if self._snapshots_every and world.next_offset % self._snapshots_every == 0:
             self.digests[cp][world.next_offset] = world.digest()
         self.outcomes[cp].append(outcome)
+        self._entries[cp].append((offset, stamp, value))
         kind = (outcome.type or "-", outcome.code)
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         return outcome
+
+    def hash(self, cp: int, since: int, next_offset: int) -> LogHash:
+        """The hash of the records of this range (S4)."""
+        running = RunningHash(since)
+        running.take([entry for entry in self._entries[cp] if since <= entry[0] < next_offset])
+        return running.at(cp, next_offset)
 
     def wrong(self, cp: int, offset: int, stamp: int, value: bytes, outcome: Outcome) -> str:
         """What the judge says against it; "": nothing."""
