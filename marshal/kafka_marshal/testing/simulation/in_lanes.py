@@ -7,7 +7,7 @@ from functools import partial
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.handling import Retry
+from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.testing.simulation.process import Job
 
@@ -73,6 +73,11 @@ class _Handling:
             raise FailedError
         job.handle(message, seconds)
 
+    def lost(self, attempt: Attempt, seconds: float, error: BaseException) -> None:
+        """The hook: a try that failed while the lease was not proven counts for nothing."""
+        place = attempt.message.topic(), attempt.message.partition(), attempt.message.offset()
+        self._failed[place] = attempt.number - 1, 0.0
+
     def _seconds(self) -> float:
         """How much longer than usual a try takes."""
         chance = self._job.random
@@ -109,6 +114,7 @@ def work_in_lanes(job: Job, marshal: Marshal, consumer: Consumer, timeout: float
             concurrency=chance.randint(1, 8),
             order=job.order,
             retry=retry,
+            hooks=[Hooks(lost=handling.lost)],
             drain_timeout=chance.choice([0.1, 2.0]) * hi,
         )
         try:
