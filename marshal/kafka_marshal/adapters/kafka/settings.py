@@ -98,6 +98,10 @@ _DEFAULTS: Mapping[str, object] = {
     "reconnect.backoff.ms": 10,
     # 10 s by default: after a broker's restart that alone would outlast a lease of 2 * 3 s.
     "reconnect.backoff.max.ms": 1_000,
+    # A connection that a frozen broker never took up may look open, or open late: TCP doubles its waits. Behind a
+    # thaw, a new one is there at once (10 s and 30 s by default).
+    "api.version.request.timeout.ms": 5_000,
+    "socket.connection.setup.timeout.ms": 10_000,
 }
 
 #: Producers and AdminClients allow it by default: a look-up by name, or a record for a deleted topic, would create one.
