@@ -170,22 +170,38 @@ def unfinished(value: object) -> str:
     """What a function has returned instead of doing its work, for people; "": it has done it, as far as can be seen."""
     kind = type(value)
     if kind in _PLAIN:
-        return ""
+        first = _unfinished_in(value) if kind in (list, tuple) else None
+        return "" if first is None else f"a {kind.__name__} with {unfinished(first)}"
+    name = "coroutine" if iscoroutine(value) else kind.__name__.replace("_", " ")
+    shown = f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
     if is_awaited(value):
-        name = "coroutine" if iscoroutine(value) else kind.__name__
-        return f"a {name}, which must be awaited" if hasattr(kind, "__await__") else f"a {name}, which may still run"
+        return f"{shown}, which must be awaited" if hasattr(kind, "__await__") else f"{shown}, which may still run"
     if kind.__module__ == "multiprocessing.pool" or isinstance(value, Thread):
-        return f"a {kind.__name__}, which may still run"
+        return f"{shown}, which may still run"
     if isinstance(value, Generator | AsyncGenerator | map | filter):
-        return f"a {kind.__name__.replace('_', ' ')}, which runs when it is iterated over"
+        return f"{shown}, which runs when it is iterated over"
     if isinstance(value, FunctionType | MethodType | partial):
-        return f"a {kind.__name__}, which was not called"
+        return f"{shown}, which was not called"
     return ""
+
+
+def _unfinished_in(several: Any) -> object:
+    """The first that must be awaited, or may still run; None: there is none. (All are of one kind, if any is.)"""
+    if not several or not is_awaited(several[0]):
+        return None
+    return next((each for each in several if is_awaited(each) and not _has_ended(each)), None)
+
+
+def _has_ended(value: Any) -> bool:
+    return hasattr(type(value), "add_done_callback") and bool(value.done())
 
 
 def drop(value: object) -> None:
     """End what was refused, as far as it has not begun: it must not run later, nor be warned of."""
-    if isinstance(value, Coroutine | Generator):
+    if isinstance(value, list | tuple):
+        for each in value:
+            drop(each)
+    elif isinstance(value, Coroutine | Generator):
         value.close()
     elif isinstance(value, Future):
         value.cancel()

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import CodeType
 from typing import cast
@@ -75,7 +76,9 @@ def _log(what: str, error: BaseException, then: str) -> None:
     held_back = _repeats.due((what, type(error), *((at.filename, at.lineno) for at in place)), time.monotonic())
     if held_back is None:
         return
-    named = f"{type(error).__name__}: {error}".rstrip(": ")
+    named = type(error).__name__
+    with suppress(Exception):  # a user's class may fail to say what it is
+        named = f"{named}: {error}".rstrip(": ")
     if held_back == 0:
         text = "%s raised %s; %s"
         log(logging.ERROR, "callback_failed", text, what, named, then, error=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import traceback
@@ -14,6 +15,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.error_texts import MOST_TRACE, place_of, reason_of, trace_of
 from kafka_marshal.client.failures import EVERY_MS, LETTERS, MOST_KINDS, Failures
 from kafka_marshal.client.handled import MOST_ERRORS, OTHER, Handled, ProcessTimes
+from kafka_marshal.client.tries import cancelled
 
 
 class Said:
@@ -153,6 +155,13 @@ def test_a_traceback_is_small_and_always_text(error: Exception) -> None:
     error.__cause__.__cause__ = error
     assert len(trace_of(error).encode()) <= MOST_TRACE
     assert place_of(error) == ("", 0)
+
+
+def test_an_error_that_was_made_and_not_raised_has_the_place_of_its_cause() -> None:
+    try:
+        raise asyncio.CancelledError
+    except asyncio.CancelledError as error:
+        assert place_of(cancelled(error)) == place_of(error) != ("", 0)
 
 
 def test_what_cannot_say_what_it_is_is_said_all_the_same(said: Said) -> None:

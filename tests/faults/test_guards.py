@@ -134,6 +134,18 @@ def test_where_logging_itself_raises_stderr_tells(
     assert "stats_cb raised" in capsys.readouterr().err
 
 
+def test_an_error_that_cannot_say_what_it_is_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise OddError
+
+    assert Guard("stats_cb", Raising(MuteError))() is None
+    assert reports(caplog, "stats_cb raised MuteError; going on")
+    assert "logging" not in capfd.readouterr().err
+
+
 def test_an_error_cb_that_raises_hides_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     callback = Raising(OddExit)
     cluster = KafkaCluster(f"127.0.0.1:{free_ports(1)[0]}", {"error_cb": callback})

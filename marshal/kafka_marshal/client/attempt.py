@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 from kafka_marshal.adapters.headers import Headers, headers_of, mend
 from kafka_marshal.adapters.message import Message
@@ -63,9 +63,7 @@ class Attempt:
         #: As in Kafka, whatever the handler makes of them. (Headers cost 0.3 µs each, so few need to keep them.)
         self._key: bytes | None = message.key()
         self._value: bytes | None = message.value()
-        self._headers: Headers = None
-        if keep_headers and (headers := headers_of(message)) is not None:
-            self._headers = tuple(headers)
+        self._headers: Headers = tuple(headers_of(message) or ()) if keep_headers else None
         self.number: int = number
         self.attempts: int = attempts
         self.epoch: int = epoch
@@ -90,16 +88,23 @@ class Attempt:
         """Whether a failure of this one is final: a dead letter, or the end of ``run``."""
         return self.number >= self.attempts
 
-    def _restore(self) -> None:
+    def _restore(self, topic: str) -> None:
         """Undo what the handler has changed in the message: its next try, and its order, want what is in Kafka."""
-        message = self.message
+        message: Any = self.message
+        self._restore_topic(topic)
         if message.key() is not self._key:
             message.set_key(self._key)
         if message.value() is not self._value:
             message.set_value(self._value)
         mend(message)
         if self._headers is not None:
-            message.set_headers(list(self._headers))
+            message.set_headers(list(self._headers) or None)
+
+    def _restore_topic(self, topic: str) -> None:
+        """By its topic what is done is found: a handler may have set another one."""
+        message: Any = self.message  # typed by stubs that lack some setters
+        if message.topic() != topic:
+            message.set_topic(topic)
 
     @property
     def is_held(self) -> bool:

@@ -54,8 +54,10 @@ def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def place_of(error: BaseException) -> tuple[str, int]:
-    """File and line at which it was raised; ("", 0): not known."""
+    """File and line at which it was raised, or its cause, if that was all that was; ("", 0): not known."""
     at = error.__traceback__
+    if at is None and error.__cause__ is not None:
+        at = error.__cause__.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     return ("", 0) if at is None else (at.tb_frame.f_code.co_filename, at.tb_lineno)

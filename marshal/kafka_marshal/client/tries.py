@@ -139,7 +139,7 @@ class Tries:
         if message is None:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
-        stable, keep = assignment.tracker.done.stable, self.letters is not None
+        stable, keep = assignment.tracker.done.stable, self.letters is not None or attempts > 1
         about = (*self._about, stable, keep, partial(self.is_held, assignment))
         attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *about)
         current.set(attempt)
@@ -157,6 +157,7 @@ class Tries:
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """A handler has returned; whether its lane is ready again, for the caller to see to."""
+        attempt._restore_topic(lane.assignment.key[0])
         if self.options.hooks:
             took = (self.runtime.now_ms() - began) / 1000
             for hooks in self.options.hooks:
@@ -179,7 +180,7 @@ class Tries:
     def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
         """A handler has raised: its message is tried again, comes again, is a dead letter, or ends the run."""
         fate, took = fate_of(error), (self.runtime.now_ms() - began) / 1000
-        attempt._restore()
+        attempt._restore(lane.assignment.key[0])
         if fate is not Fate.ENDS and not self.is_held(lane.assignment):
             self._call_hooks("lost", attempt, took, error)
             self.given_back(lane)
