@@ -263,7 +263,7 @@ def test_c13_user_pause_holds_back_what_is_granted() -> None:
     assert read(net, member, HI) == []
     assert net.world(T0).progress.stable == 4, "granted meanwhile"
     member.assignment(T0).user_paused = False
-    assert consumer.delivery.ready(net.now)
+    assert consumer.delivery.grants.is_waiting
     assert [m.at for m in member.work_granted(3)] == [0, 1, 2]
     held_back(member, consumer)
     assert read(net, member, HI) == []

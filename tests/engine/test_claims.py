@@ -405,3 +405,88 @@ def test_others_of_the_group_in_one_process_do_not_claim_the_same() -> None:
     net.run(5 * HI)
     assert sorted([*first.assignments, *second.assignments]) == [("t", p) for p in range(4)]
     assert len(a.held()) == 4
+
+
+# -- leases by hand -----------------------------------------------------------------------------------------------
+
+
+def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
+    net = Net(cps=1)
+    a, b = net.member("a"), net.member("b")
+    first = a.engine.leases.claim(T0)
+    a.settle()
+    net.run(20)
+    second = b.engine.leases.claim(T0)
+    b.settle()
+    net.run(50)
+    assert second.refusal == "HELD"
+    assert not second.is_proven
+    first.release(41, net.now)
+    a.settle()
+    net.run_until(lambda: second.is_proven, HI + 100)
+    assert net.world(T0).progress.stable == 41
+
+
+def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() -> None:
+    """Found by the simulation (seed 1997): it was due again from HI on, and nothing could be done while paused."""
+    net = Net(cps=1)
+    a = net.member("a")
+    a.drop_appends = True
+    lease = a.engine.leases.claim(T0)
+    a.settle()
+    a.drop_appends = False
+    net.pause(10 * HI)
+    net.run(2 * HI)
+    assert not lease.is_proven
+    assert a.due > a.clock() + HI, "nothing is due before the pause ends"
+    net.run_until(lambda: lease.is_proven, 9 * HI)
+
+
+def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
+    """The one that was lost is answered too: the next one shows that the log has passed it."""
+    net = Net(cps=1)
+    a = net.member("a")
+    lease = a.engine.leases.claim(T0)
+    a.settle()
+    net.run(20)
+    a.drop_appends = True
+    lost = lease.beat(10, net.now)
+    a.settle()
+    a.drop_appends = False
+    seen = lease.beat(20, net.now)
+    a.settle()
+    net.tick()
+    assert seen.accepted
+    assert lost.accepted is None or lost.accepted, "20 is done, so 10 is"
+    rejected = lease.beat(5, net.now)
+    a.settle()
+    net.tick()
+    assert rejected.accepted, "a regression changes nothing, and the beat counts (C5)"
+    assert net.world(T0).progress.stable == 20
+
+
+def test_a_lease_by_hand_that_is_lost_answers_whoever_waits() -> None:
+    net = Net(cps=1)
+    a = net.member("a")
+    lease = a.engine.leases.claim(T0)
+    a.settle()
+    net.run(20)
+    a.drop_appends = True
+    beat, grant = lease.beat(1, net.now), lease.grant(5, net.now)
+    a.settle()
+    net.run(2 * HI)
+    assert lease.loss
+    assert beat.accepted is False
+    assert grant.accepted is False
+
+
+def test_a_member_s_leases_by_hand_and_by_consumer_share_their_beats() -> None:
+    net = Net(cps=1)
+    net.topic("t", 2, end=5)
+    a = net.member("a")
+    a.engine.leases.claim(("u", 0))
+    a.consumer("t")
+    net.run(5 * HI)
+    assert len(a.held()) == 3
+    beats = [r for r in net.records() if isinstance(r, Heartbeat | HeartbeatBatch)]
+    assert all(isinstance(r, HeartbeatBatch) and len(r.entries) == 3 for r in beats[2:])

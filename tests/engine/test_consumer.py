@@ -11,7 +11,7 @@ from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.tracker import Taken
-from rationalizer import ClaimingPartition, Heartbeat, HeartbeatBatch, ReleasingPartition
+from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.harness import HI, FakeMessage, Member, Net
 from tests.engine.scenes import LOST, REVOKE, T0, calls, evict, taken, working
 
@@ -193,10 +193,10 @@ def test_a_lost_lease_purges_the_buffer() -> None:
     """What was fetched under the old epoch is never handed out, not even after winning the lease again (B19)."""
     net, member = working()
     member.fetch(10)
-    assert member.consumers[0].delivery.ready(net.now)
+    assert member.consumers[0].delivery.fullest(net.now) == 10
     member.deaf = member.drop_appends = True
     net.run(2 * HI)
-    assert not member.consumers[0].delivery.ready(net.now)
+    assert member.consumers[0].delivery.fullest(net.now) == 0
     assert member.fetching == {}
     assert member.take() is None
     old = member.lease(T0).epoch if T0 in member.engine.book.leases else None
@@ -210,6 +210,15 @@ def test_messages_fetched_before_a_loss_and_delivered_after_it_are_dropped() -> 
     net.tick()
     member.consumers[0].delivery.fetched(T0, late)  # type: ignore[arg-type]
     assert member.take() is None
+
+
+def test_a_greedy_member_is_asked_in_vain() -> None:
+    net, member = working(partitions=2, policy=Greedy())
+    other = net.member("b")
+    other.consumer("t")
+    net.run(10 * HI)
+    assert len(member.held()) == 2
+    assert REVOKE not in calls(member)
 
 
 # -- handler_timeout ----------------------------------------------------------------------------------------------
@@ -472,100 +481,6 @@ def test_after_close_the_engine_does_nothing_more() -> None:
     before = net.count()
     net.run(20 * HI)
     assert net.count() == before
-
-
-# -- leases by hand -----------------------------------------------------------------------------------------------
-
-
-def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
-    net = Net(cps=1)
-    a, b = net.member("a"), net.member("b")
-    first = a.engine.leases.claim(T0)
-    a.settle()
-    net.run(20)
-    second = b.engine.leases.claim(T0)
-    b.settle()
-    net.run(50)
-    assert second.refusal == "HELD"
-    assert not second.is_proven
-    first.release(41, net.now)
-    a.settle()
-    net.run_until(lambda: second.is_proven, HI + 100)
-    assert net.world(T0).progress.stable == 41
-
-
-def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() -> None:
-    """Found by the simulation (seed 1997): it was due again from HI on, and nothing could be done while paused."""
-    net = Net(cps=1)
-    a = net.member("a")
-    a.drop_appends = True
-    lease = a.engine.leases.claim(T0)
-    a.settle()
-    a.drop_appends = False
-    net.pause(10 * HI)
-    net.run(2 * HI)
-    assert not lease.is_proven
-    assert a.due > a.clock() + HI, "nothing is due before the pause ends"
-    net.run_until(lambda: lease.is_proven, 9 * HI)
-
-
-def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
-    """The one that was lost is answered too: the next one shows that the log has passed it."""
-    net = Net(cps=1)
-    a = net.member("a")
-    lease = a.engine.leases.claim(T0)
-    a.settle()
-    net.run(20)
-    a.drop_appends = True
-    lost = lease.beat(10, net.now)
-    a.settle()
-    a.drop_appends = False
-    seen = lease.beat(20, net.now)
-    a.settle()
-    net.tick()
-    assert seen.accepted
-    assert lost.accepted is None or lost.accepted, "20 is done, so 10 is"
-    rejected = lease.beat(5, net.now)
-    a.settle()
-    net.tick()
-    assert rejected.accepted, "a regression changes nothing, and the beat counts (C5)"
-    assert net.world(T0).progress.stable == 20
-
-
-def test_a_lease_by_hand_that_is_lost_answers_whoever_waits() -> None:
-    net = Net(cps=1)
-    a = net.member("a")
-    lease = a.engine.leases.claim(T0)
-    a.settle()
-    net.run(20)
-    a.drop_appends = True
-    beat, grant = lease.beat(1, net.now), lease.grant(5, net.now)
-    a.settle()
-    net.run(2 * HI)
-    assert lease.loss
-    assert beat.accepted is False
-    assert grant.accepted is False
-
-
-def test_a_member_s_leases_by_hand_and_by_consumer_share_their_beats() -> None:
-    net = Net(cps=1)
-    net.topic("t", 2, end=5)
-    a = net.member("a")
-    a.engine.leases.claim(("u", 0))
-    a.consumer("t")
-    net.run(5 * HI)
-    assert len(a.held()) == 3
-    beats = [r for r in net.records() if isinstance(r, Heartbeat | HeartbeatBatch)]
-    assert all(isinstance(r, HeartbeatBatch) and len(r.entries) == 3 for r in beats[2:])
-
-
-def test_a_greedy_member_is_asked_in_vain() -> None:
-    net, member = working(partitions=2, policy=Greedy())
-    other = net.member("b")
-    other.consumer("t")
-    net.run(10 * HI)
-    assert len(member.held()) == 2
-    assert REVOKE not in calls(member)
 
 
 # -- Turns --------------------------------------------------------------------------------------------------------

@@ -152,4 +152,4 @@ def test_c19_a_request_about_another_epoch_or_another_client_is_none() -> None:
     net.write(ReleasingPartition("admin-1", "z", "g", *T0, member.lease(T0).epoch, None), member.lease(T0).cp)
     net.run(3 * HI)
     assert member.held() == [T0, T1]
-    assert not member.engine.draining
+    assert not member.engine.leases.draining

@@ -177,7 +177,7 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a pattern of its own is not reported",
-        "Membership._has_news",
+        "TopicReports._lacks",
         "topic not in subscribed or count > group.counts.get(topic, -1)",
         "count > group.counts.get(topic, -1)",
         "G12",

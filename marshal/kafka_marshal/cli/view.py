@@ -14,17 +14,17 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from kafka_marshal.cli.data_topics import DataTopics
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.meter import BrokerClock, Meter, local_ms
-from kafka_marshal.cli.rows import DAY_MS, NO_TOPIC, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
+from kafka_marshal.cli.rows import DAY_MS, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
 from kafka_marshal.cli.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.client.view import LeaseInfo, holdings
-from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.fold import Fold, Run
-from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
+from kafka_marshal.ports import Ack, Cluster, TailBatch
 from kafka_marshal.rights import grant
 from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
 
@@ -64,12 +64,8 @@ class View:
         self.observers: list[Callable[[int, int, Outcome], object]] = []
         #: The stamp of each CP's last record.
         self._stamps: dict[int, int] = {}
-        #: What each data partition's log reached from and to when last asked.
-        self.marks: dict[tuple[str, int], tuple[int, int]] = {}
-        #: The topics as the cluster described them then.
-        self.topics: dict[str, TopicInfo] = {}
-        #: Topics of groups that this user may not see.
-        self.hidden: frozenset[str] = frozenset()
+        #: The topics that groups work on, when last asked.
+        self.data: DataTopics = DataTopics(cluster)
 
     @property
     def worlds(self) -> dict[int, World]:
@@ -211,25 +207,7 @@ class View:
         for group in self.coordinated():
             if wanted is None or group.group_id in wanted:
                 topics.update(group.counts)
-        infos = self._visible(topics) if topics else {}
-        self.topics = infos
-        partitions = [
-            (name, number)
-            for name, info in infos.items()
-            for number in range(info.partitions)
-            if number not in info.leaderless
-        ]
-        self.marks = self._cluster.watermarks(partitions, self.patience_s) if partitions else {}
-
-    def _visible(self, topics: set[str]) -> dict[str, TopicInfo]:
-        """Those that we may see: a claim can name any topic, and one that is forbidden hides no other (*blocking*)."""
-        self.hidden = frozenset()
-        try:
-            return self._cluster.topic_info(topics, self.patience_s)
-        except AuthorizationError:
-            seen = topics & self._cluster.topics(self.patience_s).keys()
-            self.hidden = frozenset(topics - seen)
-            return self._cluster.topic_info(seen, self.patience_s) if seen else {}
+        self.data.look(topics, self.patience_s)
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
         """All leases and pieces known (of one group), sorted by group, topic, partition and keys (*blocking*).
@@ -365,7 +343,7 @@ class View:
         return [
             LeaseRow(of, topic, partition, log_start=low, log_end=high, kind=kind)
             for (of, name), kind in sorted(pairs.items())
-            for (topic, partition), (low, high) in sorted(self.marks.items())
+            for (topic, partition), (low, high) in sorted(self.data.marks.items())
             if topic == name and (of, topic, partition) not in claimed
         ]
 
@@ -373,7 +351,7 @@ class View:
         done_beyond = sum(last - first + 1 for first, last in info.ranges)
         stable = -1 if info.stable is None else info.stable
         in_flight = info.ranges[-1][1] - stable - done_beyond if info.ranges else 0
-        low, high = self.marks.get((info.topic, info.partition), (None, None))
+        low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
         # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
         last_beat = info.last_beat or now_ms
@@ -399,7 +377,7 @@ class View:
             granted=info.granted,
             log_start=low,
             log_end=high,
-            stuck=self._why_stuck(info, progress, high),
+            stuck=self.data.why_stuck(info, progress),
             idle_ms=max(0, now_ms - moved_at),
             idle_at_least=not is_seen_moving,
             stable_ms=max(0, now_ms - min(stable_at or last_beat, last_beat)),
@@ -411,18 +389,6 @@ class View:
             goes_to=info.goes_to,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
-
-    def _why_stuck(self, info: LeaseInfo, progress: Progress, log_end: int | None) -> str:
-        topic = self.topics.get(info.topic)
-        if info.topic in self.hidden:
-            return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"
-        if topic is None:
-            return f"{NO_TOPIC} on this cluster any more"
-        if info.partition >= topic.partitions:
-            return f"{NO_TOPIC} with that many partitions any more: it has {topic.partitions}"
-        if info.partition in topic.leaderless:
-            return "no leader: nobody can read or write it"
-        return why_lost(topic, progress, log_end)
 
     def notes_on_clocks(self) -> list[str]:
         """Whether a broker's clock was set back, by the last record of each CP (T1)."""

@@ -7,7 +7,7 @@ offsets. Which partitions, when, and from where, is the same engine's business f
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -113,9 +113,6 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._engine: ConsumerEngine
         self._leaving: Leaving
         self._entered = False
-        #: What user threads have said, and the engine does not know yet: what is done, and what they have left.
-        self._inbox: deque[object] = deque()
-        self._nudged = False
         subscription = Subscription(topics, driver.replica.topic)
         handle = cast("Self", object.__new__(type(self)))
         handle.__dict__ = self.__dict__
@@ -210,12 +207,13 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer works on, sorted."""
-        return self._driver.call(self._assignment)
 
-    def _assignment(self) -> list[TopicPartition]:
-        with self._driver.locked(step=False):
-            found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
-            return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
+        def ask() -> list[TopicPartition]:
+            with self._driver.locked(step=False):
+                found = [x for x in self._engine.assignments.values() if x.shown and not x.over]
+                return sorted(TopicPartition(*x.key, x.position, x.epoch) for x in found)
+
+        return self._driver.call(ask)
 
     @property
     def ignored_done(self) -> int:
@@ -264,17 +262,6 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
-
-    def _nudge(self) -> None:
-        """What was said is waited for, if an assignment moves: it ends a revocation."""
-        if self._engine.schedule.is_moving and not self._nudged:
-            self._nudged = True
-            self._driver.post(self._hear)
-
-    def _hear(self) -> None:
-        self._nudged = False
-        with self._driver.locked():
-            self._drain()  # what was said after close()
 
     def _log_end(self, key: Key) -> int | None:
         """The log end as of the last look, None if there was none."""

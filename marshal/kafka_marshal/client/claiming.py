@@ -40,7 +40,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
                 f"{topic} [{partition}]: this Marshal has released this lease, and the log does not show it yet. "
                 "Nothing was claimed; claim it again"
             )
-        if engine.is_taken(key):
+        if key in engine.book.leases:
             raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
         manual = engine.leases.claim(key)
     with driver.condition:

@@ -268,7 +268,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 run = self._waited(answer)
                 if run is None:
                     return
-                batch = Batch(self._batch_done, run, list(run.messages))
+                batch = Batch(self._say, run, list(run.messages))
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -290,7 +290,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     hand.since = now
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
-                    batch = Batch(self._batch_done, hand, list(messages))
+                    batch = Batch(self._say, hand, list(messages))
                     if self._closed:
                         return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
@@ -428,9 +428,6 @@ class Consumer(FetchingConsumer["Consumer"]):
             )
         self._say(message)
 
-    def _batch_done(self, run: Run) -> None:
-        self._say(run)
-
     # Looking, and steering.
 
     def position(self) -> list[TopicPartition]:
@@ -495,7 +492,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         with self._driver.locked():
             if self._engine.seek((topic, partition), offset):
                 return
-        position = {x[:2]: x.offset for x in self._assignment()}.get((topic, partition), -1)
+        position = {x[:2]: x.offset for x in self.assignment()}.get((topic, partition), -1)
         if offset < position:
             why = f"its position is {position} already. To go back, reposition the group: kafka-marshal release-group"
         else:

@@ -6,10 +6,10 @@ threads do with the run stands in :mod:`kafka_marshal.client.consumer`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from typing import cast
 
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S, TopicPartition
@@ -60,6 +60,9 @@ class FetchingConsumer(Membership[S]):
         self._hand = Hand()
         #: The message, or the first of the batch, that a loop which was left had in hand.
         self._left: Message | None = None
+        #: What user threads have said to be done, and the engine does not know yet.
+        self._inbox: deque[Message | Run] = deque()
+        self._nudged = False
         settings = options.settings(callbacks)
         super().__init__(marshal, driver, options.topics, settings, callbacks, self._fetcher.partition_counts)
         self._leaving.settle = self._end_run
@@ -92,6 +95,17 @@ class FetchingConsumer(Membership[S]):
         if len(self._inbox) == SAID_AT_ONCE:
             self._driver.call(self._hear)
 
+    def _nudge(self) -> None:
+        """What was said is waited for, if an assignment moves: it ends a revocation."""
+        if self._engine.schedule.is_moving and not self._nudged:
+            self._nudged = True
+            self._driver.post(self._hear)
+
+    def _hear(self) -> None:
+        self._nudged = False
+        with self._driver.locked():
+            self._drain()  # what was said after close()
+
     # Getting messages: threads of our own, for a call of a user's thread (serving.py).
 
     def _drain(self) -> None:
@@ -101,7 +115,7 @@ class FetchingConsumer(Membership[S]):
         while self._inbox:
             said = self._inbox.popleft()
             if not isinstance(said, tracker.Run):
-                done.append(cast("Message", said))
+                done.append(said)
                 continue
             self._hear_done(done)
             self._delivery.done_run(said, self._driver.now_ms())

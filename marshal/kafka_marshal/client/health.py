@@ -162,9 +162,9 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     if driver.upkeep.guard.harm:
         yield driver.upkeep.guard.harm
-    if back := driver.replica.clock_back:
+    if back := driver.replica.checks.back:
         yield back
-    if driver.engine.draining:
+    if driver.engine.leases.draining:
         yield (
             "an operator has asked it to hand over (kafka-marshal drain): it releases what it holds when what is in "
             "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"

@@ -461,7 +461,7 @@ class Marshal(Watched, OneProcess, WithBlock):
     @property
     def draining(self) -> bool:
         """Whether an operator has asked this member to hand over (``kafka-marshal drain``): it claims nothing more."""
-        return self._driver.engine.draining
+        return self._driver.engine.leases.draining
 
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release everything with its offsets, and end. A second call does nothing.

@@ -92,7 +92,6 @@ class Tries:
         self.runtime: Runtime = consumer._driver.cluster.runtime
         self.handler_timeout_ms: float | None = consumer._options.handler_timeout_ms
         self.consumer = consumer
-        self._handled = consumer._handled
         self._give_back = give_back
         self._rng: Random = self.runtime.random()
         secrets = values_of({**consumer._marshal.config, **consumer._fetcher.config})
@@ -187,14 +186,14 @@ class Tries:
             return
         self._call_hooks("failed", attempt, took, error)
         topic = attempt.message.topic()
-        self._handled.failed(topic, error)
+        self.consumer._handled.failed(topic, error)
         if isinstance(error, Exception):
             self.failures.failed(attempt, error)
         if fate is Fate.ENDS:
             self.give_up(lane, attempt, error)
         elif not attempt.is_last and self.options.retry.is_worth(error, fate):
             due = self.runtime.now_ms() + self.options.retry.checked_delay(attempt.number, self._rng) * 1000
-            self._handled.retried(topic)
+            self.consumer._handled.retried(topic)
             self._put_aside(lane, due)
             self._wake_timer()
         elif self.letters is not None and isinstance(error, Exception) and fate is Fate.FAILED:
@@ -209,7 +208,7 @@ class Tries:
 
     def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
         """A message is a dead letter, and the cluster has it."""
-        self._handled.put_aside(attempt.message.topic())
+        self.consumer._handled.put_aside(attempt.message.topic())
         self.failures.put_aside(attempt, error, topic)
         self.settled(lane, attempt.message)
 

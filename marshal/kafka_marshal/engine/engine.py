@@ -112,11 +112,6 @@ class Engine:
         if not consumer.callbacks_running:
             self._numbered[consumer.number - 1] = None
 
-    @property
-    def draining(self) -> bool:
-        """An operator has asked us to hand over (C19)."""
-        return self.leases.draining
-
     def unblock(self, keys: Collection[Key]) -> None:
         """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
         for consumer in self.consumers.values():
@@ -133,10 +128,6 @@ class Engine:
             if source.failure is None:
                 source.failure = coordinated_group(self.settings.group_id)
                 self.consumers[number].errors.append(source.failure)
-
-    def is_taken(self, key: Key) -> bool:
-        """Does this Marshal hold or want the lease already?"""
-        return key in self.book.leases
 
     # Events.
 

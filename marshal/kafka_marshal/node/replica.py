@@ -84,7 +84,7 @@ class Replica:
             log(logging.WARNING, "topic_settings", "coordination topic %s: %s", topic, problem)
         start.found(reader, self.info.partitions)
         start.look(marks, self.info.partitions)
-        self._checks = TopicChecks(self.info)
+        self.checks: TopicChecks = TopicChecks(self.info)
         self.starts: dict[int, CpStart] = start.cps
         #: The CPs that are read; of others nothing is known here.
         self.worlds: dict[int, World] = {cp: start.world(cp) for cp in cps}
@@ -105,16 +105,12 @@ class Replica:
             for cp, each in self.starts.items():
                 each.hashes.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
         check_one_cluster(cluster, ADDRESSES_S)
-        self._tail: HearingTail = self._open()
+        #: What it reads with: it is told what the log is known to hold, and says what does not come.
+        self.hearing: HearingTail = self._open()
 
     def _open(self) -> HearingTail:
         positions = {cp: world.next_offset for cp, world in self.worlds.items()}
         return HearingTail(self._cluster, self.topic, positions, self.behind)
-
-    @property
-    def hearing(self) -> HearingTail:
-        """What it reads with: it is told what the log is known to hold, and says what does not come."""
-        return self._tail
 
     def _check_markers_passed_over(self, timeout_s: float) -> None:
         """L2 where a start passes the first record over: a lease that is routed elsewhere refutes its snapshot (S1).
@@ -125,7 +121,7 @@ class Replica:
         if passed and sum(world.lease_count for world in self.worlds.values()) < TELLING_LEASES:
             first = dict.fromkeys(passed, (0, 1))
             for cp, entries in read_range(self._cluster, self.topic, first, timeout_s):
-                self._checks.marker(cp, entries[0][2])
+                self.checks.marker(cp, entries[0][2])
 
     def _go_back(self) -> None:
         """Start the refuted CPs again, further back, and read on from there (*blocking*)."""
@@ -146,15 +142,10 @@ class Replica:
             self._stops[cp] = self._next_stop(cp)
             self._begin_hash(self.worlds[cp])
         self._refuted.clear()
-        patience_s = self._tail.ear.patience_s
-        self._tail.close()
-        self._tail = self._open()
-        self._tail.ear.patience_s = patience_s
-
-    @property
-    def clock_back(self) -> str:
-        """What a broker's clock that was set back means, for people; "": none was (any thread)."""
-        return self._checks.back
+        patience_s = self.hearing.ear.patience_s
+        self.hearing.close()
+        self.hearing = self._open()
+        self.hearing.ear.patience_s = patience_s
 
     @property
     def differences(self) -> list[Difference]:
@@ -174,7 +165,7 @@ class Replica:
     @property
     def log_behind(self) -> int:
         """How many offsets of the logs are not applied, as of a second ago (any thread, without the lock)."""
-        ends, worlds = self._tail.log_ends(), list(self.worlds.items())
+        ends, worlds = self.hearing.log_ends(), list(self.worlds.items())
         return sum(max(0, ends.get(cp, self.behind.get(cp, 0)) - world.next_offset) for cp, world in worlds)
 
     # What is read.
@@ -188,7 +179,7 @@ class Replica:
         """Read these no more (by the thread that reads). Their worlds are dropped: they would soon be wrong."""
         for cp in cps:
             del self.worlds[cp], self.starts[cp], self._stops[cp]
-        self._tail.leave(cps)
+        self.hearing.leave(cps)
 
     def take_over(self, other: Replica) -> None:
         """Go on with CPs that another replica of this topic has read to their ends, and that are not read here.
@@ -199,7 +190,7 @@ class Replica:
         self.worlds.update(other.worlds)
         self.starts.update(other.starts)
         self._stops.update({cp: self._next_stop(cp) for cp in other.worlds})
-        self._tail.follow({cp: world.next_offset for cp, world in other.worlds.items()})
+        self.hearing.follow({cp: world.next_offset for cp, world in other.worlds.items()})
 
     # Reading.
 
@@ -207,7 +198,7 @@ class Replica:
         """Wait for news; ``apply`` takes it in. Raises as the constructor does where a start has to go further back."""
         if self._refuted:
             self._go_back()
-        return self._tail.read(timeout_s)
+        return self.hearing.read(timeout_s)
 
     def apply(self, batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
         """Apply what was read; report each record once caught up, or from the first one on (history).
@@ -217,11 +208,11 @@ class Replica:
         """
         live, was_caught_up = history or self.caught_up, self.caught_up
         if was_caught_up:
-            self._checks.stamps(batch)
+            self.checks.stamps(batch)
         for cp, entries in batch.records.items():
             self._apply_entries(self.worlds[cp], entries, applied if live else None)
         if was_caught_up and batch.records:
-            self._checks.clocks(batch, {cp: self.worlds[cp].log_time for cp in batch.records})
+            self.checks.clocks(batch, {cp: self.worlds[cp].log_time for cp in batch.records})
         for cp, end in batch.ends.items():
             self._reached(cp, end)
         for cp in batch.records:
@@ -229,14 +220,14 @@ class Replica:
         for fault in batch.faults:
             if fault.partition is not None and fault.partition not in self.worlds:
                 continue  # of one that is read no more
-            self._checks.fault(fault)
+            self.checks.fault(fault)
             if fault.kind is FaultKind.FATAL:
-                self._tail.renew()
+                self.hearing.renew()
 
     def _apply_entries(self, world: World, entries: list[LogEntry], applied: Listener | None) -> None:
         cp = world.partition
         if world.next_offset == 0 and entries:
-            self._checks.first(cp, entries[0])
+            self.checks.first(cp, entries[0])
         begin = 0
         while begin < len(entries) and cp not in self._refuted and world.required_level is None:
             # Up to the record that takes the next offset to the stop: what is looked at there is of exactly that place.
@@ -300,7 +291,7 @@ class Replica:
         ConfigurationError where a bootstrap address has turned up that is another cluster's.
         """
         check_one_cluster(self._cluster)
-        self._checks.now(info)
+        self.checks.now(info)
 
     def catch_up(
         self,
@@ -342,4 +333,4 @@ class Replica:
 
     def close(self) -> None:
         """Stop reading."""
-        self._tail.close()
+        self.hearing.close()

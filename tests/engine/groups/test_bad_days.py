@@ -156,7 +156,7 @@ def test_c19_a_drained_member_hands_over_and_a_late_watchdog_of_its_last_life_dr
     net.write(LeaveGroup(*last.settings.ids, last.member_id, last.generation), last.home)
     net.run(SESSION)
     assert len(works_on(again)) == 2
-    assert not again.engine.draining
+    assert not again.engine.leases.draining
     me = source(again).member
     net.write(LeaveGroup("operator", "b", "g", me.member_id, me.generation), me.home)
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})

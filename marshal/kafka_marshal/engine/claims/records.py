@@ -67,6 +67,7 @@ class LeaseRecords:
         self.sources: dict[int, ClaimsClient] = {}
         self.manual: dict[Key, ManualLease] = {}
         #: An operator has asked us to hand over (C19).
+        #: An operator has asked us to hand over (C19).
         self.draining: bool = False
         #: How long claims took, from sending to the log's answer; and how long leases had no live holder before them.
         self.claim_times: Histogram = Histogram()

@@ -569,7 +569,7 @@ class GroupClient:
     @property
     def has_left(self) -> bool:
         """Whether the log shows us as no member, nor will."""
-        return self.failure is not None or not (self.member.joined or self.member.under_way == "join")
+        return self.failure is not None or not (self.member.joined or self.member.joining is not None)
 
     @property
     def deadline(self) -> float:

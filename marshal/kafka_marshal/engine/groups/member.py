@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Outbox
 from kafka_marshal.engine.groups.proof import MemberProof
 from kafka_marshal.engine.groups.reach import is_blind
+from kafka_marshal.engine.groups.topic_reports import TopicReports
 from kafka_marshal.engine.groups.witness import Witness
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
@@ -39,9 +41,6 @@ __all__ = ["Membership", "MemberState"]
 #: Beats are jittered downwards to this share of their interval, at most (T4).
 EARLIEST_BEAT = 0.8
 
-#: A report of topics waits for up to this share of the session: another may have said it (G12).
-REPORT_SHARE = 1 / 20
-
 #: Who finds its predecessor's membership in the log waits for up to this share of the session, and no longer than this
 #: (ms), before it joins: a process that dies again and again causes fewer rebalances (G20).
 RESTART_SHARE = 1 / 20
@@ -58,6 +57,13 @@ class MemberState(StrEnum):
     STARTUP = "STARTUP"
     PART_OF_GROUP = "PART_OF_GROUP"
     REDISCOVER = "REDISCOVER"
+
+
+class Joining(NamedTuple):
+    """A JoinGroup that the log has not answered: its token, and its offset once it is acknowledged."""
+
+    token: int
+    offset: int | None = None
 
 
 class Membership:
@@ -80,20 +86,18 @@ class Membership:
         self.witness: Witness = Witness(settings.client_id, rng)
         #: When pieces may be taken up.
         self.open_at: float = inf
-        #: "join" or "leave": the log may show us as a member, or as none, soon; "": nothing is under way.
-        self.under_way: str = ""
-        #: Our last JoinGroup, and its offset once it is acknowledged.
-        self._join_token = -1
-        self._join_offset: int | None = None
+        #: Our last JoinGroup, until the log answers: it may show us as a member soon.
+        self.joining: Joining | None = None
+        #: Whether we have sent a LeaveGroup.
+        self.leaving: bool = False
         self._was_member = False
         self._worlds = worlds
-        self._subscription = subscription
+        self._reports = TopicReports(subscription, options.session_timeout_ms, rng)
         self._outbox = outbox
         self._rng = rng
         #: When something under way is sent again (marks, a join, a LeaveGroup); no join before. −inf: nothing ever was.
         self._again_at = -inf
         self._next_beat = inf
-        self._report_at = inf
 
     # What is known.
 
@@ -106,11 +110,6 @@ class Membership:
     def joined(self) -> bool:
         """Whether the log has shown us as a member, and not yet as none."""
         return bool(self.member_id)
-
-    @property
-    def leaving(self) -> bool:
-        """Whether we have sent a LeaveGroup."""
-        return self.under_way == "leave"
 
     @property
     def me(self) -> Member | None:
@@ -168,8 +167,7 @@ class Membership:
         if is_first and (wait_ms := self._back_off_ms()):
             self._again_at = now + wait_ms
             return
-        self.under_way, self._join_offset = "join", None
-        self._join_token = self.send(
+        token = self.send(
             JoinGroup(
                 *self.settings.ids,
                 self.member_id,
@@ -177,11 +175,12 @@ class Membership:
                 self.options.session_timeout_ms,
                 self.options.strategy,
                 self.options.allow_key_share,
-                self._subscription.pattern,
-                self._subscription.counts(),
+                self._reports.subscription.pattern,
+                self._reports.subscription.counts(),
             ),
             now,
         )
+        self.joining = Joining(token)
 
     def _back_off_ms(self) -> float:
         """How long a restart waits. (Our replica does not know when the predecessor joined.)"""
@@ -197,7 +196,7 @@ class Membership:
 
     def join_answered(self) -> None:
         """A JoinGroup of ours was applied."""
-        self.under_way = "" if self.under_way == "join" else self.under_way
+        self.joining = None
 
     def has_joined(self, member_id: str, now: float) -> None:
         """Our JoinGroup was applied as accepted."""
@@ -211,10 +210,10 @@ class Membership:
     def expelled(self, now: float, again_after_ms: float = 0.0) -> None:
         """The log shows us as a member no longer; we join again after so long."""
         self.member_id = ""
-        self.under_way = ""
+        self.joining, self.leaving = None, False
         self.proof.reset()
         self.witness.forget()
-        self.open_at = self._next_beat = self._report_at = inf
+        self.open_at = self._next_beat = self._reports.due = inf
         self._again_at = now + again_after_ms
 
     # Beats.
@@ -244,8 +243,8 @@ class Membership:
 
     def acked(self, token: int, offset: int | None) -> None:
         """The broker answered an append."""
-        if token == self._join_token:
-            self._join_offset = offset
+        if self.joining is not None and token == self.joining.token:
+            self.joining = Joining(token, offset)
 
     def _beat_later(self, now: float) -> None:
         self._next_beat = now + self._interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)
@@ -253,47 +252,26 @@ class Membership:
     # Topics.
 
     def report(self, now: float) -> None:
-        """TopicsChanged where the group lacks what we see, after a jitter in which another may say it (G12)."""
-        if not self.joined or self.leaving or not self._has_news():
-            self._report_at = inf
-        elif self._report_at == inf:
-            self._report_at = now + self._rng.random() * REPORT_SHARE * self.options.session_timeout_ms
-        elif now >= self._report_at:
-            self._report_at = now + self._interval_ms
-            self.send(TopicsChanged(*self.settings.ids, self.member_id, self._subscription.counts()), now)
-
-    def _has_news(self) -> bool:
-        group, me = self.group, self.me
-        if group is None or me is None:
-            return False
-        seen = dict(self._subscription.counts())
-        with_us = [other for other in group.members.values() if me.pattern and other.pattern == me.pattern]
-        subscribed = me.topics.union(*(other.topics for other in with_us))
-        if any(
-            topic not in subscribed or count > group.counts.get(topic, -1)
-            for topic, count in seen.items()
-            if me.pattern or topic in me.topics
-        ):
-            return True
-        others = [other.topics for other in group.members.values() if other is not me]
-        gone = me.topics - seen.keys() if me.pattern else frozenset[str]()
-        return any(all(topic not in topics for topics in others) for topic in gone)
+        """TopicsChanged, if it is due (G12)."""
+        if self._reports.is_due(self.group, None if self.leaving else self.me, now):
+            self.send(TopicsChanged(*self.settings.ids, self.member_id, self._reports.subscription.counts()), now)
 
     # Leaving.
 
     def leave(self, now: float) -> None:
         """Append LeaveGroup; again where the log does not answer."""
         if not self.leaving or now >= self._again_at:
-            self.under_way = "leave"
+            self.joining, self.leaving = None, True
             self._again_at = now + self._interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
     def leave_unseen(self) -> bool:
         """Leave what a join under way makes of us (G6): rejected if it makes nothing. Whether there is one."""
-        if self.under_way != "join" or self.joined or self._join_offset is None:
+        joining = self.joining
+        if self.joined or joining is None or joining.offset is None:
             return False
-        member_id = member_id_of(self.settings.group_id, self.home, self._join_offset)
-        self._join_offset = None
+        member_id = member_id_of(self.settings.group_id, self.home, joining.offset)
+        self.joining = Joining(joining.token)
         self._outbox.append(self.home, LeaveGroup(*self.settings.ids, member_id, self.generation))
         return True
 
@@ -305,5 +283,5 @@ class Membership:
         due = min(self._next_beat, self.witness.due)
         if not stays:
             return due
-        due = min(due, self._report_at)
+        due = min(due, self._reports.due)
         return min(due, self.open_at) if now < self.open_at else due

@@ -62,11 +62,6 @@ class Delivery:
             assignment.put(messages)
             self._turns.setdefault(assignment)
 
-    def ready(self, now: float) -> bool:
-        """Is there anything to hand out without another fetch? A user's thread asks."""
-        self.heard(now)
-        return self.grants.is_waiting or any(True for _ in self._open(now))
-
     def fullest(self, now: float) -> int:
         """Messages that can be handed out now from one partition, at most. A user's thread asks."""
         self.heard(now)

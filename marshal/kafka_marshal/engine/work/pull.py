@@ -172,7 +172,7 @@ class GrantedPull(Pull):
         self._is_ahead = False
 
     def next(self, wanted: Wanted, now: float) -> Step:
-        if self._is_late(wanted) and not self._delivery.ready(now):
+        if self._is_late(wanted) and not (self._delivery.fullest(now) or self._grants.is_waiting):
             return End()
         if self._is_ahead and wanted.came != 0:
             return self._claim_ahead(now)

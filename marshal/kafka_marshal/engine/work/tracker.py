@@ -206,16 +206,15 @@ class Run(Generic[A]):
 
     def resume(self, again: Sequence[Message] = ()) -> None:
         """Have ``walk`` go on with what was recalled, and with these, which no thread got."""
-        numbers = sorted(map(self._number, (*self.recall(), *again)))
+        numbers = sorted(
+            bisect_left(self.messages, offset_of(message), key=offset_of) for message in (*self.recall(), *again)
+        )
         self.recalled = []
         self.refused.clear()
         self._is_settled = False
         # By number: a list of messages would count as one that has them all (``astray``).
         ahead: Iterator[int] = iter(numbers)
         self._ahead, self.walk = ahead, map(self.messages.__getitem__, ahead)
-
-    def _number(self, message: Message) -> int:
-        return bisect_left(self.messages, offset_of(message), key=offset_of)
 
     def into_lanes(self) -> list[Message]:
         """All messages, for lanes: they alone know who has which."""
