@@ -38,8 +38,8 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "what failed is done",
         "Tries._put_aside",
-        "self.consumer._nudge()",
-        'self.consumer._say(cast("Message", lane.message))',
+        "self._returned()",
+        'self.consumer._say(cast("Message", lane.message)); self._returned()',
         "C14",
     ),
     # Lanes that are forgotten.

@@ -407,8 +407,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a snapshot names the wrong place",
         "note",
-        "waiting.append(_Pending(next_offset, state, at))",
-        "waiting.append(_Pending(next_offset + 1, state, at))",
+        "waiting.append(_Pending(next_offset, state, log_hash, at))",
+        "waiting.append(_Pending(next_offset + 1, state, log_hash, at))",
         "S2",
     ),
     # Holding back, and passing over.
