@@ -35,6 +35,7 @@ def test_a_message_as_people_and_programs_see_it(
     )
     producer.produce(topic, None, None, 1)
     producer.produce(topic, bytes(range(40)), "Schlüssel", 1)
+    producer.produce(topic, None, b"gone", 1)
     assert producer.flush(30) == 0
     ran = reach("show", f"{topic}:1:0")
     assert ran.status == 0, ran.err
@@ -53,7 +54,8 @@ def test_a_message_as_people_and_programs_see_it(
         "00000000  7b 22 6e" + " " * 41 + '{"n',
         f"… {len(value) - 3} more bytes (--max-bytes {len(value)} shows all)",
     ]
-    assert "null (a tombstone" in reach("show", f"{topic}:1:1").out
+    assert "value    null" in reach("show", f"{topic}:1:1").lines, "a message without a key is no tombstone"
+    assert "null (a tombstone, where the topic is compacted" in reach("show", f"{topic}:1:3").out
     third = reach("show", f"{topic}:1:2")
     assert 'key      "Schlüssel"' in third.lines
     assert third.lines[-1].startswith("00000020  20 21 22 23 24 25 26 27  ")

@@ -183,7 +183,8 @@ def _print(message: StoredMessage, form: Form, most: int) -> None:
         say("headers  none")
     value = shown(message.value, form, most)
     if message.value is None:
-        say("value    null (a tombstone: compaction removes older messages with this key)")
+        tombstone = " (a tombstone, where the topic is compacted: older messages with this key are removed)"
+        say("value    null" + ("" if message.key is None else tombstone))
     else:
         say(f"value    {count(value.size, 'byte')}, as {value.form}")
         for line in value.lines:
