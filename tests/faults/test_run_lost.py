@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Attempt, Hooks, KafkaUnavailableError, LeaseLostError, Retry
+from kafka_marshal import Attempt, ConfigurationError, Hooks, KafkaUnavailableError, LeaseLostError, Retry
 from kafka_marshal.adapters.memory import appender
 from kafka_marshal.sinks import SqliteSink
 from tests.faults.runs import HOW, TWICE, Bench, as_handler
@@ -87,6 +87,27 @@ def test_a_failure_has_no_effect_and_its_message_comes_again(how: str, way: str,
         assert not failures
         assert not retries
         assert not aside
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("too late"), SystemExit(2)])
+@pytest.mark.parametrize("how", HOW)
+def test_what_ends_the_run_is_no_failure_either(how: str, error: BaseException) -> None:
+    called: list[str] = []
+    with Bench(1, HI) as bench:
+        stopped = Stopped(bench)
+
+        def act(_message: Any) -> None:
+            with stopped():
+                raise error
+
+        def note(name: str) -> None:
+            called.append(name)
+            stopped.goes_on.set()
+
+        hooks = Hooks(failed=lambda *_: note("failed"), lost=lambda *_: note("lost"))
+        assert bench.run(as_handler(how, act), lambda: False, hooks=[hooks]) is error
+        assert called == ["lost"]
+        assert not bench.consumer._handled.read()[0]
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -406,3 +406,24 @@ def test_a_handlers_thread_that_ends_ends_the_run(monkeypatch: pytest.MonkeyPatc
     with Bench(2) as bench, ThreadPoolExecutor(1):
         monkeypatch.setattr("kafka_marshal.client.ready.Ready.take", _fail)
         assert isinstance(bench.run(lambda message: None, lambda: False), OverflowError)
+
+
+@pytest.mark.parametrize("way", ["cancels its own task", "cancels all tasks", "stops the loop"])
+def test_a_handler_that_ends_its_task_or_loop_ends_the_run_with_a_note(
+    way: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def handle(message: Any) -> None:
+        if message.offset() == 1:
+            if way == "cancels its own task":
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+            elif way == "cancels all tasks":
+                for task in asyncio.all_tasks():
+                    task.cancel()
+            else:
+                asyncio.get_running_loop().stop()
+
+    with Bench(3) as bench:
+        error = bench.run(handle, lambda: False)
+        assert isinstance(error, asyncio.CancelledError)
+        assert "the program has cancelled a task that calls handlers" in error.__notes__[0]
+    assert "Traceback" not in capfd.readouterr().err

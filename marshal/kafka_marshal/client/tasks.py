@@ -46,10 +46,16 @@ class Tasks:
 
     def start(self) -> None:
         if self._theirs is None:
-            self._tries.runtime.start(lambda: asyncio.run(self._main()), "kafka-marshal-handlers")
+            self._tries.runtime.start(self._in_own_loop, "kafka-marshal-handlers")
         else:
             asyncio.run_coroutine_threadsafe(self._main(), self._theirs)
         self._has_started = True
+
+    def _in_own_loop(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - the run raises it: a thread's own error would go to stderr
+            self._tries.end(error)
 
     async def _main(self) -> None:
         try:
@@ -61,7 +67,7 @@ class Tasks:
             self._wanted = self._tasks = concurrency
             await asyncio.wait(tasks)
         except BaseException as error:
-            self._tries.end(error)
+            self._tries.end(_noted(error))
             raise
         finally:
             self._wanted = 0
@@ -117,7 +123,7 @@ class Tasks:
         try:
             await self._handle_on(longest)
         except BaseException as error:
-            self._tries.end(error)  # a handler fewer: nobody may take the run for whole
+            self._tries.end(_noted(error))  # a handler fewer: nobody may take the run for whole
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
@@ -196,3 +202,13 @@ class Tasks:
         late = TimeoutError(f"the handler has not returned within handler_timeout ({timeout_s:g} s), and was cancelled")
         late.__cause__ = error
         return late
+
+
+def _noted(error: BaseException) -> BaseException:
+    """A cancellation says nothing itself."""
+    if isinstance(error, asyncio.CancelledError) and not hasattr(error, "__notes__"):
+        error.add_note(
+            "the program has cancelled a task that calls handlers, or has stopped its event loop: this ends run(…). "
+            "What was not done comes again, here or elsewhere"
+        )
+    return error

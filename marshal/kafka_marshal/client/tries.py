@@ -180,9 +180,12 @@ class Tries:
         """A handler has raised: its message is tried again, comes again, is a dead letter, or ends the run."""
         fate, took = fate_of(error), (self.runtime.now_ms() - began) / 1000
         attempt._restore(lane.assignment.key[0])
-        if fate is not Fate.ENDS and not self.is_held(lane.assignment):
+        if not self.is_held(lane.assignment):
             self._call_hooks("lost", attempt, took, error)
-            self.given_back(lane)
+            if fate is Fate.ENDS:
+                self.give_up(lane, attempt, error)
+            else:
+                self.given_back(lane)
             return
         self._call_hooks("failed", attempt, took, error)
         topic = attempt.message.topic()
