@@ -211,11 +211,12 @@ def _after_work(*command: str) -> Callable[[Trial], None]:
 def _steer(trial: Trial) -> None:
     """A dead holder's lease, a living worker, and the group as a whole."""
     dead = trial.marshal(login("root"))
-    _first(dead.consumer([trial.data]))
+    consumer = dead.consumer([trial.data])  # dropped, it would be closed
+    _first(consumer)
     dead.terminate()
     trial.run("evict", trial.group, trial.data, "0", "--yes", "--force")
-    with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
-        _first(consumer)
+    with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as living:
+        _first(living)
         trial.run("drain", trial.group, marshal.client_id)
     trial.run("release-group", trial.group, "--expires", "1s", "--yes")
     trial.run("convert-group", trial.group, "--to", "coordinated", "--yes", "--file", f"{trial.config_file}.saved")

@@ -38,6 +38,12 @@ class Fetched:
     def offset(self) -> int:
         return self._at[2]
 
+    def key(self) -> None:
+        return None
+
+    def value(self) -> None:
+        return None
+
 
 def message(offset: int, partition: int = 0) -> Message:
     made: Any = Fetched(offset, partition)

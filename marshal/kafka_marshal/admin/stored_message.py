@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from shlex import quote
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.headers import headers_of
@@ -158,7 +159,7 @@ def _meet(fault: DataFault, key: TopicPartition, offset: int) -> None:
             raise AdminError(
                 f"{place}: can't be read ({fault.message}). If its batch is corrupt, no reader gets past it: see "
                 "whether another replica holds it unharmed; else leave it out: kafka-marshal skip GROUP "
-                f"{key[0]}:{key[1]}"
+                f"{quote(key[0])}:{key[1]}"
             )
 
 

@@ -7,12 +7,12 @@ state at a moment is the one after all records up to it, as in `who`.
 from __future__ import annotations
 
 import re
+import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.cli import who
@@ -356,7 +356,7 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
 def _next(sampled: Sample, group: str, place: tuple[str, int], moment: Moment) -> dict[str, Any]:
     """The offset to be read next, or between which two it was, and what says it exactly."""
     low, high = sampled.low + 1, sampled.high + 1
-    exact = f"kafka-marshal who {quote(group)} {quote(place[0])} {place[1]} --at {time_text(moment.time)}"
+    exact = shlex.join(["kafka-marshal", "who", group, place[0], str(place[1]), "--at", time_text(moment.time)])
     return {
         "offset": low if low == high else None,
         "low": low,
