@@ -104,7 +104,9 @@ def test_a_dump_replays_to_what_the_live_replicas_hold(
     fill(append)
     dumped = kafka("dump")
     assert (dumped.status, dumped.err) == (0, "")
-    assert json.loads(dumped.lines[0]) == {"topic": log_topic, "partitions": 2, "format": 1}
+    ends = [sum(json.loads(line)["partition"] == cp for line in dumped.lines[1:]) for cp in range(2)]
+    bounds = [[0, end] for end in ends]
+    assert json.loads(dumped.lines[0]) == {"topic": log_topic, "partitions": 2, "format": 1, "bounds": bounds}
     state = kafka("replay", "-", "--state", stdin=dumped.out.encode()).json
     assert {each["partition"]: each["digest"] for each in state["partitions"]} == digests(cluster, log_topic)
     assert sum(each["next_offset"] for each in state["partitions"]) == len(dumped.lines) - 1

@@ -268,7 +268,7 @@ class View:
 
         A coordinated group that all members left keeps no time: what its last rebalance was before is asked of Kafka.
         """
-        last = max((row.last_beat or 0 for row in rows if row.cp is not None), default=last)
+        last = max([last, *(row.last_beat or 0 for row in rows if row.cp is not None)])
         if last or group is None:
             return now_ms - (last or now_ms), False
         home = route_group(group.group_id, len(self.worlds))
