@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kafka_marshal.testing.simulation import Client, Fault, Scenario
+from kafka_marshal.types import Strategy
 
 __all__ = ["LANE_STORIES"]
 
@@ -68,10 +69,39 @@ def _stopped_with_much_in_hand() -> Scenario:
     )
 
 
+def _hangs_while(strategy: Strategy | None, seed: int, joins: float, *faults: Fault) -> Scenario:
+    """A handler hangs until all else is handled, and its partition is let go meanwhile."""
+    clients = (Client("c0", "lanes"), Client("c1", "lanes", joins=joins))
+    return Scenario(
+        seed,
+        clients,
+        (Fault(4.0, "hang", "c0"), *faults),
+        heartbeat_interval_ms=200,
+        messages=10.0,
+        handling_ms=10.0,
+        intervals=20,
+        strategy=strategy,
+        order="key",
+    )
+
+
+def _hangs_while_the_group_is_paused(strategy: Strategy | None) -> Scenario:
+    """Without a handler_timeout: what ends when the pause does goes on, without the key that hangs."""
+    return _hangs_while(strategy, 2, 0.0, *(Fault(at, "brief pause") for at in (5.0, 11.5)))
+
+
+def _hangs_while_another_joins(strategy: Strategy | None, seed: int) -> Scenario:
+    """With a handler_timeout: who joins waits no longer than that for its share."""
+    return _hangs_while(strategy, seed, 4.6)
+
+
 LANE_STORIES: tuple[Scenario, ...] = (
     _leases_come_back_to_slow_handlers(),
     *map(_clocks_jump, (2, 3)),
     *map(_runs_end_while_handlers_work, (1, 3, 8, 13)),
     *map(_members_come_and_go, (0, 2)),
     _stopped_with_much_in_hand(),
+    *map(_hangs_while_the_group_is_paused, (None, "sticky")),
+    _hangs_while_another_joins(None, 13),
+    _hangs_while_another_joins("sticky", 8),
 )

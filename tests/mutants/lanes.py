@@ -94,6 +94,28 @@ LANES: tuple[Mutation, ...] = (
         "times = (lane.began + self._grace_ms for lane in running)",
         "T4",
     ),
+    # What hangs.
+    Mutation(
+        "what a pause that is over has asked for is let go",
+        "Revocation.is_moot",
+        "return not consumer.source.still_lets_go(lease, assignment.releasing, now)",
+        "return False",
+        "C10",
+    ),
+    Mutation(
+        "what is taken back stays stopped",
+        "Revocation.take_back",
+        "assignment.lease.resume()",
+        "pass",
+        "C10",
+    ),
+    Mutation(
+        "a partition that is let go waits for a handler for ever",
+        "Revocation.time_out",
+        "if assignment.over or now < self.expires_at(assignment, now):",
+        "if assignment.over or self.expires_at(assignment, now) > 0:",
+        "C17",
+    ),
     # When.
     Mutation("a retry ignores its due", "Lanes.due", _DUE, "while self._retries:", "C14"),
     Mutation(

@@ -411,6 +411,13 @@ MEMBERS: tuple[Mutation, ...] = (
         "waiting.append(_Pending(next_offset + 1, state, log_hash, at))",
         "S2",
     ),
+    Mutation(
+        "a hash of the log leaves records out",
+        "CpHashes.took",
+        "self.running.take(entries)",
+        "self.running.take(entries[1:])",
+        "S4",
+    ),
     # Holding back, and passing over.
     Mutation(
         "what the user holds back is handed out",

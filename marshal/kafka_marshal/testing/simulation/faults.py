@@ -54,11 +54,14 @@ class Faults:
             case "crash" | "term" | "stop" | "zombie":
                 if process is not None:
                     self._strike(process, fault)
+            case "hang":
+                if process is not None and process.work.job is not None:
+                    process.work.job.hangs_next = True
             case "grow":
                 topics = list(self._scenario.data_topics.items())
                 topic, before = topics[fault.partition % len(topics)]
                 self._data.grow(topic, before + 4)
-            case "pause" | "forget":
+            case "pause" | "forget" | "brief pause":
                 self._pause(fault)
             case "prune":
                 self._prune(fault)
@@ -159,6 +162,8 @@ class Faults:
             expires_s = PAUSE_INTERVALS * self._hi / 1000
             with admin.pause(job.group_id, expires_in=expires_s) as pause:
                 job.sleep(fault.intervals * self._hi / 1000 / 2)
+                if fault.kind == "brief pause":
+                    return
                 pause.wait_released(timeout=expires_s / 2)
                 if fault.kind == "forget":
                     self._checks.counts["forgotten"] += pause.forget()

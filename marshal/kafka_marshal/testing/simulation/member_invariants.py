@@ -275,17 +275,19 @@ class MemberInvariants:
         return driver.replica.worlds[held.cp].log_time - log_time - elapsed
 
     def released(self, process: Living, key: Key, sent_at: float) -> None:
-        """A release was accepted; what was in hand when it was sent must have had ``revoke_timeout``."""
+        """A release was accepted; some of what was in hand when it was sent must have had ``revoke_timeout``."""
         lost_at = self._lost.get((process.name, key), -1.0)
         if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
-        for offset, since in self._in_hand.get((process.name, key), {}).items():
-            if lost_at < since < sent_at and (sent_at - since) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
-                self._lost[process.name, key] = sent_at  # left behind
-            elif lost_at < since < sent_at:
-                self._fail(
-                    "let go", f"{process.name} released {_name(key)} at {sent_at:.1f} ms, with offset {offset} in hand"
-                )
+        in_hand = self._in_hand.get((process.name, key), {})
+        since = {offset: begun for offset, begun in in_hand.items() if lost_at < begun < sent_at}
+        if not since:
+            return
+        if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
+            self._lost[process.name, key] = sent_at  # left behind: the partition waits for none longer than for this
+            return
+        where = f"{process.name} released {_name(key)} at {sent_at:.1f} ms"
+        self._fail("let go", f"{where}, with offset {next(iter(since))} in hand")
 
     def lost(self, process: Living, key: Key, reason: str) -> None:
         """A member was told that a lease is lost."""

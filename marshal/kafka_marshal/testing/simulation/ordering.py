@@ -30,6 +30,8 @@ class Ordering:
         self._begun: set[tuple[Key, int]] = set()
         #: (process, partition, lane) → what a handler of that process has.
         self._running: dict[tuple[Living, Key, Hashable], int] = {}
+        #: Lanes of which a handler hangs.
+        self.hung: set[tuple[Key, Hashable]] = set()
 
     def published(self, key: Key, offset: int, message_key: bytes | None) -> None:
         """A message is in a partition's log."""
@@ -65,6 +67,14 @@ class Ordering:
         lane = self._lanes.get((key, offset))
         if self._running.get((process, key, lane)) == offset:
             del self._running[process, key, lane]
+
+    def hangs(self, key: Key, offset: int) -> None:
+        """A handler has begun with this message, and hangs."""
+        self.hung.add((key, self._lanes.get((key, offset))))
+
+    def waits(self, key: Key, offset: int) -> bool:
+        """Whether this message hangs, or waits for one that does."""
+        return (key, self._lanes.get((key, offset))) in self.hung
 
 
 def _name(key: Key) -> str:

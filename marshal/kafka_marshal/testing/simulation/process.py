@@ -26,6 +26,7 @@ from kafka_marshal.testing.simulation.network import (
     SimulatedTail,
 )
 from kafka_marshal.testing.simulation.runtime import SimulatedRuntime
+from kafka_marshal.testing.simulation.touched import place_of
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ class Job:
         self._scenario = scenario
         #: How much slower the work is than usual.
         self.slowness: float = 1.0
+        #: Its next handler hangs.
+        self.hangs_next: bool = False
 
     def marshal(self, **options: Any) -> Marshal:
         """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` with what this job says.
@@ -241,7 +244,16 @@ class Job:
 
     def _try(self, message: Message, seconds: float) -> None:
         self._process.checks.begins(self._process, message)
+        if self.hangs_next:
+            self._hang(message)
         self.sleep(seconds + self.random.expovariate(1000 / (self._scenario.handling_ms * self.slowness)))
+
+    def _hang(self, message: Message) -> None:
+        """Wait until the story lets what hangs go on."""
+        self.hangs_next, ordering, place = False, self._process.checks.accounts.ordering, place_of(message)
+        ordering.hangs(*place)
+        while ordering.waits(*place):
+            self.sleep(self.heartbeat_interval_ms / 1000)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -254,8 +266,9 @@ class Job:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the time of faults is over: nothing should end any more."""
-        return self._process.scheduler.now >= self._scenario.intervals * self._scenario.heartbeat_interval_ms
+        """Whether nothing should end any more: the time of faults is over, or a handler hangs."""
+        is_over = self._process.scheduler.now >= self._scenario.intervals * self._scenario.heartbeat_interval_ms
+        return is_over or bool(self._process.checks.accounts.ordering.hung)
 
     @property
     def is_interrupted(self) -> bool:

@@ -37,6 +37,8 @@ FAULTS: dict[str, float] = {
     "torn reads": 0,  # ``size`` / 2 of its reads raise, with messages taken already; only in seeds that have it
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
     "evict": 0,  # an operator removes a member of a coordinated group; only in stories that have one
+    "brief pause": 0,  # an admin pauses the group, and waits for no release; only in stories that are written down
+    "hang": 0,  # its next handler hangs until all else is handled; only in stories of lanes that are written down
 }
 
 #: How often it is there, in stories of a coordinated group; its strategies; and, beside WORKERS, who works in it.

@@ -50,7 +50,12 @@ SOON_INTERVALS = 0.2
 
 
 #: What is waited for, by the name of the condition.
-_AIMS = {"_is_owned": "everything owned", "_is_drained": "everything done", "_is_balanced": "everybody's share even"}
+_AIMS = {
+    "_is_owned": "everything owned",
+    "_is_handled": "everything handled that does not wait for a handler that hangs",
+    "_is_drained": "everything done",
+    "_is_balanced": "everybody's share even",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,9 @@ class _Story:
         times = 1 + sum(fault.kind == "forget" for fault in self.scenario.faults)
         backlog = times * self.data.published * self.scenario.handling_ms * 2 / self.hi
         self._wait(self._is_owned, RECOVERY_INTERVALS + PAUSE_INTERVALS + fixed)
+        if any(fault.kind == "hang" for fault in self.scenario.faults):
+            self._wait(self._is_handled, DRAIN_INTERVALS + backlog)
+            self.checks.accounts.ordering.hung.clear()
         self._wait(self._is_drained, DRAIN_INTERVALS + backlog)
         self._wait(self._is_owned, RECOVERY_INTERVALS)
         self._wait(self._is_balanced, RECOVERY_INTERVALS)
@@ -282,6 +290,15 @@ class _Story:
         # `range` deals out each topic by itself (G17).
         most = len(by_topic) if self.scenario.strategy == "range" else 1
         return max(held.values()) - min(held.values()) <= most
+
+    def _is_handled(self) -> bool:
+        """A handler that hangs holds back its own lane, and nothing else."""
+        waits = self.checks.accounts.ordering.waits
+        return all(
+            offset in self.checks.accounts.ledger(key).ever or waits(key, offset)
+            for key in self.data.all_partitions()
+            for offset in range(self.data.start(key), self.data.end(key))
+        )
 
     def _is_drained(self) -> bool:
         return all(self.checks.stable(key) >= self.data.end(key) - 1 for key in self.data.all_partitions())
