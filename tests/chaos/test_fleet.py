@@ -80,6 +80,7 @@ def test_a_worker_that_dies_of_a_signal_that_nobody_sent_is_told(fleet: Fleet) -
         return len(fleet.alive()) == count
 
     a, b, c = fleet.places
+    fleet.wait_until_ready(60)
     wait_until(partial(are_alive, 3), 60, "all have started")
     fleet.calm = fleet._ending = True  # nobody comes after them
     fleet.signal(a, signal.SIGKILL)

@@ -56,6 +56,8 @@ NOT_DONE = ("takeover", "grant")
 OWNED_INTERVALS = 20
 STILL_INTERVALS = 60
 STARTING_S = 20.0
+#: The process that starts workers imports everything first; on a busy machine that takes as long as some campaigns.
+READY_S = 120.0
 #: Nobody waits for longer, whatever moves.
 DRAINED_S = 900.0
 
@@ -165,8 +167,9 @@ class _Campaign:
             follower = Follower(ground.bootstrap, COORDINATION, CPS)
             writer = Writer(ground.bootstrap, partitions, options.messages_a_second)
             fleet = Fleet(self._places(ground.bootstrap), self.folder, self.rng, NOT_DONE if options.groups else ())
-            began = time.monotonic()
             try:
+                fleet.wait_until_ready(READY_S)
+                began = time.monotonic()
                 self._faults(ground, fleet, began)
                 ground.heal()
                 writer.close()

@@ -112,17 +112,26 @@ class Fleet:
         self._rng = rng
         self._dooms = {x: _Dooms(x, rng, without) for x in sorted(set(KINDS.values()))}
         self._lock = threading.Lock()
+        self._ready = threading.Event()
         self._ended: dict[int, int] = {}
         self._pids: dict[str, int] = {}
         command = [sys.executable, "-m", "tests.campaigns.chaos.forkserver", str(folder / "workers.log")]
         self._forkserver = Child(command, self._hear)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
+        if "ready" in event:
+            self._ready.set()
+            return
         with self._lock:
             if "started" in event:
                 self._pids[event["started"]] = event["pid"]
             else:
                 self._ended[event["exited"]] = event["status"]
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Wait until workers can be started: who is to be killed after a second would otherwise be killed by nobody."""
+        if not self._ready.wait(timeout_s):
+            raise LocalBrokerError(f"The process that starts workers was not ready within {timeout_s:g} s.")
 
     def _ask(self, **request: object) -> None:
         if self._forkserver.process.poll() is not None:

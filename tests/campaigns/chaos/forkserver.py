@@ -1,9 +1,10 @@
 """Starts workers by fork, with everything imported: a tenth of a second and not a whole one for each.
 
 ``python -m tests.campaigns.chaos.forkserver LOG``; it has one thread and no connection, so that its children may make
-their own. Lines of JSON in: ``{"spawn": {…a Job}}``, ``{"signal": number, "pid": pid}``. Out: ``{"started": client_id,
-"pid"}``, ``{"exited": pid, "status"}`` (minus the signal that killed it). When its standard input closes, because its
-parent is gone or has closed it, it kills what still runs and ends; its children end with it, too.
+their own. Lines of JSON in: ``{"spawn": {…a Job}}``, ``{"signal": number, "pid": pid}``. Out: ``{"ready": true}``, then
+``{"started": client_id, "pid"}``, ``{"exited": pid, "status"}`` (minus the signal that killed it). When its standard
+input closes, because its parent is gone or has closed it, it kills what still runs and ends; its children end with it,
+too.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # so that a child's collector does not copy the pages of what it never looks at
     try:
+        supervisor.tell({"ready": True})
         supervisor.serve(parent, wake, server.reap, server.obey)
     finally:
         server.end()
