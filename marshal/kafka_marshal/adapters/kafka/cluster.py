@@ -192,13 +192,17 @@ class KafkaCluster(GroupCalls):
     ) -> None:
         deadline = time.monotonic() + timeout_s
         new = NewTopic(name, num_partitions=partitions, replication_factor=replication_factor, config=dict(settings))
-        doing = f"creating topic {name}"
-        try:
-            with self._admin.use() as admin:
-                answer = admin.create_topics([new], request_timeout=timeout_s, operation_timeout=timeout_s)[name]
-                self._questions.result(answer, timeout_s)
-        except (KafkaException, ValueError, TypeError) as error:
-            raise self._not_created(error, name, doing) from error
+        while True:
+            left_s = max(RETRY_S, deadline - time.monotonic())
+            try:
+                with self._admin.use() as admin:
+                    answer = admin.create_topics([new], request_timeout=left_s, operation_timeout=left_s)[name]
+                    self._questions.result(answer, left_s)
+                break
+            except (KafkaException, ValueError, TypeError) as error:
+                if not _is_fenced(error) or time.monotonic() >= deadline:
+                    raise self._not_created(error, name, f"creating topic {name}") from error
+            time.sleep(RETRY_S)
         # The controller has decided; wait until the brokers know and every partition has a leader.
         while not self._ready(name, partitions, deadline):
             if time.monotonic() >= deadline:
@@ -365,3 +369,11 @@ def _key(partition: KafkaPartition) -> TopicPartition:
 def _has_no_leader(partition: TopicPartitionInfo) -> bool:
     leader = cast("Node | None", partition.leader)
     return leader is None or leader.id < 0
+
+
+def _is_fenced(error: Exception) -> bool:
+    """Whether no broker could take a topic just now: they are, for a moment, after a stall or a restart."""
+    if not isinstance(error, KafkaException):
+        return False
+    cause = kafka_error(error)
+    return cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "currently fenced" in cause.str()
