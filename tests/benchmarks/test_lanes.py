@@ -92,6 +92,7 @@ def test_losses_are_told_and_no_line_is_too_long() -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_short_run(tmp_path: Path) -> None:
     """Without those peers that have to be fetched, and without what only asks for time."""
     target = tmp_path / "lanes.json"

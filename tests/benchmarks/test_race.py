@@ -109,6 +109,7 @@ def test_stacks_are_counted_once_a_function_and_waiting_threads_not_at_all() -> 
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_short_race(tmp_path: Path) -> None:
     """One small round of two events: every contestant that takes part comes in."""
     target = tmp_path / "race.json"

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 
@@ -57,11 +58,25 @@ def make_topic(kafka: LocalBroker, name: str) -> str:
 
 
 def test_one_that_never_answers_is_ended_and_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare: Any = broker._format
+
+    def prepare_however_long_it_takes(*given: Any) -> None:
+        prepare(*given[:-1], 60.0)
+
+    monkeypatch.setattr(broker, "_format", prepare_however_long_it_takes)
     monkeypatch.setattr(broker, "_knows", lambda probe, wanted: False)
     hanging = LocalBroker(start_timeout_s=8.0)
     with pytest.raises(BrokerDiedError, match=r"did not answer on .* within 8 s") as found:
         hanging.start()
     assert "\tat kafka." in str(found.value)
+    with pytest.raises(LocalBrokerError):
+        hanging.pid_of(1)
+
+
+def test_a_folder_that_is_not_prepared_in_time_is_told_as_such() -> None:
+    hanging = LocalBroker(start_timeout_s=0.01)
+    with pytest.raises(BrokerDiedError, match=r"did not prepare its data folder within 0\.01 s\. Nothing was started"):
+        hanging.start()
     with pytest.raises(LocalBrokerError):
         hanging.pid_of(1)
 

@@ -361,10 +361,15 @@ def _format(
         processes.start(f"format-{each.broker_id}", [*java, *tool], each.console)
     for each in fresh:
         status = processes.exit_status(f"format-{each.broker_id}", timeout_s)
+        if status is None:
+            raise BrokerDiedError(
+                f"Kafka did not prepare its data folder within {timeout_s:g} s. Nothing was started. A machine that is "
+                f"busy needs longer: give it more time to start. It said:\n{each.log_tail(30) or '  (nothing)'}"
+            )
         if status != 0:
             raise BrokerDiedError(
                 f"Kafka could not prepare its data folder (status {status}). Nothing was started. It said:\n"
-                f"{each.log_tail(30)}"
+                f"{each.log_tail(30) or '  (nothing)'}"
             )
 
 
