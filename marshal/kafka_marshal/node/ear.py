@@ -64,6 +64,8 @@ class Ear(Generic[K]):
         self._deaf: dict[K, float] = {}
         #: How often it was tried to hear each of them again.
         self._tries: dict[K, int] = {}
+        #: Partitions of which nothing has come since they were begun: the first fetch has to find its broker.
+        self._new: set[K] = set()
 
     def be_patient(self, heartbeat_interval_ms: float) -> None:
         """Wait a heartbeat interval for what is known to be in the log, within limits."""
@@ -72,6 +74,7 @@ class Ear(Generic[K]):
     def begin(self, positions: Mapping[K, int]) -> None:
         """These are read, each from its offset."""
         self.next.update(positions)
+        self._new.update(positions)
         self._ask_at.update(dict.fromkeys(positions, self._monotonic() + QUIET_S))
         for key in positions:
             self._owed.pop(key, None)
@@ -81,6 +84,7 @@ class Ear(Generic[K]):
         for key in keys:
             for known in (self.next, self._ask_at, self._owed, self._known, self._deaf, self._tries):
                 known.pop(key, None)
+            self._new.discard(key)
 
     # What the log is known to hold.
 
@@ -131,6 +135,7 @@ class Ear(Generic[K]):
         if position <= self.next.get(key, inf):
             return
         self.next[key] = position
+        self._new.discard(key)
         self._ask_at[key] = self._read_at + QUIET_S
         if self._owed:
             if position >= self._known.get(key, 0):
@@ -161,7 +166,8 @@ class Ear(Generic[K]):
         return [key for key, since in list(self._owed.items()) if self._read_at >= since + self._wait_s(key)]
 
     def _wait_s(self, key: K) -> float:
-        return self.patience_s * WAITS[min(self._tries.get(key, 0), len(WAITS) - 1)]
+        wait_s = self.patience_s * WAITS[min(self._tries.get(key, 0), len(WAITS) - 1)]
+        return max(wait_s, LONGEST_PATIENCE_S) if key in self._new else wait_s
 
     def tries(self, keys: Iterable[K]) -> int:
         """How often it was tried to hear the worst of these again."""
