@@ -25,13 +25,14 @@ from typing import Any
 import confluent_kafka
 from pyspark.sql import DataFrame as DataFrame, SparkSession, functions
 from kafka_marshal import Batch, Consumer, Marshal as Marshal, OffsetRange
-from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch
+from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch, ClaimedBatches
 from kafka_marshal.sinks import SqliteSink
 
 F = functions
 INSERT: str
 UPSERT: str
 batch: Batch
+batches: ClaimedBatches
 consumer: Consumer
 database: Any
 df: DataFrame
@@ -43,6 +44,7 @@ spark: SparkSession
 sparks_batch: ClaimedBatch
 
 def copy(given: OffsetRange) -> None: ...
+def fn(df: DataFrame, batch: ClaimedBatch) -> None: ...
 def handle(message: confluent_kafka.Message) -> None: ...
 def my_worker(bootstrap_servers: str) -> None: ...
 def parse(df: DataFrame) -> DataFrame: ...

@@ -118,8 +118,8 @@ def test_sparks_own_words_cover_what_cannot_be_translated() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"kafka.bootstrap.servers": "other:9092"}, "the cluster is the Marshal's"),
-        ({"Kafka.Bootstrap.Servers": "other:9092"}, "the cluster is the Marshal's"),
+        ({"kafka.bootstrap.servers": "other:9092"}, "the Marshal's bootstrap_servers"),
+        ({"Kafka.Bootstrap.Servers": "other:9092"}, "the Marshal's bootstrap_servers"),
         ({"minPartition": "4"}, "did you mean 'minPartitions'"),
         ({"maxOffsetsPerTrigger": "4"}, "max_records_per_batch="),
         ({"startingOffset": "earliest"}, "start="),

@@ -3,6 +3,9 @@
 Threads of ours would work for it for ever, and keep its leases. So they never refer to what the user has: to a Marshal
 weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held; what it calls
 here takes none, and leaves the rest to a thread of ours.
+
+A program whose main() returns drops its handles as well, just before the interpreter ends. That is no mistake: the
+thread waits for a moment, and the interpreter's end releases everything without a warning.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from kafka_marshal.runtime import THREADS
 
 __all__ = ["close_if_dropped"]
 
+#: A handle that is dropped works on for this long (s): the interpreter may be about to end.
+GRACE_S = 1.0
+
 
 def close_if_dropped(handle: object, driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object]) -> None:
     """Have end() called by a thread of ours, with a warning, once nothing refers to the handle and it is not closed.
@@ -34,11 +40,15 @@ def close_if_dropped(handle: object, driver: Driver, is_closed: Callable[[], boo
 def _dropped(driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object], name: str) -> None:
     """The collector has taken the handle (any thread, any lock may be held)."""
     if not (is_closed() or driver.is_over or driver.life.forked or exiting or sys.is_finalizing()):
-        driver.servants.post(partial(_close, is_closed, end, name))
+        driver.servants.post(partial(_close, driver, is_closed, end, name))
 
 
-def _close(is_closed: Callable[[], bool], end: Callable[[], object], name: str) -> None:
-    if is_closed():
+def _close(driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object], name: str) -> None:
+    until = driver.monotonic() + GRACE_S
+    with driver.condition:
+        while not (is_closed() or driver.is_over) and (left := until - driver.monotonic()) > 0:
+            driver.condition.wait(left)
+    if is_closed() or driver.is_over or exiting:
         return
     text = (
         f"{name} was dropped without close(): nothing in this program refers to it any more. What it holds is released "

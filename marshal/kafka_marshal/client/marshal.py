@@ -208,7 +208,7 @@ class Marshal(Watched, OneProcess, WithBlock):
                 servants=servants,
                 timeout_s=self._timeout_s,
             )
-            driver.life.at_exit = partial(_end_at_exit, ref(self))
+            driver.life.at_exit = partial(_end_at_exit, ref(self), self._ending, driver, beside)
         except BaseException:
             if beside is not None:
                 beside.close()
@@ -503,7 +503,10 @@ class Marshal(Watched, OneProcess, WithBlock):
         self.close()
 
 
-def _end_at_exit(mine: ref[Marshal]) -> None:
-    """The interpreter ends, and nobody has closed it."""
+def _end_at_exit(mine: ref[Marshal], ending: Ending, driver: Driver, watchdog: Watchdog | None) -> None:
+    """The interpreter ends, and nobody has closed it; the main() that had it may have returned."""
     if (marshal := mine()) is not None:
         marshal._end(True, EXIT_TIMEOUT_S)
+    else:
+        ending.stop_all()
+        ending.run(driver, watchdog, True, EXIT_TIMEOUT_S)

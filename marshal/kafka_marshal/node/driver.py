@@ -268,6 +268,7 @@ class Driver:
         events = self.effects.events
         with self.condition:
             self.life.ended = True
+            self.life.at_exit = None  # it refers to the driver
             self.condition.notify_all()
             events.gather()
         events.tell()

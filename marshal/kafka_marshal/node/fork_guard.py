@@ -65,10 +65,11 @@ def _end_all() -> None:
     until = THREADS.monotonic() + EXIT_S
     for life in list(WATCHED):
         is_real = life.runtime is THREADS and not life.forked  # else a simulation's, or the parent's
-        if life.at_exit is None or not is_real or life.ended or THREADS.monotonic() >= until:
+        at_exit = life.at_exit  # a thread of ours may end the driver meanwhile
+        if at_exit is None or not is_real or life.ended or THREADS.monotonic() >= until:
             continue
         try:
-            life.at_exit()
+            at_exit()
         except Exception as error:  # noqa: BLE001 - the interpreter ends, and others are to be closed, too
             text = "a Marshal was not closed at the interpreter's end; its leases end by themselves"
             log(logging.ERROR, "not_closed", text, error=error)
