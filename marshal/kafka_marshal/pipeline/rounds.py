@@ -31,7 +31,7 @@ T = TypeVar("T")
 _INTERRUPT = "spark.job.interruptOnCancel"
 
 #: What a call of Spark's raises where its Java process has ended, or fn has stopped the session.
-SPARK_IS_GONE = (Py4JError, OSError, AttributeError)
+SPARK_IS_GONE: tuple[type[Exception], ...] = (Py4JError, OSError, AttributeError)
 
 #: A lost lease's jobs are cancelled again this often until fn returns: it may start another.
 CANCEL_EVERY_S = 0.2

@@ -103,7 +103,7 @@ class CpStart:
         self._beside: list[StoredAt] = []
         #: Started from before, and found wanting.
         self._tried: set[tuple[int, str]] = set()
-        self.hashes = CpHashes(cp)
+        self.hashes: CpHashes = CpHashes(cp)
         #: Next offset of where it starts; whether that needs no proof.
         self.begun_at: int = 0
         self._begun_with = ""
