@@ -193,7 +193,6 @@ class Job:
         self.heartbeat_interval_ms: int = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
         #: Of a coordinated group, for ``marshal.group_consumer``; None: the group is a claimed one.
         self.strategy = scenario.strategy
-        self.session_timeout_ms: int = 2 * self.heartbeat_interval_ms
         #: "at-least-once" or "at-most-once".
         self.delivery = scenario.delivery
         #: A database that refuses older epochs (C9).
@@ -206,6 +205,11 @@ class Job:
         self.slowness: float = 1.0
         #: Its next handler hangs.
         self.hangs_next: bool = False
+
+    @property
+    def session_timeout_ms(self) -> int:
+        """That of a coordinated group's members."""
+        return 2 * self.heartbeat_interval_ms
 
     def marshal(self, **options: Any) -> Marshal:
         """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` with what this job says.
