@@ -533,3 +533,30 @@ def test_tests_wait_for_conditions_not_for_times() -> None:
         if path.is_relative_to(ROOT / "tests") and not path.is_relative_to(ROOT / "tests" / "campaigns"):
             visit(tree_of(path), path, False)
     assert found == []
+
+
+def run_at_import(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node that is evaluated when the module is imported."""
+    left: list[ast.AST] = list(tree.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, Function):
+            left += [*node.decorator_list, *node.args.defaults, *(each for each in node.args.kw_defaults if each)]
+        elif not isinstance(node, ast.Lambda):
+            yield node
+            left += ast.iter_child_nodes(node)
+
+
+CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow"}
+
+
+def test_no_test_reads_a_clock_at_import() -> None:
+    """In a long test run the import is half an hour before the test."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in OUR_FILES
+        if path.is_relative_to(ROOT / "tests") and path.suffix == ".py"
+        for node in run_at_import(tree_of(path))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in CLOCKS
+    ]
+    assert not found, found

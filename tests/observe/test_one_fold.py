@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.log import Teller, Wanted
-from kafka_marshal.cli.meter import BrokerClock
 from kafka_marshal.cli.rows import GroupRow
 from kafka_marshal.cli.text import span
 from kafka_marshal.cli.view import View
@@ -24,8 +22,7 @@ from rationalizer.groups.history import Assignments
 from tests.observe.lives import CPS, Account, Life, Lives, accounts, holders
 
 SEEDS = range(6)
-#: Some minutes ago: `status` looks no further back than ten.
-BEGIN = int(time.time() * 1000) - 400_000
+BEGIN = 1_700_000_000_000
 
 MADE: dict[int, Lives] = {}
 
@@ -95,8 +92,7 @@ def viewed(found: Lives, now_ms: int) -> View:
         clock[0] = float(step.stamp)
         appender.append(step.place[1], step.value)
     assert appender.flush(1.0) == 0
-    view = View(cluster, "__marshal", 5.0)
-    view.clock = BrokerClock(lambda: float(now_ms))
+    view = View(cluster, "__marshal", 5.0, now=lambda: float(now_ms))
     view.catch_up(lambda done, of_all: None)
     return view
 

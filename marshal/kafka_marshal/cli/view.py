@@ -43,7 +43,14 @@ _HISTORY_MS, _COARSE_MS, _FINE_MS, _MANY = 600_000, 10_000, 1_000, 20_000
 class View:
     """A replica that is read for people: caught up, its clock learned, its leases as rows."""
 
-    def __init__(self, cluster: Cluster, topic: str, timeout_s: float, window_ms: int = 30_000) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        timeout_s: float,
+        window_ms: int = 30_000,
+        now: Callable[[], float] = local_ms,
+    ) -> None:
         self._cluster = cluster
         self.patience_s = timeout_s
         #: Kafka does not answer: who is silent can't be told, and nothing is asked.
@@ -52,9 +59,9 @@ class View:
         self._rows: list[LeaseRow] = []
         #: One picture after the other is shown to people: what is wrong comes first.
         self.watched = False
-        self._window_start = local_ms() - window_ms
+        self._window_start = now() - window_ms
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
-        self.clock: BrokerClock = BrokerClock()
+        self.clock: BrokerClock = BrokerClock(now)
         self.meter: Meter = Meter(window_ms)
         #: Of the log's last minutes: who was heard when, and what became of what each worker held.
         self.fold: Fold = Fold(beats=False)
