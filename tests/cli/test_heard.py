@@ -8,10 +8,10 @@ import pytest
 
 from kafka_marshal.cli.names import near
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.problems import problems_of
 from kafka_marshal.cli.reading import name_the_topic
-from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
+from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow
 
 A = ("host/17/1.0/x", "a", "g")
 

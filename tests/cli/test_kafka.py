@@ -447,7 +447,7 @@ def test_groups_that_are_dead_for_a_day_fold_into_one_line(
     append(ReleasingPartition(*A[:2], "nightly", "t", 0, epoch, 9))
     for number in range(3):
         append(ClaimingPartition(*B[:2], "daily", data, number, 100_000))
-    monkeypatch.setattr("kafka_marshal.cli.rows.DAY_MS", -1)
+    monkeypatch.setattr("kafka_marshal.observe.rows.DAY_MS", -1)
     assert [row["group"] for row in kafka("status").table] == ["daily", "nightly"], "programs get all"
     monkeypatch.setattr("kafka_marshal.cli.status.is_terminal", lambda: True)
     assert [row["group"] for row in kafka("status").table] == ["daily"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_marshal.cli.text import clock_text, count, is_absolute, parse_span, parse_time, span, time_text
+from kafka_marshal.observe.text import clock_text, count, is_absolute, parse_span, parse_time, span, time_text
 from kafka_marshal.visible import visible
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_marshal.cli import stuck
-from kafka_marshal.cli.meter import BrokerClock, Meter, beyond
-from kafka_marshal.cli.problems import places, problems_of
-from kafka_marshal.cli.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
-from kafka_marshal.cli.stuck import mark_held_back, mark_stuck
 from kafka_marshal.cli.watch import deleted_notes, lag_cell
 from kafka_marshal.client.view import holdings
+from kafka_marshal.observe import stuck
+from kafka_marshal.observe.meter import BrokerClock, Meter, beyond
+from kafka_marshal.observe.problems import places, problems_of
+from kafka_marshal.observe.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
+from kafka_marshal.observe.stuck import mark_held_back, mark_stuck
 from rationalizer import (
     ClaimingPartition,
     CommitEntry,

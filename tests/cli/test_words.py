@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.cli.words import is_beat, reason, what
 from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.words import is_beat, reason, what
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,

@@ -34,7 +34,7 @@ def kafka(scene: Scene, command: Command) -> Command:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for ten seconds to see that nothing comes."""
     monkeypatch.setattr("kafka_marshal.engine.work.stuck.SILENT_AFTER_MS", 1_500.0)
-    monkeypatch.setattr("kafka_marshal.cli.rows.STILL_MS", 1_500)
+    monkeypatch.setattr("kafka_marshal.observe.rows.STILL_MS", 1_500)
 
 
 def published(scene: Scene, topic: str, batches: int, **config: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow
+from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.live import Live
 from tests.ui.conftest import get, served

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_marshal.cli.rows import STATES
 from kafka_marshal.client.view import holdings
+from kafka_marshal.observe.rows import STATES
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.moments import Moment, cells

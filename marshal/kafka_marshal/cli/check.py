@@ -9,11 +9,11 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
-from kafka_marshal.cli.problems import Problem, problems_of, too_few
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import GroupRow, partitions_of
-from kafka_marshal.cli.text import count
-from kafka_marshal.cli.view import View
+from kafka_marshal.observe.problems import Problem, problems_of, too_few
+from kafka_marshal.observe.rows import GroupRow, partitions_of
+from kafka_marshal.observe.text import count
+from kafka_marshal.observe.view import View
 
 __all__ = ["check", "problem_json"]
 

@@ -14,7 +14,6 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
-from kafka_marshal.cli.meter import local_ms
 from kafka_marshal.cli.names import complete_any_topic, complete_group, near
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import (
@@ -28,7 +27,8 @@ from kafka_marshal.cli.output import (
     say,
     say_warning,
 )
-from kafka_marshal.cli.text import clock_text, count, number, time_text
+from kafka_marshal.observe.meter import local_ms
+from kafka_marshal.observe.text import clock_text, count, number, time_text
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:

@@ -13,15 +13,23 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, near, no_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
-from kafka_marshal.cli.problems import problems_of
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import GroupRow, LeaseRow, partitions_held, partitions_of, place_text, seen_text, state_of
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
-from kafka_marshal.cli.text import clock_text, count, number, span, time_text
-from kafka_marshal.cli.view import View
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
-from kafka_marshal.cli.words import setting_text
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.rows import (
+    GroupRow,
+    LeaseRow,
+    partitions_held,
+    partitions_of,
+    place_text,
+    seen_text,
+    state_of,
+)
+from kafka_marshal.observe.text import clock_text, count, number, span, time_text
+from kafka_marshal.observe.view import View
+from kafka_marshal.observe.words import setting_text
 from rationalizer import Group, Settings, route_group
 from rationalizer.groups.history import Assignments, Moved, Rebalance
 

@@ -21,10 +21,10 @@ from kafka_marshal.cli.names import (
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
-from kafka_marshal.cli.text import count, span
-from kafka_marshal.cli.view import View
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
+from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.view import View
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json_line, say
-from kafka_marshal.cli.text import span
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.observe.text import span
 
 __all__ = ["broker", "completion", "demo"]
 

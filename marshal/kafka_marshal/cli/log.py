@@ -16,9 +16,9 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, names_of, no_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
-from kafka_marshal.cli.text import time_text
-from kafka_marshal.cli.words import is_beat, reason, what
 from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.text import time_text
+from kafka_marshal.observe.words import is_beat, reason, what
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.visible import visible
 from rationalizer import Outcome, Record, World, codes

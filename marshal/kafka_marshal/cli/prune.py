@@ -12,7 +12,7 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, progress, say
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import tell
-from kafka_marshal.cli.text import count
+from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.prune import PrunedPartition, PrunePlan

@@ -19,7 +19,7 @@ from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, 
 from kafka_marshal.cli.positions import Wish, to_option, wishes_in, wishes_option
 from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import admin_of, id_argument, paused, tell
-from kafka_marshal.cli.text import count, span, time_text
+from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, InHand, Move, MovePlan, Pause, PausedPartition, Target

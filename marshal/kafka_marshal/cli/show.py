@@ -16,7 +16,7 @@ from kafka_marshal.cli.failures import DONE
 from kafka_marshal.cli.names import complete_topic_colon
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say, say_warning
-from kafka_marshal.cli.text import count, span, time_text
+from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage

@@ -10,9 +10,10 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, no_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, is_terminal
-from kafka_marshal.cli.problems import KINDS, Problem, problems_of
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import (
+from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
+from kafka_marshal.observe.problems import KINDS, Problem, problems_of
+from kafka_marshal.observe.rows import (
     GroupRow,
     HeardRow,
     LeaseRow,
@@ -22,9 +23,8 @@ from kafka_marshal.cli.rows import (
     partitions_of,
     span_text,
 )
-from kafka_marshal.cli.text import clock_text, count, number, span, time_text
-from kafka_marshal.cli.view import View
-from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
+from kafka_marshal.observe.text import clock_text, count, number, span, time_text
+from kafka_marshal.observe.view import View
 
 __all__ = ["status"]
 

@@ -14,7 +14,7 @@ from kafka_marshal.cli.names import complete_group, refuse_unknown
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
-from kafka_marshal.cli.text import count
+from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Move

@@ -10,11 +10,11 @@ from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import ask, print_json, progress, say, say_warning
 from kafka_marshal.cli.reading import connected
-from kafka_marshal.cli.rows import GroupRow, HeardRow, MemberRow
 from kafka_marshal.cli.steering import admin_of, tell
-from kafka_marshal.cli.text import count
-from kafka_marshal.cli.view import View
 from kafka_marshal.instance import knows_level
+from kafka_marshal.observe.rows import GroupRow, HeardRow, MemberRow
+from kafka_marshal.observe.text import count
+from kafka_marshal.observe.view import View
 from rationalizer.limits import SUPPORTED_LEVEL
 
 __all__ = ["upgrade"]

@@ -25,11 +25,11 @@ from kafka_marshal.cli.output import (
     say_warning,
     warnings_from_the_library,
 )
-from kafka_marshal.cli.problems import deleted_text, places
-from kafka_marshal.cli.rows import NO_PROGRESS, GroupRow, LeaseRow
-from kafka_marshal.cli.text import span, time_text
-from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.observe.problems import deleted_text, places
+from kafka_marshal.observe.rows import NO_PROGRESS, GroupRow, LeaseRow
+from kafka_marshal.observe.text import span, time_text
+from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
 from kafka_marshal.visible import visible
 

@@ -14,14 +14,14 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.log import stopped
-from kafka_marshal.cli.meter import local_ms
 from kafka_marshal.cli.names import complete_group, complete_topic, names_of, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
-from kafka_marshal.cli.rows import STATES, place_text
 from kafka_marshal.cli.steering import id_argument
-from kafka_marshal.cli.text import clock_text, span, time_text
 from kafka_marshal.client.view import holdings
+from kafka_marshal.observe.meter import local_ms
+from kafka_marshal.observe.rows import STATES, place_text
+from kafka_marshal.observe.text import clock_text, span, time_text
 from kafka_marshal.ports import LogEntry
 from rationalizer import Outcome, World, route_group, route_lease
 from rationalizer.groups.history import Assignments

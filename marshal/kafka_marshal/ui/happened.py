@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from kafka_marshal.cli.text import span
+from kafka_marshal.observe.text import span
 from kafka_marshal.ui.fold import GroupHistory, History
 from kafka_marshal.ui.index import Event
 from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from kafka_marshal.cli.failures import CommandError
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.problems import Problem, problems_of
-from kafka_marshal.cli.rows import GroupRow, HeardRow, LeaseRow, evicted_text, partitions_held, partitions_of
-from kafka_marshal.cli.text import count, span, time_text
-from kafka_marshal.cli.view import View
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.observe.problems import Problem, problems_of
+from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow, evicted_text, partitions_held, partitions_of
+from kafka_marshal.observe.text import count, span, time_text
+from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
 from kafka_marshal.ui.archive import RETRY_S, Archive
 from kafka_marshal.ui.fold import History

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kafka_marshal.cli import who
-from kafka_marshal.cli.rows import STATES, place_text
-from kafka_marshal.cli.text import count, time_text
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.rows import STATES, place_text
+from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing
 from kafka_marshal.ui.index import KeySpans, Sample
 from kafka_marshal.visible import visible

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from kafka_marshal.cli.meter import Meter
-from kafka_marshal.cli.rows import NO_PROGRESS, LeaseRow, patience_ms, span_text
+from kafka_marshal.observe.meter import Meter
+from kafka_marshal.observe.rows import NO_PROGRESS, LeaseRow, patience_ms, span_text
 from kafka_marshal.observe.verdict import WINDOW_MS, verdict
 from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
 

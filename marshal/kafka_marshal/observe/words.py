@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kafka_marshal.cli.rows import place_text
-from kafka_marshal.cli.text import count, span, time_text
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.observe.rows import place_text
+from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,

@@ -14,16 +14,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from kafka_marshal.cli.data_topics import DataTopics
-from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.cli.meter import BrokerClock, Meter, local_ms
-from kafka_marshal.cli.rows import DAY_MS, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
-from kafka_marshal.cli.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.client.view import LeaseInfo, holdings
-from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError
+from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.observe.data_topics import DataTopics
 from kafka_marshal.observe.fold import Fold, Run
+from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
+from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.ports import Ack, Cluster, TailBatch
 from kafka_marshal.rights import grant
 from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
@@ -180,7 +179,7 @@ class View:
         finally:
             appender.close()
         if failures or left:
-            kind = AuthorizationError if forbidden else CommandError
+            kind = AuthorizationError if forbidden else MarshalError
             needs = f" {grant('WRITE', 'topic', [self.replica.topic])}." if forbidden else ""
             raise kind(
                 f"no Tick could be appended ({'; '.join(sorted(set(failures))) or 'no answer in time'}). Nothing else "

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from kafka_marshal.cli.text import span
 from kafka_marshal.engine.work.lost import POSITION_LOST
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.text import span
 from kafka_marshal.observe.verdict import Verdict
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 __all__ = [
+    "DAY_MS",
+    "NO_PROGRESS",
     "STATES",
     "GroupRow",
     "HeardRow",
@@ -29,6 +31,7 @@ __all__ = [
     "place_text",
     "seen_text",
     "span_text",
+    "state_of",
     "total",
 ]
 

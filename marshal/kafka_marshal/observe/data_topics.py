@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kafka_marshal.cli.rows import NO_TOPIC
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.engine.work.lost import why_lost
 from kafka_marshal.errors import AuthorizationError
+from kafka_marshal.observe.rows import NO_TOPIC
 from kafka_marshal.ports import Cluster, TopicInfo
 from kafka_marshal.rights import grant
 from kafka_marshal.types import Key

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.cli.rows import DAY_MS, NO_PROGRESS, GroupRow, HeardRow, LeaseRow, MemberRow, span_text
-from kafka_marshal.cli.text import count, span
+from kafka_marshal.observe.rows import DAY_MS, NO_PROGRESS, GroupRow, HeardRow, LeaseRow, MemberRow, span_text
+from kafka_marshal.observe.text import count, span
 
 __all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
 
