@@ -128,7 +128,7 @@ types: $(VENV)/.stamp-setup ## mypy --strict; pyright --verifytypes: every type 
 	PATH=$(CURDIR)/$(BIN):$$PATH PYTHONPATH=marshal:. PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright --verifytypes kafka_marshal --ignoreexternal | tail -n 3
 
 layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinter)
-	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=examples $(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/.stamp-setup ## the site of the documentation, with the reference from docstrings, in out/site; needs no network
 	$(PY) docs/build_site.py

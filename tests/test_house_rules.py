@@ -26,7 +26,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 #: What a source package holds of us; a user's own files may lie beside it.
-FOLDERS = (".ci", "benchmarks", "docs", "marshal", "rationalizer", "tests")
+FOLDERS = (".ci", "benchmarks", "docs", "examples", "marshal", "rationalizer", "tests")
 NO_FILES_OF_OURS = {"__pycache__", ".venv", "build", "dist", "out"}
 
 
@@ -64,11 +64,7 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
-PYTHON_FILES = [
-    path
-    for path in OUR_FILES
-    if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in ("marshal", "rationalizer", "tests", "benchmarks")
-]
+PYTHON_FILES = [path for path in OUR_FILES if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in FOLDERS]
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -147,6 +143,14 @@ def test_the_packages_listed_are_those_in_the_tree() -> None:
     assert listed == sorted(in_tree)
     for path in MODULES.values():
         assert (path.parent / "__init__.py").exists(), f"{named(path)} is in a folder that is no package"
+
+
+def test_the_wheel_holds_no_example() -> None:
+    """Examples are projects of their own, in the source package alone."""
+    options = setup_cfg()["options"]
+    assert {name.partition(".")[0] for name in options["packages"].split()} == PACKAGES.keys()
+    assert set(re.findall(r"= (\S+)", options["package_dir"])) == {named(path) for path in PACKAGES.values()}
+    assert not list((ROOT / "marshal").rglob("flights*"))
 
 
 def test_both_packages_say_that_they_are_typed() -> None:
@@ -475,7 +479,7 @@ def test_the_library_logs_in_one_way() -> None:
     """Through ``logs.log``, so that each line has its event."""
     found = []
     for name, path in MODULES.items():
-        if name.startswith(("kafka_marshal.testing", "kafka_marshal.demo", "kafka_marshal.logs")):
+        if name.startswith(("kafka_marshal.testing", "kafka_marshal.logs")):
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call):

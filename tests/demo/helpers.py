@@ -18,14 +18,15 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from kafka_marshal.demo.flights import COLUMNS, encode
+from flights.data import COLUMNS, encode
+from flights.supervisor import ENVIRONMENT
 
 #: The demo with options that the command does not have: faster, and with shorter leases.
 PROGRAM = """
 import json, sys
 from pathlib import Path
 from kafka_marshal.cli import failures
-from kafka_marshal.demo import DemoOptions, run
+from flights import DemoOptions, run
 options = json.loads(sys.argv[1])
 options["directory"] = Path(options["directory"])
 try:
@@ -130,7 +131,7 @@ def descendants(pid: int) -> Iterator[int]:
 def is_worker(pid: int) -> bool:
     """Whether a process is one of the demo's workers."""
     try:
-        return b"kafka_marshal.demo.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"flights.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -138,7 +139,7 @@ def is_worker(pid: int) -> bool:
 def is_driver(pid: int) -> bool:
     """Whether a process is one of the demo's Spark drivers (not its JVM)."""
     try:
-        return b"kafka_marshal.demo.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"flights.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -215,6 +216,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=ENVIRONMENT,
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.demo import DemoError, ledger, reference, tables
-from kafka_marshal.demo.bad_records import Planted
-from kafka_marshal.demo.check import Verdict, check, missing_offsets
-from kafka_marshal.demo.dead_letters import Letters, collect
-from kafka_marshal.demo.findings import Audited, Findings
-from kafka_marshal.demo.options import DemoOptions
-from kafka_marshal.demo.process import DRIVERS, Kill, KillPlan, Stage
-from kafka_marshal.demo.report import Section, write_report
+from flights import DemoError, ledger, reference, tables
+from flights.bad_records import Planted
+from flights.check import Verdict, check, missing_offsets
+from flights.dead_letters import Letters, collect
+from flights.findings import Audited, Findings
+from flights.options import DemoOptions
+from flights.process import DRIVERS, Kill, KillPlan, Stage
+from flights.report import Section, write_report
 from tests.demo.helpers import row
 from tests.demo.test_report import UNEQUAL, findings
 
@@ -57,7 +57,7 @@ def test_the_plain_computation_on_rows_that_one_can_add_up_in_the_head() -> None
 
 
 def test_the_whole_year_by_figures_that_anybody_gets_from_it() -> None:
-    from kafka_marshal.demo.flights import find_file, read
+    from flights.data import find_file, read
 
     found = reference.compute(read(find_file()), tables.read_tables(tables.find_folder()))
     assert (found.rows, len(found.groups)) == (336_776, 2_893)
@@ -330,5 +330,5 @@ def test_rounds_are_small_where_rows_are_few() -> None:
 
 def test_where_a_system_has_no_watchdog_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DemoOptions().watched and not DemoOptions(watchdog=False).watched
-    monkeypatch.setattr("kafka_marshal.demo.options.is_supported", lambda: False)
+    monkeypatch.setattr("flights.options.is_supported", lambda: False)
     assert not DemoOptions().watched

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flights import bad_records, data, ledger, reference, tables
+from flights.dead_letters import Letters, read_letters
+from flights.options import DriverSettings
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.demo import bad_records, flights, ledger, reference, tables
-from kafka_marshal.demo.dead_letters import Letters, read_letters
-from kafka_marshal.demo.options import DriverSettings
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
 from tests.demo.helpers import ask
@@ -23,12 +23,12 @@ from tests.demo.test_spark_flights import kafka
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from kafka_marshal.demo.driver import Rounds
-    from kafka_marshal.pipeline.flights import Tables
+    from flights.driver import Rounds
+    from flights.on_spark import Tables
 
 pytestmark = pytest.mark.slow
 
-ROWS = list(flights.read(flights.find_file(), 1_200))
+ROWS = list(data.read(data.find_file(), 1_200))
 MESSAGES = list(bad_records.messages(ROWS))
 #: Of the one partition that all of them are in.
 LAST = len(MESSAGES) - 1
@@ -65,7 +65,7 @@ class Bench:
         ledger.create(self.database)
 
     def driver(self, name: str, tell: Any = None) -> Rounds:
-        from kafka_marshal.demo.driver import Rounds
+        from flights.driver import Rounds
 
         settings = DriverSettings(
             bootstrap=self.bootstrap,
@@ -108,7 +108,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def joined(spark: SparkSession) -> Tables:
-    from kafka_marshal.pipeline.flights import load_tables
+    from flights.on_spark import load_tables
 
     return load_tables(spark, tables.find_folder())
 

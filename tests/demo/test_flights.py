@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.demo import DataMissingError
-from kafka_marshal.demo.flights import COLUMNS, decode, encode, find_file, read
+from flights import DataMissingError
+from flights.data import COLUMNS, decode, encode, find_file, read
 from tests.demo.helpers import row
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from flights import DemoOptions
+from flights.ownership import history_of, read_dump
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.cli import main
-from kafka_marshal.demo import DemoOptions
-from kafka_marshal.demo.ownership import history_of, read_dump
 from kafka_marshal.testing import LocalBroker
 from tests.demo.helpers import (
     Run,
@@ -192,9 +192,20 @@ def test_watchdogs_can_be_left_out(monkeypatch: pytest.MonkeyPatch, arguments: l
         asked.append(options)
         return 0
 
-    monkeypatch.setattr("kafka_marshal.demo.run", run)
+    monkeypatch.setattr("flights.run", run)
     assert main(["demo", "--plain", *arguments]) == 0
     assert [options.watchdog for options in asked] == [watchdog]
+
+
+def test_without_the_source_it_is_said_where_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wheel holds the command, and not the project that it runs."""
+    monkeypatch.setattr("kafka_marshal.cli.local.EXAMPLES", tmp_path)
+    assert main(["demo", "--dir", str(tmp_path / "out")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "examples/flights of the source" in said and "Nothing was done" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_kafka_that_does_not_answer(tmp_path: Path) -> None:
@@ -338,7 +349,7 @@ def test_kill_9_of_the_demo_leaves_no_orphans(demo: Demo) -> None:
             names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found]
         except (FileNotFoundError, ProcessLookupError):  # one has ended since
             return []
-        workers = sum(b"demo.worker" in name for name in names)
+        workers = sum(b"flights.worker" in name for name in names)
         is_broker = any(b"kafka.Kafka" in name for name in names)
         return found if workers == 3 == len(watchdogs_of(found)) and is_broker else []
 

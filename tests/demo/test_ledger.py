@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.demo import SinkError
-from kafka_marshal.demo.ledger import create, opened, write_state
+from flights import SinkError
+from flights.ledger import create, opened, write_state
 from tests.demo.helpers import ask
 
 
@@ -29,7 +29,7 @@ def test_what_is_no_database_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_locked_for_long_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.demo.ledger._BUSY_S", 0.05)
+    monkeypatch.setattr("flights.ledger._BUSY_S", 0.05)
     with closing(opened(path, "rw")) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(SinkError, match="locked"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafka_marshal.demo.ownership import Change, History, history_of, read_dump, write_dump
+from flights.ownership import Change, History, history_of, read_dump, write_dump
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.demo import DemoError
-from kafka_marshal.demo.check import Difference, Verdict
-from kafka_marshal.demo.findings import Findings
-from kafka_marshal.demo.ownership import Change, History
-from kafka_marshal.demo.plain import PlainJob
-from kafka_marshal.demo.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
-from kafka_marshal.demo.report import CarrierLine, write_report
+from flights import DemoError
+from flights.check import Difference, Verdict
+from flights.findings import Findings
+from flights.ownership import Change, History
+from flights.plain import PlainJob
+from flights.process import WORKERS, Crash, Kill, KillPlan, Stage, Story
+from flights.report import CarrierLine, write_report
 from rationalizer.history import End, Span
 
 COMMANDS = PlainJob.COMMANDS

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kafka_marshal.demo import bad_records, flights, ledger, reference, tables
-from kafka_marshal.demo.bad_records import Planted
-from kafka_marshal.demo.dead_letters import collect
+from flights import bad_records, data, ledger, reference, tables
+from flights.bad_records import Planted
+from flights.dead_letters import collect
 from tests.demo.helpers import row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from kafka_marshal.pipeline.flights import Round, Tables
+    from flights.on_spark import Round, Tables
 
 pytestmark = pytest.mark.slow
 
 FOLDER = tables.find_folder()
-ROWS = list(flights.read(flights.find_file(), 4_000))
+ROWS = list(data.read(data.find_file(), 4_000))
 
 Message = tuple[bytes | None, bytes | None]
 
 
 @pytest.fixture(scope="module")
 def joined(spark: SparkSession) -> Tables:
-    from kafka_marshal.pipeline.flights import load_tables
+    from flights.on_spark import load_tables
 
     return load_tables(spark, FOLDER)
 
@@ -48,7 +48,7 @@ def kafka(spark: SparkSession, messages: Iterable[Message], partitions: int = 3)
 
 def add_up(records: DataFrame, joined: Tables) -> tuple[Round, list[Any]]:
     """A round's result, and the letters that it would write."""
-    from kafka_marshal.pipeline.flights import summarize
+    from flights.on_spark import summarize
 
     with summarize(records, joined) as found:
         return found, found.dead.collect()
@@ -153,7 +153,7 @@ def test_sums_made_from_another_offset_than_the_sinks_are_refused() -> None:
 
 
 def test_what_the_sink_has_is_left_out(spark: SparkSession) -> None:
-    from kafka_marshal.pipeline.flights import above
+    from flights.on_spark import above
 
     records = kafka(spark, [(None, b"x")] * 12, partitions=3)
     left = above(records, {("flights", 0): -1, ("flights", 1): 1, ("flights", 2): 3, ("planes", 0): 9})
@@ -171,7 +171,7 @@ def test_an_empty_round_is_one_too(spark: SparkSession, joined: Tables) -> None:
 
 
 def test_names_are_the_same_on_both_sides() -> None:
-    from kafka_marshal.pipeline import flights as on_spark
+    from flights import on_spark
 
     assert (on_spark.GROUP, on_spark.NAMES, on_spark.MEASURES) == (ledger.GROUP, ledger.NAMES, ledger.NUMBERS)
     assert tuple(reference.compute([], tables.PlainTables({}, {}, {})).quality) == on_spark.QUALITY
@@ -179,7 +179,7 @@ def test_names_are_the_same_on_both_sides() -> None:
 
 # -- parsing ------------------------------------------------------------------------------------------------------
 
-GOOD = json.loads(flights.encode(row(year="2013", hour="5", dep_time="517", sched_dep_time="515"))[1])
+GOOD = json.loads(data.encode(row(year="2013", hour="5", dep_time="517", sched_dep_time="515"))[1])
 
 
 def changed(**values: object) -> bytes:
@@ -241,7 +241,7 @@ PARSED: Sequence[tuple[bytes | None, str | None]] = [
 
 
 def test_what_is_no_flight_is_told_and_why(spark: SparkSession) -> None:
-    from kafka_marshal.pipeline.flights import parse
+    from flights.on_spark import parse
 
     records = kafka(spark, [(None, value) for value, _ in PARSED], partitions=1)
     found = {each.offset: each.trouble for each in parse(records).select("offset", "trouble").collect()}
@@ -251,7 +251,7 @@ def test_what_is_no_flight_is_told_and_why(spark: SparkSession) -> None:
 
 
 def test_json_that_others_would_refuse_is_refused(spark: SparkSession) -> None:
-    from kafka_marshal.pipeline.flights import parse
+    from flights.on_spark import parse
 
     lax = [
         changed().replace(b'"', b"'"),

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.demo import bad_records
+from flights import bad_records
+from flights.supervisor import ENVIRONMENT
 from kafka_marshal.testing import LocalBroker
 from tests.demo.helpers import (
     Run,
@@ -180,6 +181,10 @@ def test_without_java_the_remedy_is_named(tmp_path: Path, kafka_bootstrap: str) 
 
 def test_a_driver_whose_parent_went_before_it_began_does_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "kafka_marshal.demo.driver"], stdin=subprocess.DEVNULL, check=False, timeout=60
+        [sys.executable, "-m", "flights.driver"],
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 4

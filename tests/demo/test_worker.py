@@ -17,20 +17,20 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from flights import data
+from flights.bad_records import planted
+from flights.check import check
+from flights.dead_letters import Letters
+from flights.follow import read_log
+from flights.ledger import create
+from flights.options import PARTITIONS, WorkerSettings
+from flights.ownership import Change, History, history_of
+from flights.publish import Published, Scene, publish
+from flights.reference import compute
+from flights.supervisor import ENVIRONMENT, Crew, WorkerProcess
+from flights.tables import find_folder, read_tables
+from flights.worker import FAILED, PARENT_GONE
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.demo import flights
-from kafka_marshal.demo.bad_records import planted
-from kafka_marshal.demo.check import check
-from kafka_marshal.demo.dead_letters import Letters
-from kafka_marshal.demo.follow import read_log
-from kafka_marshal.demo.ledger import create
-from kafka_marshal.demo.options import PARTITIONS, WorkerSettings
-from kafka_marshal.demo.ownership import Change, History, history_of
-from kafka_marshal.demo.publish import Published, Scene, publish
-from kafka_marshal.demo.reference import compute
-from kafka_marshal.demo.supervisor import Crew, WorkerProcess
-from kafka_marshal.demo.tables import find_folder, read_tables
-from kafka_marshal.demo.worker import FAILED, PARENT_GONE
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.sinks import SqliteSink
 from rationalizer.history import End
@@ -72,7 +72,7 @@ class Stage:
         )
 
     def publish(self, rows: int = ROWS) -> Published:
-        return publish(self.cluster, self.scene, flights.find_file(), rows, lambda done: None)
+        return publish(self.cluster, self.scene, data.find_file(), rows, lambda done: None)
 
     def rows_done(self) -> int:
         return int(ask(self.database, "SELECT coalesce(sum(rows), 0) FROM batches")[0][0])
@@ -91,7 +91,7 @@ class Stage:
         # Of a partition that was done in the sink alone when its worker was killed, the log hears from its next one.
         eventually(lambda: self.done_by_the_log() >= published.rows, what="telling the log")
         assert self.crew.end() == []
-        wanted = compute(flights.read(flights.find_file(), published.rows), read_tables(find_folder()))
+        wanted = compute(data.read(data.find_file(), published.rows), read_tables(find_folder()))
         verdict = check(self.database, wanted, planted(()), Letters(0, {}), published.ends)
         assert verdict.equal, verdict
         assert self.done_by_the_log() == published.rows
@@ -128,7 +128,8 @@ def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
     limit = stage.database.stat().st_size + 60_000
     settings = stage.settings("cramped", pace=5_000)
     process = subprocess.Popen(
-        [sys.executable, "-m", "kafka_marshal.demo.worker"],
+        [sys.executable, "-m", "flights.worker"],
+        env=ENVIRONMENT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -179,7 +180,11 @@ def test_a_worker_ends_when_its_parent_is_gone(stage: Stage) -> None:
 
 def test_a_worker_whose_parent_went_before_it_began_does_nothing(stage: Stage) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "kafka_marshal.demo.worker"], stdin=subprocess.DEVNULL, check=False, timeout=30
+        [sys.executable, "-m", "flights.worker"],
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=30,
     )
     assert process.returncode == PARENT_GONE
 
@@ -248,7 +253,7 @@ def test_a_watchdog_that_does_not_end_is_killed(stage: Stage, monkeypatch: pytes
     eventually(lambda: stage.rows_done() > 0, what="the first batch")
     watchdog = watchdog_of(worker.process.pid)
     os.kill(watchdog, signal.SIGSTOP)
-    monkeypatch.setattr("kafka_marshal.demo.supervisor.WATCHDOG_GRACE_S", 0.5)
+    monkeypatch.setattr("flights.supervisor.WATCHDOG_GRACE_S", 0.5)
     with stage.crew:
         pass
     assert not worker.running

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
+from flights.publish import Scene
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
 from kafka_marshal.admin import Admin
-from kafka_marshal.demo.publish import Scene
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.pipeline.audit.kafka import KafkaSource
 from kafka_marshal.pipeline.kafka_options import kafka_options

@@ -19,6 +19,9 @@ from kafka_marshal.observe.text import span
 
 __all__ = ["broker", "completion", "demo"]
 
+#: Beside the package in its source tree; not installed with it.
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -112,8 +115,15 @@ def demo(
             "work. Nothing was done. Leave --topic out.",
             WRONG_USE,
         )
+    if not (EXAMPLES / "flights").is_dir():
+        raise CommandError(
+            "the demo is not part of the installed package: it is the folder examples/flights of the source. Nothing "
+            "was done. Get the source (a clone, or the source package), and run make demo there.",
+            WRONG_USE,
+        )
+    sys.path.insert(0, str(EXAMPLES))
     try:
-        from kafka_marshal.demo import DemoOptions, run
+        from flights import DemoOptions, run
     except ModuleNotFoundError as error:
         raise CommandError(
             f"the demo needs the package {error.name!r}, which is not installed. Nothing was done. "

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.demo.errors import DataMissingError
-from kafka_marshal.demo.flights import MISSING, find_file
+from flights.data import MISSING, find_file
+from flights.errors import DataMissingError
 
 __all__ = ["PlainTables", "find_folder", "read_tables"]
 

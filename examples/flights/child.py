@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from kafka_marshal.demo.options import FAILURE, ProcessSettings
+from flights.options import FAILURE, ProcessSettings
 from kafka_marshal.errors import MarshalError
 
 __all__ = ["FAILED", "PARENT_GONE", "Tell", "run_child"]

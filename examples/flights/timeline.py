@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.demo.ownership import History
+from flights.ownership import History
 from rationalizer.history import End, Span
 
 if TYPE_CHECKING:

@@ -16,14 +16,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any
+from typing import Any, Final
 
-from kafka_marshal.demo.check import Range
-from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.options import FAILURE, ProcessSettings
+from flights.check import Range
+from flights.errors import DemoError
+from flights.options import FAILURE, ProcessSettings
 from kafka_marshal.testing.child import Child
 
-__all__ = ["GRACE_S", "READY", "Crew", "Event", "WorkerProcess"]
+__all__ = ["ENVIRONMENT", "GRACE_S", "READY", "Crew", "Event", "WorkerProcess"]
+
+#: In which a process of this package finds it.
+ENVIRONMENT: Final = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
+}
 
 #: How long workers may take to release their partitions and end, once asked to.
 GRACE_S = 10.0
@@ -85,6 +91,7 @@ class WorkerProcess:
                     [sys.executable, "-P", "-m", settings.program],
                     lambda said: self._hear(said, tell),
                     stderr=errors,
+                    env=ENVIRONMENT,
                     # A terminal's Ctrl-C is for the parent, which ends its workers in order.
                     start_new_session=True,
                 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kafka_marshal.demo.job import Job
-from kafka_marshal.demo.options import ProcessSettings, WorkerSettings
-from kafka_marshal.demo.process import WORKERS
-from kafka_marshal.demo.publish import Scene
+from flights.job import Job
+from flights.options import ProcessSettings, WorkerSettings
+from flights.process import WORKERS
+from flights.publish import Scene
 
 __all__ = ["PlainJob"]
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from kafka_marshal.demo.ownership import History
+from flights.ownership import History
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.log_reader import bounds, read_range
 from kafka_marshal.node.replica import Replica
@@ -15,7 +15,7 @@ from rationalizer.dump import DumpHeader, DumpRecord
 
 __all__ = ["Follower", "read_log"]
 
-logger: logging.Logger = logging.getLogger("kafka_marshal.demo")
+logger: logging.Logger = logging.getLogger("flights")
 
 _TIMEOUT_S = 15.0
 

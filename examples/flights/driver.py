@@ -1,8 +1,8 @@
 """One Spark driver: claims partitions, lets Spark add up what is in them, writes each round in one fenced transaction.
 
-``python -m kafka_marshal.demo.driver`` is started and ended as ``child`` says; its line is a DriverSettings.
+``python -m flights.driver`` is started and ended as ``child`` says; its line is a DriverSettings.
 :func:`work` and :class:`Rounds` are what a user of kafka-marshal writes; what is computed stands in
-``pipeline/flights.py``.
+``on_spark.py``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.demo.child import Tell, run_child
-from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.ledger import MovedError, write_round
-from kafka_marshal.demo.options import DriverSettings
-from kafka_marshal.demo.supervisor import READY
+from flights.child import Tell, run_child
+from flights.errors import DemoError
+from flights.ledger import MovedError, write_round
+from flights.on_spark import Records, Tables, above, load_tables, summarize
+from flights.options import DriverSettings
+from flights.supervisor import READY
 from kafka_marshal.errors import (
     ConfigurationError,
     ConnectorMissingError,
@@ -28,13 +29,12 @@ from kafka_marshal.errors import (
     StaleEpochError,
 )
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
-from kafka_marshal.pipeline.flights import Records, Tables, above, load_tables, summarize
 from kafka_marshal.pipeline.session import kafka_options, spark_session
 from kafka_marshal.sinks import SqliteSink
 
 __all__ = ["Rounds", "main", "work"]
 
-logger: logging.Logger = logging.getLogger("kafka_marshal.demo")
+logger: logging.Logger = logging.getLogger("flights")
 
 #: One core and little memory each; as many tasks after a shuffle as there are cores, and no planning between stages,
 #: which pays for large tables only.

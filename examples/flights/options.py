@@ -143,7 +143,7 @@ class MemberSettings(ProcessSettings):
 class WorkerSettings(MemberSettings):
     """What a plain worker is told."""
 
-    program: ClassVar[str] = "kafka_marshal.demo.worker"
+    program: ClassVar[str] = "flights.worker"
 
     #: Rows a second, at most (0: no limit).
     pace: int
@@ -153,7 +153,7 @@ class WorkerSettings(MemberSettings):
 class DriverSettings(MemberSettings):
     """What a Spark driver is told."""
 
-    program: ClassVar[str] = "kafka_marshal.demo.driver"
+    program: ClassVar[str] = "flights.driver"
 
     #: The topic for messages that are no flights.
     dead_letters: str
@@ -163,7 +163,7 @@ class DriverSettings(MemberSettings):
 class AuditorSettings(ProcessSettings):
     """What the process that audits the log is told."""
 
-    program: ClassVar[str] = "kafka_marshal.demo.auditor"
+    program: ClassVar[str] = "flights.auditor"
 
     #: The folder for its tables and its report.
     out: str

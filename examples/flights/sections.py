@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.demo.check import ask
-from kafka_marshal.demo.findings import Audited, Findings
-from kafka_marshal.demo.report import CarrierLine, Section
+from flights.check import ask
+from flights.findings import Audited, Findings
+from flights.report import CarrierLine, Section
 
 __all__ = ["carriers", "delay_sections", "spark_sections"]
 

@@ -1,6 +1,6 @@
 """The audit of a run, as a process of its own: Spark replays the whole coordination log out of Kafka.
 
-``python -m kafka_marshal.demo.auditor`` is started and ended as ``child`` says; its line is an AuditorSettings. It does
+``python -m flights.auditor`` is started and ended as ``child`` says; its line is an AuditorSettings. It does
 what ``kafka-marshal audit --from-kafka --out DIR`` does.
 """
 
@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.demo.child import Tell, run_child
-from kafka_marshal.demo.options import AuditorSettings
+from flights.child import Tell, run_child
+from flights.options import AuditorSettings
 from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.kafka import KafkaSource
 from kafka_marshal.pipeline.audit.report import write_report

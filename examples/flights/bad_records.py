@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from kafka_marshal.demo.flights import encode
+from flights.data import encode
 
 __all__ = ["EVERY", "TROUBLES", "Planted", "count", "messages", "planted"]
 

@@ -1,7 +1,7 @@
 """The same result by a plain loop over the files: no Kafka, no Spark, no JSON, one process.
 
 This is what the drivers' database must equal, row by row, whatever was killed meanwhile. It shares nothing with
-``pipeline/flights.py`` but the names of the measures, so that a mistake there can't hide here. (Plain workers run it on
+``on_spark.py`` but the names of the measures, so that a mistake there can't hide here. (Plain workers run it on
 their batches, too: there it is the sharing out, not the sums, that is held against one loop.)
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_marshal.demo.flights import COLUMNS, MISSING
-from kafka_marshal.demo.tables import PlainTables
+from flights.data import COLUMNS, MISSING
+from flights.tables import PlainTables
 
 __all__ = ["Expected", "compute"]
 
@@ -55,7 +55,7 @@ class Expected:
 
 
 def compute(rows: Iterable[Sequence[str]], tables: PlainTables) -> Expected:
-    """Add up rows of the file (see flights.read)."""
+    """Add up rows of the file (see data.read)."""
     sums: dict[Route, _Sums] = {}
     failed = dict.fromkeys(
         (

@@ -13,15 +13,15 @@
 ==============  ==================================================================================================
 """
 
-from kafka_marshal.demo.errors import DataMissingError, DemoError, SinkError, StalledError
-from kafka_marshal.demo.options import DemoOptions
+from flights.errors import DataMissingError, DemoError, SinkError, StalledError
+from flights.options import DemoOptions
 
 __all__ = ["DataMissingError", "DemoError", "DemoOptions", "SinkError", "StalledError", "run"]
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo: 0 if the workers' result equals the file's, else 1 (see :func:`kafka_marshal.demo.job.run`)."""
+    """Run the demo: 0 if the workers' result equals the file's, else 1 (see :func:`flights.job.run`)."""
     # Imported here: a worker is a module of this package and needs nothing of it.
-    from kafka_marshal.demo.run import run as run_job
+    from flights.run import run as run_job
 
     return run_job(options)

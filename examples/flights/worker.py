@@ -1,6 +1,6 @@
 """One worker process: claims partitions, adds up flights, writes each batch in one transaction.
 
-``python -m kafka_marshal.demo.worker`` is started and ended as ``child`` says; its line is a WorkerSettings.
+``python -m flights.worker`` is started and ended as ``child`` says; its line is a WorkerSettings.
 :func:`work` is what a user of kafka-marshal writes.
 """
 
@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from flights.child import FAILED, PARENT_GONE, Tell, run_child
+from flights.data import decode
+from flights.ledger import write_round
+from flights.options import WorkerSettings
+from flights.reference import compute
+from flights.tables import read_tables
 from kafka_marshal import Batch
-from kafka_marshal.demo.child import FAILED, PARENT_GONE, Tell, run_child
-from kafka_marshal.demo.flights import decode
-from kafka_marshal.demo.ledger import write_round
-from kafka_marshal.demo.options import WorkerSettings
-from kafka_marshal.demo.reference import compute
-from kafka_marshal.demo.tables import read_tables
 from kafka_marshal.errors import StaleEpochError
 from kafka_marshal.sinks import SqliteSink
 

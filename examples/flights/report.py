@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from flights.errors import DemoError
+from flights.findings import Findings
+from flights.timeline import draw
 from kafka_marshal.beside import file_beside
-from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.findings import Findings
-from kafka_marshal.demo.timeline import draw
 
 __all__ = ["CarrierLine", "Section", "write_report"]
 

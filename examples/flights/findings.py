@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_marshal.demo.check import Range, Verdict
-from kafka_marshal.demo.dead_letters import Letters
-from kafka_marshal.demo.ownership import Change, History, Takeover
-from kafka_marshal.demo.process import Manner, Stage, Story
-from kafka_marshal.demo.timeline import Mark
+from flights.check import Range, Verdict
+from flights.dead_letters import Letters
+from flights.ownership import Change, History, Takeover
+from flights.process import Manner, Stage, Story
+from flights.timeline import Mark
 
 __all__ = ["Audited", "Findings", "Row", "ranges_text"]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka_marshal.demo.bad_records import Planted
-from kafka_marshal.demo.errors import DemoError
+from flights.bad_records import Planted
+from flights.errors import DemoError
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import Cluster, Message
 

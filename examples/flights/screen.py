@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from kafka_marshal.demo.process import Snapshot, WorkerLine
-from kafka_marshal.demo.timeline import color_of
+from flights.process import Snapshot, WorkerLine
+from flights.timeline import color_of
 
 __all__ = ["Screen", "table"]
 

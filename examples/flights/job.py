@@ -18,26 +18,26 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from flights import bad_records, ledger
+from flights.check import ask, check
+from flights.data import ROWS, find_file, read
+from flights.dead_letters import Letters, read_letters
+from flights.errors import DemoError
+from flights.findings import Audited, Findings
+from flights.follow import Follower, read_log
+from flights.options import AuditorSettings, DemoOptions, DriverSettings, ProcessSettings
+from flights.ownership import History, history_of, read_dump, write_dump
+from flights.process import DRIVERS, KillPlan, Manner, Process, Story
+from flights.publish import Published, Scene, flights_alone, make_topics, publish
+from flights.reference import compute
+from flights.report import write_report
+from flights.screen import Screen, table
+from flights.sections import carriers, delay_sections, spark_sections
+from flights.supervisor import Crew, Event, WorkerProcess
+from flights.tables import find_folder, read_tables
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.beside import refuse_url
-from kafka_marshal.demo import bad_records, ledger
-from kafka_marshal.demo.check import ask, check
-from kafka_marshal.demo.dead_letters import Letters, read_letters
-from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.findings import Audited, Findings
-from kafka_marshal.demo.flights import ROWS, find_file, read
-from kafka_marshal.demo.follow import Follower, read_log
-from kafka_marshal.demo.options import AuditorSettings, DemoOptions, DriverSettings, ProcessSettings
-from kafka_marshal.demo.ownership import History, history_of, read_dump, write_dump
-from kafka_marshal.demo.process import DRIVERS, KillPlan, Manner, Process, Story
-from kafka_marshal.demo.publish import Published, Scene, flights_alone, make_topics, publish
-from kafka_marshal.demo.reference import compute
-from kafka_marshal.demo.report import write_report
-from kafka_marshal.demo.screen import Screen, table
-from kafka_marshal.demo.sections import carriers, delay_sections, spark_sections
-from kafka_marshal.demo.supervisor import Crew, Event, WorkerProcess
-from kafka_marshal.demo.tables import find_folder, read_tables
 from kafka_marshal.testing import open_kafka
 
 __all__ = ["Job"]
@@ -342,16 +342,19 @@ def _address(scene: Scene, client_id: str) -> dict[str, Any]:
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
     """What the library warns about goes to a file: the screen tells the story, and errors are raised."""
-    logger = logging.getLogger("kafka_marshal")
+    loggers = [logging.getLogger("kafka_marshal"), logging.getLogger("flights")]
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    propagate, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.propagate = False
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
+        for logger, propagate in zip(loggers, propagated, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
         handler.close()
 
 

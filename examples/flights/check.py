@@ -11,10 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from kafka_marshal.demo.bad_records import Planted
-from kafka_marshal.demo.dead_letters import Letters
-from kafka_marshal.demo.ledger import GROUP, NAMES, NUMBERS, explained, opened
-from kafka_marshal.demo.reference import Expected
+from flights.bad_records import Planted
+from flights.dead_letters import Letters
+from flights.ledger import GROUP, NAMES, NUMBERS, explained, opened
+from flights.reference import Expected
 
 __all__ = ["Difference", "Range", "Verdict", "ask", "check", "missing_offsets"]
 

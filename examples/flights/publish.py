@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flights.data import encode, read
+from flights.errors import DemoError
+from flights.options import PARTITIONS
 from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
-from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.flights import encode, read
-from kafka_marshal.demo.options import PARTITIONS
 from kafka_marshal.node.coordination_topic import DEFAULT_PARTITIONS, DEFAULT_TOPIC, create_topic, snapshots_topic
 from kafka_marshal.ports import Cluster
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kafka_marshal.demo.errors import SinkError
+from flights.errors import SinkError
 
 __all__ = [
     "GROUP",

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.demo.errors import DataMissingError
+from flights.errors import DataMissingError
 
 __all__ = ["COLUMNS", "ROWS", "decode", "encode", "find_file", "read"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from kafka_marshal.demo.errors import DemoError
-from kafka_marshal.demo.options import DemoOptions
+from flights.errors import DemoError
+from flights.options import DemoOptions
 
 __all__ = ["run"]
 
@@ -38,9 +38,9 @@ def run(options: DemoOptions) -> int:
             )
     from rich.console import Console
 
-    from kafka_marshal.demo.job import Job
-    from kafka_marshal.demo.plain import PlainJob
-    from kafka_marshal.demo.screen import Screen
+    from flights.job import Job
+    from flights.plain import PlainJob
+    from flights.screen import Screen
 
     console = Console(highlight=False, emoji=False, markup=False, stderr=options.json)
     if not console.is_terminal:

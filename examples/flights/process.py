@@ -16,13 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from kafka_marshal.demo.check import Range, missing_offsets
-from kafka_marshal.demo.errors import StalledError
-from kafka_marshal.demo.follow import Follower
-from kafka_marshal.demo.ledger import explained, opened
-from kafka_marshal.demo.options import PARTITIONS
-from kafka_marshal.demo.publish import Published
-from kafka_marshal.demo.supervisor import GRACE_S, Crew, Event, WorkerProcess
+from flights.check import Range, missing_offsets
+from flights.errors import StalledError
+from flights.follow import Follower
+from flights.ledger import explained, opened
+from flights.options import PARTITIONS
+from flights.publish import Published
+from flights.supervisor import GRACE_S, Crew, Event, WorkerProcess
 
 __all__ = [
     "DRIVERS",
