@@ -1,0 +1,125 @@
+"""The project's English: no phrase of tests/style.py stands in what people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import style
+
+#: Hits that a folder may still have, to become fewer; all others have none. A file that moves takes its hits with it.
+CEILINGS: dict[str, int] = {
+    ".": 235,
+    "benchmarks": 29,
+    "benchmarks/lane_peers": 12,
+    "benchmarks/race": 32,
+    "benchmarks/race/events": 19,
+    "docs": 155,
+    "docs/api": 1,
+    "docs/deploy": 1,
+    "marshal/kafka_marshal": 63,
+    "marshal/kafka_marshal/adapters": 5,
+    "marshal/kafka_marshal/adapters/kafka": 98,
+    "marshal/kafka_marshal/adapters/memory": 24,
+    "marshal/kafka_marshal/admin": 136,
+    "marshal/kafka_marshal/cli": 208,
+    "marshal/kafka_marshal/client": 287,
+    "marshal/kafka_marshal/demo": 96,
+    "marshal/kafka_marshal/engine": 130,
+    "marshal/kafka_marshal/engine/claims": 100,
+    "marshal/kafka_marshal/engine/groups": 52,
+    "marshal/kafka_marshal/engine/work": 236,
+    "marshal/kafka_marshal/metrics": 31,
+    "marshal/kafka_marshal/node": 189,
+    "marshal/kafka_marshal/observe": 7,
+    "marshal/kafka_marshal/pipeline": 49,
+    "marshal/kafka_marshal/pipeline/audit": 84,
+    "marshal/kafka_marshal/sinks": 29,
+    "marshal/kafka_marshal/snapshots": 31,
+    "marshal/kafka_marshal/testing": 68,
+    "marshal/kafka_marshal/testing/simulation": 208,
+    "marshal/kafka_marshal/ui": 69,
+    "marshal/kafka_marshal/watchdog": 50,
+    "rationalizer": 51,
+    "rationalizer/groups": 58,
+    "rationalizer/leases": 8,
+    "rationalizer/wire": 20,
+    "tests": 14,
+    "tests/admin": 42,
+    "tests/audit": 14,
+    "tests/benchmarks": 5,
+    "tests/broker": 5,
+    "tests/campaigns": 12,
+    "tests/campaigns/chaos": 59,
+    "tests/campaigns/fuzz": 56,
+    "tests/campaigns/small_scope": 16,
+    "tests/campaigns/small_scope/engine": 28,
+    "tests/chaos": 9,
+    "tests/checkers": 1,
+    "tests/cli": 23,
+    "tests/client": 58,
+    "tests/contract": 35,
+    "tests/demo": 21,
+    "tests/docs": 3,
+    "tests/engine": 107,
+    "tests/engine/groups": 6,
+    "tests/examples": 1,
+    "tests/faults": 66,
+    "tests/fuzz": 3,
+    "tests/metrics": 9,
+    "tests/mutants": 35,
+    "tests/observe": 5,
+    "tests/pipeline": 17,
+    "tests/ranges": 1,
+    "tests/rationalizer": 58,
+    "tests/rationalizer/groups": 7,
+    "tests/rationalizer/oracle": 26,
+    "tests/scripts": 7,
+    "tests/security": 15,
+    "tests/shapes": 16,
+    "tests/simulation": 30,
+    "tests/sinks": 21,
+    "tests/snapshots": 11,
+    "tests/ui": 4,
+    "tests/watchdog": 11,
+}
+
+
+def test_no_folder_has_more_phrases_than_it_may() -> None:
+    """``python -m tests.style FOLDER`` lists them."""
+    found = style.counts()
+    assert {name: number for name, number in found.items() if number > CEILINGS.get(name, 0)} == {}
+
+
+def found_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> list[tuple[int, str]]:
+    monkeypatch.setattr(style, "ROOT", tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return [(hit.line, hit.found) for hit in style.hits(path)]
+
+
+def test_it_searches_docstrings_comments_and_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        '"""Nobody\nis told."""\n\n# Made\n# anew.\ntold = "goes on"  # somebody: `told`\nraise ValueError(\n'
+        '    f"{told} comes to"\n    f" nothing"\n)\n'
+    )
+    without_messages = [(1, "Nobody"), (2, "told"), (4, "Made anew"), (6, "somebody")]
+    assert found_in(tmp_path, monkeypatch, "tests/x.py", source) == without_messages
+    assert found_in(tmp_path, monkeypatch, "marshal/x.py", source) == [*without_messages, (8, "comes to nothing")]
+
+
+def test_it_searches_pages_but_not_their_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "# Nobody\n\n```\nnobody\n```\n\n`anew` so\nmany, so much that\nit can tell them apart. [x](told.md)\n"
+    assert found_in(tmp_path, monkeypatch, "docs/x.md", page) == [(1, "Nobody"), (7, "so many")]
+
+
+def test_terms_are_allowed_where_they_are_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "# A batch is handed out.\n"
+    assert found_in(tmp_path, monkeypatch, "marshal/kafka_marshal/engine/work/x.py", source) == []
+    assert found_in(tmp_path, monkeypatch, "marshal/kafka_marshal/client/x.py", source) == [(1, "handed out")]
+
+
+def test_each_exception_has_its_reason() -> None:
+    assert [each for each in style.PHRASES if (each.allowed or each.allowed_in) and not each.reason] == []
