@@ -1,37 +1,49 @@
-"""The part of PROTOCOL.md that is written from the tables: records, transitions, states, outcomes, limits.
+"""The parts of PROTOCOL.md that are written from the tables: levels, records, transitions, outcomes, limits.
 
-    python -m rationalizer.docs < PROTOCOL.md > new && mv new PROTOCOL.md
+    python -m rationalizer.docs PROTOCOL.md
 
-puts it in anew between its two markers. A test compares the page with the tables.
+rewrites each part between its two markers. A test compares the page with the tables.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from rationalizer import codes, limits
 from rationalizer.groups import transitions as groups
 from rationalizer.leases.transitions import TRANSITIONS
+from rationalizer.levels import LEVELS, SUPPORTED_LEVEL, Level
 from rationalizer.wire.records import KINDS, Belongs, Kind
 
-BEGIN: Final = "<!-- written by rationalizer.docs: begin -->"
-END: Final = "<!-- written by rationalizer.docs: end -->"
+END: Final = "<!-- rationalizer.docs: end -->"
+_PART: Final = re.compile(f"(<!-- rationalizer.docs: (?!end)(.*?) -->).*?({END})", re.DOTALL)
 
 
-def tables() -> str:
-    """Markdown: the tables of kinds, transitions, outcomes and limits, as the code has them."""
-    return "\n".join([*_kinds(), "", *_transitions(), "", *_group_transitions(), "", *_codes(), "", *_limits()])
+def parts() -> dict[str, list[str]]:
+    """Lines of Markdown, as the code has them, by the name of the part that they belong into."""
+    return {
+        **{f"records of level {level.number}": _kinds(level.number) for level in LEVELS},
+        "levels": _levels(),
+        "leases": _transitions(),
+        "groups": _group_transitions(),
+        "outcomes": _codes(),
+        "limits": _limits(),
+    }
+
+
+def parts_of(page: str) -> list[str]:
+    """The names of the parts that have a place in this page."""
+    return [found[2] for found in _PART.finditer(page)]
 
 
 def replaced(page: str) -> str:
-    """The page with what stands between the markers written again. ValueError where the markers are missing."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks {BEGIN!r} or {END!r}; it was left as it is. Put both in.")
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+    """The page with its parts written again. KeyError for a part that there is none of."""
+    known = parts()
+    return _PART.sub(lambda found: "\n\n".join((found[1], "\n".join(known[found[2]]), found[3])), page)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -39,18 +51,38 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def _kinds() -> list[str]:
+def _kinds(level: int) -> list[str]:
+    return _table(
+        ("type", "record", "belongs (L3)", "fields after group_id", "in another client's pause (C10)"),
+        [
+            (str(number), kind.name, _belongs(kind), _fields(kind), kind.during_pause.value)
+            for number, kind in sorted(KINDS.items())
+            if kind.level == level
+        ],
+    )
+
+
+def _levels() -> list[str]:
+    def listed(level: Level) -> str:
+        found = (kind for _, kind in sorted(KINDS.items()) if kind.level == level.number)
+        return ", ".join(f"{kind.type} {kind.name}" for kind in found)
+
     return [
-        "### Records, as they are checked",
+        "### Levels",
         "",
-        "A record belongs to a CP by what the third column names (L3). The last column says whether it passes a",
-        "pause by another client (C10).",
+        "What each level adds to those before it (E4). A type that no row lists is unknown (E6).",
         "",
         *_table(
-            ("type", "record", "belongs", "fields after group_id", "during another's pause"),
+            ("level", "adds", "since release", "record types", "parts of the state (S1)"),
             [
-                (str(number), kind.name, _belongs(kind), _fields(kind), kind.during_pause.value)
-                for number, kind in sorted(KINDS.items())
+                (
+                    str(level.number),
+                    level.adds,
+                    ".".join(map(str, level.first_release)),
+                    listed(level),
+                    ", ".join(level.state),
+                )
+                for level in LEVELS
             ],
         ),
     ]
@@ -162,10 +194,12 @@ def _limits() -> list[str]:
         ("bytes of a part of a snapshot", limits.MAX_PART_BYTES, "S2"),
         ("parts of a snapshot", limits.MAX_SNAPSHOT_PARTS, "S2"),
         ("offsets between two snapshots, least", limits.SNAPSHOT_INTERVAL, "S2"),
-        ("highest level this release replays", limits.SUPPORTED_LEVEL, "E4"),
+        ("highest level this release replays", SUPPORTED_LEVEL, "E4"),
     ]
     return ["### Limits", "", *_table(("limit", "value", "rule"), [(what, f"{n:,}", rule) for what, n, rule in named])]
 
 
 if __name__ == "__main__":
-    sys.stdout.write(replaced(sys.stdin.read()))
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -104,11 +104,3 @@ MAX_SNAPSHOT_PARTS: Final = 4_096
 #: number of leases: so a replica starts within a fraction of a second, and writing states of some 100 bytes a lease
 #: costs less than the log itself, whose records are as long.
 SNAPSHOT_INTERVAL: Final = 10_000
-
-# -- versions --------------------------------------------------------------------------------------------
-
-#: The level every CP starts at (E4).
-FIRST_LEVEL: Final = 1
-
-#: The highest level this release can replay. An Upgrade above it stops the replica before that record.
-SUPPORTED_LEVEL: Final = 2

@@ -91,8 +91,8 @@ class Plane(Protocol):
     def forget(self, group_id: str) -> None:
         """Drop everything about the group (C16)."""
 
-    def rows(self) -> Sequence[Any]:
-        """Its part of the canonical state (S1)."""
+    def rows(self, level: int) -> Sequence[Any]:
+        """Its part of the canonical state (S1) of a CP at this level: what a later level added is left out."""
 
     def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
         """Take over these rows of a snapshot. Raises SnapshotError where no replay could have led there."""

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, cast
 from msgpack import packb
 from xxhash import xxh3_128_hexdigest
 
-from rationalizer.limits import FIRST_LEVEL, MAX_OFFSET, SUPPORTED_LEVEL
+from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
+from rationalizer.limits import MAX_OFFSET
 from rationalizer.pause import Pause
 from rationalizer.travel import Travels
 from rationalizer.wire import wellformed as ok

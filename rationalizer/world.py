@@ -25,7 +25,8 @@ from rationalizer import codes
 from rationalizer import snapshot as canonical
 from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
-from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, SUPPORTED_LEVEL
+from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
+from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
 from rationalizer.plane import ApplyContext, Bounds, Handler, Plane, Verdict
@@ -134,7 +135,7 @@ class World:
 
     def snapshot(self) -> bytes:
         """The canonical state (S1)."""
-        rows = {plane.part: plane.rows() for plane in self._planes.all}
+        rows = {plane.part: plane.rows(self.level) for plane in self._planes.all}
         return canonical.write(
             canonical.State(self.partition, self.next_offset, self.log_time, self.level, self.pauses(), rows)
         )

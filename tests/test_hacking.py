@@ -19,7 +19,7 @@ from kafka_marshal.engine.policies import Policy
 from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import Upgrade, World, encode
 from rationalizer.leases.transitions import TRANSITIONS
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.wire.records import KINDS
 from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
 from tests.rationalizer.group_author import write_group_log

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from rationalizer.levels import can_follow
+
 __all__ = ["Instance", "knows_level", "new_instance_id", "release"]
 
 #: An instance_id has 255 bytes at most (E1); a host name of DNS can have as many.
@@ -35,17 +37,13 @@ class Instance(NamedTuple):
         return f"{self.host}:{self.pid}"
 
 
-#: The first release that can follow a log at each level (E4).
-FIRST_RELEASES: dict[int, tuple[int, ...]] = {1: (0,), 2: (0, 1)}
-
-
 def knows_level(instance_id: str | None, level: int) -> bool:
-    """Whether a run's name says a release that can follow a log at this level; False too where it says none."""
+    """Whether the release that a run's name states can follow a log at this level; False too if it states none."""
     runs_at = Instance.parse(instance_id)
     if runs_at is None:
         return False
     numbers = tuple(int(part) for part in re.findall(r"\d+", runs_at.release)[:3])
-    return numbers >= FIRST_RELEASES[level]
+    return can_follow(numbers, level)
 
 
 @cache

@@ -11,6 +11,7 @@ from rationalizer.groups.assignors import NOBODY, STRATEGIES
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.leases.canonical import load_progress
+from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import (
     MAX_GROUP_PARTITIONS,
     MAX_KEY_HASH,
@@ -86,7 +87,7 @@ def _progress_row(kept: PartitionProgress | None) -> tuple[object, ...] | None:
 
 def load_groups(rows: Sequence[Any], bounds: Bounds) -> list[Group]:
     """The groups that these rows of a snapshot describe. Raises SnapshotError."""
-    want(not rows or bounds.level >= 2, "it holds coordinated groups below level 2")
+    want(not rows or bounds.level >= GROUPS_LEVEL, f"it holds coordinated groups below level {GROUPS_LEVEL}")
     groups = [_group(row, bounds) for row in rows]
     want_ascending("groups", [group.group_id for group in groups])
     subscribed = sum(group.weight for group in groups)

@@ -101,7 +101,7 @@ class GroupPlane:
         """How many members and partitions the groups have (S2)."""
         return sum(len(group.members) + group.partition_count() for group in self.groups.values())
 
-    def rows(self) -> list[tuple[object, ...]]:
+    def rows(self, level: int) -> list[tuple[object, ...]]:
         """All groups, sorted (S1)."""
         return [group_row(self.groups[group_id]) for group_id in sorted(self.groups)]
 

@@ -95,7 +95,7 @@ class LeasePlane:
         """How many leases there are (S2)."""
         return len(self.leases)
 
-    def rows(self) -> list[tuple[object, ...]]:
+    def rows(self, level: int) -> list[tuple[object, ...]]:
         """All leases, sorted by (group, topic, partition)."""
         return [lease_row(self.leases[key]) for key in sorted(self.leases)]
 

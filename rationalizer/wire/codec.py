@@ -18,7 +18,8 @@ from typing import ClassVar, Final
 from msgpack import packb
 
 from rationalizer import codes
-from rationalizer.limits import FIRST_LEVEL, HEAD_FIELDS, MAX_VALUE_BYTES
+from rationalizer.levels import FIRST_LEVEL
+from rationalizer.limits import HEAD_FIELDS, MAX_VALUE_BYTES
 from rationalizer.travel import Travels
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, ConfigureGroup, InvalidRecordError, Kind, Record

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
+from rationalizer.levels import level_of_record
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.wellformed import Rule
@@ -357,16 +358,12 @@ def _kind(
     belongs: Belongs,
     during_pause: DuringPause,
     *rules: Rule,
-    level: int = 1,
     whole: Rule | None = None,
 ) -> Kind:
     names = tuple(field.name for field in fields(record))[3:]
     build = cast("Any", record.of_fields)
+    level = level_of_record(record.__name__)
     return Kind(record.TYPE, record.__name__, level, build, names, rules, belongs, during_pause, whole)
-
-
-def _of_group(record: type[Record], during_pause: DuringPause, *rules: Rule, whole: Rule | None = None) -> Kind:
-    return _kind(record, Belongs.GROUP, during_pause, *rules, level=2, whole=whole)
 
 
 def _topics_or_pattern(own: Sequence[Any]) -> bool:
@@ -389,21 +386,23 @@ KINDS: Final[dict[int, Kind]] = {
         _kind(HeartbeatBatch, Belongs.ENTRIES, DuringPause.REJECTED, ok.BEAT_ENTRIES),
         _kind(CommitRanges, Belongs.LEASE, DuringPause.HANDS_IN, *_LEASE_EPOCH, ok.RANGES),
         _kind(ForgetGroup, Belongs.EVERYWHERE, DuringPause.REJECTED),
-        _of_group(
+        _kind(
             JoinGroup,
+            Belongs.GROUP,
             DuringPause.REJECTED,
             *(ok.MEMBER_ID_OR_NONE, ok.SEEN, ok.SESSION_TIMEOUT, ok.STRATEGY, ok.BOOLEAN, ok.PATTERN, ok.TOPICS),
             whole=Rule(_topics_or_pattern, "topics may be empty only beside a pattern"),
         ),
-        _of_group(GroupHeartbeat, DuringPause.REJECTED, ok.MEMBER_ID, ok.GENERATION),
-        _of_group(LeaveGroup, DuringPause.HANDS_IN, ok.MEMBER_ID, ok.GENERATION),
-        _of_group(
+        _kind(GroupHeartbeat, Belongs.GROUP, DuringPause.REJECTED, ok.MEMBER_ID, ok.GENERATION),
+        _kind(LeaveGroup, Belongs.GROUP, DuringPause.HANDS_IN, ok.MEMBER_ID, ok.GENERATION),
+        _kind(
             CommitOffsets,
+            Belongs.GROUP,
             DuringPause.HANDS_IN,
             *(ok.MEMBER_ID_OR_NONE, ok.GENERATION, ok.BOOLEAN, ok.COMMIT_ENTRIES),
         ),
-        _of_group(TopicsChanged, DuringPause.REJECTED, ok.MEMBER_ID, ok.TOPICS),
-        _kind(ConfigureGroup, Belongs.EVERYWHERE, DuringPause.REJECTED, ok.SETTINGS, level=2),
+        _kind(TopicsChanged, Belongs.GROUP, DuringPause.REJECTED, ok.MEMBER_ID, ok.TOPICS),
+        _kind(ConfigureGroup, Belongs.EVERYWHERE, DuringPause.REJECTED, ok.SETTINGS),
         _kind(Tick, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP),
         _kind(Upgrade, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP, ok.LEVEL),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rationalizer import ClaimingPartition, Heartbeat, Tick, Upgrade
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.cli.harness import ARGV, Command, Log, process, start
 
 EXAMPLES = Path(__file__).parents[1] / "rationalizer" / "examples"

@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from rationalizer import SnapshotError
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot, decode_part, due, encode_state, interval, next_due
 from tests.rationalizer.oracle import is_state, shortest
 from tests.rationalizer.oracle.layout import a_partition, fits, int_between

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from rationalizer import SnapshotError, World
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import is_state, parse
 from tests.rationalizer.oracle.lease_states import MOST_RANGES

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from rationalizer import World
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.rationalizer.dumps import replay_differs
 from tests.rationalizer.group_sides import forged, in_one_go, record_by_record, some_group_dump
 from tests.rationalizer.group_stories import SLOW, STORIES, told

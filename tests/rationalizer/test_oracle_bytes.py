@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import World, decode
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.rationalizer.oracle import NotMsgpackError, OracleWorld, judge, parse, shortest
 from tests.rationalizer.oracle.compare import same_counts, same_outcome, same_state
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, FORBIDDEN, Pairs, Raw, nested, paths, replaced, spell

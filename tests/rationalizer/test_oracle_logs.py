@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import World, decode, encode
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_counts, same_outcome, same_state

@@ -20,7 +20,7 @@ import pytest
 from rationalizer import RejectedValueError, World, codes, decode
 from rationalizer.groups import transitions as of_groups
 from rationalizer.leases.transitions import TRANSITIONS
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.plane import Entry
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.oracle import OracleWorld

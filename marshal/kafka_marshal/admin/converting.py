@@ -25,6 +25,7 @@ from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import progress_of_all
 from kafka_marshal.errors import AdminError
 from rationalizer import Progress, World
+from rationalizer.levels import GROUPS_LEVEL
 
 __all__ = ["convert", "plan_conversion", "saved_in"]
 
@@ -33,7 +34,7 @@ passed: Callable[[str], None] = lambda _: None  # noqa: E731
 
 
 def plan_conversion(
-    group: str, log: str, client_id: str, kind: GroupKind | None, to: GroupKind, saved: list[Saved], level_1: list[int]
+    group: str, log: str, client_id: str, kind: GroupKind | None, to: GroupKind, saved: list[Saved], too_low: list[int]
 ) -> Plan:
     """What there is to convert. Raises AdminError where it can't be."""
     if kind is None:
@@ -42,10 +43,10 @@ def plan_conversion(
         )
     if kind == to:
         raise AdminError(f"group {group!r} is a {to} group already. Nothing was changed")
-    if to == "coordinated" and level_1:
+    if to == "coordinated" and too_low:
         raise AdminError(
-            f"partition(s) {level_1} of the coordination topic are at level 1 of the protocol, which knows no "
-            "coordinated groups. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
+            f"partition(s) {too_low} of the coordination topic are below level {GROUPS_LEVEL} of the protocol, which "
+            "coordinated groups need. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
         )
     return Plan(group, log, to, client_id, "saved", tuple(saved))
 
@@ -74,10 +75,10 @@ def _saved(work: PauseWork, log: str, to: GroupKind) -> Plan:
     """All progress as it is now."""
     session = work.session
     with session.locked():
-        kind, level_1 = session.kind(), below_level(session.worlds)
+        kind, too_low = session.kind(), below_level(session.worlds, GROUPS_LEVEL)
         saved = saved_in(session.worlds, session.group_id)
         group = session.group()
-    plan = plan_conversion(session.group_id, log, session.client_id, kind, to, saved, level_1)
+    plan = plan_conversion(session.group_id, log, session.client_id, kind, to, saved, too_low)
     return plan if group is None else replace(plan, settings=asdict(group.settings))
 
 

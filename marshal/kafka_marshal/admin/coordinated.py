@@ -24,8 +24,8 @@ from rationalizer import (
     Settings,
     codes,
 )
+from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRITTEN_BYTES
-from rationalizer.wire.records import KINDS
 
 __all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "refuse_kept", "set_positions"]
 
@@ -54,11 +54,11 @@ def configure(session: Session, settings: Mapping[str, object]) -> Settings:
     with session.locked():
         if session.kind() == "claimed":
             raise wrong_kind(session.group_id, "claimed")
-        low = [cp for cp in session.cps if session.worlds[cp].level < KINDS[ConfigureGroup.TYPE].level]
+        low = [cp for cp in session.cps if session.worlds[cp].level < GROUPS_LEVEL]
     if low:
         raise AdminError(
-            f"partition(s) {low} of the coordination topic are at level 1 of the protocol, which knows no coordinated "
-            "groups. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
+            f"partition(s) {low} of the coordination topic are below level {GROUPS_LEVEL} of the protocol, which "
+            "coordinated groups need. Nothing was changed. Raise the topic first: kafka-marshal upgrade"
         )
     # Home first: what it refuses is marked nowhere.
     answers = session.ask((session.home, record))

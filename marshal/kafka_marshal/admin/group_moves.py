@@ -26,6 +26,7 @@ from kafka_marshal.admin.transfer import (
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster
+from rationalizer.levels import GROUPS_LEVEL
 
 __all__ = ["GroupMoves"]
 
@@ -130,9 +131,9 @@ class GroupMoves(OneProcess):
         return Pause(lambda: self._open(group, self._open_cluster(), client_id), group, client_id, expires_in)
 
     def _planned(self, replica: Replica, group: str, to: GroupKind, path: Path) -> Conversion:
-        kind, level_1 = kind_in(replica.worlds, group), below_level(replica.worlds)
+        kind, too_low = kind_in(replica.worlds, group), below_level(replica.worlds, GROUPS_LEVEL)
         saved = saved_in(replica.worlds, group)
-        plan = plan_conversion(group, self.topic, self.client_id, kind, to, saved, level_1)
+        plan = plan_conversion(group, self.topic, self.client_id, kind, to, saved, too_low)
         return plan.conversion(path, resumed=False)
 
     def _planned_or_done(

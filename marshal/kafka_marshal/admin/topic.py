@@ -23,7 +23,7 @@ from kafka_marshal.node.coordination_topic import (
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster, TopicConfig
 from rationalizer import Upgrade, World
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL, added_above
 
 __all__ = ["TopicReport", "below_level", "create", "low_levels", "prepare", "upgrade"]
 
@@ -78,17 +78,18 @@ def low_levels(replica: Replica) -> list[tuple[str, str]]:
     if not low:
         return []
     where = ", ".join(map(str, low))
+    added = added_above(min(replica.worlds[cp].level for cp in low))
     return [
         (
             f"partition(s) {where} are below level {SUPPORTED_LEVEL} of the protocol",
-            "claimed groups work as ever; coordinated ones need it (kafka-marshal upgrade)",
+            f"what is there works as ever; {added} need it (kafka-marshal upgrade)",
         )
     ]
 
 
-def below_level(worlds: Mapping[int, World]) -> list[int]:
-    """The CPs that an Upgrade to the level of this release would raise."""
-    return sorted(cp for cp, world in worlds.items() if world.level < SUPPORTED_LEVEL and world.required_level is None)
+def below_level(worlds: Mapping[int, World], level: int = SUPPORTED_LEVEL) -> list[int]:
+    """The CPs that an Upgrade to this level (default: the highest of this release) would raise."""
+    return sorted(cp for cp, world in worlds.items() if world.level < level and world.required_level is None)
 
 
 def upgrade(session: Session) -> list[int]:
@@ -100,7 +101,7 @@ def upgrade(session: Session) -> list[int]:
     if silent:
         raise AdminError(
             f"partition(s) {silent} of the coordination topic did not show the upgrade to level {SUPPORTED_LEVEL} in "
-            "time; it may be written or not. Nothing is lost: claimed groups work at either level. Do it again"
+            "time; it may be written or not. Nothing is lost: what is there works at either level. Do it again"
         )
     return low
 

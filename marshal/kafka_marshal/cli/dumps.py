@@ -18,7 +18,7 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import snapshots_topic
 from rationalizer.dump import DumpHeader, DumpLines, Replay, header_line, json_of_outcome, json_of_state
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.log_hash import LogHash
 
 __all__ = ["dump", "replay"]

@@ -15,32 +15,35 @@ from kafka_marshal.instance import knows_level
 from kafka_marshal.observe.rows import GroupRow, HeardRow, MemberRow
 from kafka_marshal.observe.text import count
 from kafka_marshal.observe.view import View
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
 
 __all__ = ["upgrade"]
 
 _NOT_DONE = "Nothing was changed."
 
+_NEEDS = " ".join(f"{level.adds.capitalize()} need level {level.number}." for level in LEVELS[1:])
+_HELP = f"""Raise the coordination topic to the newest level of the protocol, for good. {_NEEDS}
+
+There is no way back: a member, or a tool, of a release that does not know the level stops at it and does nothing
+more on this topic. So members seen within 10 minutes whose release does not know it, or is not known, are named
+first; with --yes alone nothing is raised while there are any. Replace them, then upgrade. Nothing else changes:
+claimed groups go on.
+
+\b
+Exit status: 0 raised, or it was already; 1 members would stop (--force); 2 nobody to ask; 3 no Kafka.
+"""
+
 #: Members named one by one.
 _LISTED = 20
 
 
-@command()
+@command(help=_HELP)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also where members would stop that are of an older release.")
 @click.option("--dry-run", is_flag=True, help="Say what would be raised, and who would stop; change nothing.")
 @click.pass_obj
 def upgrade(options: Options, yes: bool, force: bool, dry_run: bool) -> int:
-    r"""Raise the coordination topic to the newest level of the protocol, for good. Coordinated groups need level 2.
-
-    There is no way back: a member, or a tool, of a release that does not know the level stops at it and does nothing
-    more on this topic. So members seen within 10 minutes whose release does not know it, or is not known, are named
-    first; with --yes alone nothing is raised while there are any. Replace them, then upgrade. Nothing else changes:
-    claimed groups go on.
-
-    \b
-    Exit status: 0 raised, or it was already; 1 members would stop (--force); 2 nobody to ask; 3 no Kafka.
-    """
+    """Raise the coordination topic; `--help` says more."""
     with connected(options) as cluster:
         view = View(cluster, options.topic, options.timeout)
         try:

@@ -11,7 +11,7 @@ from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, Top
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
 from kafka_marshal.rights import grant
 from rationalizer import Record, Upgrade, encode
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
 

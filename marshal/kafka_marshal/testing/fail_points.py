@@ -40,7 +40,7 @@ from rationalizer import (
     ReleasingPartition,
     decode,
 )
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.wire.wellformed import LET_GO
 
 __all__ = ["BY_HAND", "POINTS", "RECORD_STEPS", "Doom", "Moment", "Sent", "dying", "points_of", "step_of"]

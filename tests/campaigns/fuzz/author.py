@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from msgpack import ExtType, Packer, Timestamp
 
 from rationalizer import Outcome, Upgrade
-from rationalizer.limits import SUPPORTED_LEVEL
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.routing import route_lease
 from tests.campaigns.fuzz.groups import GROUP_TYPES, GroupHand
 from tests.campaigns.fuzz.large import large_value

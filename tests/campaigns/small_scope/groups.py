@@ -372,7 +372,7 @@ def _entry(record: Record) -> CommitEntry:
 
 
 def _rows(world: World) -> object:
-    return [plane.rows() for plane in world._planes.all], world._pauses
+    return [plane.rows(world.level) for plane in world._planes.all], world._pauses
 
 
 # States that are one.

@@ -37,17 +37,15 @@ from rationalizer import (
     World,
     codes,
 )
+from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH
 from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["GROUPS_LEVEL", "GroupClient", "Host"]
+__all__ = ["GroupClient", "Host"]
 
 #: An evicted member leaves the group alone for this many sessions (G20).
 EVICTED_SESSIONS = 3
-
-#: Coordinated groups came with this level of the log (E4).
-GROUPS_LEVEL = 2
 
 
 class Host(NamedTuple):

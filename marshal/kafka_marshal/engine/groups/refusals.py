@@ -18,6 +18,7 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from rationalizer import codes
+from rationalizer.levels import FIRST_LEVEL, GROUPS_LEVEL
 
 __all__ = ["below_level", "refusal_of"]
 
@@ -63,9 +64,10 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
 def below_level(settings: EngineSettings) -> UpgradeRequiredError:
     """The log does not know coordinated groups yet (G2)."""
     return UpgradeRequiredError(
-        f"group {settings.group_id!r}: the coordination topic is at level 1, and coordinated groups need level 2. "
-        "Nothing was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
-        level=2,
+        f"group {settings.group_id!r}: the coordination topic is at level {FIRST_LEVEL}, and coordinated groups need "
+        f"level {GROUPS_LEVEL}. Nothing was changed. Raise it, once all members run a release that knows it: "
+        "kafka-marshal upgrade",
+        level=GROUPS_LEVEL,
     )
 
 

@@ -13,7 +13,6 @@ from random import Random
 
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
-from kafka_marshal.engine.groups.client import GROUPS_LEVEL
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
@@ -31,6 +30,7 @@ from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import noticed_when_hanging
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from rationalizer import Upgrade, encode, snapshot_log
+from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.marker import marker
 
 __all__ = ["Result", "simulate_one"]
