@@ -249,9 +249,9 @@ def test_a_topic_without_its_beginning_and_without_a_snapshot_is_refused() -> No
 
 def test_an_upgrade_beyond_this_release_ends_the_replay(tmp_path: Path) -> None:
     """E4: what was concluded is of before it, and no all-clear."""
-    log = log_of((claim(A), 0), (Upgrade(*A, "g", 7), 1), (beat(A, 0, 4), 2), (Tick(*A, "g"), 3))
+    log = log_of((claim(A), 0), (Upgrade(*A, "g", 107), 1), (beat(A, 0, 4), 2), (Tick(*A, "g"), 3))
     with audited(log, tmp_path) as findings:
-        assert findings.stopped == {0: 7}
+        assert findings.stopped == {0: 107}
         assert not findings.is_clean
         assert "stopped before an Upgrade" in findings.verdict
         assert len(rows(findings, "records")) == 1

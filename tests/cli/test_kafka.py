@@ -238,12 +238,12 @@ def test_an_unknown_group_is_a_no(kafka: Command, append: Append) -> None:
 def test_a_log_raised_to_a_newer_level_is_a_no_that_still_shows_the_rest(kafka: Command, append: Append) -> None:
     cp = route_lease("t", 0, 2)
     append(ClaimingPartition(*A, "t", 0, 1000))
-    append(Upgrade(*A, 9), cp)
+    append(Upgrade(*A, 109), cp)
     append(ClaimingPartition(*B, "t", 0, 1000))
     for args in (["status", "--group", "g"], ["lag"]):
         ran = kafka(*args)
         assert ran.status == 1
-        assert "level 9" in ran.err
+        assert "level 109" in ran.err
         assert ran.table[0]["holder"] == "a"
     assert kafka("status", "--tick").status == 1
     assert kafka("log").status == 1

@@ -94,13 +94,13 @@ def test_since_skips_the_past_but_knows_it(command: Command) -> None:
 
 def test_a_part_that_stopped_at_an_upgrade_is_named(command: Command) -> None:
     log = Log(2)
-    log.add(Upgrade(*A, 5), 1000, 1)
+    log.add(Upgrade(*A, 105), 1000, 1)
     log.add(Tick(*A), 1000, 1)
     log.add(Tick(*A), 1000, 0)
     ran = command("log", "--from-dump", "-", stdin=log.dump)
     assert ran.status == 1
     assert "partition 1" in ran.err
-    assert "level 5" in ran.err
+    assert "level 105" in ran.err
     assert len(ran.rows) == 1
 
 

@@ -112,14 +112,14 @@ def upgraded(*levels: int) -> Log:
 
 
 def test_a_replay_that_stops_at_an_upgrade_ends_with_1_and_names_each_level(command: Command) -> None:
-    log = upgraded(7, 1, 9, 7)
+    log = upgraded(107, 1, 109, 107)
     ran = command("replay", "-", stdin=log.dump)
     assert ran.status == 1
     seen = [(line["partition"], line["offset"]) for line in map(json.loads, ran.lines)]
     assert seen == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0)]
     assert "partition 0, 3:" in ran.err
-    assert "level 7" in ran.err
-    assert "level 9" in ran.err
+    assert "level 107" in ran.err
+    assert "level 109" in ran.err
     state = command("replay", "-", "--state", stdin=log.dump)
     assert state.status == 1
     assert [each["next_offset"] for each in state.json["partitions"]] == [1, 3, 1, 1]

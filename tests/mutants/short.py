@@ -23,6 +23,7 @@ import rationalizer
 from kafka_marshal.testing.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import SnapshotError, Upgrade, World, encode
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.campaigns.fuzz import run_story
 from tests.campaigns.small_scope.groups import explore_groups
 from tests.campaigns.small_scope.records import BrokenError, explore
@@ -165,7 +166,7 @@ def _logs_that_stop(seeds: int) -> Iterator[str]:
     """What differs where an Upgrade is in the log that nobody can follow (E4): all stand before it, for good."""
     for seed in range(seeds):
         log, _ = write_log(by_seed(seed), ODD_LENGTH)
-        at, level = seed % ODD_LENGTH, 3 + seed % 3
+        at, level = seed % ODD_LENGTH, SUPPORTED_LEVEL + 1 + seed % 3
         offset, stamp, _ = log[at]
         log[at:at] = [(offset, stamp, encode(Upgrade("1", "a", "g", level)))]
         oracle, real, fast = OracleWorld(0, 1), World(0, 1), World(0, 1)

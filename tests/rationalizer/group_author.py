@@ -12,7 +12,7 @@ from typing import Any
 from tests.rationalizer.group_values import edge_of
 from tests.rationalizer.oracle import OracleWorld, shortest
 from tests.rationalizer.oracle.groups import Group, Member, Piece
-from tests.rationalizer.oracle.layout import home_of_group
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, home_of_group
 from tests.rationalizer.oracle.world import LeaseKey, Who
 from tests.rationalizer.strategies import LARGEST, Author, Choose, Entry, home_keys, record
 
@@ -36,7 +36,7 @@ def groups_of(cp: int, partitions: int, at_home: bool, count: int) -> list[str]:
 
 
 class GroupAuthor(Author):
-    """Writes the next record of a log of level 2, given the world as it stands."""
+    """Writes the next record of a log of the highest level, given the world as it stands."""
 
     def __init__(self, choose: Choose, world: OracleWorld) -> None:
         super().__init__(choose, world)
@@ -78,7 +78,7 @@ class GroupAuthor(Author):
         return self.choose((*late, *late[:2]))
 
     def record(self, kind: int, who: Who, group: str, *fields: object) -> bytes:
-        """Version 2 mostly; at level 2 version 1 means the same."""
+        """Version 2 mostly; from level 2 on version 1 means the same."""
         value = [self.choose((2, 2, 2, 1)), kind, who[1], who[0], group, *fields]
         return shortest(value)
 
@@ -351,8 +351,8 @@ class GroupAuthor(Author):
         return record(8, self.admin_of(name), name)
 
     def upgrade(self) -> bytes:
-        """Type 33, to level 2."""
-        return record(33, ("admin", "1"), "g", self.choose((1, 2)))
+        """Type 33, to the highest level."""
+        return record(33, ("admin", "1"), "g", self.choose((1, HIGHEST_LEVEL)))
 
     # Noise.
 
@@ -378,7 +378,7 @@ class GroupAuthor(Author):
     def value(self) -> bytes | None:
         """Any of the above, in a mix that gets somewhere."""
         if self.world.level == 1 and self.choose((True, False, False)):
-            return record(33, ("admin", "1"), "g", 2)
+            return record(33, ("admin", "1"), "g", HIGHEST_LEVEL)
         empty = self.temper == "empty"
         if self.temper == "crowded" and self.world.kind(self.home[0]) is None and self.choose((True, False)):
             return self.configure()
@@ -407,7 +407,7 @@ class GroupAuthor(Author):
 
 def write_group_log(choose: Choose, length: int, cp: int = 0, partitions: int = 1) -> tuple[list[Entry], OracleWorld]:
     """A log of `length` records and the oracle's world after it."""
-    world = OracleWorld(cp, partitions, 2)
+    world = OracleWorld(cp, partitions)
     author = GroupAuthor(choose, world)
     log = []
     for _ in range(length):

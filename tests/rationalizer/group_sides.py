@@ -24,7 +24,7 @@ def record_by_record(seed: int, length: int, every: int = 1) -> None:
     """Outcomes after each record, the state after every `every`-th; now and then a restored snapshot is the world."""
     cp, cps = PLACES[seed % len(PLACES)]
     source = Random(seed)
-    author = GroupAuthor(by_seed(seed), OracleWorld(cp, cps, 2))
+    author = GroupAuthor(by_seed(seed), OracleWorld(cp, cps))
     real = World(cp, cps)
     for number in range(length):
         entry = author.entry()

@@ -308,7 +308,7 @@ SLOW = ("pieces_of_done_through", "intervals", "every_large_bound", "too_many_pa
 def told(name: str) -> tuple[Story, OracleWorld]:
     """A story, and the oracle's world after it; told once, since the oracle takes its time."""
     story = STORIES[name]()
-    world = OracleWorld(0, 1, 2)
+    world = OracleWorld(0, 1)
     for entry in story[0]:
         world.apply(*entry)
     return story, world

@@ -320,8 +320,8 @@ def test_d4_until_of_no_cp_is_the_callers_mistake(partition: int) -> None:
 
 @pytest.mark.parametrize("state", [False, True])
 def test_d4_a_cp_that_stopped_at_an_upgrade_has_no_lines_from_there(state: bool) -> None:
-    lines = [line(0, 0, Tick(*A1)), line(0, 1, Upgrade(*A1, 3)), line(1, 0, Tick(*A1)), line(0, 2, Tick(*A1), 5000)]
-    lines += [line(1, 1, Upgrade(*A1, 1)), line(0, 3, Upgrade(*A1, 9))]
+    lines = [line(0, 0, Tick(*A1)), line(0, 1, Upgrade(*A1, 103)), line(1, 0, Tick(*A1)), line(0, 2, Tick(*A1), 5000)]
+    lines += [line(1, 1, Upgrade(*A1, 1)), line(0, 3, Upgrade(*A1, 109))]
     run = replay(*lines)
     if not state:
         seen = [(outcome["partition"], outcome["offset"]) for outcome in run.outcomes()]
@@ -329,18 +329,18 @@ def test_d4_a_cp_that_stopped_at_an_upgrade_has_no_lines_from_there(state: bool)
     partitions = run.state()["partitions"]
     assert isinstance(partitions, list)
     assert [(p["next_offset"], p["log_time"], p["rejected"]) for p in partitions] == [(1, 1000, {}), (2, 1000, {})]
-    assert run.required_levels == {0: 3}
+    assert run.required_levels == {0: 103}
 
 
 def test_d4_each_stopped_cp_names_its_level() -> None:
-    run = replay(line(1, 0, Upgrade(*A1, 3)), line(0, 0, Upgrade(*A1, 5)))
+    run = replay(line(1, 0, Upgrade(*A1, 103)), line(0, 0, Upgrade(*A1, 105)))
     assert list(run.outcomes()) == []
-    assert run.required_levels == {0: 5, 1: 3}
+    assert run.required_levels == {0: 105, 1: 103}
 
 
 def test_d1_an_error_after_a_stop_still_counts() -> None:
     with pytest.raises(DumpError, match="line 3"):
-        list(replay(line(0, 0, Upgrade(*A1, 3)), b"{}\n").outcomes())
+        list(replay(line(0, 0, Upgrade(*A1, 103)), b"{}\n").outcomes())
 
 
 def test_the_header_is_written_as_it_is_read() -> None:

@@ -97,7 +97,7 @@ def test_an_upgrade_stops_every_reader_at_the_same_place(
     """E4: the world stands before the record, whatever is applied after it and in whatever way."""
     log, wanted = written
     at = data.draw(st.integers(0, len(log) - 1), "at")
-    level = data.draw(st.sampled_from((3, 4, LARGEST >> 32)), "level")
+    level = data.draw(st.sampled_from((SUPPORTED_LEVEL + 1, SUPPORTED_LEVEL + 2, LARGEST >> 32)), "level")
     offset, stamp, _ = log[at]
     stopped = [*log[:at], (offset, stamp, record(33, ("a", "1"), "g", level)), *log[at:]]
     before = OracleWorld(wanted.partition, wanted.partitions)

@@ -14,6 +14,7 @@ from msgpack import packb, unpackb
 from xxhash import xxh3_128
 
 from rationalizer import SnapshotError, World
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.rationalizer.log import A1, ADMIN, B1, Log, held
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +155,7 @@ def _two(left: list[Any], right: list[Any]) -> list[Any]:
         (_state(time=-1), "log time"),
         (_state(time=1.0), "MALFORMED"),
         (_state(level=0), "level"),
-        (_state(level=3), "supports 2"),
+        (_state(level=SUPPORTED_LEVEL + 1), f"supports {SUPPORTED_LEVEL}"),
         (_state(leases={}), "arrays"),
         (_state(pauses=None), "arrays"),
         (_state(groups=[1]), "below level 2"),

@@ -22,7 +22,7 @@ def test_e4_the_world_stands_before_an_upgrade_that_it_can_not_follow(many: bool
     log = held()
     before = log.world.snapshot()
     counts = dict(log.world.accepted), dict(log.world.rejected)
-    records = [(1, 5000, encode(Upgrade(*A1, "g", 7))), (2, 6000, TICK), (3, 6000, encode(Upgrade(*A1, "g", 9)))]
+    records = [(1, 5000, encode(Upgrade(*A1, "g", 107))), (2, 6000, TICK), (3, 6000, encode(Upgrade(*A1, "g", 109)))]
     if many:
         log.world.apply_many(records)
         log.world.apply_many(records)
@@ -31,7 +31,7 @@ def test_e4_the_world_stands_before_an_upgrade_that_it_can_not_follow(many: bool
         assert [(outcome.code, outcome.accepted, outcome.log_time) for outcome in outcomes] == [
             ("UPGRADE_REQUIRED", False, 1000)
         ] * 3
-    assert log.world.required_level == 7
+    assert log.world.required_level == 107
     assert (log.world.snapshot(), log.world.next_offset) == (before, 1)
     assert (log.world.accepted, log.world.rejected) == counts
 

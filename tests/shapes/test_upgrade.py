@@ -29,27 +29,27 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene, times: Times
     cps = [route_lease(topic, partition, 3) for partition in range(4)]
     raised = cps[0]
     appender = scene.cluster.appender(scene.coordination, delivery_timeout_ms=10_000)
-    appender.append(raised, encode(Upgrade("1", "somebody", "g", 9)))
+    appender.append(raised, encode(Upgrade("1", "somebody", "g", 109)))
     assert appender.flush(10) == 0
     appender.close()
 
     for consumer in consumers:
-        with pytest.raises(UpgradeRequiredError, match="level 9, which this release") as caught:
+        with pytest.raises(UpgradeRequiredError, match="level 109, which this release") as caught:
             wait_until(partial(drop, consumer), 20)
-        assert caught.value.level == 9
-    with pytest.raises(UpgradeRequiredError, match="level 9"):
+        assert caught.value.level == 109
+    with pytest.raises(UpgradeRequiredError, match="level 109"):
         members[0].claim(topic, 0, timeout=5)
     # Who comes later is told, too, and the other CPs go on.
     later = in_time("ready", times, lambda: scene.member("later"), Marshal.close)
     told = later.consumer([scene.topic()])
 
     def hears() -> None:
-        with pytest.raises(UpgradeRequiredError, match="level 9"):
+        with pytest.raises(UpgradeRequiredError, match="level 109"):
             wait_until(partial(drop, told), 20)
 
     in_time("refused", times, hears)
     assert told.poll(0.1) is None
-    with pytest.raises(UpgradeRequiredError, match="level 9"):
+    with pytest.raises(UpgradeRequiredError, match="level 109"):
         later.claim(topic, 0, timeout=5)
     free = next(number for number in range(100) if route_lease("elsewhere", number, 3) != raised)
     assert later.claim("elsewhere", free, timeout=5).valid

@@ -300,7 +300,7 @@ class Author:
 
     def _upgrade(self) -> tuple[str, str, str, list[Any]]:
         level = (
-            self._one_of((3, 4, 2**31 - 1))
+            self._one_of((SUPPORTED_LEVEL + 1, SUPPORTED_LEVEL + 2, 2**31 - 1))
             if self.upgrades and self._next() < 0.1
             else self._one_of((1, 1, 0, 2**31, -1))
         )

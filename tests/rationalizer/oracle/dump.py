@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.rationalizer.oracle.groups import shown
-from tests.rationalizer.oracle.layout import is_int
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, is_int
 from tests.rationalizer.oracle.progress import LARGEST_HASH
-from tests.rationalizer.oracle.world import HIGHEST_LEVEL, OracleLease, OracleOutcome, OracleWorld
+from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
 
 Outcome = dict[str, Any]
 

@@ -156,7 +156,6 @@ TYPES: dict[int, tuple[str, list[Check]]] = {
     32: ("Tick", []),
     33: ("Upgrade", [a_level]),
 }
-# What level 2 adds (E6).
 GROUP_TYPES: dict[int, tuple[str, list[Check]]] = {
     16: (
         "JoinGroup",
@@ -168,6 +167,9 @@ GROUP_TYPES: dict[int, tuple[str, list[Check]]] = {
     20: ("TopicsChanged", [a_member_id, some_topics]),
     21: ("ConfigureGroup", [some_settings]),
 }
+# What each level adds (E6).
+TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES}
+HIGHEST_LEVEL = max(TYPES_OF_LEVEL)
 OF_COORDINATED_GROUPS = tuple(name for name, _ in GROUP_TYPES.values())
 NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges")
 
@@ -211,8 +213,12 @@ def home_of_group(group: str, partitions: int) -> int:
 
 
 def known_types(level: int) -> dict[int, tuple[str, list[Check]]]:
-    """E6: level 1 knows 1–8, 32 and 33; level 2 adds 16–21."""
-    return {**TYPES, **GROUP_TYPES} if level >= 2 else TYPES
+    """E6: the types of this level and of those below it."""
+    found: dict[int, tuple[str, list[Check]]] = {}
+    for number, types in TYPES_OF_LEVEL.items():
+        if number <= level:
+            found |= types
+    return found
 
 
 def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:

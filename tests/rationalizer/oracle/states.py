@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.rationalizer.oracle.group_states import are_groups
 from tests.rationalizer.oracle.layout import (
+    HIGHEST_LEVEL,
     LARGEST_OFFSET,
     a_partition,
     a_time,
@@ -19,7 +20,6 @@ from tests.rationalizer.oracle.layout import (
 )
 from tests.rationalizer.oracle.lease_states import is_progress
 from tests.rationalizer.oracle.msgpack_by_hand import NotMsgpackError, parse, shortest
-from tests.rationalizer.oracle.world import HIGHEST_LEVEL
 
 
 def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -> bool:

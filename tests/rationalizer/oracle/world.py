@@ -10,7 +10,7 @@ import xxhash
 
 from tests.rationalizer.oracle.group_rules import Moment, judge_at_home, may_be_forgotten
 from tests.rationalizer.oracle.groups import Group, canonical
-from tests.rationalizer.oracle.layout import OF_COORDINATED_GROUPS, Judged, home_of_group, judge
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, OF_COORDINATED_GROUPS, Judged, home_of_group, judge
 from tests.rationalizer.oracle.msgpack_by_hand import shortest
 from tests.rationalizer.oracle.progress import LARGEST_HASH, OracleProgress, Step, merged, progress_from
 
@@ -18,7 +18,6 @@ LeaseKey: TypeAlias = tuple[str, str, int]
 Who: TypeAlias = tuple[str, str]  # client_id, instance_id
 
 MOST_INTERVALS = 60_000  # P5, for leases
-HIGHEST_LEVEL = 2
 #: G1: what has no place in a coordinated group.
 OF_CLAIMED_GROUPS = (
     "Heartbeat",
