@@ -1,6 +1,6 @@
 """The parts of PROTOCOL.md that are written from the tables: levels, records, transitions, outcomes, limits.
 
-    python -m rationalizer.docs PROTOCOL.md
+    python -m rationalizer.docs < PROTOCOL.md > new && mv new PROTOCOL.md
 
 rewrites each part between its two markers. A test compares the page with the tables.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from rationalizer import codes, limits
@@ -200,6 +199,4 @@ def _limits() -> list[str]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        path = Path(name)
-        path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(replaced(sys.stdin.read()))
