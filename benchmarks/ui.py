@@ -36,8 +36,8 @@ from msgpack import packb
 
 from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal.ui.archive import Archive
-from kafka_marshal.ui.command import SWITCH_S
 from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.serving import SWITCH_S
 from rationalizer import ClaimingPartition, HeartbeatBatch, World, route_lease
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import encode_snapshot
@@ -242,8 +242,8 @@ def oracle(story: Story, history: History, moments: int) -> int:
 def around(story: Story, moments: int) -> list[float]:
     """From asking for a moment that is not read yet to having it, s, sorted; of a log with its snapshots."""
     from kafka_marshal.adapters.kafka import KafkaCluster
-    from kafka_marshal.cli.options import Options
     from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
+    from kafka_marshal.observe.log import Source
     from kafka_marshal.ui.around import read_around
 
     with bench_kafka() as bootstrap:
@@ -270,9 +270,10 @@ def around(story: Story, moments: int) -> list[float]:
             stamps += [stamp for _, stamp, _ in tail.read(1.0).records.get(0, ())[::500]]
         tail.close()
         found = []
+        source = Source(topic, 10.0, lambda: (bootstrap, {}))
         for stamp in stamps[:moments]:
             began = time.perf_counter()
-            assert read_around(Options(bootstrap=bootstrap, topic=topic), stamp, None, lambda: False) is not None
+            assert read_around(source, stamp, None, lambda: False) is not None
             found.append(time.perf_counter() - began)
         cluster.close()
     return sorted(found)

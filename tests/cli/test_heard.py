@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_marshal.cli.names import near
+from kafka_marshal.cli.connection import name_the_topic
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.reading import name_the_topic
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
+from kafka_marshal.observe.names import near
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow
 

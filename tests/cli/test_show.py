@@ -11,8 +11,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.admin import Admin
-from kafka_marshal.cli.show import MOST_BYTES, short, shown
 from kafka_marshal.errors import AdminError
+from kafka_marshal.observe.payload import MOST_BYTES, short, shown
 from tests.cli.harness import Command
 
 EVIL = "\x1b]0;pwned\x07\u202e"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.cli.who import Ownership, _answer
+from kafka_marshal.cli.who import _answer
+from kafka_marshal.observe.ownership import Ownership
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,

@@ -9,9 +9,9 @@ import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.log import Teller, Wanted
-from kafka_marshal.cli.who import Ownership, PieceOwnership
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.ownership import Ownership, PieceOwnership
 from kafka_marshal.observe.rows import GroupRow
 from kafka_marshal.observe.text import span
 from kafka_marshal.observe.view import View

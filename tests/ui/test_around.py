@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.cli import reading
-from kafka_marshal.cli.options import Options
+from kafka_marshal.observe import log as log_reading
+from kafka_marshal.observe.log import Source
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.ui import around
@@ -44,7 +44,7 @@ TURNS = 6
 class Log:
     """A log of claims and releases, written in turns with a snapshot of each CP after every one."""
 
-    options: Options
+    source: Source
     cluster: KafkaCluster
     whole: History
     #: Of each turn: when something happened, and CP → where the snapshot after it stands.
@@ -62,7 +62,7 @@ class Log:
     def read_on(self) -> None:
         """The whole history has all that is written by now."""
         begin = {cp: world.next_offset for cp, world in self.whole.worlds.items()}
-        tail = self.cluster.tail(self.options.topic, begin)
+        tail = self.cluster.tail(self.source.topic, begin)
         ends = {cp: high for (_, cp), (_, high) in self.watermarks().items()}
         while any(world.next_offset < ends[cp] for cp, world in self.whole.worlds.items()):
             for cp, entries in tail.read(0.2).records.items():
@@ -71,10 +71,10 @@ class Log:
         tail.close()
 
     def watermarks(self) -> dict[tuple[str, int], tuple[int, int]]:
-        return self.cluster.watermarks([(self.options.topic, cp) for cp in range(CPS)], 10)
+        return self.cluster.watermarks([(self.source.topic, cp) for cp in range(CPS)], 10)
 
     def forge(self, cp: int, next_offset: int, state: bytes) -> None:
-        self.append(f"{self.options.topic}_snapshots", cp, list(encode_state(cp, next_offset, state)))
+        self.append(f"{self.source.topic}_snapshots", cp, list(encode_state(cp, next_offset, state)))
 
     def history_from(self, places: dict[int, int]) -> History:
         """A history of nothing, that begins with these snapshots."""
@@ -95,20 +95,20 @@ class Log:
                 assert lease.client_id is not None
                 holder = (lease.instance_id, lease.client_id, "g")
                 values.insert(0, encode(ReleasingPartition(*holder, "t", partition, lease.epoch, None)))
-            self.append(self.options.topic, cp, values)
+            self.append(self.source.topic, cp, values)
         self.read_on()
         at = self.whole.events.columns["time"]
         self.turns.append(sorted({at[number] for number in range(events, len(self.whole.events))}))
         self.snapshots.append({cp: world.next_offset for cp, world in self.whole.worlds.items()})
         for cp, world in self.whole.worlds.items():
-            self.append(f"{self.options.topic}_snapshots", cp, list(encode_snapshot(world)))
+            self.append(f"{self.source.topic}_snapshots", cp, list(encode_snapshot(world)))
 
 
 @pytest.fixture
 def log(kafka: Command, kafka_bootstrap: str, log_topic: str) -> Iterator[Log]:
     assert kafka("init", "--partitions", CPS).status == 0
     cluster = KafkaCluster(kafka_bootstrap, {})
-    made = Log(Options(bootstrap=kafka_bootstrap, topic=log_topic), cluster, History(CPS))
+    made = Log(Source(log_topic, 10.0, lambda: (kafka_bootstrap, {})), cluster, History(CPS))
     for number in range(TURNS):
         made.turn(number)
         ended = time.monotonic()
@@ -130,7 +130,7 @@ def test_any_moment_is_told_from_the_snapshots_before_it(log: Log) -> None:
         if turn == 0:
             continue
         for moment in moments:
-            found = read_around(log.options, moment, None, never)
+            found = read_around(log.source, moment, None, never)
             assert found is not None
             assert found.covers(moment)
             assert same(found.history, log.whole, Moment(moment))
@@ -139,7 +139,7 @@ def test_any_moment_is_told_from_the_snapshots_before_it(log: Log) -> None:
 
 
 def test_before_the_first_snapshot_it_is_read_from_the_beginning(log: Log) -> None:
-    found = read_around(log.options, log.turns[0][1], None, never)
+    found = read_around(log.source, log.turns[0][1], None, never)
     assert found is not None
     assert {at[0] for at in found.history.starts.values()} == {0}
     assert same(found.history, log.whole, Moment(log.turns[0][1]))
@@ -148,7 +148,7 @@ def test_before_the_first_snapshot_it_is_read_from_the_beginning(log: Log) -> No
 def test_the_time_of_a_record(log: Log) -> None:
     for cp in range(CPS):
         offset = log.snapshots[3][cp]  # the first one of turn 4, there
-        found = read_around(log.options, -1, (cp, offset), never)
+        found = read_around(log.source, -1, (cp, offset), never)
         assert found is not None
         assert has(found.history, cp, offset)
         moment = Moment(found.history.marks[cp][1][0], cp, offset)
@@ -158,12 +158,12 @@ def test_the_time_of_a_record(log: Log) -> None:
 def test_a_long_log_is_read_only_as_far_as_needed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(around, "AFTER_RECORDS", 2)
     moment = log.turns[2][-1]
-    found = read_around(log.options, moment, None, never)
+    found = read_around(log.source, moment, None, never)
     assert found is not None
     assert same(found.history, log.whole, Moment(moment))
     assert found.covers(moment)
     assert not found.covers(log.turns[4][-1])
-    assert read_around(log.options, moment, None, lambda: True) is None
+    assert read_around(log.source, moment, None, lambda: True) is None
 
 
 def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log) -> None:
@@ -174,7 +174,7 @@ def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log
         log.forge(cp, offset, empty.snapshot())
     log.turn(TURNS)
     moment = log.turns[-1][-1]
-    found = read_around(log.options, moment, None, never)
+    found = read_around(log.source, moment, None, never)
     assert found is not None
     assert {cp: at[0] for cp, at in found.history.starts.items()} == log.snapshots[-3]
     assert same(found.history, log.whole, Moment(moment))
@@ -184,9 +184,9 @@ def test_a_snapshot_counts_by_the_log_time_of_its_state(log: Log) -> None:
     """Whatever time the broker gave it: brokers' clocks differ."""
     for moment in (log.turns[1][-1], log.turns[3][0] - 1):
         for cp in range(CPS):
-            reader = SnapshotReader.find(log.cluster, f"{log.options.topic}_snapshots", 10)
+            reader = SnapshotReader.find(log.cluster, f"{log.source.topic}_snapshots", 10)
             assert reader is not None
-            world = around._before(reader, cp, reading.Log(log.cluster, log.options.topic, 10), moment)
+            world = around._before(reader, cp, log_reading.Log(log.cluster, log.source.topic, 10), moment)
             assert world is not None
             assert world.log_time <= moment
             assert world.next_offset == max(
@@ -195,11 +195,11 @@ def test_a_snapshot_counts_by_the_log_time_of_its_state(log: Log) -> None:
 
 
 def test_who_asks_is_answered_once_it_is_read_around_that_moment(log: Log) -> None:
-    archive, stop = Archive(log.options.topic, is_live=True), threading.Event()
+    archive, stop = Archive(log.source.topic, is_live=True), threading.Event()
     archive.whole = History(CPS)  # its reading has not begun
     last = log.snapshots[TURNS - 1]
     archive.recent = log.history_from(last)
-    reading = threading.Thread(target=read_around_moments, args=(archive, log.options, stop))
+    reading = threading.Thread(target=read_around_moments, args=(archive, log.source, stop))
     reading.start()
     try:
         moment = Moment(log.turns[2][1])
@@ -231,13 +231,13 @@ def answering(ask: Callable[[], History]) -> History | None:
 
 
 def test_a_moment_before_a_log_that_was_cut(log: Log, kafka: Command) -> None:
-    keys = {(log.options.topic, cp): offset for cp, offset in log.snapshots[2].items()}
+    keys = {(log.source.topic, cp): offset for cp, offset in log.snapshots[2].items()}
     log.cluster.delete_records(keys, 10)
-    found = read_around(log.options, log.turns[0][1], None, never)
+    found = read_around(log.source, log.turns[0][1], None, never)
     assert found is not None
     assert not found.covers(log.turns[0][1]), "nobody can know"
     log.cluster.delete_records({key: offset + 1 for key, offset in keys.items()}, 10)  # the snapshots bridge no gap
-    found = read_around(log.options, log.turns[3][-1], None, never)
+    found = read_around(log.source, log.turns[3][-1], None, never)
     assert found is not None
     assert {cp: at[0] for cp, at in found.history.starts.items()} == log.snapshots[3]
 

@@ -62,7 +62,7 @@ def shown(browser: Browser, archive: Archive) -> Iterator[Shown]:
     growing = Archive("__marshal", is_live=True)
     growing.whole = archive.whole
     growing.finished()
-    live = Live(Options(bootstrap="127.0.0.1:1"), growing)
+    live = Live(Options(bootstrap="127.0.0.1:1").source(), growing)
     idle = [
         heard("worker-7", 240_000),
         heard("worker-8", 5_000, released=True),

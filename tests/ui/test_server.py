@@ -6,7 +6,6 @@ from urllib.parse import quote
 
 import pytest
 
-from kafka_marshal.cli.options import Options
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.server import TOKEN_HEADER
 from kafka_marshal.ui.steering import ACTIONS, Steering, words_of
@@ -202,7 +201,7 @@ def test_who_only_shows_can_not_be_steered(page_url: str) -> None:
 
 
 def test_steering_needs_the_token_the_origin_and_json(archive: Archive) -> None:
-    steering = Steering(Options(bootstrap="127.0.0.1:1", timeout=1.0))
+    steering = Steering(["--bootstrap=127.0.0.1:1", "--timeout=1"])
     token = TOKEN_HEADER.replace("-", "_")
     body = {"action": "pause", "group": "g"}
     with served(archive, None, steering) as url:

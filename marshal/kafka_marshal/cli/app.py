@@ -28,7 +28,7 @@ __all__ = ["COMMANDS", "PROGRAM", "command", "root", "run"]
 PROGRAM: Final = "kafka-marshal"
 COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
 
-#: Name → (module, here or elsewhere; what the list of commands says), in the order of that list.
+#: Name → (module beside this one; its line in the list of commands), in the order of that list.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("topic", "Create the coordination topic, or check the one that is there."),
     "upgrade": ("upgrade", "Raise the coordination topic to the newest level, for good."),
@@ -37,7 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "lag": ("lag", "How far each group is behind, and how fast it goes."),
     "log": ("log", "The coordination log in words: when, who, what, outcome, why."),
     "who": ("who", "Who owned a partition, since when, until when."),
-    "ui": ("kafka_marshal.ui.command", "A live page, with the whole history by a slider."),
+    "ui": ("page", "A live page, with the whole history by a slider."),
     "groups": ("group", "All groups, of both kinds, one row each."),
     "group": ("group", "One group: members, pieces, settings, the last rebalances."),
     "evict": ("groups", "Release a lease, or all of a worker, in a dead holder's name."),
@@ -69,8 +69,7 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        name = COMMANDS[cmd_name][0]
-        module = importlib.import_module(name if "." in name else f"kafka_marshal.cli.{name}")
+        module = importlib.import_module(f"kafka_marshal.cli.{COMMANDS[cmd_name][0]}")
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command

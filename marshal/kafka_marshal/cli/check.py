@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, no_group
+from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
-from kafka_marshal.cli.reading import connected
+from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.problems import Problem, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count

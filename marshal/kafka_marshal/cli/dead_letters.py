@@ -14,7 +14,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
-from kafka_marshal.cli.names import complete_any_topic, complete_group, near
+from kafka_marshal.cli.names import complete_any_topic, complete_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import (
     Cell,
@@ -28,6 +28,7 @@ from kafka_marshal.cli.output import (
     say_warning,
 )
 from kafka_marshal.observe.meter import local_ms
+from kafka_marshal.observe.names import near
 from kafka_marshal.observe.text import clock_text, count, number, time_text
 from kafka_marshal.visible import visible
 
@@ -188,7 +189,7 @@ def dead_letters(
     if with_tracebacks and by != "reason":
         raise click.UsageError("--traceback is for --by reason. (--by time --json has the traceback of each letter.)")
     from kafka_marshal.admin.dead_letters import DeadLetters
-    from kafka_marshal.cli.reading import connected
+    from kafka_marshal.cli.connection import connected
     from kafka_marshal.client.options import is_topic_name
 
     if not is_topic_name(dead_letter_topic):

@@ -153,8 +153,9 @@ def dump(options: Options, output: Path | None, allow_cut: bool, snapshots: bool
 
 def _dump(options: Options, out: BinaryIO, allow_cut: bool) -> None:
     # Imported here: a replay needs neither.
+    from kafka_marshal.cli.connection import connected
     from kafka_marshal.cli.output import progress, say_warning
-    from kafka_marshal.cli.reading import Log, connected
+    from kafka_marshal.observe.log import Log
 
     with connected(options) as cluster, progress("dumping") as show:
         log = Log(cluster, options.topic, options.timeout)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from shlex import quote
 
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, near, no_group
+from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.names import near, no_group
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
@@ -29,11 +29,11 @@ from kafka_marshal.observe.rows import (
 )
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
 from kafka_marshal.observe.view import View
-from kafka_marshal.observe.words import setting_text
+from kafka_marshal.observe.words import setting_text, why_rebalanced
 from rationalizer import Group, Settings, route_group
 from rationalizer.groups.history import Assignments, Moved, Rebalance
 
-__all__ = ["group", "groups", "why_rebalanced"]
+__all__ = ["group", "groups"]
 
 _GROUPS = (
     Column("group", fold=True, least=8),
@@ -363,21 +363,6 @@ def _piece_cells(row: LeaseRow) -> list[str | Cell]:
     owner = row.state if row.cp is None else row.holder
     style = "yellow" if row.goes_to is not None or row.client is None else ""
     return [row.topic, row.place, Cell(owner, style), number(row.epoch), number(row.next), lag_cell([row])]
-
-
-def why_rebalanced(each: Rebalance) -> Iterator[str]:
-    """What began a rebalance, in words."""
-    for names, verb in ((each.joined, "joined"), (each.restarted, "restarted"), (each.left, "left")):
-        if names:
-            yield f"{', '.join(names)} {verb}"
-    for client, by in each.evicted:
-        yield f"{client} was evicted by {by}"
-    for client, silence_ms in each.silent:
-        yield f"{client} was silent for {span(silence_ms)}"
-    for client in each.changed:
-        yield f"{client} changed what it reads"
-    if each.configured:
-        yield "settings changed"
 
 
 def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:

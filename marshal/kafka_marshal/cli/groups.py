@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.names import (
-    clients_of,
     complete_client,
     complete_group,
     complete_topic,
@@ -20,8 +20,8 @@ from kafka_marshal.cli.names import (
 )
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import admin_of, id_argument, tell
+from kafka_marshal.observe.names import clients_of
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.observe.text import count, span
 from kafka_marshal.observe.view import View

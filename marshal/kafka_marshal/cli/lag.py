@@ -7,12 +7,13 @@ from collections.abc import Iterable
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, no_group
+from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Cell, Column
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
+from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, partitions_of
 from kafka_marshal.observe.text import count, number, span
 from kafka_marshal.observe.view import View

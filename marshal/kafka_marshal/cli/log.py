@@ -13,10 +13,11 @@ import click
 
 from kafka_marshal.cli.app import command, paint, say_error
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, names_of, no_group
+from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
 from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.observe.words import is_beat, reason, what
 from kafka_marshal.ports import LogEntry
@@ -220,7 +221,8 @@ Printer = Callable[[Iterable[Told]], None]
 def _from_kafka(
     stack: ExitStack, options: Options, cp: int | None, wanted: Wanted, last: int | None, printer: Printer, follow: bool
 ) -> Teller:
-    from kafka_marshal.cli.reading import Log, connected
+    from kafka_marshal.cli.connection import connected
+    from kafka_marshal.observe.log import Log
 
     cluster = stack.enter_context(connected(options))
     source = Log(cluster, options.topic, options.timeout)

@@ -1,4 +1,4 @@
-"""Names of groups, topics and clients: what a mistyped one may mean, and what the shell can complete.
+"""Names of groups, topics and clients: unknown ones are refused, and the shell can complete them.
 
 Reading Kafka for a completion is quick or is given up without a word.
 """
@@ -13,25 +13,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
+from kafka_marshal.cli.failures import NO, CommandError
 from kafka_marshal.cli.options import Options
+from kafka_marshal.observe.names import LogNames, clients_of, names_of, near, no_group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rationalizer import World
-
 __all__ = [
-    "LogNames",
-    "clients_of",
     "complete_any_topic",
     "complete_client",
     "complete_group",
     "complete_place",
     "complete_topic",
     "complete_topic_colon",
-    "near",
-    "no_group",
-    "names_of",
     "read_names",
     "refuse_name",
     "refuse_unknown",
@@ -41,52 +36,6 @@ __all__ = [
 _COMPLETION_S = 1.5
 #: And for so long at most, however long the log is.
 _LIMIT_S = 2.5
-
-#: How like a name must be to be offered, and how many at most.
-_ALIKE, _OFFERED = 0.6, 4
-
-#: group → topic → clients that hold something of it
-LogNames = dict[str, dict[str, set[str]]]
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """The name that may be meant, as the end of a sentence; nothing where no known name is like it.
-
-    Where several are as like it as the best, all of them: one at random would be a guess.
-    """
-    from difflib import SequenceMatcher
-
-    likeness = {each: SequenceMatcher(None, each, name).ratio() for each in known}
-    best = max(likeness.values(), default=0.0)
-    found = [each for each in sorted(likeness) if likeness[each] == best] if best >= _ALIKE else []
-    if len(found) > _OFFERED:
-        found = [*found[:_OFFERED], "…"]
-    return f"; did you mean {' or '.join(each if each == '…' else repr(each) for each in found)}?" if found else ""
-
-
-def no_group(group: str, known: Iterable[str]) -> str:
-    """That the log knows no such group, and which one may be meant."""
-    return f"no group {group!r}" + (near(group, known) or ": the log knows no lease and no member of it.")
-
-
-def names_of(worlds: Iterable[World]) -> LogNames:
-    """All groups that have leases, are coordinated or paused."""
-    found: LogNames = {}
-    for world in worlds:
-        for lease in world.leases():
-            clients = found.setdefault(lease.group_id, {}).setdefault(lease.topic, set())
-            if lease.client_id is not None:
-                clients.add(lease.client_id)
-        for group in world.groups():
-            topics = found.setdefault(group.group_id, {})
-            for topic in {*group.counts, *(topic for topic, _ in group.partitions())}:
-                topics.setdefault(topic, set())
-            for member in group.members.values():
-                for topic in member.topics:
-                    topics.setdefault(topic, set()).add(member.client_id)
-        for pause in world.pauses():
-            found.setdefault(pause.group_id, {})
-    return found
 
 
 def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) -> LogNames:
@@ -122,19 +71,11 @@ def refuse_unknown(options: Options, group: str, topic: str | None = None, effec
 
 def refuse_name(known: LogNames, group: str, topic: str | None, effect: str = "") -> None:
     """The same, with what is known already."""
-    from kafka_marshal.cli.failures import NO, CommandError
-
     if group not in known:
         raise CommandError(f"{no_group(group, known)} {effect}".rstrip(), NO)
     if topic is not None and topic not in known[group]:
         hint = near(topic, known[group]) or "."
         raise CommandError(f"group {group!r} never had a partition of topic {topic!r}{hint} {effect}".rstrip(), NO)
-
-
-def clients_of(known: LogNames, group: str | None) -> set[str]:
-    """The clients that hold something, in that group if it is one."""
-    chosen = [known[group]] if group in known else list(known.values())
-    return {client for topics in chosen for clients in topics.values() for client in clients}
 
 
 # -- completion ----------------------------------------------------------------------------------------------

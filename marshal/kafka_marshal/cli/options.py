@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +19,9 @@ from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.observe.text import is_absolute, parse_span, parse_time, span, time_text
 from kafka_marshal.secret import values_of
 from kafka_marshal.visible import visible
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.log import Source
 
 __all__ = [
     "Command",
@@ -68,6 +71,12 @@ class Options:
                 WRONG_USE,
             )
         return servers, properties
+
+    def source(self) -> Source:
+        """Where the log is read from. Asks nobody yet."""
+        from kafka_marshal.observe.log import Source
+
+        return Source(self.topic, self.timeout, self.connection)
 
     def reach(self, *, topic: bool = True) -> str:
         """The options that reach the same Kafka (and the same topic there), for commands that are suggested."""

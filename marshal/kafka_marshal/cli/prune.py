@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, say_error
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, progress, say
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import tell
 from kafka_marshal.observe.text import count
 

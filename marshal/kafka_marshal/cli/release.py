@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.names import complete_client, complete_group, complete_place, near, read_names, refuse_unknown
+from kafka_marshal.cli.names import complete_client, complete_group, complete_place, read_names, refuse_unknown
 from kafka_marshal.cli.options import Options, span_option, tell_times, times_json
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.cli.positions import Wish, to_option, wishes_in, wishes_option
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import admin_of, id_argument, paused, tell
+from kafka_marshal.observe.names import near
 from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:

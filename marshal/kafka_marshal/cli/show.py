@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,106 +13,17 @@ from kafka_marshal.cli.failures import DONE
 from kafka_marshal.cli.names import complete_topic_colon
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say, say_warning
+from kafka_marshal.observe.payload import MOST_BYTES, Form, short, shown
 from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage
 
-__all__ = ["message_for_pages", "show"]
+__all__ = ["show"]
 
 _PLACE = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10}):(?P<offset>[0-9]{1,19})")
 
-Form = Literal["auto", "text", "json", "hex"]
-
-#: Of a value, and of a key or header, as many bytes are shown unless more are asked for.
-MOST_BYTES = 16_384
-MOST_SHORT_BYTES = 400
-
-#: Bytes in one line of hex.
-_LINE = 16
-
 _STAMPS = {"create": "by the producer's clock", "append": "by the broker's clock, as it was appended"}
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Bytes, made readable: lines that are not escaped yet."""
-
-    form: str
-    lines: list[str]
-    #: So many bytes, of which this many are not shown.
-    size: int
-    cut: int = 0
-
-
-class _UnfaithfulError(ValueError):
-    """Written again, this JSON would not say the same."""
-
-
-def shown(value: bytes | None, form: Form, most: int) -> Shown:
-    """As JSON, as text or as bytes, whichever fits first (auto), or as that one."""
-    if value is None:
-        return Shown("null", [], 0)
-    if form in ("auto", "json") and len(value) <= most and (lines := _json_lines(value)) is not None:
-        return Shown("JSON", lines, len(value))
-    part = value[:most]
-    if form != "hex" and (form == "text" or _is_text(value, most)):
-        return Shown("text", part.decode("utf-8", "backslashreplace").split("\n"), len(value), len(value) - len(part))
-    return Shown("hex", _hex_lines(part), len(value), len(value) - len(part))
-
-
-def _json_lines(value: bytes) -> list[str] | None:
-    """Indented, if it is an object or a list, and nothing of it would be lost by that."""
-    try:
-        found = json.loads(value, parse_float=_faithful, parse_constant=_faithful, object_pairs_hook=_unique)
-        return json.dumps(found, indent=2, ensure_ascii=False).split("\n") if isinstance(found, (dict, list)) else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _faithful(number: str) -> float:
-    found = float(number)
-    if not number[-1:].isdigit() or Decimal(repr(found)) != Decimal(number):
-        raise _UnfaithfulError
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _UnfaithfulError
-    return found
-
-
-def _is_text(value: bytes, most: int) -> bool:
-    """UTF-8 without control characters but for the ends of lines; a character cut at the end does not matter."""
-    try:
-        text = value[: most + 4].decode("utf-8", "strict" if len(value) <= most + 4 else "ignore")
-    except UnicodeDecodeError:
-        return False
-    if len(value) > most + 4 and len(text.encode()) < most:  # "ignore" has left out more than a cut character
-        return False
-    return all(character.isprintable() or character in "\r\n\t" for character in text)
-
-
-def _hex_lines(value: bytes) -> list[str]:
-    """Offset, bytes, and what of them is ASCII."""
-    lines = []
-    for at in range(0, len(value), _LINE):
-        part = value[at : at + _LINE]
-        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        lines.append(f"{at:08x}  {part.hex(' '):<{3 * _LINE - 1}}  {plain}")
-    return lines
-
-
-def short(value: bytes | None) -> str:
-    """A key or a header on one line."""
-    if value is None:
-        return "null"
-    part, rest = value[:MOST_SHORT_BYTES], len(value) - MOST_SHORT_BYTES
-    text = part.decode("utf-8", "backslashreplace") if _is_text(value, MOST_SHORT_BYTES) else None
-    more = f" … ({rest:,} more bytes)" if rest > 0 else ""
-    return (f"0x{part.hex()}" if text is None else json.dumps(text, ensure_ascii=False)) + more
 
 
 def _place(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int, int]:
@@ -155,7 +63,7 @@ def show(options: Options, place: tuple[str, int, int], form: Form, most: int | 
     Exit status: 0; 1 there is no such message (the next one is named), or it can't be read; 3 no Kafka.
     """
     from kafka_marshal.admin.stored_message import read_message
-    from kafka_marshal.cli.reading import connected
+    from kafka_marshal.cli.connection import connected
     from kafka_marshal.client.options import is_topic_name
 
     topic, partition, offset = place
@@ -229,23 +137,3 @@ def bytes_json(name: str, value: bytes | None) -> dict[str, object]:
     except UnicodeDecodeError:
         text = None
     return {name: text, f"{name}_base64": None if value is None else base64.b64encode(value).decode("ascii")}
-
-
-def message_for_pages(message: StoredMessage) -> dict[str, object]:
-    """The same for a page: text, never markup, with what is not plainly visible escaped."""
-    from kafka_marshal.visible import visible
-
-    value = shown(message.value, "auto", MOST_BYTES)
-    return {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        "timestamp": message.timestamp,
-        "committed": message.committed,
-        "key": visible(short(message.key)),
-        "headers": [[visible(name), visible(short(each))] for name, each in message.headers],
-        "form": value.form,
-        "value": "\n".join(map(visible, value.lines)),
-        "bytes": value.size,
-        "cut": value.cut,
-    }

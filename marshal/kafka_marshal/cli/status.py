@@ -6,12 +6,13 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.check import problem_json
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, no_group
+from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, is_terminal
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
+from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.problems import KINDS, Problem, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kafka_marshal.cli.connection import connected, name_the_topic
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import warnings_from_the_library
-from kafka_marshal.cli.reading import connected, name_the_topic
 from kafka_marshal.errors import MarshalError, TopicMissingError
 from kafka_marshal.observe.text import span
 from kafka_marshal.visible import visible

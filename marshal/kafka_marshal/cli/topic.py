@@ -9,10 +9,10 @@ import click
 
 from kafka_marshal.admin.topic import create, low_levels
 from kafka_marshal.cli.app import command, paint
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say
-from kafka_marshal.cli.reading import Log, connected
 from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
@@ -25,6 +25,7 @@ from kafka_marshal.node.coordination_topic import (
     snapshots_topic,
 )
 from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.observe.log import Log
 from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart

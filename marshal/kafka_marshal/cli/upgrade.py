@@ -6,10 +6,10 @@ import click
 
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import ask, print_json, progress, say, say_warning
-from kafka_marshal.cli.reading import connected
 from kafka_marshal.cli.steering import admin_of, tell
 from kafka_marshal.instance import knows_level
 from kafka_marshal.observe.rows import GroupRow, HeardRow, MemberRow

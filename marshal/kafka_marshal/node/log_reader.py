@@ -40,12 +40,11 @@ def read_range(
     timeout_s: float,
     *,
     progress: Callable[[int, int], None] | None = None,
-    gave_up: Callable[[str], Exception] = KafkaUnavailableError,
 ) -> Iterator[tuple[int, list[LogEntry]]]:
     """Runs of records of one partition each, ascending, from first to below end of each.
 
-    progress: called with (offsets passed, offsets in all). gave_up: see judge. Raises KafkaUnavailableError when
-    nothing came for timeout_s, and what judge raises.
+    progress: called with (offsets passed, offsets in all). Raises KafkaUnavailableError if nothing came for timeout_s,
+    and what judge raises.
     """
     waiting = {partition: end for partition, (first, end) in sorted(ranges.items()) if first < end}
     if not waiting:
@@ -58,7 +57,7 @@ def read_range(
         until = cluster.runtime.monotonic() + timeout_s
         while waiting:
             batch = tail.read(SLICE_S)
-            trouble = judge(topic, batch, gave_up) or trouble
+            trouble = judge(topic, batch) or trouble
             for partition, entries in batch.records.items():
                 end = waiting.get(partition)
                 if end is None:
@@ -86,11 +85,11 @@ def read_range(
         tail.close()
 
 
-def judge(topic: str, batch: TailBatch, gave_up: Callable[[str], Exception] = KafkaUnavailableError) -> str:
+def judge(topic: str, batch: TailBatch) -> str:
     """Raise the faults that end reading; others pass by themselves: what the last of those says, in parentheses.
 
-    gave_up: makes the error for a client that can't go on. Raises TopicChangedError where the position is not there
-    (any more), AuthorizationError, and what gave_up makes.
+    Raises TopicChangedError if the position is not there (any more), AuthorizationError, and KafkaUnavailableError if
+    the client can't continue.
     """
     trouble = ""
     for fault in batch.faults:
@@ -104,7 +103,7 @@ def judge(topic: str, batch: TailBatch, gave_up: Callable[[str], Exception] = Ka
             case FaultKind.REFUSED:
                 raise AuthorizationError(f"{where} can't be read: {fault.message}. {grant('READ', 'topic', [topic])}")
             case FaultKind.FATAL:
-                raise gave_up(f"{where}: the Kafka client gave up ({fault.message}). Do it again")
+                raise KafkaUnavailableError(f"{where}: the Kafka client gave up ({fault.message}). Do it again")
             case _:
                 trouble = f" ({fault.message})"
     return trouble

@@ -5,7 +5,7 @@ Everything returned may hold text from the log: it goes through ``visible`` befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.rows import place_text
@@ -40,11 +40,12 @@ from rationalizer import (
     route_group,
     route_lease,
 )
+from rationalizer.groups.history import Rebalance
 from rationalizer.history import Span
 from rationalizer.marker import said_by
 from rationalizer.wire.wellformed import LET_GO, START
 
-__all__ = ["is_beat", "reason", "setting_text", "what"]
+__all__ = ["is_beat", "reason", "setting_text", "what", "why_rebalanced"]
 
 _OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup)
 
@@ -398,3 +399,21 @@ def _about_lease(code: str, lease: Lease, world: World, *, evicts: bool) -> str:
             return f"all is done, or given out, to {progress.stable} already"
         case _:
             return _MEANS.get(code, "")
+
+
+# -- why a group was rebalanced -----------------------------------------------------------------------------
+
+
+def why_rebalanced(each: Rebalance) -> Iterator[str]:
+    """What began a rebalance, in words."""
+    for names, verb in ((each.joined, "joined"), (each.restarted, "restarted"), (each.left, "left")):
+        if names:
+            yield f"{', '.join(names)} {verb}"
+    for client, by in each.evicted:
+        yield f"{client} was evicted by {by}"
+    for client, silence_ms in each.silent:
+        yield f"{client} was silent for {span(silence_ms)}"
+    for client in each.changed:
+        yield f"{client} changed what it reads"
+    if each.configured:
+        yield "settings changed"

@@ -13,11 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.reading import Log
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.observe.log import Log, Source
 from kafka_marshal.ui.around import Around
 from kafka_marshal.ui.fold import GroupHistory, History, begins, has, runs
 from kafka_marshal.ui.moments import Moment
@@ -176,12 +174,12 @@ def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
     archive.finished()
 
 
-def read_kafka(archive: Archive, options: Options, stop: threading.Event) -> None:
+def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
     """Read the log from its beginning, and go on with what is appended, until told to stop (*blocking*)."""
     while not stop.is_set():
         try:
-            _read_on(archive, options, stop)
-        except (KafkaUnavailableError, CommandError) as error:
+            _read_on(archive, source, stop)
+        except KafkaUnavailableError as error:
             archive.problem = str(error)
             stop.wait(RETRY_S)
         except Exception as error:  # noqa: BLE001  (the thread's end must be seen: the page would stand still silently)
@@ -191,7 +189,7 @@ def read_kafka(archive: Archive, options: Options, stop: threading.Event) -> Non
             return
 
 
-def read_around_moments(archive: Archive, options: Options, stop: threading.Event) -> None:
+def read_around_moments(archive: Archive, source: Source, stop: threading.Event) -> None:
     """Read the log around moments that are asked for, until it is read as a whole, or told to stop (*blocking*)."""
     from kafka_marshal.ui.around import read_around
 
@@ -204,7 +202,7 @@ def read_around_moments(archive: Archive, options: Options, stop: threading.Even
             continue
         place = None if wanted.cp < 0 else (wanted.cp, wanted.offset)
         try:
-            found = read_around(options, wanted.time, place, lambda: stop.is_set() or archive.complete)
+            found = read_around(source, wanted.time, place, lambda: stop.is_set() or archive.complete)
         except Exception as error:  # noqa: BLE001  (the whole history comes to that moment, too, but later)
             log(logging.WARNING, "moment_not_read", "the log around a moment can't be read yet", error=error)
             stop.wait(RETRY_S)
@@ -216,23 +214,21 @@ def read_around_moments(archive: Archive, options: Options, stop: threading.Even
             archive.wanted = None
 
 
-def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:
-    from kafka_marshal.adapters.kafka import KafkaCluster
-
+def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
     def show(done: int, of_all: int) -> None:
         archive.progress = (done, of_all)
 
-    cluster = KafkaCluster(*options.connection())
+    cluster = source.connect()
     try:
-        source = Log(cluster, options.topic, options.timeout)
+        reader = Log(cluster, source.topic, source.timeout)
         history = archive.whole
         if history is None:
-            history = History(source.partitions, source.first_worlds(range(source.partitions)))
+            history = History(reader.partitions, reader.first_worlds(range(reader.partitions)))
             archive.whole = history
-        archive.ends = source.ends
+        archive.ends = reader.ends
         begin = {cp: world.next_offset for cp, world in history.worlds.items()}
-        for cp, entries in source.read(begin, {cp: max(begin[cp], end) for cp, end in source.ends.items()}, show):
-            source.check_marker(cp, entries[0])
+        for cp, entries in reader.read(begin, {cp: max(begin[cp], end) for cp, end in reader.ends.items()}, show):
+            reader.check_marker(cp, entries[0])
             history.take(cp, entries)
             while archive.wanted is not None and not stop.is_set():
                 stop.wait(YIELD_S)
@@ -240,7 +236,7 @@ def _read_on(archive: Archive, options: Options, stop: threading.Event) -> None:
                 return
         archive.problem = ""
         archive.finished()
-        for batch in source.follow({cp: world.next_offset for cp, world in history.worlds.items()}):
+        for batch in reader.follow({cp: world.next_offset for cp, world in history.worlds.items()}):
             for cp, entries in batch.items():
                 history.take(cp, entries)
             if batch:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.reading import Log
 from kafka_marshal.node.coordination_topic import snapshots_topic
+from kafka_marshal.observe.log import Log, Source
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.ui.fold import History, begins
@@ -33,25 +32,23 @@ class Around:
         return begins(self.history) <= time <= self.until
 
 
-def read_around(options: Options, time: int, place: tuple[int, int] | None, stop: Callable[[], bool]) -> Around | None:
+def read_around(source: Source, time: int, place: tuple[int, int] | None, stop: Callable[[], bool]) -> Around | None:
     """Read from the last snapshot of each CP before this log time (ms) on (*blocking*). None: told to stop.
 
-    place: (CP, offset) of the record whose time is meant instead. Raises KafkaUnavailableError, CommandError;
+    place: (CP, offset) of the record whose time is meant instead. Raises KafkaUnavailableError;
     LogCutError where the log begins after that time.
     """
-    from kafka_marshal.adapters.kafka import KafkaCluster
-
-    cluster = KafkaCluster(*options.connection())
+    cluster = source.connect()
     try:
-        log = Log(cluster, options.topic, options.timeout)
+        log = Log(cluster, source.topic, source.timeout)
         if place is not None:
             cp, offset = place
             time = max(entries[0][1] for _, entries in log.read({cp: offset}, {cp: offset + 1}))
-        worlds = _worlds_before(cluster, log, time, options.timeout)
+        worlds = _worlds_before(cluster, log, time, source.timeout)
         history = History(log.partitions, worlds)
         begin = {cp: world.next_offset for cp, world in worlds.items()}
         keys = [(log.topic, cp) for cp in worlds]
-        next_one, later = (cluster.offsets_for_time(keys, at + 1, options.timeout) for at in (time, time + AFTER_MS))
+        next_one, later = (cluster.offsets_for_time(keys, at + 1, source.timeout) for at in (time, time + AFTER_MS))
         ends, until = {}, time + AFTER_MS
         for key in keys:
             _, cp = key

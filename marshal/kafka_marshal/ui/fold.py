@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
-from kafka_marshal.cli.group import why_rebalanced
-from kafka_marshal.observe.words import is_beat, reason, what
+from kafka_marshal.observe.words import is_beat, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
 from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.problems import Problem, problems_of
 from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow, evicted_text, partitions_held, partitions_of
 from kafka_marshal.observe.text import count, span, time_text
@@ -46,8 +45,8 @@ STATES: Final = ("free", "seen", "silent", "gone", "never claimed", "not assigne
 class Live:
     """The newest picture of every group, and the last hour's lag and rate. Any thread may ask."""
 
-    def __init__(self, options: Options, archive: Archive) -> None:
-        self._options = options
+    def __init__(self, source: Source, archive: Archive) -> None:
+        self._source = source
         self._archive = archive
         self.groups: dict[str, GroupRow] = {}
         #: group → (broker's time, lag or None, messages a second or None)
@@ -72,17 +71,15 @@ class Live:
                 self._follow(stop)
             except Exception as error:  # noqa: BLE001  (whatever it is: it is shown, and tried again)
                 self.problem = f"What is shown is from before: {visible(str(error))}"
-                if not isinstance(error, (MarshalError, CommandError)):
+                if not isinstance(error, MarshalError):
                     log(logging.ERROR, "live_failed", "reading the log failed; it is tried again", error=error)
                 self.tell()
                 stop.wait(RETRY_S)
 
     def _follow(self, stop: threading.Event) -> None:
-        from kafka_marshal.adapters.kafka import KafkaCluster
-
-        cluster = KafkaCluster(*self._options.connection())
+        cluster = self._source.connect()
         try:
-            view = View(cluster, self._options.topic, self._options.timeout)
+            view = View(cluster, self._source.topic, self._source.timeout)
             try:
                 if not self._archive.complete:
                     recent = History(len(view.worlds), view.worlds)
@@ -115,8 +112,8 @@ class Live:
             try:
                 view.outage = False
                 if began - checked > CHECK_S:
-                    topics = cluster.topic_info([self._options.topic], view.patience_s)
-                    view.replica.check(topics.get(self._options.topic))
+                    topics = cluster.topic_info([self._source.topic], view.patience_s)
+                    view.replica.check(topics.get(self._source.topic))
                     checked = began
                 view.look_at_data()
                 self.problem = ""

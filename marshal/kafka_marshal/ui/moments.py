@@ -15,8 +15,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kafka_marshal.cli import who
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.ownership import Moment as Asked
+from kafka_marshal.observe.ownership import ended_text, moment_text, span_json
 from kafka_marshal.observe.rows import STATES, place_text
 from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing
@@ -328,10 +329,10 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
             last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time, offset))
             word = WORDS[_freshness(group, found, held, moment)]
             freshness = {STATES[key]: key for key in STATES}[word]
-            asked = who.Moment(told, last_beat, interval, freshness)
+            asked = Asked(told, last_beat, interval, freshness)
             when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
-            text.append(who.moment_text(when, asked, not told.is_lease))
-            answers.append({**who.span_json(told), "state": word, "place": place_text(place[1], told.lo, told.hi)})
+            text.append(moment_text(when, asked, not told.is_lease))
+            answers.append({**span_json(told), "state": word, "place": place_text(place[1], told.lo, told.hi)})
         around = _ended_before(history, found, moment)
         first, last = max(0, around - 30), around + 20
         is_lease = not group.is_coordinated
@@ -381,7 +382,7 @@ def _span(history: History, group: GroupHistory, found: KeySpans, held: Held) ->
 
 def _span_row(each: Span) -> dict[str, Any]:
     return {
-        **who.span_json(each),
+        **span_json(each),
         "client": each.client_id if each.held else None,
         "place": place_text(each.partition, each.lo, each.hi),
         "is_before": each.since == BEFORE,
@@ -441,7 +442,7 @@ def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -
         if len(changed) >= LISTED:
             continue
         begin, end = _ended_before(history, found, first), _ended_before(history, found, second)
-        why = [who.ended_text(_span(history, group, found, each)) for each in before if each.span is None]
+        why = [ended_text(_span(history, group, found, each)) for each in before if each.span is None]
         changed.append(
             {
                 "topic": place[0],

@@ -17,10 +17,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from kafka_marshal.admin.stored_message import StoredMessage
-from kafka_marshal.cli.names import no_group
-from kafka_marshal.cli.show import message_for_pages
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.instance import release
+from kafka_marshal.observe.names import no_group
+from kafka_marshal.observe.payload import MOST_BYTES, short, shown
 from kafka_marshal.ports import TopicPartition
 from kafka_marshal.ui import happened, moments
 from kafka_marshal.ui.archive import Archive, NotReadError
@@ -119,7 +119,7 @@ class Page:
         if place is None or not (offset.isascii() and offset.isdigit() and len(offset) < 20):
             raise ValueError("which message? Say topic, partition and offset.")
         try:
-            return message_for_pages(self.payloads(place, int(offset)))
+            return _message_json(self.payloads(place, int(offset)))
         except MarshalError as error:
             raise LookupError(visible(str(error))) from None
 
@@ -293,6 +293,24 @@ def _post(answer: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request
             return _refusal(error)
 
     return endpoint
+
+
+def _message_json(message: StoredMessage) -> dict[str, object]:
+    """A message: text, never markup, with what is not plainly visible escaped."""
+    value = shown(message.value, "auto", MOST_BYTES)
+    return {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "timestamp": message.timestamp,
+        "committed": message.committed,
+        "key": visible(short(message.key)),
+        "headers": [[visible(name), visible(short(each))] for name, each in message.headers],
+        "form": value.form,
+        "value": "\n".join(map(visible, value.lines)),
+        "bytes": value.size,
+        "cut": value.cut,
+    }
 
 
 class _Stream:

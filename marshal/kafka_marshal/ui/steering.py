@@ -13,11 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from kafka_marshal.cli.options import Options
 
 __all__ = ["ACTIONS", "Job", "Steering", "words_of"]
 
@@ -104,8 +102,9 @@ class Job:
 class Steering:
     """Plans and jobs of one server. Any thread may ask."""
 
-    def __init__(self, options: Options) -> None:
-        self._reach = [*shlex.split(options.reach()), f"--timeout={options.timeout:g}"]
+    def __init__(self, reach: Sequence[str]) -> None:
+        """reach: the options with which the command reaches this log."""
+        self._reach = list(reach)
         #: Whoever may steer knows it: it is printed where the server was started, and nowhere else.
         self.token: str = secrets.token_urlsafe(24)
         self._plans: dict[str, tuple[float, str, dict[str, Any]]] = {}

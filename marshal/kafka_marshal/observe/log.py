@@ -1,4 +1,4 @@
-"""The coordination log for commands that look at it: connected, read up to its end as it was, or onwards.
+"""The coordination log for those that only read it: up to its end as it was, or onwards.
 
 `Log` reads without judging the topic's settings: a log that a worker would refuse (L1) is just the one somebody wants
 to look at. What makes reading itself wrong is refused here too: a log whose beginning is gone, another CP count than
@@ -7,14 +7,12 @@ it was made with (L2).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass
 
-from kafka_marshal.cli.failures import CommandError
-from kafka_marshal.cli.names import near
-from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import say_warning, warnings_from_the_library
-from kafka_marshal.errors import LogCutError, MarshalError, TopicChangedError, TopicMissingError
+from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingError
+from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.node.hearing import HearingTail
 from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
@@ -24,35 +22,24 @@ from kafka_marshal.snapshots.start import CpStart
 from rationalizer import World
 from rationalizer.marker import count_of
 
-__all__ = ["Log", "connected"]
+__all__ = ["Log", "Source"]
 
 
-@contextmanager
-def connected(options: Options) -> Iterator[Cluster]:
-    """The cluster that the options name. Nobody is asked anything yet."""
-    servers, properties = options.connection()
-    from kafka_marshal.adapters.kafka import KafkaCluster
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a log is read from."""
 
-    with warnings_from_the_library(options.debug):
-        cluster = KafkaCluster(servers, properties)
-        try:
-            yield cluster
-        except TopicMissingError as error:
-            name_the_topic(error, cluster, options)
-            raise
-        finally:
-            cluster.close()
+    topic: str
+    #: How long a broker has to answer (s).
+    timeout: float
+    #: bootstrap.servers and the other properties of librdkafka; asked for again at each connection.
+    connection: Callable[[], tuple[str, dict[str, str]]]
 
+    def connect(self) -> Cluster:
+        """A new client of the cluster."""
+        from kafka_marshal.adapters.kafka import KafkaCluster
 
-def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options) -> None:
-    """Add the topic that may be meant: a second coordination topic beside the first would share out the work twice."""
-    try:
-        topics = cluster.topics(options.timeout)
-    except MarshalError:
-        return
-    hint = near(options.topic, topics.keys() - {snapshots_topic(name) for name in topics})
-    if hint:
-        error.add_note(f"There is a topic of a similar name{hint}")
+        return KafkaCluster(*self.connection())
 
 
 class Log:
@@ -102,9 +89,11 @@ class Log:
                 stored = reader.partitions[cp]
                 worlds[cp] = CpStart(cp, self.partitions, start, self.ends[cp]).from_oldest(stored.sorted())
             where = ", ".join(f"{cp} before offset {worlds[cp].next_offset}" for cp in cut)
-            say_warning(
+            log(
+                logging.WARNING,
+                "log_pruned",
                 f"old log was removed (kafka-marshal prune) in partition(s) {where}. What is told begins there; who "
-                "holds a lease at that moment may have had it for longer."
+                "holds a lease at that moment may have had it for longer.",
             )
         return worlds
 
@@ -121,7 +110,7 @@ class Log:
         """
         ends = self.ends if ends is None else ends
         ranges = {cp: (first, ends[cp]) for cp, first in (self.starts if partitions is None else partitions).items()}
-        return read_range(self._cluster, self.topic, ranges, self._timeout_s, progress=progress, gave_up=CommandError)
+        return read_range(self._cluster, self.topic, ranges, self._timeout_s, progress=progress)
 
     def follow(self, positions: Mapping[int, int]) -> Iterator[dict[int, list[LogEntry]]]:
         """What is appended from these offsets on, batch by batch, for ever; an empty one now and then."""
@@ -129,7 +118,7 @@ class Log:
         try:
             while True:
                 batch = tail.read(SLICE_S)
-                judge(self.topic, batch, CommandError)
+                judge(self.topic, batch)
                 yield batch.records
         finally:
             tail.close()

@@ -1,12 +1,10 @@
-"""`ui`: the command."""
+"""`ui`: the page."""
 
 from __future__ import annotations
 
-import signal
+import shlex
 import socket
-import sys
-import threading
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,26 +19,14 @@ from kafka_marshal.extras import needs
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
-    from types import FrameType
-
-    import uvicorn
-
     from kafka_marshal.admin.stored_message import StoredMessage
     from kafka_marshal.ports import TopicPartition
-    from kafka_marshal.ui.archive import Archive
-    from kafka_marshal.ui.live import Live
     from kafka_marshal.ui.server import ReadMessage
     from kafka_marshal.ui.steering import Steering
 
-__all__ = ["SWITCH_S", "ui"]
+__all__ = ["ui"]
 
 PORT: Final = 9450
-
-#: Threads take turns so often: who asks does not wait long for the one that reads the history.
-SWITCH_S: Final = 0.001
-
-#: Threads that read get so long to see that they shall end; then the process ends without them.
-JOIN_S: Final = 5.0
 
 
 @command()
@@ -96,7 +82,7 @@ def ui(
 
 def _read_message(options: Options, key: TopicPartition, offset: int) -> StoredMessage:
     from kafka_marshal.admin.stored_message import read_message
-    from kafka_marshal.cli.reading import connected
+    from kafka_marshal.cli.connection import connected
 
     with connected(options) as cluster:
         return read_message(cluster, key, offset, options.timeout)
@@ -129,36 +115,34 @@ def _serve(
     dump: Path | None,
     payloads: ReadMessage | None,
 ) -> int:
-    import uvicorn
-
     from kafka_marshal.ui.archive import Archive
     from kafka_marshal.ui.server import application
+    from kafka_marshal.ui.serving import Serving
     from kafka_marshal.ui.steering import Steering
 
-    sys.setswitchinterval(SWITCH_S)
-    stop = threading.Event()
-    archive = Archive(options.topic, is_live=dump is None)
-    live, steering = None, None
+    serving = Serving(stack, Archive(options.topic, is_live=dump is None))
+    steering = None
     if dump is None:
-        live = _start_live(stack, options, archive, stop)
+        _refuse_missing(options)
+        serving.start_live(options.source())
         if allow_steering:
-            steering = Steering(options)
+            steering = Steering([*shlex.split(options.reach()), f"--timeout={options.timeout:g}"])
             stack.callback(steering.close)
-    stack.callback(stop.set)
-    app = application(archive, live, steering, names, payloads)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
-    )
-    server = uvicorn.Server(config)
-    failed: list[Exception] = []
-    if dump is not None:
-        _start_dump(archive, dump, stop, server, failed)
+    else:
+        serving.start_dump(dump)
     url = _announce(options, listener, steering, payloads)
     options.if_interrupted = f"{url} is gone."
-    _run(server, listener, live)
-    for error in failed:
-        raise error
+    serving.run(application(serving.archive, serving.live, steering, names, payloads), listener)
     return DONE
+
+
+def _refuse_missing(options: Options) -> None:
+    """Raise as `status` does if there is no such Kafka, or no such topic (*blocking*)."""
+    from kafka_marshal.cli.connection import connected
+    from kafka_marshal.observe.log import Log
+
+    with connected(options) as cluster:
+        Log(cluster, options.topic, options.timeout)
 
 
 def _announce(
@@ -177,72 +161,3 @@ def _announce(
             seen = "the groups, and what they work on" + ("" if payloads is None else ", messages of it included")
             click.echo(f"Whoever can reach this address can see {seen}.", err=True)
     return url
-
-
-def _start_live(stack: ExitStack, options: Options, archive: Archive, stop: threading.Event) -> Live:
-    """Ask first whether there is such a Kafka, and such a topic: raises as `status` does."""
-    from kafka_marshal.cli.reading import Log, connected
-    from kafka_marshal.ui.archive import read_around_moments, read_kafka
-    from kafka_marshal.ui.live import Live
-
-    with connected(options) as cluster:
-        Log(cluster, options.topic, options.timeout)
-    live = Live(options, archive)
-    for thread in (
-        threading.Thread(target=live.run, args=(stop,), name="kafka-marshal-live", daemon=True),
-        threading.Thread(target=read_kafka, args=(archive, options, stop), name="kafka-marshal-history", daemon=True),
-        threading.Thread(
-            target=read_around_moments, args=(archive, options, stop), name="kafka-marshal-moments", daemon=True
-        ),
-    ):
-        thread.start()
-        stack.callback(thread.join, JOIN_S)
-    return live
-
-
-def _start_dump(
-    archive: Archive, path: Path, stop: threading.Event, server: uvicorn.Server, failed: list[Exception]
-) -> None:
-    from kafka_marshal.ui.archive import read_dump
-    from rationalizer.dump import DumpError
-
-    begun = threading.Event()
-    archive.on_news = begun.set
-
-    def read() -> None:
-        try:
-            with path.open("rb") as file:
-                read_dump(archive, file, stop)
-        except (DumpError, OSError) as error:
-            failed.append(error)
-            server.should_exit = True
-        finally:
-            begun.set()
-
-    threading.Thread(target=read, name="kafka-marshal-dump", daemon=True).start()
-    begun.wait()
-    if archive.whole is None:  # it is none: there is nothing to open in a browser
-        raise failed[0]
-
-
-def _run(server: uvicorn.Server, listener: socket.socket, live: Live | None) -> None:
-    """Serve until Ctrl-C or SIGTERM; both end it in order."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        server.should_exit = True
-        if live is not None:
-            live.end()
-
-    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.capture_signals = _no_signals  # type: ignore[method-assign, assignment]
-        server.run(sockets=[listener])
-    finally:
-        for number, handler in before.items():
-            with suppress(TypeError):
-                signal.signal(number, handler)
-
-
-def _no_signals() -> nullcontext[None]:
-    """uvicorn would raise the signal again once it has ended, and the command would be interrupted."""
-    return nullcontext()
