@@ -11,7 +11,7 @@ from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, Tracker
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.lanes import Lane, Lanes, Order
-from kafka_marshal.engine.work.tracker import offset_of
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 FOREVER = 1e12

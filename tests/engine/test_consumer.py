@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.engine.effects import Callback
 from kafka_marshal.engine.policies import Greedy
 from kafka_marshal.engine.work.assignment import Stage
-from kafka_marshal.engine.work.tracker import Taken
+from kafka_marshal.engine.work.run import Taken
 from rationalizer import ClaimingPartition, ReleasingPartition
 from tests.engine.harness import HI, FakeMessage, Member, Net
 from tests.engine.scenes import LOST, REVOKE, T0, calls, evict, taken, working

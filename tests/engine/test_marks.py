@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from kafka_marshal.engine.work.tracker import Run, Tracker, offset_of
+from kafka_marshal.engine.work.run import Run, offset_of
+from kafka_marshal.engine.work.tracker import Tracker
 from tests.engine.harness import FakeMessage
 
 

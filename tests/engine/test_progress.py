@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.tracker import Tracker, offset_of
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.ports import Message
 from rationalizer import ClaimingPartition, CommitRanges, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS

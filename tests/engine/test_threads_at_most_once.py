@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kafka_marshal.engine.work.tracker import Taken
+from kafka_marshal.engine.work.run import Taken
 from tests.engine.test_at_most_once import T0, held_back, proposing, reported
 
 
@@ -65,7 +65,7 @@ def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_handed_o
         out[0] = 1
         return count(message) - 1  # without our own argument
 
-    monkeypatch.setattr("kafka_marshal.engine.work.tracker.sys.getrefcount", counted)
+    monkeypatch.setattr("kafka_marshal.engine.work.run.sys.getrefcount", counted)
     assert run.astray() == []
     monkeypatch.undo()
     assert consumer.delivery.grants.has_granted()

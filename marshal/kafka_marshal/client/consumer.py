@@ -22,7 +22,7 @@ from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.parallel import Call, carry_out, finish
 from kafka_marshal.engine.work.assignment import Run
-from kafka_marshal.engine.work.tracker import ALL, Taken
+from kafka_marshal.engine.work.run import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, LateError

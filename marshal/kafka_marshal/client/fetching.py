@@ -19,11 +19,11 @@ from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.undone import Undone
-from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Take, Wait, Wanted
+from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.ports import Message
@@ -114,7 +114,7 @@ class FetchingConsumer(Membership[S]):
         done: list[Message] = []
         while self._inbox:
             said = self._inbox.popleft()
-            if not isinstance(said, tracker.Run):
+            if not isinstance(said, RunOf):
                 done.append(said)
                 continue
             self._hear_done(done)

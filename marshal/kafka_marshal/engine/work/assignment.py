@@ -29,6 +29,8 @@ from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.run import Run as RunOf
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from rationalizer.limits import NOTHING_DONE
 
@@ -351,7 +353,7 @@ class Assignment:
     def take(self, max_messages: int, iterating: bool, now: float) -> Run:
         """The next messages, as one run that is not in hand yet; can_hand_out() must hold."""
         messages, covers_from = self.buffer.take(max_messages)
-        return tracker.Run(self, messages, covers_from, iterating, now)
+        return RunOf(self, messages, covers_from, iterating, now)
 
     @property
     def at_most_once(self) -> bool:
@@ -373,7 +375,7 @@ class Assignment:
     @property
     def position(self) -> int:
         """The offset of the next message to be handed out."""
-        ahead = [tracker.offset_of(run.messages[run.handed_out]) for run in self.tracker.runs.values() if run.has_more]
+        ahead = [offset_of(run.messages[run.handed_out]) for run in self.tracker.runs.values() if run.has_more]
         buffered = self.buffer.first
         return min(ahead, default=self.buffer.fetch_next if buffered is None else buffered)
 
@@ -398,5 +400,5 @@ class Assignment:
         return self.stage in (Stage.RELEASED, Stage.LOST)
 
 
-Run = tracker.Run[Assignment]
+Run = RunOf[Assignment]
 Tracker = tracker.Tracker[Assignment]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from kafka_marshal.engine.work.tracker import Tracker, offset_of
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.ports import Message
 
 __all__ = ["Buffer"]

@@ -8,7 +8,7 @@ from typing import Protocol
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
-from kafka_marshal.engine.work.tracker import offset_of
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from rationalizer import codes
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes, Owner
-from kafka_marshal.engine.work.tracker import offset_of
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["Handlers", "InLanes"]

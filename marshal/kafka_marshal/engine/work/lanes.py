@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.tracker import offset_of
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["HeldBack", "Lane", "Lanes", "Order", "Owner"]

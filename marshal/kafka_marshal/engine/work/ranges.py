@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.run import Run as RunOf
 
 __all__ = ["MAX_LEFT_OUT", "OffsetRange", "RangeDelivery", "RangeRun", "fair_shares"]
 
@@ -41,7 +41,7 @@ class OffsetRange:
         return self.last - self.first + 1 - sum(last - first + 1 for first, last in self.done)
 
 
-class RangeRun(tracker.Run[Assignment]):
+class RangeRun(RunOf[Assignment]):
     """A range of one assignment, in hand. It is done, or given back, as a whole."""
 
     __slots__ = ("left_out",)

@@ -14,8 +14,9 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lanes import lasting
 from kafka_marshal.engine.work.positions import Positions
+from kafka_marshal.engine.work.run import first_in_hand
 from kafka_marshal.engine.work.schedule import Schedule
-from kafka_marshal.engine.work.tracker import beyond, first_in_hand
+from kafka_marshal.engine.work.tracker import beyond
 from rationalizer.limits import MAX_COMMIT_RANGES
 
 __all__ = ["Revocation"]

@@ -1,0 +1,316 @@
+"""A run: consecutive messages of one partition under one epoch, delivered together.
+
+Plain iteration has a cursor: everything before it is done, and asking Python's own list iterator where it stands costs
+nothing a message. All other ways are explicit: ``done(message)`` in any order, from any thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import length_hint
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kafka_marshal.ports import Message
+
+__all__ = ["ALL", "Run", "Taken", "first_in_hand", "offset_of"]
+
+#: In ``Taken.out``: all of its messages.
+ALL = sys.maxsize
+
+#: What getrefcount says of a message that nobody but its run has: the run's list, and getrefcount's argument.
+OWN_REFERENCES = 2
+
+
+def offset_of(message: Message) -> int:
+    """The offset of a fetched message, which always has one."""
+    offset = message.offset()
+    if offset is None:
+        raise ValueError("a message without an offset was not fetched from Kafka; it can't be tracked")
+    return offset
+
+
+def _offset_in_c(messages: Sequence[Message]) -> Callable[[Message], Any]:
+    """``offset_of``, for these messages, of one type: its own method, without a step of the interpreter."""
+    return type(messages[0]).offset
+
+
+class Taken(NamedTuple):
+    """Messages that one call of a user's thread took from a run."""
+
+    messages: list[Message]
+    #: One number: how many of them have left the library. Stored in the instruction before they leave it, which fails
+    #: where ``withhold`` has taken the number away.
+    out: list[int]
+    #: When they were taken (ms, own clock).
+    at: float
+
+
+class Counted(Protocol):
+    """What a run needs to know of its assignment."""
+
+    @property
+    def at_most_once(self) -> bool: ...
+
+
+A = TypeVar("A", bound=Counted)
+
+
+class Run(Generic[A]):
+    """Consecutive messages of one assignment, handed out together.
+
+    User threads take messages from ``walk`` and nothing else; one step of an iterator is one step of the
+    interpreter, which no signal and no other thread can part. ``recall`` takes the rest in one such step, too.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_cursor",
+        "_is_piece",
+        "_is_settled",
+        "assignment",
+        "covers_from",
+        "done_count",
+        "first",
+        "holder",
+        "in_lanes",
+        "iterating",
+        "last",
+        "marks",
+        "messages",
+        "recalled",
+        "refused",
+        "seen_cursor",
+        "since",
+        "size",
+        "taken",
+        "walk",
+    )
+
+    def __init__(self, assignment: A, messages: list[Message], covers_from: int, iterating: bool, now: float):
+        self.assignment: A = assignment
+        self.messages: list[Message] = messages
+        #: What user threads take the messages from; see ``handed_out``.
+        self.walk: Iterator[Message] = iter(messages)
+        #: What says how many are left in it.
+        self._ahead: Iterator[object] = self.walk
+        #: The last messages, taken back from ``walk`` before any thread got them.
+        self.recalled: list[Message] = []
+        #: What a thread took from ``walk`` and must not hand out any more.
+        self.refused: list[Message] = []
+        #: What calls have taken (not while iterating at least once, which the cursor follows).
+        self.taken: list[Taken] = []
+        #: Offsets of the first and the last message.
+        self.first: int
+        self.last: int
+        self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
+        #: How many things are in hand: each may be done before its neighbours are.
+        self.size: int = len(messages)
+        #: The first offset that is done together with the first message.
+        self.covers_from: int = covers_from
+        #: Followed by its cursor (plain iteration); else explicitly.
+        self.iterating: bool = iterating
+        self._cursor = 0
+        #: What is asked for whether the user has the batch still, which alone can say that it is done; None: no batch.
+        self.holder: Callable[[], object] | None = None
+        #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
+        self.in_lanes: bool = False
+        #: Split off a run that threads took messages from: what they note there is about this one, too.
+        self._is_piece = False
+        #: Known of a run of which nothing is left to be taken.
+        self._is_settled = False
+        #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
+        self.since: float = now
+        self.seen_cursor: int = 0
+        self.done_count: int = 0
+        #: For explicit runs: which messages are done.
+        self.marks: bytearray = bytearray(0 if iterating else len(messages))
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether threads say of each message that it is done."""
+        return not (self.iterating or self.in_lanes) and bool(self.messages) and not self.assignment.at_most_once
+
+    @property
+    def has_left(self) -> bool:
+        """Whether threads may take more from ``walk``."""
+        return length_hint(self._ahead) > 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether threads may take more of an explicit run from ``walk``."""
+        return self.is_marked and self.handed_out < len(self.messages)
+
+    @property
+    def handed_out(self) -> int:
+        """How many messages threads have taken from ``walk``."""
+        return len(self.messages) - len(self.recalled) - length_hint(self._ahead)
+
+    @property
+    def cursor(self) -> int:
+        """Messages before this index are done: those before the one that ``walk`` gave out last, at least."""
+        return max(self._cursor, self.handed_out - 1)
+
+    @cursor.setter
+    def cursor(self, cursor: int) -> None:
+        """So many are done."""
+        self._cursor = cursor
+
+    def walked(self, last: Message | None) -> None:
+        """``walk`` came to its end, and the message that it gave out last (None: it gave none) is done, too."""
+        if last is not None:
+            self._cursor = bisect_right(self.messages, offset_of(last), key=offset_of)
+
+    def recall(self) -> list[Message]:
+        """End ``walk`` before its next message; what no thread has taken."""
+        self.recalled = list(self.walk) + self.recalled
+        return self.recalled
+
+    def resume(self, again: Sequence[Message] = ()) -> None:
+        """Have ``walk`` go on with what was recalled, and with these, which no thread got."""
+        numbers = sorted(
+            bisect_left(self.messages, offset_of(message), key=offset_of) for message in (*self.recall(), *again)
+        )
+        self.recalled = []
+        self.refused.clear()
+        self._is_settled = False
+        # By number: a list of messages would count as one that has them all (``astray``).
+        ahead: Iterator[int] = iter(numbers)
+        self._ahead, self.walk = ahead, map(self.messages.__getitem__, ahead)
+
+    def into_lanes(self) -> list[Message]:
+        """All messages, for lanes: they alone know who has which."""
+        self.in_lanes = self._is_settled = True
+        self.taken, self.walk, self._ahead = [], iter(()), iter(())
+        return self.messages
+
+    def take(self, count: int) -> list[Message]:
+        """The next messages of ``walk``, as handed out."""
+        messages = list(islice(self.walk, count))
+        self.taken.append(Taken(messages, [ALL], self.since))
+        return messages
+
+    def withhold(self, withheld: dict[int, tuple[list[int], list[int]]]) -> None:
+        """What has not left the library by now never will: the thread that is about to hand it out fails to.
+
+        withheld: by its id, each number that was taken away, and what it was; one call may take from several runs.
+        """
+        for place, taken in enumerate(self.taken):
+            if id(taken.out) not in withheld:
+                withheld[id(taken.out)] = taken.out, [taken.out.pop()]
+            self.taken[place] = taken._replace(out=withheld[id(taken.out)][1])
+
+    def astray(self, *, final: bool = False) -> list[Message]:
+        """What a thread has taken from ``walk``, which is recalled by this, and will never leave the library.
+
+        An exception has ended the call in between, and with it the last reference but our own. What a thread is
+        about to hand out, or a traceback still shows, is not among them yet, but with final.
+        """
+        if self.is_settled:
+            return []
+        ahead = {id(message) for message in self.recall()}
+        noted = {id(message) for taken in self.taken for message in taken.messages}
+        lost = set(map(id, self.refused))
+        found = []
+        for index in range(len(self.messages)):
+            name = id(self.messages[index])
+            if name in ahead:
+                continue
+            if name in lost or final or sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + (name in noted):
+                found.append(self.messages[index])
+        # Asked last: a thread that has handed one out, and let go of it while we counted, has said so before.
+        left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
+        return [message for message in found if id(message) not in left]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that threads have taken has left the library."""
+        if not self._is_settled:
+            is_taken = not self.has_left  # asked first: another thread may take the last one meanwhile
+            settled = self.handed_out == self.left
+            self._is_settled = is_taken and settled  # for good
+            return settled
+        return True
+
+    @property
+    def left(self) -> int:
+        """How many of the messages that threads have taken have left the library."""
+        if not self._is_piece:
+            return sum(min(len(taken.messages), taken.out[0]) for taken in self.taken)
+        left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
+        return sum(id(message) in left for message in self.messages)
+
+    def dropped(self, before: float) -> list[Message]:
+        """What was handed out before that time, is not done, and nobody has any more who could say so."""
+        if self.holder is not None:
+            return self.messages if self.since < before and self.holder() is None else []
+        if not self.is_settled:
+            return []
+        old = {id(message) for taken in self.taken if taken.at < before for message in taken.messages}
+        return [
+            self.messages[index]
+            for index in range(len(self.messages))
+            if not self.marks[index]
+            and id(self.messages[index]) in old
+            and sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + 1
+        ]
+
+    def in_hand_since(self) -> float | None:
+        """Since when (ms, own clock) the first message that is not done was taken; None: all that were taken are."""
+        if self._is_piece:
+            undone = {id(message) for message, mark in zip(self.messages, self.marks, strict=True) if not mark}
+            return min((x.at for x in self.taken if any(id(m) in undone for m in x.messages)), default=self.since)
+        place = 0
+        for taken in self.taken:
+            end = place + len(taken.messages)
+            if self.marks.find(0, place, end) >= 0:
+                return taken.at
+            place = end
+        return None
+
+    @property
+    def first_undone(self) -> Message | None:
+        """The first message that threads have taken and not done; None: there is none, or lanes have it."""
+        if self.in_lanes or self.assignment.at_most_once:
+            return None
+        taken = self.messages[: self.handed_out]
+        if self.iterating:
+            return taken[self.cursor] if self.cursor < len(taken) else None
+        return next((message for message, mark in zip(taken, self.marks, strict=False) if not mark), None)
+
+    def piece(self, first: int, last: int) -> Run[A]:
+        """The messages at index first … last, all of which threads have taken, as a run of their own."""
+        covers_from, _ = self.covered(first, last)
+        piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.since)
+        piece._is_piece, piece.in_lanes = True, self.in_lanes
+        piece.walk, piece._ahead = iter(()), iter(())
+        piece.marks = self.marks[first : last + 1]
+        piece.done_count = sum(piece.marks)
+        piece.taken, piece.refused = self.taken, self.refused
+        return piece
+
+    def index(self, offset: int) -> int | None:
+        """Where the message with this offset stands, None if it is not here."""
+        messages = self.messages
+        guess = offset - self.first
+        if 0 <= guess < len(messages) and messages[guess].offset() == offset:
+            return guess
+        place = bisect_left(messages, offset, key=_offset_in_c(messages))
+        return place if place < len(messages) and messages[place].offset() == offset else None
+
+    def covered(self, first: int, last: int) -> tuple[int, int]:
+        """The offsets that are done when the messages at index first … last are."""
+        start = self.covers_from if first == 0 else offset_of(self.messages[first - 1]) + 1
+        return start, offset_of(self.messages[last])
+
+
+def first_in_hand(runs: Mapping[int, Run[A]]) -> tuple[int, bytes | str | None] | None:
+    """Offset and key of the first message in hand (of a range: no key); None: none is. Any thread may ask."""
+    run = min(list(runs.values()), key=lambda run: run.first, default=None)
+    if run is None or not run.messages:
+        return None if run is None else (run.first, None)
+    index = run.cursor if run.iterating else run.marks.find(0)
+    message = run.messages[min(max(index, 0), len(run.messages) - 1)]
+    return offset_of(message), message.key()
