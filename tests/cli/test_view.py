@@ -151,7 +151,7 @@ def test_the_brokers_time_is_never_before_a_stamp_that_was_seen() -> None:
     assert clock.local_is_behind_ms == 4_000
 
 
-def row(**known: int | str | None) -> LeaseRow:
+def row(**known: object) -> LeaseRow:
     return LeaseRow(group="g", topic="t", partition=0, **known)  # type: ignore[arg-type]
 
 
@@ -160,7 +160,8 @@ def test_lag() -> None:
     assert row(log_start=0, log_end=100).lag == 100
     assert row(log_start=0, log_end=0).lag == 0
     assert row(log_start=50, log_end=100, stable=9).lag == 50, "what retention took can't be done any more"
-    assert row(log_start=0, log_end=100, stable=39, beyond=10).lag == 50
+    assert row(log_start=0, log_end=100, stable=39, ranges=((60, 69),)).lag == 50
+    assert row(log_start=30, log_end=40, stable=9, ranges=((12, 19), (35, 36))).lag == 8, "retention took what was done"
     assert row(log_start=0, log_end=10, stable=39, stuck="position lost: the log ends at 10").lag is None
     assert row(stable=39).lag is None, "no such partition"
 
@@ -244,9 +245,9 @@ def test_nobody_ever_claimed_it() -> None:
 # -- members and groups ----------------------------------------------------------------------------------------------
 
 
-def held(number: int = 0, /, **known: int | str | None) -> LeaseRow:
+def held(number: int = 0, /, **known: object) -> LeaseRow:
     """A partition that a seen member holds, with ten messages waiting and done nothing of for a minute."""
-    facts: dict[str, int | str | None] = {
+    facts: dict[str, object] = {
         "cp": 0,
         "client": "w",
         "instance": "host/17/1.0/x",
@@ -359,7 +360,7 @@ def held_back(*rows: LeaseRow, **ages_ms: int) -> list[LeaseRow]:
 
 def test_a_key_that_hangs_is_a_problem_though_the_others_go_on() -> None:
     """Its worker gets things done, in this partition and in others: no figure of a worker shows it."""
-    stuck = held(0, idle_ms=100, beyond=3, stable_ms=30_000, waiting_ms=None)
+    stuck = held(0, idle_ms=100, ranges=((95, 97),), stable_ms=30_000, waiting_ms=None)
     rows = held_back(stuck, held(1, idle_ms=100, waiting_ms=None), p0=50_000)
     assert [row.held_back for row in rows] == ["held back at offset 90 for 30 s by key k7", ""]
     (problem,) = problems_of(GroupRow("g", rows))
@@ -369,7 +370,10 @@ def test_a_key_that_hangs_is_a_problem_though_the_others_go_on() -> None:
         "--member w --force (what it has in hand is repeated)"
     )
     assert kinds(*held_back(replace(stuck, stable_ms=9_000), p0=50_000)) == []
-    assert kinds(*held_back(held(0, beyond=3, stable_ms=60_000, waiting_ms=None), p0=50_000)) == ["stuck_key", "hung"]
+    assert kinds(*held_back(held(0, ranges=((95, 97),), stable_ms=60_000, waiting_ms=None), p0=50_000)) == [
+        "stuck_key",
+        "hung",
+    ]
 
 
 def test_a_partition_that_stands_still_beside_others_is_a_problem_after_a_while() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rationalizer import Progress, intervals
 from rationalizer.intervals import Intervals, union
 from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.progress import lag
 
 TOP = 2**63 - 1
 ranges_below_80 = st.lists(
@@ -284,3 +285,11 @@ def test_adding_gives_the_set_of_both_and_its_plan_says_by_how_much_it_grows() -
 def _some(rng: random.Random, most: int) -> list[tuple[int, int]]:
     starts = [rng.randrange(120) for _ in range(rng.randint(1, most))]
     return [(start, start + rng.choice((0, 0, 1, 4))) for start in starts]
+
+
+@given(begin=st.integers(0, 90), length=st.integers(0, 40), ranges=ranges_below_80)
+def test_lag_is_the_number_of_offsets_that_are_not_done(begin: int, length: int, ranges: list[tuple[int, int]]) -> None:
+    """Ranges below the log's beginning, beyond its end, and across both: nothing but what lies in the log counts."""
+    found = Intervals.of([*ranges, (TOP, TOP)])
+    expected = [offset for offset in range(begin, begin + length) if offset not in found]
+    assert lag(begin, begin + length, found.pairs()) == len(expected)

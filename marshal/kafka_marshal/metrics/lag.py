@@ -8,9 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypedDict
 
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
-from kafka_marshal.metrics.measure import Meter
+from kafka_marshal.metrics.measure import Meter, ranges_of
 from kafka_marshal.metrics.rows import PartitionMetrics
 from kafka_marshal.types import Key, Start
+from rationalizer.progress import lag
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -94,18 +95,15 @@ def _lags(
         one = own.get(key)
         known = None if one is None or one.lag is None else one.lag
         marks = ends.get(key)
-        lag = known if known is not None or marks is None else _from_log(consumer, key, *marks)
+        found = known if known is not None or marks is None else _from_log(consumer, key, *marks)
         seconds = None if one is None or one.lag_seconds is None else round(one.lag_seconds, 3)
-        yield PartitionLag(topic=topic, partition=partition, lag=lag, lag_seconds=seconds)
+        yield PartitionLag(topic=topic, partition=partition, lag=found, lag_seconds=seconds)
 
 
 def _from_log(consumer: ConsumerEngine, key: Key, low: int, end: int) -> int:
     """What the log says to be done of a partition that somebody else holds, or nobody, and what is not."""
-    progress = consumer.source.progress(key)
-    if progress is None or progress.stable < 0:
+    done = consumer.source.progress(key)
+    if done is None or done.stable < 0:
         start: Start = consumer.settings.start
-        return end - low if start == "earliest" else 0
-    first = max(low, progress.stable + 1)
-    firsts, lasts = list(progress.intervals.firsts), list(progress.intervals.lasts)
-    done = sum(y - x + 1 for x, y in zip(firsts, lasts, strict=False) if first <= x <= y < end)
-    return max(0, end - first - done)
+        return lag(low, end) if start == "earliest" else 0
+    return lag(max(low, done.stable + 1), end, ranges_of(done))

@@ -31,6 +31,7 @@ from kafka_marshal.metrics.rows import (
     TopicCount,
 )
 from kafka_marshal.types import Key
+from rationalizer import Progress, progress
 
 if TYPE_CHECKING:
     from kafka_marshal.client.base import Membership
@@ -231,14 +232,12 @@ def _lag(assignment: Assignment, told: int | None) -> tuple[int, int | None, int
     if end is None:
         return offset, None, None
     end = max(end, assignment.watch.asked_end, assignment.buffer.fetch_next, offset)
-    return offset, end, max(0, end - offset - _islands(tracker, offset, end) - sum(_unreported(tracker)))
+    return offset, end, max(0, progress.lag(offset, end, ranges_of(tracker.done)) - sum(_unreported(tracker)))
 
 
-def _islands(tracker: Tracker, offset: int, end: int) -> int:
-    """How many offsets beyond a gap are done."""
-    intervals = tracker.done.intervals
-    firsts, lasts = list(intervals.firsts), list(intervals.lasts)  # one may have changed, and the other not yet
-    return sum(last - first + 1 for first, last in zip(firsts, lasts, strict=False) if offset <= first <= last < end)
+def ranges_of(done: Progress) -> Iterator[tuple[int, int]]:
+    """What is done beyond a gap. Any thread: of both lists one may have changed, and the other not yet."""
+    return zip(list(done.intervals.firsts), list(done.intervals.lasts), strict=False)
 
 
 def next_undone(tracker: Tracker, buffer: Buffer, *, at_most_once: bool) -> Message | None:

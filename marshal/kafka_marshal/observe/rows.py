@@ -13,6 +13,7 @@ from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
 from kafka_marshal.observe.verdict import Verdict
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
+from rationalizer.progress import lag
 
 __all__ = [
     "DAY_MS",
@@ -115,10 +116,8 @@ class LeaseRow:
     silence_ms: int | None = None
     #: The largest offset up to which all is done; None: nothing is.
     stable: int | None = None
-    #: Done beyond a gap.
-    beyond: int = 0
-    #: Not done, but something beyond it is: handed out, or given up.
-    in_flight: int = 0
+    #: Done beyond a gap: (first, last), ascending.
+    ranges: tuple[tuple[int, int], ...] = ()
     granted: int | None = None
     #: The data partition's; None: there is no such partition (any more).
     log_start: int | None = None
@@ -174,6 +173,18 @@ class LeaseRow:
         return None if self.cp is None else self.position
 
     @property
+    def beyond(self) -> int:
+        """Messages done beyond a gap; of a part of the keys as many as it has on average."""
+        return key_share(sum(last - first + 1 for first, last in self.ranges), self.lo, self.hi)
+
+    @property
+    def in_flight(self) -> int:
+        """Not done, with something done beyond it: handed out, or given up."""
+        return (
+            key_share(lag(self.position, self.ranges[-1][1] + 1, self.ranges), self.lo, self.hi) if self.ranges else 0
+        )
+
+    @property
     def lost(self) -> bool:
         """The position means nothing in the log that is there."""
         return self.stuck.startswith(POSITION_LOST)
@@ -195,8 +206,7 @@ class LeaseRow:
         """Offsets in the partition's log that are not done; of a part of the keys as many as it has on average."""
         if self.log_end is None or self.log_start is None or self.lost:
             return None
-        behind = self.log_end - max(self.position, self.log_start)
-        return max(0, key_share(behind, self.lo, self.hi) - self.beyond)
+        return key_share(lag(max(self.position, self.log_start), self.log_end, self.ranges), self.lo, self.hi)
 
     @property
     def held(self) -> bool:

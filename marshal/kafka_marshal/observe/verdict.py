@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from rationalizer import progress
+
 __all__ = ["WINDOW_MS", "Verdict", "verdict"]
 
 #: How far back it is looked.
@@ -62,5 +64,4 @@ def verdict(
         return Verdict.REWOUND
     if end_before is None or not positions:
         return Verdict.OK
-    lag_before = end_before - positions[0]
-    return Verdict.BEHIND if 0 < lag_before <= lag else Verdict.OK
+    return Verdict.BEHIND if 0 < progress.lag(positions[0], end_before) <= lag else Verdict.OK

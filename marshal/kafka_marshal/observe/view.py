@@ -21,7 +21,7 @@ from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.data_topics import DataTopics
 from kafka_marshal.observe.fold import Fold, Run
 from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
-from kafka_marshal.observe.rows import DAY_MS, GroupRow, HeardRow, LeaseRow, PauseRow, key_share
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, HeardRow, LeaseRow, PauseRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.ports import Ack, Cluster, TailBatch
 from kafka_marshal.rights import grant
@@ -354,9 +354,6 @@ class View:
         ]
 
     def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int) -> LeaseRow:
-        done_beyond = sum(last - first + 1 for first, last in info.ranges)
-        stable = -1 if info.stable is None else info.stable
-        in_flight = info.ranges[-1][1] - stable - done_beyond if info.ranges else 0
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
         # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
@@ -378,8 +375,7 @@ class View:
             last_beat=info.last_beat if is_held or is_lease else None,
             silence_ms=max(0, now_ms - info.last_beat) if is_held else None,
             stable=info.stable,
-            beyond=key_share(done_beyond, info.lo, info.hi),
-            in_flight=key_share(in_flight, info.lo, info.hi),
+            ranges=info.ranges,
             granted=info.granted,
             log_start=low,
             log_end=high,

@@ -22,6 +22,7 @@ from kafka_marshal.engine.policies import (
     standing,
 )
 from kafka_marshal.engine.settings import EngineSettings
+from rationalizer.progress import lag
 
 __all__ = ["PolicyView"]
 
@@ -61,7 +62,7 @@ class PolicyView:
         if seconds * 1000 < self._settings.heartbeat_interval_ms:
             return False
         self._meters[key] = (epoch, now, done, log_end)
-        cycle = Cycle(max(0, log_end - done - 1), (done - old_done) / seconds, (log_end - old_end) / seconds)
+        cycle = Cycle(lag(done + 1, log_end), (done - old_done) / seconds, (log_end - old_end) / seconds)
         before = self._cycles.get(key, ())
         cycles = (*before, cycle)[-MAX_CYCLES:]
         if cycles != before:  # where nothing comes and nothing is done, there is nothing new to ask the policy about
