@@ -146,8 +146,9 @@ def hits(path: Path) -> Iterator[Hit]:
 
 
 def pages(text: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of a page without its code."""
-    yield 1, re.sub(r"^```.*?^```", lambda block: re.sub(r"[^\n]", " ", block[0]), text, flags=re.M | re.S)
+    """(line, text) of a page without its code, and without what a program writes into it."""
+    block = r"^```.*?^```|^<!-- [^\n]*begin -->$.*?^<!-- [^\n]*end -->$"
+    yield 1, re.sub(block, lambda found: re.sub(r"[^\n]", " ", found[0]), text, flags=re.M | re.S)
 
 
 def prose(text: str, *, messages: bool) -> Iterator[tuple[int, str]]:

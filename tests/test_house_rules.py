@@ -26,7 +26,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 #: What a source package holds of us; a user's own files may lie beside it.
-FOLDERS = (".ci", "benchmarks", "docs", "examples", "marshal", "rationalizer", "tests")
+FOLDERS = (".ci", ".github", "benchmarks", "docs", "examples", "marshal", "rationalizer", "tests")
 NO_FILES_OF_OURS = {"__pycache__", ".venv", "build", "dist", "out"}
 
 

@@ -22,6 +22,6 @@ def grant(operation: str, resource: str, names: Iterable[str]) -> str:
     options = " ".join(f"--{resource} {shlex.quote(name)}" for name in known[:_SOME])
     return (
         f"It needs the right {operation} on {resource} {shown}: ask for it for the principal you connect as "
-        f"(kafka-acls --add --allow-principal User:NAME --operation {spelled} {options}). SECURITY.md has the rights "
-        "of each role"
+        f"(kafka-acls --add --allow-principal User:NAME --operation {spelled} {options}). "
+        "docs/security.md has the rights of each role"
     )

@@ -26,7 +26,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=BUDGET_S, help=f"processor seconds for each ({BUDGET_S})")
     parser.add_argument("--jobs", type=int, default=2, help="side by side (2)")
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--report", type=Path, help="a page with marks between which the table goes: RELIABILITY.md")
+    parser.add_argument("--report", type=Path, help="a page with marks for the table: docs/reliability.md")
     parser.add_argument("--list", action="store_true", help="say what would be planted, and nothing else")
     parser.add_argument(
         "--try",

@@ -124,7 +124,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """For RELIABILITY.md: what caught what, without the product's own row."""
+    """For docs/reliability.md: what caught what, without the product's own row."""
     lines = ["| planted bug | in | rule | caught by | as | s |", "|---|---|---|---|---|---|"]
     for row in rows:
         if row.name != CONTROL:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 MESSAGES = 30
 
-#: Least rights, as SECURITY.md has them.
+#: Least rights, as docs/security.md has them.
 RIGHTS = roles_of(PAGE.read_text(encoding="utf-8"))["spark"]
 EVERYTHING = [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES)]
 

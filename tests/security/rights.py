@@ -1,4 +1,4 @@
-"""The table of least rights, as SECURITY.md has it, and users who have exactly some of them."""
+"""The table of least rights, as docs/security.md has it, and users who have exactly some of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.secured import Config, login
 
 __all__ = ["IMPLY_DESCRIBE", "PAGE", "Right", "give", "roles_of"]
 
-PAGE = Path(__file__).parents[2] / "SECURITY.md"
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 #: Kafka's own rule: who may do one of these may look, too.
 IMPLY_DESCRIBE = frozenset({"READ", "WRITE", "DELETE", "ALTER"})

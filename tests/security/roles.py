@@ -1,4 +1,4 @@
-"""What each role of SECURITY.md does, as briefly as can be: each action raises where its user may not."""
+"""What each role of docs/security.md does, as briefly as can be: each action raises where its user may not."""
 
 from __future__ import annotations
 

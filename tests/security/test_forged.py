@@ -1,4 +1,4 @@
-"""What somebody who may append to the coordination topic can do, as SECURITY.md says it, and what it cannot do.
+"""What somebody who may append to the coordination topic can do, as docs/security.md says it, and what it cannot do.
 
 The broker does not tell readers who wrote a record: ids and epochs in it are what its writer says.
 """

@@ -1,4 +1,4 @@
-"""SECURITY.md says nothing that is not so: the tests it names are there, its figures are those of the code."""
+"""docs/security.md says nothing that is not so: the tests it names are there, its figures are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Least rights: with what SECURITY.md's table gives a role it does its work; without any one of them it says which."""
+"""Least rights: with the rights of docs/security.md a role does its work; without any of them it says which."""
 
 from __future__ import annotations
 
@@ -182,5 +182,5 @@ def test_without_one_of_them_it_says_which(trial: Try, case: Case) -> None:
     looks = [] if case.may_look else ["DESCRIBE"]
     wanted = "|".join([case.without.operation, *looks])
     assert re.search(rf"needs the right ({wanted}) on {case.without.kind} '{re.escape(name)}'", text), text
-    assert "SECURITY.md" in text
+    assert "docs/security.md" in text
     assert "report it" not in text

@@ -354,7 +354,7 @@ def marshal_error(
         lacking = error.needs if isinstance(error, ForbiddenError) else needs
         return AuthorizationError(
             f"While {doing}: the cluster forbids it ({cause.str().rstrip('.')}). Nothing was changed by this call. "
-            f"{lacking or 'SECURITY.md has the rights of each role; ask for those that are missing'}."
+            f"{lacking or 'docs/security.md has the rights of each role; ask for those that are missing'}."
         )
     for refusal in (cause, reason):
         if refusal is not None and (is_refusal(refusal) or _wrong_protocol(refusal)):

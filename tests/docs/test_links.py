@@ -1,0 +1,50 @@
+"""Links between pages lead somewhere, to a heading, too; README has few; CI runs what a developer runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (".github", "docs", "examples")
+PAGES = [*sorted(ROOT.glob("*.md")), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """What can follow a ``#``: headings as GitHub and the site name them, and anchors of the page's own."""
+    text = without_code(page)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+    return {*plain, *re.findall(r'<a id="([^"]+)">', text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(without_code(page)):
+        if link.startswith(("https:", "http:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_readme_has_at_most_fifteen_links() -> None:
+    assert 5 < len(LINK.findall(without_code(ROOT / "README.md"))) <= 15
+
+
+def test_ci_runs_what_a_developer_runs() -> None:
+    forms = sorted((ROOT / ".github").rglob("*.yml"))
+    read = {form.name: yaml.safe_load(form.read_text(encoding="utf-8")) for form in forms}
+    [job] = read["ci.yml"]["jobs"].values()
+    assert any(step.get("run", "").endswith(".ci/run") for step in job["steps"])
+    assert job["timeout-minutes"] == 30
+    assert {"bug.yml", "feature.yml"} < set(read)
