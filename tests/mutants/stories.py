@@ -284,7 +284,7 @@ STORIES: tuple[Scenario, ...] = (
     _offsets_without_messages("iterate", "defer", "poll", "batches"),
     _moved_back_while_it_waits(),
     _clocks_jump_while_members_come(0, 0.6),
-    _steered("told"),
-    _steered("told", "at-most-once"),
+    _steered("callbacks"),
+    _steered("callbacks", "at-most-once"),
     _stopped_within_consume(),
 )

@@ -180,7 +180,7 @@ def test_the_script_shows_it_by_itself(tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert shown.returncode == 1
     assert "BROKEN lost: " in shown.stdout
-    assert "nobody handled it" in script.read_text()
+    assert "no process handled it" in script.read_text()
     mended = script.read_text().replace(":commits_first", ":plain")
     script.write_text(mended)
     shown = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)

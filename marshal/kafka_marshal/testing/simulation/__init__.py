@@ -1,32 +1,32 @@
-"""Deterministic simulation: the real client, engine, policies and admin on virtual time, with everything going wrong.
+"""Deterministic simulation: the real client, engine, policies and admin on virtual time, with every kind of fault.
 
-:func:`simulate` runs seeds, and what broke a promise is made small and printed as a script. Your own worker can take
-part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``kafka-marshal[simulation]``.
+:func:`simulate` runs seeds, shrinks the first that breaks a promise and prints it as a script. Your own worker can
+take part: a function of one :class:`Job`. See docs/simulation.md. Needs the extra ``kafka-marshal[simulation]``.
 
 ======================  ==============================================================================================
 ``scheduler``           virtual time, and threads (greenlets) that run one at a time
-``runtime``             the clock and threads of one process, as :mod:`kafka_marshal.runtime` wants them
-``network``             latency, loss, repetition; each client sees the log at a time of its own
+``runtime``             the clock and threads of one process, as :mod:`kafka_marshal.runtime` defines them
+``network``             latency, loss, duplicates; each client sees the log at its own time
 ``producer``            what a process produces to users' topics
-``process``             processes, and what a worker in one is given (:class:`Job`)
-``interrupting``        exceptions out of nowhere, in workers' calls and in reads
-``logs``                what must not be logged
-``workers``             the built-in workers: every way in which messages can be had
-``in_lanes``            the one with many handlers (``consumer.run``)
-``scenario``            who takes part and what goes wrong, from a seed or written down
-``checks``              what must hold with every record and every message
-``recorded``            the log as it truly is, and a judge's second opinion
-``ordering``            in which order messages were handled
-``ledger``              what was done with messages, granted, and known by holders
-``holdings``            what a process has by its own account, leases or pieces
-``states``              what a world is like, to be compared
-``member_invariants``   what members owe each other beyond what the log shows
+``process``             processes, and what a worker gets (:class:`Job`)
+``interrupting``        asynchronous exceptions in workers' calls and in reads
+``logs``                fails a story whose processes log an exception
+``workers``             the built-in workers: every way to receive messages
+``in_lanes``            the worker with many handlers (``consumer.run``)
+``scenario``            clients and faults, drawn from a seed or written down
+``checks``              invariants checked with every record and every message
+``recorded``            the authoritative log, and an independent judge of it
+``ordering``            the order in which messages were handled
+``ledger``              messages handled, granted and reported as done
+``holdings``            what a process believes to hold, leases or pieces
+``states``              comparable copies of a world's state
+``member_invariants``   invariants of members that the log does not show
 ``data``                the topics whose messages are handled
-``clients``             the processes, started and started again
-``faults``              what goes wrong
+``clients``             starts and restarts processes
+``faults``              injects faults
 ``story``               runs a scenario
-``shrink``              makes a failing one small
-``campaign``            runs many
+``shrink``              shrinks a failing scenario
+``campaign``            runs many seeds
 ======================  ==============================================================================================
 """
 

@@ -1,4 +1,4 @@
-"""Many seeds, side by side; what breaks is made small, and written down as a script."""
+"""Runs many seeds in parallel, shrinks the first failure and writes it as a script."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from kafka_marshal.types import Delivery
 
 __all__ = ["Report", "simulate"]
 
-#: Seeds that one process gets at a time.
+#: Seeds per task of a worker process.
 CHUNK = 10
 
 
 @dataclass(slots=True)
 class Report:
-    """What a campaign has shown."""
+    """The result of a campaign."""
 
     seeds: int = 0
-    #: Results that broke a promise, the first of each process at most; made small.
+    #: Results that broke a promise, at most the first of each process; the first one is shrunk.
     broken: list[Result] = field(default_factory=list)
     #: The name of the worker under test, for the script.
     worker: str = ""
@@ -45,7 +45,7 @@ class Report:
     faults: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: The least of each that any seed had: "clients", "partitions", "HI" …
+    #: The minimum over all seeds of "clients", "partitions", "HI" …
     least: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def script(self) -> str:
-        """A Python program that shows the first broken promise; "" where there is none."""
+        """A Python program that reproduces the first broken promise; "" if there is none."""
         if not self.broken:
             return ""
         result = self.broken[0]
@@ -94,7 +94,7 @@ class Report:
         )
 
     def to_json(self) -> dict[str, object]:
-        """The same and more, for a file."""
+        """The counts as JSON."""
         return {
             "seeds": self.seeds,
             "broken": [f"seed {result.scenario.seed}: {result.violation}" for result in self.broken],
@@ -107,7 +107,7 @@ class Report:
         }
 
     def raise_for_violation(self) -> None:
-        """Raise AssertionError, with the script that shows it, where a promise was broken."""
+        """Raise AssertionError with a script that reproduces it if a promise was broken."""
         if self.broken:
             raise AssertionError(f"{self.broken[0].violation}\n\n{self.script}")
 
@@ -125,20 +125,20 @@ def simulate(
     groups: bool = False,
     lanes: bool = False,
 ) -> Report:
-    """Run seeds, and say what broke.
+    """Run seeds and report the promises that broke.
 
-    ``worker``: a function of one :class:`Job`, or its name; every second client of each story then runs it, at least
-    once; None: the built-in workers. ``seeds``: how many, from 0, or which. ``jobs``: processes side by side.
-    ``keep_going``: run all seeds, even when one broke a promise. ``small``: shrink the first failure. ``progress`` is
-    called after each seed, with one and the same report, which so tells also what was shown before an interruption.
-    ``judge`` makes the second opinion that each story is held against (:class:`Judge`). ``delivery``: how everybody's
-    consumers deliver, "at-least-once" or "at-most-once"; by default an own worker's stories are of the first kind, and
-    a quarter of the others of the second. ``groups``: everybody is a member of a coordinated group, as
-    ``job.strategy`` and ``job.session_timeout_ms`` say; the stories are others. ``lanes``: the built-in workers call
-    ``consumer.run``, and messages have keys; the stories are others, all of them at least once. Raises
-    ConfigurationError for a worker that is not found.
+    ``worker``: a function of one :class:`Job`, or its name; every second client of each story runs it. None: the
+    built-in workers. ``seeds``: their number, from 0, or the seeds themselves. ``jobs``: parallel processes.
+    ``keep_going``: run all seeds, even if one broke a promise. ``small``: shrink the first failure. ``progress`` is
+    called after each seed with the same report object, so that an interrupted campaign can be reported too.
+    ``judge`` makes an independent judge for each story (:class:`Judge`). ``delivery``: "at-least-once" or
+    "at-most-once" for all consumers; by default, stories of your own worker are at least once, and a quarter of the
+    others are at most once. ``groups``: all clients are members of a coordinated group, with ``job.strategy`` and
+    ``job.session_timeout_ms``. ``lanes``: the built-in workers call ``consumer.run``, and messages have keys; always
+    at least once. ``groups`` and ``lanes`` change the story of a seed. Raises ConfigurationError if the worker is not
+    found.
     """
-    if delivery:  # the command has "" for none
+    if delivery:  # the command passes "" for None
         arguments.one_of("delivery", delivery, get_args(Delivery))
     if lanes and delivery == "at-most-once":
         raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
@@ -159,7 +159,7 @@ def simulate(
             progress(report)
         if report.broken and not keep_going:
             break
-    # What hangs takes its time with each run, and says where as it is.
+    # A hang costs its time-out in each run, and its report already shows the line.
     if report.broken and small and _promise(report.broken[0]) != HANGS:
         report.broken[0] = shrink(report.broken[0], lambda scenario: _judged(scenario, function, judge))
     report.seconds = time.monotonic() - began
@@ -191,7 +191,7 @@ def _run_all(run: Run, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
             with interrupted_between():
                 gc.collect()
         return
-    # Forked, so that the worker need not be pickled; nothing here has threads.
+    # Forked, so that the worker need not be picklable; this process has no threads.
     context = multiprocessing.get_context("fork")
     others = set(context.active_children())
     with ProcessPoolExecutor(jobs, context, _set_up, (run,)) as pool:
@@ -202,7 +202,7 @@ def _run_all(run: Run, seeds: Iterator[int], jobs: int) -> Iterator[Result]:
                 if (chunk := next(_chunks(seeds), None)) is not None:
                     waiting.append(pool.submit(_run_chunk, chunk))
                 yield from results
-        finally:  # ended early, too, or interrupted: nobody waits for what still runs
+        finally:  # also if ended early or interrupted: don't wait for running seeds
             for process in set(context.active_children()) - others:
                 process.kill()  # a worker may have a handler for SIGTERM
             pool.shutdown(wait=True, cancel_futures=True)
@@ -219,10 +219,10 @@ _run: Run
 def _set_up(run: Run) -> None:
     global _run
     _run = run
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's timers are its own
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends its processes
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's timers are not inherited
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal reaches the parent, which kills its processes
     gc.freeze()
-    gc.disable()  # it would look through each run twice, and while it runs; once after each is less than once after ten
+    gc.disable()  # a collection after each run costs less than those during it
 
 
 def _run_chunk(seeds: list[int]) -> list[Result]:

@@ -1,25 +1,25 @@
-"""What must hold, looked at with every record of the log and every message that is handled.
+"""Invariants, checked with every record of the log and every message that is handled.
 
 =====================  =========================================================================================
-replicas agree         about each record, and whenever they have read, in all of S1, with a replica of our own (A2);
-                       and none passes a record over
-one owner              no two clients may hand out messages of a partition at the same time, each by its own clock
-                       (T4); not asked where clocks differ by more than the margin, or a broker's clock is set
-epochs grow            of each lease, with every new holder (C9); and each is one process's: of a coordinated group
-                       it is the generation since which its owner has a partition (G5)
-progress               never goes back, but where an admin sets it (C11)
+replicas agree         each replica has the same outcome of every record and, after each read, the same state as the
+                       authoritative one (A2, S1), and skips no record
+one owner              no two clients may deliver messages of a partition at the same time, each by its own clock
+                       (T4); not checked if clocks differ by more than the margin or a broker's clock is set
+epochs grow            with every new holder of a lease (C9), and each belongs to one process; in a coordinated group
+                       the epoch is the generation since which its owner has the partition (G5)
+progress               never goes back unless an admin sets it (C11)
 nothing lost           at least once: what the log calls done was handled (C14)
-little repeated        at least once: nothing is handed out that the log called done when the lease was granted, and
-                       of a worker that iterates, nothing that was handled before its last accepted beat was sent, or
-                       before it was asked to end (where nothing else goes wrong)
-nothing repeated       at most once: nobody is handed a message that anybody was handed (C12, C13)
-nothing ungranted      at most once: nor one that the log has not granted it (C12)
-order                  of a key or a partition, as ``consumer.run`` is told: nothing begins for the first time before
-                       the one before it was handled; and in one process never two of them at a time
-no work without lease  nothing is begun that was handed out under a lease which the process knows to be over
-fenced sink            it has each message once, in order, whatever the clocks do (C9)
-members' manners       see :mod:`kafka_marshal.testing.simulation.member_invariants`
-rules                  a judge who works out each outcome anew, where there is one, says the same
+little repeated        at least once: no message is delivered that the log called done when the lease was granted; a
+                       worker that iterates gets none again that was handled before its last accepted heartbeat was
+                       sent, or before it was asked to end (if nothing else goes wrong)
+nothing repeated       at most once: no message is delivered twice (C12, C13)
+nothing ungranted      at most once: no message is delivered that the log has not granted to the process (C12)
+order                  of a key or a partition, as passed to ``consumer.run``: no message begins for the first time
+                       before its predecessor was handled, and one process never handles two at a time
+no work without lease  no message is begun that was delivered under a lease which the process knows to be over
+fenced sink            has each message once, in order, whatever the clocks do (C9)
+member invariants      see :mod:`kafka_marshal.testing.simulation.member_invariants`
+rules                  an independent judge, if there is one, computes the same outcomes
 =====================  =========================================================================================
 """
 
@@ -39,15 +39,15 @@ from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
-from kafka_marshal.testing.simulation.excused import LeftOut
+from kafka_marshal.testing.simulation.excused import Excused
 from kafka_marshal.testing.simulation.holdings import Held, holdings, member
-from kafka_marshal.testing.simulation.ledger import NOBODY, Accounts, Granted, Holders, Seen
+from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded
 from kafka_marshal.testing.simulation.states import state_of
 from kafka_marshal.testing.simulation.terms import Terms
-from kafka_marshal.testing.simulation.touched import holds, in_hand_of, key_of, name_of, place_of, touched
+from kafka_marshal.testing.simulation.touched import holds, in_flight_of, key_of, name_of, place_of, touched
 from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingMessages,
@@ -77,17 +77,17 @@ if TYPE_CHECKING:
 __all__ = ["Checks", "Judge", "Violation"]
 
 
-#: How much of an HI a process may go on with what it has, once it knows that a lease is lost.
+#: HI for which a process may continue with its messages once it knows that a lease is lost.
 GRACE_INTERVALS = 1.0
-#: What is done beyond gaps is in the log after this many HI, where these are the only faults.
+#: Offsets done beyond gaps are in the log after this many HI if gaps are the only fault.
 RANGES_INTERVALS = 1.0
-#: Between the end of a message's handling and its being done, for a worker that iterates (ms).
+#: Between the end of a handler and done(), for a worker that iterates (ms).
 DONE_SLACK_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken."""
+    """A broken promise."""
 
     #: Which one: "two owners", "lost", "repeated" …
     promise: str
@@ -99,14 +99,14 @@ class Violation:
 
 
 class Checks:
-    """Keeps account, and stops the simulation where a promise is broken."""
+    """Keeps the books, and stops the simulation when a promise breaks."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, judge: Judge | None = None) -> None:
         self.log: Recorded = Recorded(scenario.coordination_partitions, scenario.snapshots, judge)
         self.broken: Violation | None = None
-        #: What happened, in order: the history of this run.
+        #: The history of this run.
         self.events: list[tuple[object, ...]] = []
-        #: How often something was looked at: kind → times.
+        #: Number of checks by kind.
         self.counts: dict[str, int] = dict.fromkeys(
             (
                 *("records", "replicas", "states", "messages", "repeats", "transactions"),
@@ -114,24 +114,24 @@ class Checks:
             ),
             0,
         )
-        #: (process, consumer's engine) of every consumer there ever was.
+        #: (process, consumer's engine) of every consumer of the story.
         self.consumers: dict[int, tuple[Living, ConsumerEngine]] = {}
         self._scenario = scenario
         self._scheduler = scheduler
         self._terms = Terms.of(scenario)
-        self.manners: MemberInvariants = MemberInvariants(scenario, scheduler, self.fail)
-        self.left_out: LeftOut = LeftOut(scenario, self.fail)
-        #: Where a partition's log ends.
+        self.members: MemberInvariants = MemberInvariants(scenario, scheduler, self.fail)
+        self.excused: Excused = Excused(scenario, self.fail)
+        #: The end offset of a partition.
         self.end_of: Callable[[Key], int | None] = lambda _: 0
         self._watched: list[tuple[Living, Driver]] = []
         self._holders = Holders()
         self.accounts: Accounts = Accounts(Ordering(scenario, self.fail))
         self._granted = Granted()
-        #: Members that an operator has removed, and where: until they read it they work on (G20).
+        #: Members that an operator evicted → place of that record: they work until they read it (G20).
         self._evicted: dict[str, tuple[int, int]] = {}
 
     def fail(self, promise: str, message: str) -> None:
-        """A promise is broken; the first one counts."""
+        """Record a broken promise; only the first one counts."""
         if self.broken is None:
             self.broken = Violation(promise, message, self._scheduler.now)
             self._scheduler.halt()
@@ -139,10 +139,10 @@ class Checks:
     # Members.
 
     def watch(self, process: Living, driver: Driver) -> None:
-        """A member of this process reads the log from now on."""
+        """Check a member of this process, which reads the log from now on."""
         group = driver.engine.settings.group_id
         if group != self._scenario.group_id:
-            asked = f"a story has one group, whose promises are looked at: job.group_id, {self._scenario.group_id!r}"
+            asked = f"a story has one group, whose promises are checked: job.group_id, {self._scenario.group_id!r}"
             self.fail("worker", f"{process.name} has a Marshal of the group {group!r}; {asked}")
         self._watched.append((process, driver))
         replica, outcomes = driver.replica, self.log.outcomes
@@ -159,7 +159,7 @@ class Checks:
                     self.consumers[id(consumer)] = (process, consumer)
                     self._check_delivery(process, consumer)
                     self._watch_pieces(process, driver)
-            self.manners.applied(process, driver, cp, offset, outcome)
+            self.members.applied(process, driver, cp, offset, outcome)
 
         def read_and_applied(batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
             for cp, entries in batch.records.items():  # offsets have no gaps here
@@ -168,7 +168,7 @@ class Checks:
                     self.fail("replicas differ", f"{process.name} passes over records of partition {cp} from {due} on")
             apply(batch, applied, history=history)
             if batch.records:
-                self.manners.read(process, driver)
+                self.members.read(process, driver)
             for cp in batch.records:
                 world = replica.worlds[cp]
                 self.counts["states"] += 1
@@ -188,7 +188,7 @@ class Checks:
         driver.engine.book.lose = note_lost  # type: ignore[method-assign]
 
     def _watch_pieces(self, process: Living, driver: Driver) -> None:
-        """A consumer is there: where it is a member of a coordinated group, what it loses is noted."""
+        """Record which pieces a member of a coordinated group loses."""
         source = member(driver)
         if source is None:
             return
@@ -204,11 +204,11 @@ class Checks:
 
     def _is_lost(self, process: Living, key: Key, reason: str) -> None:
         self._holders.lost[process.name, key] = self._scheduler.now
-        self.manners.lost(process, key, reason)
+        self.members.lost(process, key, reason)
 
     def _check_delivery(self, process: Living, consumer: ConsumerEngine) -> None:
-        """A group that mixes deliveries keeps neither promise: what one may repeat, the other must not."""
-        self.left_out.may_begin_late |= consumer.settings.start != "earliest"
+        """Reject a delivery other than the story's: a group that mixes both keeps neither promise."""
+        self.excused.may_begin_late |= consumer.settings.start != "earliest"
         if consumer.at_most_once != self._scenario.at_most_once:
             asked = "at-most-once" if consumer.at_most_once else "at-least-once"
             self.fail(
@@ -218,7 +218,7 @@ class Checks:
             )
 
     def owners(self) -> dict[Key, list[tuple[Living, Held]]]:
-        """Who could hand out messages of a partition now, by its own clock."""
+        """The processes that could deliver messages of a partition now, each by its own clock."""
         found: dict[Key, list[tuple[Living, Held]]] = {}
         for process, driver in self._watched:
             if process.is_running:
@@ -233,13 +233,13 @@ class Checks:
         self._watched = [entry for entry in self._watched if entry[0] is not process]
 
     def _check_owners(self) -> None:
-        if self.manners.looks_closer:
-            self.manners.check_trust(self._watched)
+        if self.members.checks_every_record:
+            self.members.check_trust(self._watched)
         if self._terms.are_clocks_trusted:
             seen: dict[Key, Living] = {}
             for process, driver in self._watched:
-                # One that was stopped, and has a successor, learns from the log that it is over; until then its leases
-                # may be with others already, whom the successor let have them (C7: not two with one client_id).
+                # A stopped process with a successor learns from the log that it is over; until then others may hold
+                # its leases, which the successor released (C7: not two with one client_id).
                 leases = holdings(driver)
                 if not leases or not process.is_running or process.end.replaced or process.name in self._evicted:
                     continue
@@ -258,7 +258,7 @@ class Checks:
         """A record is in the log."""
         outcome, world = self.log.take(cp, offset, stamp, value), self.log.worlds[cp]
         self.counts["records"] += 1
-        self.manners.sent(cp, offset, sent_at, outcome)
+        self.members.sent(cp, offset, sent_at, outcome)
         self.events.append(("record", self._scheduler.now, cp, offset, stamp, sender.name, value, outcome.code))
         if wrong := self.log.wrong(cp, offset, stamp, value, outcome):
             self.fail("rules", f"partition {cp}, offset {offset}: {wrong}")
@@ -273,19 +273,19 @@ class Checks:
                 if outcome.of_group:
                     self._judge_group(world, outcome, record, sender, sent_at)
                 if isinstance(record, ReleasingPartition):
-                    self.manners.released(sender, key_of(record), sent_at)
+                    self.members.released(sender, key_of(record), sent_at)
                 if isinstance(record, ForgetGroup) and record.group_id == self._scenario.group_id:
                     self._forgotten(cp)
-        if self.manners.is_calm:
-            self.manners.check_beats(
+        if self.members.is_calm:
+            self.members.check_beats(
                 world, {process.name: driver for process, driver in self._watched if process.is_running}
             )
         self._check_owners()
 
     def snapshot(self, cp: int, value: bytes) -> None:
-        """A snapshot, or a part of one, was written."""
+        """A snapshot or a part of one was written."""
         self.counts["snapshots"] += 1
-        self.manners.snapshot(cp, value, self.log)
+        self.members.snapshot(cp, value, self.log)
 
     def _judge_lease(self, world: World, key: Key, code: str, record: Record, sender: Living, sent_at: float) -> None:
         lease = world.lease(self._scenario.group_id, *key)
@@ -293,15 +293,15 @@ class Checks:
             self.fail("progress", f"{name_of(key)} is not known after a record that was accepted")
             return
         if (end := self.end_of(key)) is not None:
-            self.left_out.granted(key, lease.epoch, end)
+            self.excused.granted(key, lease.epoch, end)
         before, now = self._move(key, lease.epoch, lease.progress)
         if code == codes.REPOSITIONED:
             self._repositioned(key, before.stable, now.stable)
             return
         if now.stable < before.stable:
             self.fail("progress", f"{name_of(key)} went from {before.stable} back to {now.stable}")
-        # A release without an offset may be of an epoch that was over for its holder: what it knew, it has thrown away.
-        # Of any other it says that all that is done was reported.
+        # A release without an offset may be of an epoch that its holder had given up, with all it knew.
+        # Any other confirms that everything done was reported.
         is_bare = (
             isinstance(record, ReleasingPartition)
             and record.last_offset is None
@@ -315,7 +315,7 @@ class Checks:
             self._check_done(key, before, now, sender)
 
     def _judge_group(self, world: World, outcome: Outcome, record: Record, sender: Living, sent_at: float) -> None:
-        """A record of the coordinated group: who has what, and how far it is, after it."""
+        """Check owners and positions after a record of the coordinated group."""
         group = world.group(self._scenario.group_id)
         if group is None or world.partition != route_group(group.group_id, self._scenario.coordination_partitions):
             return
@@ -330,7 +330,7 @@ class Checks:
             owned = () if pieces is None else pieces[key[1]]
             epoch = max((piece.since for piece in owned), default=former.epoch)
             if owned and (end := self.end_of(key)) is not None:
-                self.left_out.owned(key, end)
+                self.excused.owned(key, end)
             before, now = self._move(key, epoch, Progress() if kept is None else kept.progress, with_it=True)
             said = entries.get(key, ())
             if any(code == codes.REPOSITIONED for _, code in said):
@@ -338,17 +338,17 @@ class Checks:
                 continue
             if now.stable < before.stable:
                 self.fail("progress", f"{name_of(key)} went from {before.stable} back to {now.stable}")
-            if isinstance(record, GroupHeartbeat):  # whoever has something to tell, commits
+            if isinstance(record, GroupHeartbeat):  # progress is reported by commits
                 self._beats(sender, key, before.epoch, sent_at)
             done = before.stable
             for entry, code in said:
                 if entry.action == START and code != codes.ALREADY_STARTED and entry.through is not None:
-                    self.left_out.started(key, before.epoch)
+                    self.excused.started(key, before.epoch)
                     done = self._began(key, before.epoch, entry.through)
                 elif entry.action == COMMIT and entry.through is not None and self._scenario.at_most_once:
                     self._grant(sender, record.instance_id, key, (done + 1, entry.through))
                 if entry.action == LET_GO:
-                    self.manners.released(sender, key, sent_at)
+                    self.members.released(sender, key, sent_at)
                 is_bare = entry.through is None and (sender.name, key) in self._holders.lost
                 if (entry.action == LET_GO and not is_bare) or (entry.action == COMMIT and entry.through is not None):
                     self._beats(sender, key, before.epoch, sent_at)
@@ -356,12 +356,12 @@ class Checks:
                 self._check_done(key, Seen(before.epoch, done, before.ranges), now, sender)
 
     def _began(self, key: Key, epoch: int, through: int) -> int:
-        """The group begins behind this offset (P9): nobody need handle what lies below, where it may begin late."""
-        late = self.left_out.may_be_left_out(key, epoch, through, -1)
+        """The group begins behind this offset (P9): if it may begin late, what lies below need not be handled."""
+        late = self.excused.is_excused(key, epoch, through, -1)
         return through if late or through < 0 else -1
 
     def _move(self, key: Key, epoch: int, progress: Progress, *, with_it: bool = False) -> tuple[Seen, Seen]:
-        """What was known of a partition, and what is. with_it: what this record says is done before a new epoch."""
+        """Store a partition's new progress. with_it: what this record reports as done before a new epoch."""
         before = self.accounts.seen.get(key) or Seen(-1, -1, ())
         now = Seen(epoch, progress.stable, tuple(split(progress.ranges).ranges))
         self.accounts.seen[key] = now
@@ -378,27 +378,27 @@ class Checks:
         self._holders.beaten[sender, key, epoch] = max(sent_at, self._holders.beaten.get((sender, key, epoch), 0.0))
 
     def _grant(self, sender: Living, instance_id: str, key: Key, span: tuple[int, int]) -> None:
-        """The log grants this to the sender (C12, G22)."""
+        """The log granted these offsets to the sender (C12, G22)."""
         self._granted.all.append((instance_id, key, *span, self._scheduler.now))
         self._granted.spans.setdefault((sender.name, key), []).append(span)
 
     def _check_done(self, key: Key, before: Seen, now: Seen, sender: Living) -> None:
-        """At least once: what is done from this record on was handled."""
+        """At least once: what this record reports as done was handled."""
         if now.stable == before.stable and now.ranges == before.ranges:
             return
         ledger = self.accounts.ledger(key)
-        # A sink that has a last offset leaves out what lies below, whoever handled it, and wherever an admin moved to.
+        # A sink with a last offset skips what lies below, whichever process handled it, wherever an admin moved to.
         again = sender.host.is_admin or key in self.accounts.written
         handled = ledger.ever if again else ledger.handled
         spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
         for first, last in spans:
             for offset in range(first, last + 1):
-                if offset not in handled and not self.left_out.may_be_left_out(key, now.epoch, offset, before.stable):
-                    self.fail("lost", f"{name_of(key)} offset {offset} is done by the log, and nobody handled it")
+                if offset not in handled and not self.excused.is_excused(key, now.epoch, offset, before.stable):
+                    self.fail("lost", f"{name_of(key)} offset {offset} is done by the log, and no process handled it")
                     return
 
     def _repositioned(self, key: Key, before: int, now: int) -> None:
-        """From here on what lies at or above the position is handled anew, what lies below never."""
+        """From here on, offsets at or above the position are handled again, those below never."""
         ledger = self.accounts.ledger(key)
         for offset in [x for x in ledger.handled if x > now]:
             del ledger.handled[offset]
@@ -406,44 +406,44 @@ class Checks:
             del ledger.begun[offset]
         for offset in range(before + 1, now + 1):
             if offset not in ledger.handled:
-                ledger.handled[offset] = NOBODY
+                ledger.handled[offset] = NOT_NEEDED
                 ledger.passed_over.add(offset)
             ledger.ever.add(offset)
         self.accounts.moved.add(key)
         self._holders.beaten = {at: sent for at, sent in self._holders.beaten.items() if at[1] != key}
 
     def _forgotten(self, cp: int) -> None:
-        """The group begins anew with what has its leases here (C16)."""
+        """The group starts over with the partitions whose leases are here (C16)."""
         cps = self._scenario.coordination_partitions
         home = route_group(self._scenario.group_id, cps) if self._scenario.strategy is not None else None
         for key, seen in self.accounts.seen.items():
             if (route_lease(*key, cps) if home is None else home) == cp:
                 self._repositioned(key, seen.stable, -1)
                 self.accounts.seen[key] = Seen(seen.epoch, -1, ())
-                self.left_out.forgotten(key)
+                self.excused.forgotten(key)
 
     # Work.
 
     def received(self, process: Living, messages: Iterable[Message]) -> None:
-        """A worker was handed these, just now."""
+        """A worker received these just now."""
         for key in {place_of(message)[0] for message in messages}:
-            self.manners.received(process, key)
+            self.members.received(process, key)
 
     def begins(self, process: Living, message: Message) -> None:
         """A worker begins to handle a message."""
         key, offset = place_of(message)
         self.counts["messages"] += 1
         self.events.append(("begins", self._scheduler.now, process.name, *key, offset))
-        assignment = in_hand_of(process, key, message)
+        assignment = in_flight_of(process, key, message)
         self._holders.epochs[process, key] = -1 if assignment is None else assignment.epoch
-        self.manners.begins(process, key, offset)
+        self.members.begins(process, key, offset)
         self.accounts.ordering.begins(process, key, offset, self.accounts.ledger(key).ever)
         if assignment is not None:
-            self.left_out.begins(key, assignment.epoch, offset)
+            self.excused.begins(key, assignment.epoch, offset)
             self._check_token(process, key, assignment.epoch)
-        if assignment is None and not self._scenario.at_most_once:  # what was granted is one's own for ever (C12)
+        if assignment is None and not self._scenario.at_most_once:  # a grant is never revoked (C12)
             lost_at = self._holders.lost.get((process.name, key))
-            if not self.manners.was_granted(process, key):
+            if not self.members.was_granted(process, key):
                 self.fail(
                     "work without lease",
                     f"{process.name} begins {name_of(key)} offset {offset}, and never had its lease",
@@ -453,8 +453,8 @@ class Checks:
                 if late_ms > GRACE_INTERVALS * self._scenario.longest_interval_ms:
                     self.fail(
                         "work without lease",
-                        f"{process.name} begins {name_of(key)} offset {offset}, {late_ms:.0f} ms after it was told "
-                        "that the lease under which it got it is lost (on_lost, T4); somebody else may work on it",
+                        f"{process.name} begins {name_of(key)} offset {offset}, {late_ms:.0f} ms after it learned "
+                        "that the lease under which it got it is lost (on_lost, T4); another process may work on it",
                     )
         if self._scenario.at_most_once:
             self._begins_once(process, key, offset, assignment)
@@ -463,7 +463,7 @@ class Checks:
         self._check_owners()
 
     def _check_token(self, process: Living, key: Key, epoch: int) -> None:
-        """A fencing token is one process's, for ever (C9, G5)."""
+        """A fencing token belongs to one process for ever (C9, G5)."""
         other = self._holders.tokens.setdefault((key, epoch), process)
         if other is not process:
             self.fail("two owners", f"{name_of(key)}: {other.name} and {process.name} work under one token, {epoch}")
@@ -474,11 +474,11 @@ class Checks:
         if not any(first <= offset <= last for first, last in reversed(granted)):
             self.fail("not granted", f"{process.name} begins {name_of(key)} offset {offset}, which it was not granted")
         if assignment is None and key in self.accounts.moved:
-            return  # handed out before an admin moved the position, maybe: then others may get it again
+            return  # possibly delivered before an admin moved the position: others may then get it again
         times = self._granted.begun[process.name, key, offset] = (
             self._granted.begun.get((process.name, key, offset), 0) + 1
         )
-        # Granted again after an admin moved the position back: it may still go on with what it had been granted before.
+        # Granted again after an admin moved the position back: it may still continue with the earlier grant.
         again = begun.get(offset) is process and times <= sum(first <= offset <= last for first, last in granted)
         if offset in begun and not again:
             self.fail("repeated", f"{name_of(key)} offset {offset} went to {begun[offset].name} and to {process.name}")
@@ -502,12 +502,12 @@ class Checks:
                 self.fail(
                     "repeated",
                     f"{name_of(key)} offset {offset} was done by {former.name} at {handled_at:.1f} ms, beyond a gap; "
-                    f"until {beaten:.1f} ms it had not told so, and {process.name} handles it again (P5)",
+                    f"until {beaten:.1f} ms it had not reported that, and {process.name} handles it again (P5)",
                 )
         if former is not process and former.host.is_iterating and not former.host.is_interrupted:
             beaten = self._holders.beaten.get((former, key, epoch), 0.0)
             if self._terms.is_orderly and former.end.asked_at < inf:
-                beaten = max(beaten, former.end.asked_at)  # whoever ends tells the log first what is done
+                beaten = max(beaten, former.end.asked_at)  # a closing member reports first what is done
             if beaten > handled_at + DONE_SLACK_MS:
                 self.fail(
                     "repeated",
@@ -516,15 +516,15 @@ class Checks:
                 )
 
     def raised(self, process: Living, what: str) -> None:
-        """A worker's call was interrupted, or a read torn."""
+        """A worker's call was interrupted, or a read raised."""
         self.counts[what] += 1
         self.events.append((what, self._scheduler.now, process.name))
 
     def handled(self, process: Living, message: Message, *, in_vain: bool = False) -> None:
-        """A worker has handled a message; in_vain: it failed at it."""
+        """A worker has handled a message; in_vain: its handler failed."""
         key, offset = place_of(message)
         self.events.append(("failed" if in_vain else "handled", self._scheduler.now, process.name, *key, offset))
-        self.manners.handled(process, key, offset)
+        self.members.handled(process, key, offset)
         self.accounts.ordering.ended(process, key, offset)
         if not in_vain:
             self._is_handled(process, key, offset)
@@ -535,7 +535,7 @@ class Checks:
         ledger.ever.add(offset)
 
     def committed(self, process: Living, rows: Iterable[Message]) -> None:
-        """A transaction of the fenced sink was committed."""
+        """The fenced sink committed a transaction."""
         self.counts["transactions"] += 1
         for message in rows:
             key, offset = place_of(message)
@@ -550,13 +550,13 @@ class Checks:
     # In the end.
 
     def check_granted(self, alive: Iterable[Living], data: Mapping[Key, int]) -> None:
-        """At most once: what the log granted to a process that lived was handed out, or reported by it (C13)."""
+        """At most once: what the log granted to a surviving process was delivered or reported by it (C13)."""
         lived = {process.name for process in alive}
         reported: dict[tuple[str, Key], list[tuple[int, int]]] = {}
         for process, consumer in self.consumers.values():
             for topic, partition, first, last in consumer.delivery.grants.unprocessed:
                 reported.setdefault((process.name, (topic, partition)), []).append((first, last))
-            if process.end.ended:  # it was closed before the log answered: what it had asked for may be granted, or not
+            if process.end.ended:  # it closed before the log answered: what it requested may be granted or not
                 for key, _, first, last in consumer.delivery.grants._given_up:
                     reported.setdefault((process.name, key), []).append((first, last))
         fresh = self._scheduler.now - 5 * self._scenario.longest_interval_ms - 1_000
@@ -569,7 +569,7 @@ class Checks:
                 if (
                     offset not in ledger.ever
                     and not any(low <= offset <= high for low, high in spans)
-                    and not self.left_out.is_gone(key, offset)
+                    and not self.excused.is_gone(key, offset)
                 ):
                     self.fail(
                         "lost", f"{name_of(key)} offset {offset} was granted to {name}, not handed out, not reported"
@@ -577,24 +577,24 @@ class Checks:
                     return
 
     def check_gaps(self, keys: Iterable[Key]) -> None:
-        """At least once: what retention took is what members told of."""
-        told: dict[Key, list[tuple[int, int]]] = {}
+        """At least once: what retention deleted is what members reported as gone."""
+        reported: dict[Key, list[tuple[int, int]]] = {}
         for _, consumer in self.consumers.values():
             for key, first, last in consumer.positions.gaps:
-                told.setdefault(key, []).append((first, last))
+                reported.setdefault(key, []).append((first, last))
         for key in keys:
-            self.left_out.check_told(key, told.get(key, ()), self.accounts.ledger(key).ever, self.stable(key))
+            self.excused.check_reported(key, reported.get(key, ()), self.accounts.ledger(key).ever, self.stable(key))
 
     def check_sink(self, data: Mapping[Key, int]) -> None:
-        """The fenced sink has each message that no admin passed over."""
+        """The fenced sink has each message that no admin skipped."""
         for key, end in data.items():
             written, passed_over = self.accounts.written.get(key, set()), self.accounts.ledger(key).passed_over
             for offset in range(end):
-                if offset not in written and offset not in passed_over and not self.left_out.is_gone(key, offset):
+                if offset not in written and offset not in passed_over and not self.excused.is_gone(key, offset):
                     self.fail("fenced sink", f"{name_of(key)} offset {offset} was never written")
                     return
 
     def stable(self, key: Key) -> int:
-        """Up to where the log says that everything is done."""
+        """The highest offset up to which everything is done, by the log."""
         seen = self.accounts.seen.get(key)
         return -1 if seen is None else seen.stable

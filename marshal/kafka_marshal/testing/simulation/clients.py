@@ -1,4 +1,4 @@
-"""The processes of a story: a client's worker is started, and again when it has ended, as by any supervisor."""
+"""The processes of a story: each client's worker is started, and restarted after it ends, as by a supervisor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kafka_marshal.testing.simulation.workers import built_in, host_of
 
 __all__ = ["RESTART_INTERVALS", "Clients"]
 
-#: A worker that has ended is started again after so many HI.
+#: An ended worker is restarted after this many HI.
 RESTART_INTERVALS = 0.5
 
 
 class Clients:
-    """Every process that there ever was, of workers and of admins."""
+    """All processes of a story, of workers and of admins."""
 
     def __init__(self, scenario: Scenario, network: Network, checks: Checks, worker: Worker | None) -> None:
         self._scenario = scenario
@@ -34,13 +34,13 @@ class Clients:
             host.is_interrupted = scenario.is_interrupted(name)
         self.processes: list[Process] = []
         self._started: dict[str, int] = {}
-        #: Until when (virtual ms) a client is not started again.
+        #: Virtual time (ms) until which a client is not restarted.
         self.away: dict[str, float] = {}
-        #: How much slower than usual a client's work is now.
+        #: Current slowdown of a client's work (1: none).
         self.slowness: Callable[[str], float] = lambda _: 1.0
 
     def new_process(self, host: Host) -> Process:
-        """One more process on a host."""
+        """A new process on a host."""
         number = self._started[host.name] = self._started.get(host.name, 0) + 1
         interval_ms = self._scenario.interval_of(host.name, number)
         process = Process(f"{host.name}#{number}", host, self._network, self._checks, self._scenario.seed, interval_ms)
@@ -48,7 +48,7 @@ class Clients:
         return process
 
     def start(self, name: str) -> None:
-        """Start a client's worker, unless one runs, or it is to stay away."""
+        """Start a client's worker unless one runs or the client must stay away."""
         if self.running(name) is not None or self._scheduler.now < self.away.get(name, 0.0):
             return
         client = self._clients[name]
@@ -67,7 +67,7 @@ class Clients:
         self.later(RESTART_INTERVALS, lambda: self.start(name))
 
     def running(self, name: str) -> Process | None:
-        """A client's process that has not died, ended or been stopped; the newest."""
+        """The newest process of a client that has not died, ended or been stopped."""
         alive = [p for p in self.processes if p.client_id == name and not p.dead and not p.end.ended]
         return next((p for p in reversed(alive) if p.stopped_until <= self._scheduler.now or not p.end.replaced), None)
 
@@ -77,9 +77,9 @@ class Clients:
         self._checks.forget(process)
 
     def later(self, intervals: float, function: Callable[[], object]) -> None:
-        """Call this after so many HI."""
+        """Call this after ``intervals`` HI."""
         self._scheduler.call_at(self._scheduler.now + intervals * self._hi, function)
 
     def note(self, name: str, *what: object) -> None:
-        """A line of the story's history."""
+        """Add a line to the story's history."""
         self._checks.events.append((name, self._scheduler.now, *what))

@@ -1,4 +1,4 @@
-"""The topics whose messages are to be handled: made, filled in bursts, and how far they go."""
+"""The data topics: created, filled in bursts, with their start and end offsets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kafka_marshal.types import Key
 
 __all__ = ["Data"]
 
-#: Messages that come together, on the average.
+#: Mean number of messages in a burst.
 BURST = 12
-#: How many HI's messages are there at the start.
+#: The messages of this many HI exist at the start.
 AT_START = 7
-#: In stories with lanes, the messages' keys, and how often each comes, relative to the others.
+#: In stories with lanes: message keys and their weights.
 MESSAGE_KEYS: dict[bytes | None, float] = {None: 1.0, b"a": 4.0, b"b": 2.0, b"c": 1.3, b"d": 1.0, b"e": 0.8}
 
 
@@ -30,20 +30,20 @@ class Data:
         self._scheduler = scheduler
         self._broker = broker
         self._network = network
-        #: Messages that come in all.
+        #: Number of messages of the whole story.
         self.published: int = 0
-        #: Told of each message: its partition, its offset, its key.
+        #: Called with each message's partition, offset and key.
         self.on_message: Callable[[Key, int, bytes | None], object] = lambda *_: None
-        #: What keys are drawn from.
+        #: Random source of keys.
         self._rng = Random(f"{scenario.seed}/keys")
 
     def plan(self) -> None:
-        """Make the topics, and have their messages come in time."""
+        """Create the topics and schedule their messages."""
         scenario, hi = self._scenario, float(self._scenario.heartbeat_interval_ms)
         for topic, partitions in scenario.data_topics.items():
             self._broker.create_topic(topic, partitions)
         rng = Random(f"{scenario.seed}/messages")
-        # In the order of time, so that a story that ends sooner has the same beginning.
+        # In order of time, so that a shorter story has the same beginning.
         at, last, rate = 0.0, 0.95 * scenario.intervals, scenario.messages
         while at < last:
             burst = int(rng.expovariate(1 / BURST)) + 1
@@ -61,19 +61,19 @@ class Data:
             self._add(keys[int(drawn * len(keys))])
 
     def _add(self, key: Key) -> None:
-        """One more message of a partition."""
+        """Publish one message to a partition."""
         has_key = self._scenario.order is not None
         drawn = self._rng.choices(list(MESSAGE_KEYS), list(MESSAGE_KEYS.values()))[0] if has_key else None
         self.on_message(key, self._network.publish(*key, b"", drawn), drawn)
 
     def fill_up_to(self, key: Key, end: int) -> None:
-        """Have messages come until a partition goes as far as this."""
+        """Publish messages until a partition ends at ``end``."""
         for _ in range(self.end(key), end):
             self._add(key)
             self.published += 1
 
     def count(self, topic: str) -> int:
-        """How many partitions a topic has now."""
+        """The present number of a topic's partitions."""
         return self._broker.existing[topic].info.partitions
 
     def all_partitions(self) -> list[Key]:
@@ -81,7 +81,7 @@ class Data:
         return [(topic, part) for topic in self._scenario.data_topics for part in range(self.count(topic))]
 
     def start(self, key: Key) -> int:
-        """The offset of the first message that is kept."""
+        """The offset of the first retained message."""
         return self._broker.existing[key[0]].partitions[key[1]].start
 
     def end(self, key: Key) -> int:
@@ -89,11 +89,11 @@ class Data:
         return self._broker.existing[key[0]].partitions[key[1]].end
 
     def end_if_any(self, key: Key) -> int | None:
-        """None: it is a name that somebody claimed, and no topic has it."""
+        """The end offset; None if the partition is only a claimed name without a topic."""
         topic = self._broker.existing.get(key[0])
         return topic.partitions[key[1]].end if topic is not None and key[1] < len(topic.partitions) else None
 
     def grow(self, topic: str, most: int) -> None:
-        """One partition more, unless it has so many."""
+        """Add a partition, up to ``most``."""
         if self.count(topic) < most:
             self._broker.grow_topic(topic, self.count(topic) + 1)

@@ -1,4 +1,4 @@
-"""All replicas of a story decode the same values: one of them does it for all."""
+"""A cache of decoded values: all replicas of a story decode the same ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rationalizer.wire.unpacking import Message
 
 __all__ = ["decoded_once"]
 
-#: Values whose decoded form is kept.
+#: Capacity of the cache.
 READ_CACHE = 512
 
 
 @contextmanager
 def decoded_once() -> Iterator[None]:
-    """Every replica decodes the same values. Decoding has no state (E6): one of them does it for all."""
+    """Decode each value once for all replicas; decoding has no state (E6)."""
     with ExitStack() as stack:
         for module, name, keep in ((world, "read", lru_cache(READ_CACHE)), (outcome, "build", _built_once)):
             function = getattr(module, name)
@@ -28,7 +28,7 @@ def decoded_once() -> Iterator[None]:
 
 
 def _built_once(build: Callable[[Kind, Message], Record]) -> Callable[[Kind, Message], Record]:
-    """Kept by the message's identity, for all replicas get the same one: to work out its hash takes as long again."""
+    """Cached by the message's identity, which replicas share: hashing it costs as much as building the record."""
     built: dict[int, tuple[Message, Record]] = {}
 
     def keep(kind: Kind, message: Message) -> Record:

@@ -1,4 +1,4 @@
-"""What goes wrong in a story: each fault befalls its client, its host, the log or the group."""
+"""Injects the faults of a story into a client, its host, the log or the group."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kafka_marshal.types import Key
 
 __all__ = ["PAUSE_INTERVALS", "Faults"]
 
-#: How long an admin's pause lasts where nobody ends it, at most (HI).
+#: Longest duration of an admin's pause if no one ends it (HI).
 PAUSE_INTERVALS = 10
-#: Offsets without a message, one after the other.
+#: Consecutive offsets without a message.
 MARKERS = 3
-#: How long Kafka may be silent for somebody who prunes.
+#: Time-out of an admin's requests while it prunes.
 PRUNE_TIMEOUT_S = 2.0
 
 
 class Faults:
-    """The faults of one story, as they come and go."""
+    """The faults of one story."""
 
     def __init__(self, scenario: Scenario, network: Network, checks: Checks, clients: Clients, data: Data) -> None:
         self._scenario = scenario
@@ -39,13 +39,13 @@ class Faults:
         self._clients = clients
         self._data = data
         self.admin_host: Host = Host("admin", is_admin=True)
-        #: Faults that last, by client.
+        #: Active faults by client.
         self._active: dict[str, list[Fault]] = {client.name: [] for client in scenario.clients}
         self._are_over = False
         clients.slowness = self._slowness
 
     def befall(self, fault: Fault) -> None:
-        """It happens now, unless faults are over."""
+        """Inject a fault now unless the time of faults is over."""
         if self._are_over:
             return
         self._clients.note("fault", fault.kind, fault.client, fault.intervals, fault.size, fault.partition)
@@ -85,13 +85,13 @@ class Faults:
                         self._clients.later(fault.intervals, partial(self._heal, name, fault))
 
     def _cut(self, fault: Fault) -> None:
-        """Old messages go, handled or not (P9)."""
+        """Delete old messages, handled or not (P9)."""
         keys, turn = self._data.all_partitions(), int(fault.at) if self._scenario.other_partitions else 0
         key = keys[(fault.partition + turn) % len(keys)]
         start, end = self._data.start(key), self._data.end(key)
         before = start + round(fault.size * (end - start))
         self._network.cut_below(*key, before)
-        self._checks.left_out.cut(key, before)
+        self._checks.excused.cut(key, before)
 
     def _strike(self, process: Process, fault: Fault) -> None:
         name, back = process.client_id, partial(self._clients.start, process.client_id)
@@ -115,7 +115,7 @@ class Faults:
             self._refresh(name)
 
     def _refresh(self, name: str) -> None:
-        """A host's trouble is what its faults make of it."""
+        """Recompute a host's trouble from its active faults."""
         trouble, fresh = self._clients.hosts[name].trouble, Trouble()
         for fault in self._active[name]:
             match fault.kind:
@@ -149,9 +149,9 @@ class Faults:
         return 1.0 + 2 * self._hi / self._scenario.handling_ms * max(slow, default=0.0) / 10
 
     def _pause(self, fault: Fault) -> None:
-        """An admin pauses the group for a while; it may die of it, and the pause ends by itself then.
+        """An admin pauses the group for a while. If it dies meanwhile, the pause expires.
 
-        It moves positions (C11), or has the group forgotten (C16).
+        It moves positions (C11) or forgets the group (C16).
         """
         process = self._clients.new_process(self.admin_host)
         job = Job(process, self._scenario, self._clients.store)
@@ -179,14 +179,14 @@ class Faults:
         self.administer(fault.kind, process, work, fault)
 
     def _evict(self, fault: Fault) -> None:
-        """An operator removes a member of a coordinated group, which may well be alive (G20)."""
+        """An operator evicts a member of a coordinated group, which may be alive (G20)."""
         process = self._clients.new_process(self.admin_host)
         job = Job(process, self._scenario, self._clients.store)
-        admin = partial(job.admin, client_id=process.name)  # one that is made is another one in each run
+        admin = partial(job.admin, client_id=process.name)  # a generated id would differ between runs
         self.administer("evict", process, lambda: admin().evict(job.group_id, fault.client, force=True), fault)
 
     def _prune(self, fault: Fault) -> None:
-        """An admin removes what a start does not need any more; members may be far behind, and he may die of it."""
+        """An admin prunes the log while members may be far behind; it may be killed meanwhile."""
         process = self._clients.new_process(self.admin_host)
         job = Job(process, self._scenario, self._clients.store)
 
@@ -200,7 +200,7 @@ class Faults:
         self.administer("prune", process, work, fault)
 
     def administer(self, name: str, process: Process, work: Callable[[], object], fault: Fault) -> None:
-        """An admin does this; it may die of it."""
+        """Run ``work`` in an admin's process, which may be killed meanwhile."""
 
         def ended() -> None:
             self._clients.note("end", process.name, type(process.end.error).__name__)
@@ -214,18 +214,20 @@ class Faults:
             self._clients.later(fault.intervals, lambda: self._clients.kill(process))
 
     def _check_moved(self, process: Process, wanted: dict[Key, int | str]) -> None:
-        """What an admin says that he moved is where he wants it (C11), as long as nobody works."""
+        """Positions that an admin reports as moved are where it wanted them while no member works (C11)."""
         for key, target in wanted.items():
             position = self._data.start(key) if target == "earliest" else target
             if isinstance(position, int) and self._checks.stable(key) != position - 1:
                 at = self._checks.stable(key) + 1
-                self._checks.fail("moved", f"{process.name} put {key} at {target}, and the group goes on at {at} (C11)")
+                self._checks.fail(
+                    "moved", f"{process.name} put {key} at {target}, and the group continues at {at} (C11)"
+                )
 
     def _middle(self, rng: Random) -> int:
         return rng.randint(0, int(20 * self._scenario.messages / self._scenario.data_partitions) + 1)
 
     def end(self) -> None:
-        """Faults are over; what was stopped goes on, what died is there again."""
+        """End all faults: stopped processes continue, dead ones are restarted."""
         self._are_over = True
         self._clients.away.clear()
         self._clients.note("mended")

@@ -1,4 +1,4 @@
-"""What a process has by its own account: leases, or pieces of a coordinated group."""
+"""What a process believes to hold: leases, or pieces of a coordinated group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Held = HeldLease | HeldPiece
 
 
 def member(driver: Driver) -> GroupClient | None:
-    """The membership of a coordinated group; None: there is none, or it claims."""
+    """The membership of a coordinated group; None if it has not joined or claims its leases."""
     for consumer in driver.engine.consumers.values():
         if isinstance(consumer.source, GroupClient):
             return consumer.source
@@ -32,18 +32,18 @@ def holdings(driver: Driver) -> Mapping[Key, HeldLease] | Mapping[Key, HeldPiece
 
 
 def margin_ms(held: Held) -> float:
-    """How much sooner than the log a process takes it to be over (T4): a piece has a session, which is two HI (G20)."""
+    """How much earlier than by the log a process considers it over (T4); a piece's session is two HI (G20)."""
     hi = held.heartbeat_interval_ms
     return proof_margin_ms(2 * hi if isinstance(held, HeldPiece) else hi)
 
 
 def longest_trust_ms(held: Held) -> float:
-    """How long, by its own clock, a process may trust it after it sent its last accepted beat."""
+    """How long, by its own clock, a process may trust it after it sent its last accepted heartbeat."""
     return 2 * held.heartbeat_interval_ms - margin_ms(held)
 
 
 def last_proof(driver: Driver, held: Held) -> tuple[float, int]:
-    """When (own clock, ms) the last beat that proves it was sent, and its log time."""
+    """When the last accepted heartbeat was sent (own clock, ms), and its log time."""
     if isinstance(held, HeldLease):
         return held.proof.sent_at, held.proof.log_time
     found = member(driver)

@@ -1,4 +1,4 @@
-"""The worker of ``consumer.run``: handlers side by side, of which some fail, some take their time, and some hang."""
+"""The worker of ``consumer.run``: parallel handlers, of which some fail, some are slow and some hang."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from kafka_marshal.testing.simulation.process import Job
 
 __all__ = ["work_in_lanes"]
 
-#: The share of tries that fail; of the last tries among them, those that fail all the same.
+#: The share of attempts that fail, and of last attempts among them that fail nevertheless.
 FAILING, LAST_FAILING = 0.1, 0.1
-#: The share of tries that fail for good, and the same where calls are interrupted: there must be some; and of those
-#: that end the process.
+#: The share of attempts with a final failure, the same if calls are interrupted, and the share that ends the process.
 FINAL, FINAL_INTERRUPTED, FATAL = 0.002, 0.02, 0.0005
-#: Of a back-off, at least (Retry).
+#: Smallest share of a back-off (Retry).
 LEAST_WAIT = 0.5
-#: The share of tries that take longer, and how much, in HI, at most.
+#: The share of slow attempts, and by how much at most (HI).
 SLOW, SLOW_INTERVALS = 0.02, 1.0
-#: The share of tries that hang, how often one process hangs, and how long, in handler timeouts.
+#: The share of attempts that hang, the most of one process, and how long (handler timeouts).
 HANGING, MOST_HANGS, HANG_TIMEOUTS = 0.01, 2, (1.2, 3.0)
-#: The share of processes that hold partitions back, and for how long after which time, in HI.
+#: The share of processes that pause partitions, for how long, and the time between (HI).
 HOLDING_SHARE, HELD_INTERVALS, OPEN_INTERVALS = 0.25, (0.3, 2.0), (1.0, 8.0)
-#: What was taken up when its partition was held back is begun within this (s).
+#: Handlers submitted before a partition was paused begin within this (s).
 TAKEN_UP_S = 0.005
-#: By clocks with fractions (s).
+#: Rounding of clocks (s).
 ROUNDING_S = 1e-6
 
 
 class FailedError(Exception):
-    """A handler's own: it is worth another try."""
+    """A handler's failure that is worth another attempt."""
 
 
 class FinalError(Exception):
-    """Another one, which is not."""
+    """A handler's failure that is not."""
 
 
 class _Handling:
@@ -49,15 +48,15 @@ class _Handling:
         self._retry = retry
         self._timeout = timeout
         self._hangs = 0
-        #: (topic, partition, offset) → the number of the try that failed last, and when the next one may begin (s).
+        #: (topic, partition, offset) → number of the last failed attempt, and when the next may begin (s).
         self._failed: dict[tuple[str | None, int | None, int | None], tuple[int, float]] = {}
-        #: (topic, partition, epoch) → since when it is held back (s).
+        #: (topic, partition, epoch) → since when it is paused (s).
         self.held: dict[tuple[str | None, int | None, int], float] = {}
 
     def __call__(self, message: Message) -> None:
         job, attempt = self._job, Attempt.current()
         place = message.topic(), message.partition(), message.offset()
-        self._look(attempt, place)
+        self._check(attempt, place)
         seconds, chance = self._seconds(), job.random.random
         if chance() < FATAL and not job.is_calm:
             job.fail(message, seconds)
@@ -74,12 +73,12 @@ class _Handling:
         job.handle(message, seconds)
 
     def lost(self, attempt: Attempt, seconds: float, error: BaseException) -> None:
-        """The hook: a try that failed while the lease was not proven counts for nothing."""
+        """The hook: an attempt that failed while the lease was not proven does not count."""
         place = attempt.message.topic(), attempt.message.partition(), attempt.message.offset()
         self._failed[place] = attempt.number - 1, 0.0
 
     def _seconds(self) -> float:
-        """How much longer than usual a try takes."""
+        """How much longer than usual an attempt takes."""
         chance = self._job.random
         may_hang = self._timeout is not None and self._hangs < MOST_HANGS and not self._job.is_calm
         if may_hang and chance.random() < HANGING:
@@ -87,8 +86,8 @@ class _Handling:
             return chance.uniform(*HANG_TIMEOUTS) * (self._timeout or 0.0)
         return chance.uniform(0.0, SLOW_INTERVALS) * self._hi if chance.random() < SLOW else 0.0
 
-    def _look(self, attempt: Attempt, place: tuple[str | None, int | None, int | None]) -> None:
-        """Each try comes after the one before it, when it is due, and none of what is held back."""
+    def _check(self, attempt: Attempt, place: tuple[str | None, int | None, int | None]) -> None:
+        """Each attempt follows its predecessor, when it is due, and none is of a paused partition."""
         now = self._job.monotonic()
         number, due = self._failed.get(place, (0, 0.0))
         if attempt.number > 1 and attempt.number != number + 1:
@@ -101,7 +100,7 @@ class _Handling:
 
 
 def work_in_lanes(job: Job, marshal: Marshal, consumer: Consumer, timeout: float | None) -> None:
-    """Until it is to stop, or a failure was final; timeout: how long a handler may take (s)."""
+    """Run until stopped or a final failure; timeout: how long a handler may take (s)."""
     chance, hi = job.random, job.heartbeat_interval_ms / 1000
     retry = Retry(chance.randint(2, 5), (chance.choice([0.0, 0.02, 0.1]) * hi, 0.3 * hi), (FailedError,))
     handling = _Handling(job, retry, timeout)
@@ -125,7 +124,7 @@ def work_in_lanes(job: Job, marshal: Marshal, consumer: Consumer, timeout: float
 
 
 def _hold_back(job: Job, marshal: Marshal, consumer: Consumer, handling: _Handling) -> None:
-    """Another thread: now and then nothing is taken from a partition for a while."""
+    """Another thread: pauses a random partition from time to time."""
     hi = job.heartbeat_interval_ms / 1000
     while not marshal.stopping:
         job.sleep(job.random.uniform(*OPEN_INTERVALS) * hi)

@@ -1,8 +1,8 @@
-"""Exceptions out of nowhere: within a worker's calls of the library, out of a read, and Ctrl-C upon the story itself.
+"""Asynchronous exceptions in a worker's calls of the library and in reads, and Ctrl-C of the story itself.
 
-A signal's handler raises between any two instructions of a user's thread. Here it is raised where that thread meets
-the simulation: at each look at the clock, and before, within and after each wait for an answer, whose result is
-dropped then. The worker goes on with the same consumer.
+A signal handler can raise between any two instructions of a user's thread. Here it raises where that thread enters
+the simulation: at each read of the clock, and before, within and after each wait for an answer, whose result is
+then dropped. The worker continues with the same consumer.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ __all__ = ["Interrupted", "Interrupting", "TornReadError", "interrupted_between"
 
 T = TypeVar("T")
 
-#: A call that is interrupted is so at one of its first so many points, if it has them.
+#: An interrupted call is interrupted at one of its first points, at most this one.
 POINTS = 8
-#: How long a wait goes on before it is interrupted, at most (ms).
+#: Longest time after which a wait is interrupted (ms).
 LONGEST_WAIT_MS = 60.0
 
 
 class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt is called)
-    """Raised within a call of the library's."""
+    """Raised within a call of the library."""
 
 
 class TornReadError(Interrupted):
-    """Raised by a reader that has taken messages already, as where a callback raises within librdkafka."""
+    """Raised by a reader that has already taken messages, as if a callback raised within librdkafka."""
 
 
 class Interrupting:
-    """What raises in one process, and where: its random source decides, and how bad its trouble is at the moment."""
+    """Decides in which calls of a process an exception is raised, by its random source and its present trouble."""
 
     def __init__(self, scheduler: Scheduler, trouble: Trouble, rng: Random) -> None:
         self._scheduler = scheduler
         self._trouble = trouble
         self._rng = rng
-        #: Tasks within a call that is to be interrupted: how many points there are up to that one.
+        #: Tasks within a call that will be interrupted → points left until then.
         self._left: dict[Task, int] = {}
-        #: Told of each: what it was.
+        #: Called with the kind of each exception.
         self.on_raised: Callable[[str], object] = lambda what: None
 
     def call(self, function: Callable[..., T], *args: object) -> T:
@@ -62,8 +62,8 @@ class Interrupting:
         finally:
             self._left.pop(task, None)
 
-    def come(self) -> None:
-        """The present task comes to a point."""
+    def point(self) -> None:
+        """The current task reaches a point."""
         task = self._scheduler.current
         if task is None or (left := self._left.get(task)) is None:
             return
@@ -72,14 +72,14 @@ class Interrupting:
             self._raise(task)
 
     def rings_at(self) -> float | None:
-        """When (virtual ms) the wait that the present task begins is interrupted; None: it is not."""
+        """Virtual time (ms) at which the wait that the current task begins is interrupted; None: it is not."""
         task = self._scheduler.current
         if task is None or self._left.get(task) != 1:
             return None
         return self._scheduler.now + self._rng.random() * LONGEST_WAIT_MS
 
     def ring(self) -> None:
-        """That time has come."""
+        """Interrupt the current wait."""
         if (task := self._scheduler.current) is not None:
             self._raise(task)
 
@@ -89,19 +89,19 @@ class Interrupting:
         raise Interrupted
 
     def tear(self, messages: list[Message]) -> None:
-        """A reader has taken these."""
+        """Perhaps raise in a reader that has taken these."""
         if messages and self._trouble.torn_reads and self._rng.random() < self._trouble.torn_reads:
             self.on_raised("torn")
             raise TornReadError
 
 
 @contextmanager
-def interrupted_between(tell: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """A first Ctrl-C calls tell, and raises KeyboardInterrupt at the end of this; a second one raises it at once.
+def interrupted_between(on_signal: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """A first Ctrl-C calls ``on_signal`` and raises KeyboardInterrupt at the end of this; a second one raises at once.
 
-    Raised within a turn, KeyboardInterrupt would be a simulated worker's own: its ``with`` closes its consumer, time
-    passes for that, and the story goes on. Raised where garbage is collected, it would be lost in some destructor.
-    Where this is not the main thread, or SIGINT has a handler already that is not Python's own, nothing changes.
+    Raised within a turn, KeyboardInterrupt would belong to a simulated worker: its ``with`` would close the consumer
+    and the story would continue. Raised during garbage collection, it would be lost in a destructor.
+    Has no effect outside the main thread, or if SIGINT already has a handler other than Python's.
     """
     if threading.current_thread() is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -114,7 +114,7 @@ def interrupted_between(tell: Callable[[], object] = lambda: None) -> Iterator[N
         nonlocal is_asked
         is_asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        tell()
+        on_signal()
 
     signal.signal(signal.SIGINT, interrupt)
     try:

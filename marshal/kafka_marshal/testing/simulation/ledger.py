@@ -1,4 +1,4 @@
-"""What was done with messages, and what the log said of their leases, as the checks keep account of it."""
+"""The books of the checks: what was done with messages, and what the log holds of their leases."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.types import Key
 
-__all__ = ["NOBODY", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
+__all__ = ["NOT_NEEDED", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
 
 
 @dataclass(slots=True)
 class Seen:
-    """A lease as it was after the last record about it."""
+    """A lease after the last record about it."""
 
     epoch: int
     stable: int
     ranges: tuple[tuple[int, int], ...]
-    #: What was done when the epoch began.
+    #: Progress when the epoch began.
     granted_stable: int = -1
     granted_ranges: tuple[tuple[int, int], ...] = ()
 
@@ -32,24 +32,24 @@ class Seen:
 class Ledger:
     """What was done with the messages of one partition."""
 
-    #: offset → who handled it last, when it was through, and the epoch under which it was handed out (-1: unknown).
+    #: offset → last process that handled it, when it finished, and the epoch of its delivery (-1: unknown).
     handled: dict[int, tuple[Living, float, int]] = field(default_factory=dict)
-    #: Handled or begun (at most once), or passed over by an admin, ever.
+    #: Ever handled, begun (at most once), or skipped by an admin.
     ever: set[int] = field(default_factory=set)
-    #: Passed over by an admin before anybody had handled it. A sink that is ahead of it by now leaves it out for good,
-    #: also when the admin goes back behind it: to have it written, users rewind the sink, too (docs/sinks.md).
+    #: Skipped by an admin before it was handled. A sink that is ahead of it omits it for good, even if the admin moves
+    #: back behind it: to have it written, users rewind the sink, too (docs/sinks.md).
     passed_over: set[int] = field(default_factory=set)
-    #: At most once: offset → who was handed it.
+    #: At most once: offset → the process that received it.
     begun: dict[int, Living] = field(default_factory=dict)
 
 
-class _Nobody:
+class _NotNeeded:
     name = "an admin"
     host = Host("an admin")
 
 
-#: Who handled what nobody had to, when, and under which epoch.
-NOBODY: tuple[Living, float, int] = (_Nobody(), 0.0, -1)  # type: ignore[assignment]
+#: Stands in for the handler of messages that need none.
+NOT_NEEDED: tuple[Living, float, int] = (_NotNeeded(), 0.0, -1)  # type: ignore[assignment]
 
 
 @dataclass(slots=True)
@@ -73,15 +73,15 @@ class Accounts:
         return found
 
     def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
-        """Nobody is given these; they are done with what lies around them (P6)."""
+        """These offsets have no message; they are done with their neighbours (P6)."""
         for offset in offsets:
-            self.ledger(key).handled[offset] = NOBODY
+            self.ledger(key).handled[offset] = NOT_NEEDED
             self.ledger(key).ever.add(offset)
 
 
 @dataclass(slots=True)
 class Granted:
-    """At most once: what the log granted, and what became of it."""
+    """At most once: what the log granted, and what was begun of it."""
 
     #: (instance, partition, first, last offset, when)
     all: list[tuple[str, Key, int, int, float]] = field(default_factory=list)
@@ -93,13 +93,13 @@ class Granted:
 
 @dataclass(slots=True)
 class Holders:
-    """What is known of those who hold, or held, a lease."""
+    """Present and former holders of leases."""
 
-    #: (process, partition) → virtual time at which it knew that its lease was lost.
+    #: (process, partition) → virtual time at which it learned that its lease was lost.
     lost: dict[tuple[str, Key], float] = field(default_factory=dict)
-    #: (process, partition, epoch) → when its last accepted beat was sent.
+    #: (process, partition, epoch) → when its last accepted heartbeat was sent.
     beaten: dict[tuple[Living, Key, int], float] = field(default_factory=dict)
-    #: (partition, epoch) → who worked under it.
+    #: (partition, epoch) → the process that worked under it.
     tokens: dict[tuple[Key, int], Living] = field(default_factory=dict)
-    #: The epoch under which a process got the message that it handles now.
+    #: The epoch under which a process received the message that it handles now.
     epochs: dict[tuple[Living, Key], int] = field(default_factory=dict)

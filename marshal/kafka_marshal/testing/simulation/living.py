@@ -1,4 +1,4 @@
-"""A simulated process, as those see it who do not make it; and what troubles it."""
+"""A simulated process as the network, the runtime and the checks see it, and its present trouble."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["End", "Host", "Living", "Trouble"]
 
 @dataclass(slots=True)
 class Trouble:
-    """How bad the network is for one process at the moment."""
+    """The present network conditions of one process."""
 
-    #: One way, on the average (ms).
+    #: Mean latency, one way (ms).
     latency_ms: float = 0.4
-    #: Share of appends that never arrive, and of acknowledgements that do not come back.
+    #: Share of appends that are lost, and of acknowledgements that are.
     loss: float = 0.0
     ack_loss: float = 0.0
-    #: Share of appends that are written twice, and of those that arrive long after the client has given them up.
+    #: Share of appends that are written twice, and of those that arrive long after the client gave them up.
     duplicates: float = 0.0
     late: float = 0.0
-    #: No broker can be reached.
+    #: No broker is reachable.
     is_cut_off: bool = False
-    #: Until when (virtual ms) a partition of the coordination topic does not reach this client.
+    #: Partition of the coordination topic → virtual time (ms) until which this client receives nothing of it.
     deaf_until: dict[int, float] = field(default_factory=dict)
-    #: Share of a worker's calls that an exception ends, and of reads that raise with messages in hand.
+    #: Share of a worker's calls that an exception ends, and of reads that raise after taking messages.
     interrupts: float = 0.0
     torn_reads: float = 0.0
 
 
 @dataclass(slots=True)
 class Host:
-    """Where a client's processes run, one after the other."""
+    """The host of a client's processes."""
 
     name: str
     rate: float = 1.0
@@ -44,17 +44,17 @@ class Host:
     is_iterating: bool = False
     #: Its worker has many handlers (``consumer.run``).
     in_lanes: bool = False
-    #: Its worker sets messages aside, and says that others are done as soon as they are handled.
+    #: Its worker defers some messages and marks others as done meanwhile.
     defers: bool = False
-    #: What a broker sends reaches it every so many ms; 0: at once.
+    #: Interval (ms) at which what a broker sends reaches it; 0: at once.
     fetch_ms: float = 0.0
-    #: Its worker's calls, or its reads, raise now and then, and it goes on: what it has handled may come again.
+    #: Its worker's calls or reads sometimes raise and it continues: handled messages may be delivered again.
     is_interrupted: bool = False
     trouble: Trouble = field(default_factory=Trouble)
 
     @property
     def begins_at_once(self) -> bool:
-        """Whether it handles each message as soon as it gets it: what is begun late was handed out late."""
+        """Whether it handles each message at once: what begins late was delivered late."""
         return self.is_iterating or self.in_lanes
 
 
@@ -62,19 +62,19 @@ class Host:
 class End:
     """How a process ends."""
 
-    #: When (virtual ms) it was first asked to, by SIGTERM.
+    #: Virtual time (ms) of the first SIGTERM.
     asked_at: float = inf
     #: Its function has returned, or raised.
     ended: bool = False
     error: BaseException | None = None
-    #: Another process of the same client was started while this one was stopped.
+    #: Another process of this client was started while this one was stopped.
     replaced: bool = False
 
 
 class Living(Protocol):
-    """A process of its own; see :class:`~kafka_marshal.testing.simulation.process.Process`."""
+    """A simulated process; see :class:`~kafka_marshal.testing.simulation.process.Process`."""
 
-    #: Unique for ever.
+    #: Unique in a story.
     name: str
     client_id: str
     host: Host

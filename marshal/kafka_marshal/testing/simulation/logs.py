@@ -1,4 +1,4 @@
-"""What a story's processes log: nobody reads it, but for what should never be there."""
+"""Fails a story whose processes log an exception; drops everything else they log."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kafka_marshal.repeats import Repeats
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["RAISED", "overheard"]
+__all__ = ["RAISED", "failing_on_errors"]
 
 #: The promise that such a line breaks.
 RAISED = "raised"
 
 
-class _Ear(logging.Handler):
+class _ErrorHandler(logging.Handler):
     def __init__(self, scheduler: Scheduler, checks: Checks) -> None:
         super().__init__(logging.ERROR)
         self._scheduler = scheduler
@@ -32,13 +32,13 @@ class _Ear(logging.Handler):
 
 
 @contextmanager
-def overheard(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
-    """A policy or a callback that raised, or a thread of the library's own, fails the story; all else is dropped."""
+def failing_on_errors(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
+    """Fail the story if a policy, a callback or a thread of the library logs an exception; drop all else."""
     logger = logging.getLogger("kafka_marshal")
     before = logger.level, logger.propagate, logger.handlers, guard._repeats
     logger.setLevel(logging.ERROR)
-    logger.propagate, logger.handlers = False, [_Ear(scheduler, checks)]
-    guard._repeats = Repeats(guard.SAID_EVERY_S)  # another story's lines hold back none of this one's
+    logger.propagate, logger.handlers = False, [_ErrorHandler(scheduler, checks)]
+    guard._repeats = Repeats(guard.SAID_EVERY_S)  # lines of another story suppress none of this one
     try:
         yield
     finally:

@@ -1,22 +1,22 @@
-"""What a member owes the others beyond what the log can show: looked at as it applies records and hands out messages.
+"""Invariants of members that the log does not show, checked as they apply records and deliver messages.
 
 =====================  =========================================================================================
-doubt                  no lease is trusted where log time, as its member's replica has it, ran ahead of its clock since
-                       its last beat, until one sent after that is applied as accepted (T5)
-replaced               an instance that sees a later one take its lease over ends (C7), and so does a member of a
-                       coordinated group that sees a later one of its client_id join (G20)
-trust                  no lease is trusted for longer than 2 HI less the margin, by its member's own clock, after it
-                       sent the last beat that its replica has applied as accepted (T4)
-pause                  an HI after its replica has shown an admin's pause, it begins nothing more (C10)
-let go                 what is granted and not wanted is released with the same step (C17); and no lease is released
-                       while a message of it is in hand, unless the member closes, or lost it (C14)
-beats                  when all is well, each lease is beaten at least twice in HI (T4, C14), and each member of a
-                       coordinated group beats twice in its session (G20)
-limit                  nobody holds more than its policy allows (``MaxClaims``)
-in hand                in the end, what a member counts as in hand is what its worker has: with too much of it, it
-                       would fetch no more, for ever
-snapshots              they say what was so at exactly the place they name, one where one is due, and nobody raises an
-                       alarm about a true one (S2); hashes of the log are those of its records (S4)
+doubt                  no lease is trusted if log time in the member's replica ran ahead of its clock since its last
+                       heartbeat, until one sent later is applied as accepted (T5)
+replaced               an instance ends when it sees a later one take over its lease (C7), and a member of a
+                       coordinated group when a later one of its client_id joins (G20)
+trust                  no lease is trusted for longer than 2 HI less the margin, by the member's clock, after it sent
+                       the last heartbeat that its replica has applied as accepted (T4)
+pause                  a member begins no message an HI after its replica has shown an admin's pause (C10)
+let go                 an unwanted grant is released in the same step (C17), and no lease is released while a message
+                       of it is in flight, unless the member closes or lost it (C14)
+beats                  when all is well, each lease has at least two heartbeats in HI (T4, C14), and each member of a
+                       coordinated group two in its session (G20)
+limit                  no member holds more than its policy allows (``MaxClaims``)
+in hand                at the end, a member's count of messages in flight is exact: with too high a count it would
+                       stop fetching for ever
+snapshots              each equals the state at the offset it names, one exists wherever one is due, and no member
+                       reports a correct one as corrupt (S2); hashes of the log match its records (S4)
 =====================  =========================================================================================
 """
 
@@ -57,27 +57,27 @@ if TYPE_CHECKING:
 __all__ = ["MemberInvariants"]
 
 
-#: How much of an HI a member may go on once its replica shows a pause.
+#: HI for which a member may continue once its replica shows a pause.
 PAUSE_GRACE_INTERVALS = 1.0
-#: A release is sent again after an HI where the log does not show it.
+#: HI after which a release that the log does not show must have been sent again.
 REPEATED_INTERVALS = 1.5
-#: How far, in HI, log time has to run ahead: more than the margin, for a member may know of an older beat only.
+#: HI by which log time must run ahead: more than the margin, as a member may know only an older heartbeat.
 DOUBT_INTERVALS = 1.0
-#: When all is well a lease is never older than this share of HI.
+#: When all is well, no lease is older than this share of HI.
 OLDEST_BEAT = 0.5
-#: What a record takes from the engine to the network, and a message from the look at its lease to the worker (ms).
+#: Time of a record from the engine to the network, and of a message from the lease's check to the worker (ms).
 SLACK_MS = 2.0
 
-#: In place of a partition: a member of a coordinated group beats for all it has.
+#: In place of a partition: the heartbeat of a coordinated group's member covers all its partitions.
 _ALL: Key = ("", -1)
-#: (when sent, log time) of a beat that never was.
+#: (when sent, log time) if there was no heartbeat.
 _NEVER = (-inf, 0)
-#: (when seen, epoch) of a grant that never was.
+#: (when seen, epoch) if there was no grant.
 _NO_GRANT = (-inf, -1)
 
 
 class _Takeovers:
-    """Who holds what, by the log, and whom each takeover replaced (C7)."""
+    """The holders by the log, and the instance that each takeover replaced (C7)."""
 
     def __init__(self) -> None:
         #: Partition → (instance, epoch).
@@ -96,36 +96,36 @@ class _Takeovers:
 
 
 class MemberInvariants:
-    """Keeps account of what members were told, for one story."""
+    """Records what members of one story know, and checks them."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:
         self._scenario = scenario
         self._scheduler = scheduler
         self._fail = fail
-        #: A broker's clock is set: what members trust is looked at with every record, not only with their messages.
-        self.looks_closer: bool = any(fault.kind == "clock" for fault in scenario.faults)
+        #: A broker's clock is set: what members trust is checked with every record, not only with their messages.
+        self.checks_every_record: bool = any(fault.kind == "clock" for fault in scenario.faults)
         self._limits = {x.name: 3 for x in scenario.clients if x.policy == "max-claims" and x.worker != "yours"}
         #: By CP and offset: when (virtual ms) the record was sent.
         self._sent: dict[tuple[int, int], float] = {}
-        #: (process, partition) → when the newest beat of its own that its replica has applied was sent, and log time.
+        #: (process, partition) → when the newest of its heartbeats that its replica applied was sent, and log time.
         self._beats: dict[tuple[str, Key], tuple[float, int]] = {}
-        #: (process, CP) → from when to when (virtual ms) a pause by somebody else is in force, as it sees it.
+        #: (process, CP) → begin and end (virtual ms) of another process's pause, as it sees it.
         self._pauses: dict[tuple[str, int], tuple[float, float]] = {}
-        #: (process, partition) → message in hand: offset → since when.
+        #: (process, partition) → offset in flight → since when.
         self._in_hand: dict[tuple[str, Key], dict[int, float]] = {}
         #: (process, partition) → when it last lost the lease.
         self._lost: dict[tuple[str, Key], float] = {}
-        #: When the log took it, as against the member's own clock, which may have ended it in the same moment (T4).
+        #: When it was lost by the log, which the member's clock may have ended in the same moment (T4).
         self._fenced: dict[tuple[str, Key], float] = {}
-        #: (process, partition) → since when its lease is in doubt: until a beat sent after that is applied (T5).
+        #: (process, partition) → since when its lease is in doubt: until a later heartbeat is applied (T5).
         self._doubts: dict[tuple[str, Key], float] = {}
-        #: (process, partition) → when its replica last showed it a grant that it still wanted, and the epoch.
+        #: (process, partition) → when its replica last showed a grant that it still wanted, and the epoch.
         self._grants: dict[tuple[str, Key], tuple[float, int]] = {}
         self._takeovers = _Takeovers()
         self._is_coordinated = scenario.strategy is not None
-        #: Processes that their replica has shown as members of the coordinated group.
+        #: Processes whose replica showed them as members of the coordinated group.
         self._were_members: set[str] = set()
-        #: By client: the number of its newest process that has joined.
+        #: Client → number of its newest process that joined.
         self._newest: dict[str, int] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
@@ -141,7 +141,7 @@ class MemberInvariants:
             self._check_successor(record)
 
     def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
-        """A member's replica has applied a record, and its engine was told."""
+        """A member's replica and its engine have applied a record."""
         if alarms := driver.upkeep.snapshots.alarms:
             self._fail("snapshots", f"{process.name} raised an alarm about a true one: {alarms[0]}")
         message, engine = outcome.message, driver.engine
@@ -153,13 +153,15 @@ class MemberInvariants:
             self._check_member(process, driver, offset, outcome)
         replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
-            # Not who had let it go, or given up its claim, and was granted it all the same: such a lease it frees.
+            # Not one that had released it or withdrawn its claim before the grant: it releases such a lease.
             key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
             lost_at = self._lost.get((process.name, key), -inf)
             fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
             granted_at, epoch = self._grants.get((process.name, key), _NO_GRANT)
             if epoch == over and (fenced_now or granted_at > lost_at):
-                self._fail("replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and goes on (C7)")
+                self._fail(
+                    "replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and continues (C7)"
+                )
         if message[4] != settings.group_id:
             return
         pause = driver.replica.worlds[cp].pause(settings.group_id)
@@ -184,15 +186,15 @@ class MemberInvariants:
             self._granted(process, driver, offset, outcome)
 
     def _check_successor(self, record: JoinGroup) -> None:
-        """A JoinGroup was accepted: not of one that was a member, and whose successor is one, or was (G20)."""
+        """An accepted JoinGroup is not of a former member whose successor has joined (G20)."""
         name = record.instance_id.rpartition(".")[0]
         number, newest = int(name.rpartition("#")[2]), self._newest.get(record.client_id, 0)
         if number < newest and name in self._were_members:
             self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
-        self._newest[record.client_id] = number  # one that comes late, when its successor has left, is the newest
+        self._newest[record.client_id] = number  # one that arrives after its successor left is the newest
 
     def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
-        """A member of the coordinated group has applied a record, and its engine was told."""
+        """A member of the coordinated group and its engine have applied a record."""
         message, source = outcome.message, member(driver)
         if message is None or source is None or message[4] != self._scenario.group_id:
             return
@@ -205,7 +207,7 @@ class MemberInvariants:
                 self._grants[process.name, key] = self._scheduler.now, piece.epoch
 
     def was_granted(self, process: Living, key: Key) -> bool:
-        """Whether a process has ever seen a lease granted to it."""
+        """Whether a process ever saw this lease granted to it."""
         return (process.name, key) in self._grants
 
     def _granted(self, process: Living, driver: Driver, epoch: int, outcome: Outcome) -> None:
@@ -232,7 +234,8 @@ class MemberInvariants:
                 for effect in driver.engine.outbox.effects
             ):
                 self._fail(
-                    "let go", f"{process.name} was granted {_name(key)} (epoch {epoch}), and neither uses nor frees it"
+                    "let go",
+                    f"{process.name} was granted {_name(key)} (epoch {epoch}), and neither uses nor releases it",
                 )
         limit = self._limits.get(process.client_id)
         held = sum(lease.held for lease in book.leases.values())
@@ -256,26 +259,26 @@ class MemberInvariants:
                     self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (C17)")
 
     def read(self, process: Living, driver: Driver) -> None:
-        """A member's replica has applied what came, and its engine was told."""
+        """A member's replica and its engine have applied a batch."""
         self.check_trust([(process, driver)], has_compared=False)
-        if not self.looks_closer:
+        if not self.checks_every_record:
             return
         for key, lease in holdings(driver).items():
             if lease.held and self._ahead(process, driver, lease) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
                 self._doubts.setdefault((process.name, self._proven_with(key)), self._scheduler.now)
 
     def _proven_with(self, key: Key) -> Key:
-        """What the beats are noted under that keep this partition."""
+        """The key of the heartbeats that keep this partition."""
         return _ALL if self._is_coordinated else key
 
     def _ahead(self, process: Living, driver: Driver, held: Held) -> float:
-        """How far log time ran ahead of a member's clock since its last beat (T5)."""
+        """How far log time ran ahead of a member's clock since its last heartbeat (T5)."""
         sent_at, log_time = self._beats.get((process.name, self._proven_with(held.key)), _NEVER)
         elapsed: float = (self._scheduler.now - sent_at) * process.runtime.rate
         return driver.replica.worlds[held.cp].log_time - log_time - elapsed
 
     def released(self, process: Living, key: Key, sent_at: float) -> None:
-        """A release was accepted; some of what was in hand when it was sent must have had ``revoke_timeout``."""
+        """A release was accepted; a message in flight when it was sent must have had ``revoke_timeout``."""
         lost_at = self._lost.get((process.name, key), -1.0)
         if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
@@ -284,18 +287,18 @@ class MemberInvariants:
         if not since:
             return
         if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
-            self._lost[process.name, key] = sent_at  # left behind: the partition waits for none longer than for this
+            self._lost[process.name, key] = sent_at  # abandoned: the release waits for this one at most
             return
         where = f"{process.name} released {_name(key)} at {sent_at:.1f} ms"
-        self._fail("let go", f"{where}, with offset {next(iter(since))} in hand")
+        self._fail("let go", f"{where}, with offset {next(iter(since))} in flight")
 
     def lost(self, process: Living, key: Key, reason: str) -> None:
-        """A member was told that a lease is lost."""
+        """A member has lost a lease."""
         again_ms = self._scheduler.now - self._lost.get((process.name, key), -inf)
         is_late = process.host.in_lanes and reason == Loss.HANDLER_TIMEOUT
         if is_late and again_ms < process.heartbeat_interval_ms:
             what = f"{process.name} lost {_name(key)}, which it had lost {again_ms:.0f} ms ago"
-            self._fail("let go", f"{what}, to a handler that can't have had its time since")
+            self._fail("let go", f"{what}, to a handler whose timeout can't have passed since")
         self._lost[process.name, key] = self._scheduler.now
         if reason == Loss.FENCED:
             self._fenced[process.name, key] = self._scheduler.now
@@ -304,12 +307,12 @@ class MemberInvariants:
 
     @property
     def is_calm(self) -> bool:
-        """Whether all has been well for a while."""
+        """Whether nothing has gone wrong for two HI."""
         since = self.calm_since
         return since is not None and self._scheduler.now >= since + 2 * self._scenario.longest_interval_ms
 
     def check_beats(self, world: World, running: dict[str, Driver]) -> None:
-        """When all is well: how old the last beats are."""
+        """When all is well: check the age of last heartbeats."""
         group = world.group(self._scenario.group_id)
         for one in group.members.values() if group is not None and world.pause(group.group_id) is None else ():
             driver = running.get(one.instance_id.rpartition(".")[0])
@@ -326,7 +329,7 @@ class MemberInvariants:
                 continue
             key = (lease.topic, lease.partition)
             own = driver.engine.book.leases.get(key)
-            # The first beat is due from when its member saw the grant, which it fetched some time after.
+            # The first heartbeat is due from when the member saw the grant.
             seen = self._scheduler.now - self._grants.get((name, key), _NO_GRANT)[0]
             age = min(lease.age(world.log_time), seen)
             if age <= OLDEST_BEAT * lease.heartbeat_interval_ms:
@@ -349,7 +352,7 @@ class MemberInvariants:
                 if process.host.begins_at_once:
                     self._check_late(process, key, f"offset {offset}", lease)
         if not process.host.begins_at_once or self._scenario.at_most_once:
-            return  # others may have had it in hand for a while
+            return  # other workers may have had it in flight for a while
         hi = self._scenario.longest_interval_ms
         for driver in process.drivers:
             lease = holdings(driver).get(key)
@@ -361,13 +364,13 @@ class MemberInvariants:
                 self._fail("pause", f"{process.name} begins {_name(key)} offset {offset}, {late:.0f} ms into a pause")
 
     def received(self, process: Living, key: Key) -> None:
-        """A worker was handed messages, which may have been gathered for a while."""
+        """A worker received messages, possibly collected for a while."""
         for driver in process.drivers:
             if (lease := holdings(driver).get(key)) is not None:
                 self._check_late(process, key, "messages", lease)
 
     def _check_late(self, process: Living, key: Key, what: str, held: Held) -> None:
-        """Granted or not, nothing is handed out when the lease may be over (T4)."""
+        """Granted or not, no message is delivered when the lease may be over (T4)."""
         sent_at, _ = self._beats.get((process.name, self._proven_with(key)), _NEVER)
         elapsed = (self._scheduler.now - sent_at) * process.runtime.rate
         if elapsed > longest_trust_ms(held) + SLACK_MS:
@@ -380,25 +383,25 @@ class MemberInvariants:
     # What a member trusts.
 
     def check_trust(self, members: Iterable[tuple[Living, Driver]], *, has_compared: bool = True) -> None:
-        """Of everybody who may hand out messages now. has_compared: the engine knows log time by now."""
+        """Check all members that may deliver messages now. has_compared: the engine knows log time."""
         for process, driver in members:
             if process.is_running:
                 now = driver.now_ms()
                 for key, lease in holdings(driver).items():
                     if now < lease.hand_out_until:
                         self._check_trust(process, now, key, lease)
-                        if self.looks_closer and has_compared:
+                        if self.checks_every_record and has_compared:
                             self._check_ahead(process, driver, now, lease)
 
     def _check_ahead(self, process: Living, driver: Driver, now: float, lease: Held) -> None:
-        """What is trusted may not lie further behind log time than the margin, by the member's own proof (T5)."""
+        """A trusted lease lies no further behind log time than the margin, by the member's own proof (T5)."""
         sent_at, log_time = last_proof(driver, lease)
         ahead = driver.replica.worlds[lease.cp].log_time - log_time - (now - sent_at)
         if ahead > margin_ms(lease) + SLACK_MS:
             self._fail("doubt", f"{process.name} trusts {_name(lease.key)}, and log time is {ahead:.0f} ms ahead (T5)")
 
     def _check_trust(self, process: Living, now: float, key: Key, lease: Held) -> None:
-        """now: by the process's own clock."""
+        """Check the lease's age; now: by the process's own clock."""
         if not lease.held or lease.hand_out_until <= now:
             return
         sent_at, _ = self._beats.get((process.name, self._proven_with(key)), _NEVER)
@@ -424,7 +427,7 @@ class MemberInvariants:
     # Snapshots.
 
     def snapshot(self, cp: int, value: bytes, log: Recorded) -> None:
-        """A part of a snapshot, or a hash of the log, was written; log: as it is."""
+        """A part of a snapshot or a hash of the log was written; log: the authoritative one."""
         if (stored := decode_hash(value)) is not None:
             if stored != log.hash(cp, stored.since, stored.next_offset):
                 self._fail("snapshots", f"the hash of offsets {stored.since} to {stored.next_offset - 1} is wrong")
@@ -439,10 +442,12 @@ class MemberInvariants:
                 "snapshots", f"one of partition {part.partition} at offset {part.next_offset}: none is due there"
             )
         elif log.digests[cp].get(part.next_offset) != part.digest:
-            self._fail("snapshots", f"the one of partition {cp} at offset {part.next_offset} does not say what was so")
+            self._fail(
+                "snapshots", f"the one of partition {cp} at offset {part.next_offset} differs from the state there"
+            )
 
     def check_in_hand(self, consumers: Iterable[tuple[Living, ConsumerEngine]]) -> None:
-        """In the end: what was counted by messages is what is there, run by run."""
+        """At the end: the count of messages in flight equals the sum over runs."""
         for process, consumer in consumers:
             for assignment in consumer.assignments.values() if process.is_running else ():
                 tracker = assignment.tracker
@@ -450,12 +455,12 @@ class MemberInvariants:
                 has = sum(run.size - run.done_count for run in tracker.runs.values())
                 if tracker.in_hand != has:
                     where = f"{process.name} counts {tracker.in_hand} messages of {_name(assignment.key)}"
-                    self._fail("in hand", f"{where} as in hand, and has given out {has}")
+                    self._fail("in hand", f"{where} as in flight, and has delivered {has}")
                     return
 
 
 def _beaten(outcome: Outcome) -> list[Key]:
-    """The leases whose last beat a record of ours moved."""
+    """The leases whose last heartbeat this record moved."""
     message = outcome.message
     if message is None or not outcome.accepted:
         return []
@@ -468,13 +473,13 @@ def _beaten(outcome: Outcome) -> list[Key]:
 
 
 def _revoke_ms(process: Living) -> float:
-    """How long what is in hand of a partition that is let go is waited for, at least."""
+    """The shortest ``revoke_timeout`` of its consumers (ms)."""
     consumers = [consumer for driver in process.drivers for consumer in driver.engine.consumers.values()]
     return min((consumer.settings.revoke_timeout_ms for consumer in consumers), default=inf)
 
 
 def _closes(process: Living) -> bool:
-    """Whether one of its consumers closes: what is in hand and not done stays not done then."""
+    """Whether one of its consumers closes: messages in flight then stay undone."""
     engines = [driver.engine for driver in process.drivers]
     return (
         process.end.ended

@@ -1,8 +1,7 @@
-"""What lies between a simulated process and the log: latency, loss, repetition, outages; of each client its own.
+"""The network between a simulated process and the log: latency, loss, duplicates and outages, per client.
 
 The log itself is :class:`~kafka_marshal.adapters.memory.MemoryBroker`. A record appended here travels first, and may
-get lost, arrive late, or twice; it reaches the tail of each client at a time of its own; the acknowledgement travels
-back, or does not.
+be lost, late or duplicated; it reaches each client's tail at a different time; its acknowledgement may be lost too.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 
 __all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
 
-#: The brokers' time of day when a story begins (ms).
+#: The brokers' clock when a story begins (ms).
 BROKER_EPOCH_MS = 1_700_000_000_000.0
 
-#: A wait this short (s) is one of many in a row that end when an acknowledgement is here, or something else is due.
-#: They are one long one here, for nobody can tell the difference.
+#: A wait this short (s) is one of a series that ends when an acknowledgement arrives or something else is due.
+#: The simulator makes one long wait of the series, which has the same effect.
 ACK_WATCH_S = 0.002
 
 
 class Network:
-    """All that travels."""
+    """Everything in transit."""
 
     def __init__(self, scheduler: Scheduler, broker: MemoryBroker, topic: str) -> None:
         self.scheduler = scheduler
@@ -56,16 +55,16 @@ class Network:
         self.topic = topic
         self.tails: list[SimulatedTail] = []
         self.readers: list[SimulatedReader] = []
-        #: Told of each record of the coordination topic: partition, offset, stamp, value, who sent it, and when.
+        #: Called with each record of the coordination topic: partition, offset, timestamp, value, sender, when sent.
         self.on_record: Callable[[int, int, int, bytes, Living, float], None] = lambda *_: None
-        #: Told of each record of the log of snapshots: partition, value.
+        #: Called with each record of the snapshots topic: partition, value.
         self.on_snapshot: Callable[[int, bytes], None] = lambda *_: None
-        #: By coordination partition: how far its broker's clock is off (ms).
+        #: Coordination partition → offset of its broker's clock (ms).
         self.clock_shift: dict[int, float] = {}
         self._shift = 0.0
 
     def broker_clock(self) -> float:
-        """The broker's time, as the partition written to has it."""
+        """The clock of the broker that is written to (ms)."""
         return BROKER_EPOCH_MS + self.scheduler.now + self._shift
 
     def arrive(self, topic: str, partition: int, value: bytes, sender: Living, sent_at: float) -> int:
@@ -95,26 +94,26 @@ class Network:
         headers: Headers = (),
         timestamp_ms: int | None = None,
     ) -> int:
-        """A message for users arrives."""
+        """A message arrives in a user's topic."""
         offset = self.broker.produce(topic, partition, value, key, timestamp_ms=timestamp_ms, headers=headers or None)
         for reader in self.readers:
             reader.written((topic, partition))
         return offset
 
     def skip(self, topic: str, partition: int, offsets: int) -> None:
-        """Offsets without messages: markers of transactions, and what was aborted or compacted."""
+        """Add offsets without messages: transaction markers, aborted or compacted messages."""
         self.broker.skip(topic, partition, offsets)
         for reader in self.readers:
             reader.written((topic, partition))
 
     def cut_below(self, topic: str, partition: int, offset: int) -> None:
-        """Retention: a user's messages below an offset are gone."""
+        """Delete a user's messages below an offset, as retention does."""
         self.broker.delete_records(topic, partition, offset)
         for reader in self.readers:
             reader.written((topic, partition))
 
     def changed(self, topic: str) -> None:
-        """A topic is not what it was: it was cut, recreated, or records came another way."""
+        """A topic was truncated, recreated, or written by other means."""
         made = self.broker.existing.get(topic)
         ends = [log.end for log in made.partitions] if made is not None else []
         for tail in self.tails:
@@ -125,7 +124,7 @@ class Network:
 
 
 class SimulatedCluster(MemoryCluster):
-    """What one Marshal or Admin of a process holds."""
+    """The cluster of one Marshal or Admin of a process."""
 
     def __init__(self, network: Network, process: Living) -> None:
         super().__init__(broker=network.broker, client=process.name)
@@ -173,18 +172,18 @@ class SimulatedCluster(MemoryCluster):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A record that waits for a broker to be reachable."""
+    """A record that waits for a reachable broker."""
 
     partition: int
     value: bytes
-    #: When it was handed over: what it says is of then, however long it waits.
+    #: When it was appended: its content is as of then, however long it waits.
     sent_at: float
     deadline: float
     on_ack: Callable[[Ack], None] | None
 
 
 class SimulatedAppender:
-    """Sends records on their way, in order within a partition; what it gave up on may arrive all the same (C17)."""
+    """Sends records, in order within a partition; those it gave up may arrive nevertheless (C17)."""
 
     def __init__(self, network: Network, process: Living, topic: str, delivery_timeout_ms: int) -> None:
         self._network = network
@@ -193,7 +192,7 @@ class SimulatedAppender:
         self._timeout_ms = delivery_timeout_ms
         self._waiting: deque[_Waiting] = deque()
         self._due: list[tuple[float, Callable[[Ack], None] | None, Ack]] = []
-        #: How many records are neither answered nor given up.
+        #: Number of records neither acknowledged nor given up.
         self._open = 0
         self._last_arrival: dict[int, float] = {}
         self._closed = False
@@ -241,7 +240,7 @@ class SimulatedAppender:
         def arrive(first: bool = True) -> None:
             offset = network.arrive(self._topic, record.partition, record.value, process, record.sent_at)
             if first and answers:
-                # A retry of what had been written is acknowledged without an offset.
+                # A retry of a written record is acknowledged without an offset.
                 self._answer(process.reaches_at(), on_ack, Ack(None if twice else offset))
 
         network.scheduler.call_at(arrival, arrive)
@@ -254,7 +253,7 @@ class SimulatedAppender:
             tail.answered(at)
 
     def next_due(self) -> float:
-        """When the next acknowledgement is here."""
+        """When the next acknowledgement arrives."""
         return min([due[0] for due in self._due], default=inf)
 
     def poll(self, timeout_s: float = 0.0) -> None:
@@ -301,25 +300,25 @@ class SimulatedAppender:
 
 
 class SimulatedTail:
-    """The tail of one client: each record is there when it has reached this client."""
+    """The tail of one client: it shows a record once it has reached this client."""
 
     def __init__(self, network: Network, process: Living, topic: str, positions: Mapping[int, int]) -> None:
         self._network = network
         self._process = process
         self._topic = topic
         self._positions = dict(positions)
-        #: By partition: (when it is here, the log's end then), ascending; and what is here.
+        #: Partition → (time of arrival, the log's end then), ascending; and the end that has arrived.
         self._coming: dict[int, deque[tuple[float, int]]] = {cp: deque() for cp in positions}
         self._here: dict[int, int] = {}
         self._last: dict[int, float] = {}
-        self._told_ends: dict[int, int] = {}
-        #: Whether positions may be outside of the log.
+        self._reported_ends: dict[int, int] = {}
+        #: Whether positions may be outside the log.
         self._is_unsure = True
-        self._told_cut_off = False
-        #: Not looked yet: what was there before may be read.
+        self._reported_cut_off = False
+        #: Not read yet: existing records may be read.
         self._is_new = True
         self._parked: Task | None = None
-        #: When the parked task has its turn at the latest, and whether it looks for acknowledgements.
+        #: Latest time of the parked task's turn, and whether it waits for acknowledgements.
         self._wakes_at = 0.0
         self._is_watching = False
         self._closed = False
@@ -330,7 +329,7 @@ class SimulatedTail:
         process.links.tails.append(self)
 
     def answered(self, at: float) -> None:
-        """An acknowledgement will be here then."""
+        """An acknowledgement will arrive then."""
         if self._parked is not None and self._is_watching and at < self._wakes_at:
             self._wakes_at = at
             self._network.scheduler.wake(self._parked, at)
@@ -350,7 +349,7 @@ class SimulatedTail:
             self._network.scheduler.wake(self._parked, at)
 
     def changed(self, topic: str, ends: Sequence[int]) -> None:
-        """The log is not what it was, and ends here now."""
+        """The log was replaced, and has these ends now."""
         if topic == self._topic:
             self._is_unsure = True
             for partition, end in enumerate(ends):
@@ -388,9 +387,9 @@ class SimulatedTail:
 
     def _look(self) -> TailBatch | None:
         if self._process.host.trouble.is_cut_off:
-            told, self._told_cut_off = self._told_cut_off, True
-            return None if told else TailBatch(faults=(TailFault(FaultKind.UNREACHABLE, None, "no broker"),))
-        self._told_cut_off = False
+            reported, self._reported_cut_off = self._reported_cut_off, True
+            return None if reported else TailBatch(faults=(TailFault(FaultKind.UNREACHABLE, None, "no broker"),))
+        self._reported_cut_off = False
         now = self._network.scheduler.now
         batch = self._outside() if self._is_unsure else None
         for cp, coming in self._coming.items():
@@ -403,14 +402,14 @@ class SimulatedTail:
                 batch = batch or TailBatch()
                 batch.records[cp] = self._entries(cp, position, end)
                 self._positions[cp] = end
-            if self._told_ends.get(cp) != end:
+            if self._reported_ends.get(cp) != end:
                 batch = batch or TailBatch()
-                batch.ends[cp] = self._told_ends[cp] = end
+                batch.ends[cp] = self._reported_ends[cp] = end
         self._is_new = False
         return batch
 
     def _outside(self) -> TailBatch | None:
-        """Partitions whose position is outside of the log are read no further, and told."""
+        """Stop reading partitions whose position is outside the log, and report them."""
         faults = []
         self._is_unsure = self._topic not in self._network.broker.existing
         for cp in list(self._coming):
@@ -447,12 +446,12 @@ class SimulatedTail:
         for cp in partitions:
             del self._positions[cp], self._here[cp]
             self._coming.pop(cp, None)
-            self._told_ends.pop(cp, None)
+            self._reported_ends.pop(cp, None)
             self._last.pop(cp, None)
 
     def restart(self, positions: Mapping[int, int]) -> None:
         self._check_open()
-        self._positions.update(positions)  # what is on its way to this client comes no sooner
+        self._positions.update(positions)  # records in transit arrive no earlier
 
     def close(self) -> None:
         if not self._closed:
@@ -464,15 +463,15 @@ class SimulatedTail:
 
 
 class SimulatedReader(MemoryDataReader):
-    """Fetches messages; a read waits for the next one that is written."""
+    """Fetches messages; a read waits for the next one."""
 
     def __init__(self, network: Network, process: Living) -> None:
         super().__init__(network.broker, process.name)
         self._network = network
         self._process = process
         self._parked: Task | None = None
-        self._told_cut_off = False
-        #: Something may be there that was not when it was looked for last.
+        self._reported_cut_off = False
+        #: Something may have arrived since the last read.
         self._is_news = True
         network.readers.append(self)
 
@@ -518,9 +517,9 @@ class SimulatedReader(MemoryDataReader):
 
     def _fetched(self, max_messages: int) -> tuple[list[Message], list[DataFault]] | None:
         if self._process.host.trouble.is_cut_off:
-            told, self._told_cut_off = self._told_cut_off, True
-            return None if told else ([], [DataFault(FaultKind.UNREACHABLE, None, None, "no broker")])
-        self._told_cut_off = False
+            reported, self._reported_cut_off = self._reported_cut_off, True
+            return None if reported else ([], [DataFault(FaultKind.UNREACHABLE, None, None, "no broker")])
+        self._reported_cut_off = False
         if self._is_news:
             found = self._look(max_messages)
             self._is_news = found is not None

@@ -15,26 +15,26 @@ __all__ = ["Ordering"]
 
 
 class Ordering:
-    """Judges handlings of all processes of one story by its order, if it has one, and if no worker is under test."""
+    """Checks the order of a story's handlers, if it has one and no user's worker takes part."""
 
     def __init__(self, scenario: Scenario, fail: Callable[[str, str], None]) -> None:
         self._fail = fail
         judged = all(client.worker != "yours" for client in scenario.clients)
         self._order = scenario.order if judged else None
-        #: The lane of each message, and the last one of each lane so far.
+        #: The lane of each message, and the last message of each lane so far.
         self._lanes: dict[tuple[Key, int], Hashable] = {}
         self._last: dict[tuple[Key, Hashable], int] = {}
-        #: The message before each in its lane.
+        #: Each message's predecessor in its lane.
         self._before: dict[tuple[Key, int], int] = {}
         #: Begun at least once.
         self._begun: set[tuple[Key, int]] = set()
-        #: (process, partition, lane) → what a handler of that process has.
+        #: (process, partition, lane) → offset that a handler of that process has.
         self._running: dict[tuple[Living, Key, Hashable], int] = {}
-        #: Lanes of which a handler hangs.
+        #: Lanes with a hanging handler.
         self.hung: set[tuple[Key, Hashable]] = set()
 
     def published(self, key: Key, offset: int, message_key: bytes | None) -> None:
-        """A message is in a partition's log."""
+        """A message was written to a partition."""
         if self._order is None:
             return
         keyed = self._order == "key" and message_key is not None
@@ -45,7 +45,7 @@ class Ordering:
         self._last[key, lane] = offset
 
     def begins(self, process: Living, key: Key, offset: int, handled: Collection[int]) -> None:
-        """A handler begins with a message; handled: what was handled of its partition, by anybody, or passed over."""
+        """A handler begins with a message; handled: what any process has handled, or an admin skipped."""
         lane = self._lanes.get((key, offset))
         if lane is None:
             return
@@ -59,21 +59,21 @@ class Ordering:
         self._begun.add((key, offset))
         before = self._before.get((key, offset))
         if before is not None and before not in handled:
-            what = f"{process.name} begins {_name(key)} offset {offset}, and nobody has handled {before}"
+            what = f"{process.name} begins {_name(key)} offset {offset}, and no process has handled {before}"
             self._fail("order", f"{what}, which comes before it (order={self._order!r})")
 
     def ended(self, process: Living, key: Key, offset: int) -> None:
-        """A handler has returned, or failed."""
+        """A handler has returned or failed."""
         lane = self._lanes.get((key, offset))
         if self._running.get((process, key, lane)) == offset:
             del self._running[process, key, lane]
 
     def hangs(self, key: Key, offset: int) -> None:
-        """A handler has begun with this message, and hangs."""
+        """A handler hangs with this message."""
         self.hung.add((key, self._lanes.get((key, offset))))
 
     def waits(self, key: Key, offset: int) -> bool:
-        """Whether this message hangs, or waits for one that does."""
+        """Whether this message hangs or waits for one that does."""
         return (key, self._lanes.get((key, offset))) in self.hung
 
 

@@ -1,4 +1,4 @@
-"""What a worker finds around it that is not Kafka: clocks, sleep, SIGTERM, and threads, which it can't have here."""
+"""Simulated clocks, sleep and signals for a worker; it can't start threads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from kafka_marshal.testing.simulation.network import BROKER_EPOCH_MS
 from kafka_marshal.testing.simulation.process import Process, Worker
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 
-__all__ = ["surroundings"]
+__all__ = ["simulated_stdlib"]
 
 _NS = 1_000_000_000
 
 
 @contextmanager
-def surroundings(scheduler: Scheduler, worker: Worker | None) -> Iterator[None]:
-    """For the processes of this simulation, ``time``, ``signal`` and ``threading`` are theirs; for all others the real.
+def simulated_stdlib(scheduler: Scheduler, worker: Worker | None) -> Iterator[None]:
+    """Within simulated processes, ``time``, ``signal`` and ``threading`` are simulated; all other code gets the real.
 
-    Where the worker's module took functions out of these (``from time import sleep``), it gets the simulated ones, too.
+
+    Functions that the worker's module imported from these (``from time import sleep``) are replaced, too.
     """
     thread = threading.get_ident()
 
     def process() -> Process | None:
-        # Other threads of this process know nothing of the simulation: a library's may sleep just now.
+        # Other threads of this process are not simulated, such as those of a library.
         task = scheduler.current if threading.get_ident() == thread else None
         return task.process if task is not None and isinstance(task.process, Process) else None
 
@@ -84,7 +85,7 @@ def _clocks(
 
 
 def _signal(process: Callable[[], Process | None]) -> Callable[[int, Any], Any]:
-    """A worker's handler is its own: the simulation calls it, and nobody else hears of it."""
+    """Keep a worker's signal handler for the simulation, which calls it."""
     real = signal.signal
 
     def simulated(number: int, handler: Any) -> Any:

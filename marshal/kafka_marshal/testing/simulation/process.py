@@ -1,4 +1,4 @@
-"""Simulated processes, and what a worker in one of them is given."""
+"""Simulated processes, and the :class:`Job` of a worker in one."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = ["BOOTSTRAP", "Database", "Host", "Job", "Process", "Store", "Transact
 T = TypeVar("T")
 
 
-#: The hosts that Marshal("…") and Admin("…") are given in a simulation.
+#: Bootstrap servers of Marshal("…") and Admin("…") in a simulation.
 BOOTSTRAP = "simulation://kafka"
 
 
 @dataclass(slots=True)
 class Links:
-    """What a process has open to the brokers."""
+    """Open connections of a process."""
 
     appenders: list[SimulatedAppender] = field(default_factory=list)
     tails: list[SimulatedTail] = field(default_factory=list)
@@ -58,12 +58,12 @@ class Work:
     job: Job | None = None
     main: Task | None = None
     marshals: list[Marshal] = field(default_factory=list)
-    #: By number of the signal: what its worker wants called.
+    #: Signal number → the worker's handler.
     handlers: dict[int, Any] = field(default_factory=dict)
 
 
 class Process:
-    """A process of its own: its clock, its part of the network, its threads. It may be stopped, and it may die."""
+    """A simulated process: its clock, its network, its threads. It may be stopped or killed."""
 
     def __init__(
         self, name: str, host: Host, network: Network, checks: Checks, seed: int, heartbeat_interval_ms: int = 0
@@ -94,20 +94,20 @@ class Process:
         return self.network.scheduler
 
     def travel_ms(self) -> float:
-        """How long one message takes between this process and a broker."""
+        """Latency of one message between this process and a broker (ms)."""
         return self.host.trouble.latency_ms * (0.3 + 1.4 * self.rng.random())
 
     def reaches_at(self) -> float:
-        """When what a broker sends now is here."""
+        """When something that a broker sends now arrives."""
         at = self.scheduler.now + self.travel_ms()
         return self.host.fetch_ms * ceil(at / self.host.fetch_ms) if self.host.fetch_ms > 0 else at
 
     def next_ack(self) -> float:
-        """Virtual time at which the next acknowledgement is here."""
+        """Virtual time at which the next acknowledgement arrives."""
         return min([appender.next_due() for appender in self.links.appenders], default=inf)
 
     def next_due(self, tail: SimulatedTail) -> float:
-        """Virtual time at which whoever waits at this tail for an acknowledgement has something else to do."""
+        """Virtual time at which a task that waits at this tail for an acknowledgement has something else to do."""
         now = self.runtime.now_ms()
         for driver in self.drivers:
             if driver.replica.hearing.tail is tail:
@@ -124,10 +124,10 @@ class Process:
         return SimulatedCluster(self.network, self)
 
     def sleep(self, seconds: float) -> None:
-        """The present task of this process lets time pass."""
+        """Let time pass in the current task of this process."""
         scheduler = self.scheduler
         if scheduler.current is not None:
-            scheduler.current.turns = 0  # whoever works, or sleeps, does not go round in circles
+            scheduler.current.turns = 0  # a task that works or sleeps is not spinning
         scheduler.park(scheduler.now + max(0.002, seconds * 1000))
 
     def run(self, function: Callable[[], object], ended: Callable[[], object]) -> None:
@@ -137,7 +137,7 @@ class Process:
             try:
                 function()
             except SystemExit:
-                pass  # as good a way to end as any
+                pass  # a regular end
             except Exception as error:  # noqa: BLE001 - whatever it is, the story judges it
                 self.end.error = error
             self.end.ended = True
@@ -146,11 +146,11 @@ class Process:
         self.work.main = self.scheduler.spawn(self, "main", main)
 
     def kill(self) -> None:
-        """kill -9: nothing of it gets another turn. What it sent travels on."""
+        """kill -9: none of its tasks gets another turn. What it sent still arrives."""
         self.dead = True
 
     def send_sigterm(self) -> bool:
-        """To the worker's handler, or else stop() of its Marshals. False: it has neither, and would die of it."""
+        """Call the worker's handler, or else stop() of its Marshals. False: it has neither and would be killed."""
         self.end.asked_at = min(self.end.asked_at, self.scheduler.now)
         handler = self.work.handlers.get(signal.SIGTERM, signal.SIG_DFL)
         if callable(handler):
@@ -164,57 +164,57 @@ class Process:
     def _handle(self, handler: Callable[[int, None], object]) -> None:
         try:
             handler(signal.SIGTERM, None)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, the main thread gets it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised in the main thread
             if self.work.main is not None:
                 self.scheduler.raise_in(self.work.main, error)
 
     @property
     def is_running(self) -> bool:
-        """It has not died, nor ended, and it is not stopped at the moment."""
+        """Whether it is neither dead, ended nor stopped."""
         return not self.dead and not self.end.ended and self.scheduler.now >= self.stopped_until
 
 
 class Job:
-    """What a worker is given: where Kafka is, who it is, and what its work is.
+    """A worker's argument: its Kafka, its identity and its work.
 
-    A worker is a function of one Job. It does what it would do outside: make a Marshal, a consumer, and handle
-    messages, as in the README. ``handle`` stands for the work itself; the simulator keeps account of it.
+    A worker is a function of one Job. It makes a Marshal and a consumer and handles messages, as in the README.
+    ``handle`` stands for the work itself; the simulator checks each call.
     """
 
     def __init__(self, process: Process, scenario: Scenario, store: Store) -> None:
         self.bootstrap_servers = BOOTSTRAP
         self.group_id: str = scenario.group_id
         self.client_id: str = process.client_id
-        #: The topic whose messages are to be handled.
+        #: The topic to handle.
         self.topic: str = scenario.data_topic
-        #: All whose messages are.
+        #: All topics to handle.
         self.topics: list[str] = scenario.topics_of(process.client_id)
         self.coordination_topic: str = scenario.topic
         self.heartbeat_interval_ms: int = process.heartbeat_interval_ms or scenario.heartbeat_interval_ms
-        #: Of a coordinated group, for ``marshal.group_consumer``; None: the group is a claimed one.
+        #: The strategy for ``marshal.group_consumer`` in a coordinated group; None: the group claims its partitions.
         self.strategy = scenario.strategy
         #: "at-least-once" or "at-most-once".
         self.delivery = scenario.delivery
         #: A database that refuses older epochs (C9).
         self.database: Database = Database(store, process.checks, process)
-        #: Chance, the same on every run of a seed.
+        #: Random source, the same on every run of a seed.
         self.random: Random = Random(f"{scenario.seed}/{process.name}/job")
         self._process = process
         self._scenario = scenario
-        #: How much slower the work is than usual.
+        #: Slowdown of the work (1: none).
         self.slowness: float = 1.0
-        #: Its next handler hangs.
+        #: The next handler hangs.
         self.hangs_next: bool = False
 
     @property
     def session_timeout_ms(self) -> int:
-        """That of a coordinated group's members."""
+        """The session timeout of a coordinated group's members."""
         return 2 * self.heartbeat_interval_ms
 
     def marshal(self, **options: Any) -> Marshal:
-        """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` with what this job says.
+        """``Marshal(bootstrap_servers, group_id=…, client_id=…, heartbeat_interval_ms=…)`` of this job.
 
-        ``stop()`` is called upon it where the simulation sends a SIGTERM.
+        Its ``stop()`` is called when the simulation sends a SIGTERM.
         """
         options = {
             "group_id": self.group_id,
@@ -228,21 +228,21 @@ class Job:
         return marshal
 
     def admin(self, **options: Any) -> Admin:
-        """An Admin upon the same log."""
+        """An Admin of the same log."""
         options = {"topic": self.coordination_topic, "heartbeat_interval_ms": self.heartbeat_interval_ms, **options}
         return Admin(self.bootstrap_servers, **options)
 
     def received(self, messages: Iterable[Message]) -> None:
-        """Say, at once, what ``consume`` or a batch has brought: that its leases hold is looked at now (T4)."""
+        """Report messages right after ``consume`` or a batch returned them: their leases are checked now (T4)."""
         self._process.checks.received(self._process, messages)
 
     def handle(self, message: Message, seconds: float = 0.0) -> None:
-        """Do what a message asks for, which takes a while (by so many seconds longer) and can't be undone."""
+        """Do a message's work, which takes a while (``seconds`` longer than usual) and can't be undone."""
         self._try(message, seconds)
         self._process.checks.handled(self._process, message)
 
     def fail(self, message: Message, seconds: float = 0.0) -> None:
-        """Try that in vain: it is as good as not begun. The handler is to raise then."""
+        """Do the work and fail: it counts as not begun. The handler must raise afterwards."""
         self._try(message, seconds)
         self._process.checks.handled(self._process, message, in_vain=True)
 
@@ -253,7 +253,7 @@ class Job:
         self.sleep(seconds + self.random.expovariate(1000 / (self._scenario.handling_ms * self.slowness)))
 
     def _hang(self, message: Message) -> None:
-        """Wait until the story lets what hangs go on."""
+        """Wait until the story ends the hang."""
         self.hangs_next, ordering, place = False, self._process.checks.accounts.ordering, place_of(message)
         ordering.hangs(*place)
         while ordering.waits(*place):
@@ -270,21 +270,21 @@ class Job:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing should end any more: the time of faults is over, or a handler hangs."""
+        """Whether no worker should end any more: the time of faults is over, or a handler hangs."""
         is_over = self._process.scheduler.now >= self._scenario.intervals * self._scenario.heartbeat_interval_ms
         return is_over or bool(self._process.checks.accounts.ordering.hung)
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether ``call`` raises Interrupted now and then."""
+        """Whether ``call`` sometimes raises Interrupted."""
         return self._process.host.is_interrupted
 
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call the library, as a thread does that signals interrupt: raises Interrupted now and then."""
+        """Call the library as a thread that signals interrupt: sometimes raises Interrupted."""
         return self._process.interrupting.call(function, *args)
 
     def again(self, function: Callable[..., T], *args: object) -> T:
-        """The same, and again after each interrupt."""
+        """The same, repeated after each interrupt."""
         while True:
             try:
                 return self.call(function, *args)
@@ -292,7 +292,7 @@ class Job:
                 continue
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run a function in a further thread of this process. As outside, an error ends that thread alone."""
+        """Run a function in another thread of this process. An error ends only that thread."""
         process = self._process
 
         def run() -> None:
@@ -300,14 +300,14 @@ class Job:
                 function()
             except SystemExit:
                 pass
-            except Exception as error:  # noqa: BLE001 - the story judges it, as it judges the main thread's
+            except Exception as error:  # noqa: BLE001 - checked by the story, like the main thread's
                 if not is_expected(error):
                     process.checks.fail("worker", f"a thread of {process.name} raised {error!r}")
 
         process.scheduler.spawn(process, "user", run)
 
     def monotonic(self) -> float:
-        """This process's own clock, in seconds."""
+        """This process's clock, in seconds."""
         return self._process.runtime.monotonic()
 
 
@@ -318,7 +318,7 @@ class Worker(Protocol):
 
 
 class Store:
-    """What a database holds, whoever is connected to it."""
+    """The contents of a database, shared by its connections."""
 
     def __init__(self) -> None:
         self.rows: dict[Key, dict[int, int]] = {}
@@ -336,7 +336,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """All of what is written in the block, or, where it raises, nothing."""
+        """Commit everything written in the block, or nothing if it raises."""
         transaction = Transaction(self._store)
         yield transaction
         transaction.commit()
@@ -353,7 +353,7 @@ class Transaction:
         self._last: dict[Key, int] = {}
 
     def fence(self, topic: str, partition: int, epoch: int) -> int:
-        """Refuse an epoch older than the stored one (StaleEpochError), else raise it; the stored last offset."""
+        """Raise the stored epoch and return the stored last offset; StaleEpochError if the epoch is older."""
         self._refuse_older(topic, partition, epoch)
         self._epochs[topic, partition] = epoch
         return self._store.last_offsets.get((topic, partition), -1)
@@ -370,15 +370,15 @@ class Transaction:
             )
 
     def write(self, messages: Iterable[Message]) -> None:
-        """Write a row for each of these."""
+        """Write a row for each message."""
         self.rows.extend(messages)
 
     def set_last(self, topic: str, partition: int, last_offset: int) -> None:
-        """Store the partition's last offset, unless it is behind the stored one: what comes again was cut elsewhere."""
+        """Store the partition's last offset unless it is behind the stored one: repeats come in other batches."""
         self._last[topic, partition] = max(last_offset, self._store.last_offsets.get((topic, partition), -1))
 
     def commit(self) -> None:
-        """Everything, or nothing (StaleEpochError where a newer epoch came first)."""
+        """Commit everything or nothing (StaleEpochError if a newer epoch came first)."""
         for key, epoch in self._epochs.items():
             self._refuse_older(*key, epoch)
         self._store.epochs.update(self._epochs)
@@ -389,5 +389,5 @@ class Transaction:
 
 
 def is_expected(error: BaseException | None) -> bool:
-    """Whether faults alone can make a worker end like this: the errors that api.md names."""
+    """Whether faults alone can end a worker with this error, one that api.md names."""
     return error is None or isinstance(error, MarshalError)

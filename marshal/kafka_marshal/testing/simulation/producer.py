@@ -1,4 +1,4 @@
-"""Produces to users' topics from a simulated process: dead letters travel, get lost, and arrive late or twice."""
+"""Produces to users' topics from a simulated process: dead letters may be lost, late or duplicated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
 __all__ = ["Carrier", "SimulatedProducer"]
 
-#: While no broker can be reached, it is tried again this often (ms).
+#: Retry interval while no broker is reachable (ms).
 TRY_EVERY_MS = 5.0
 
 OnAck = Callable[[Exception | None], None] | None
@@ -46,7 +46,7 @@ class Carrier(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A record that waits for a broker to be reachable."""
+    """A record that waits for a reachable broker."""
 
     topic: str
     value: bytes | None
@@ -58,7 +58,7 @@ class _Waiting:
 
 
 class SimulatedProducer:
-    """Sends records on their way, in order within a partition; what it gave up on may arrive all the same."""
+    """Sends records, in order within a partition; those it gave up may arrive nevertheless."""
 
     def __init__(self, network: Carrier, process: Living, delivery_timeout_ms: int) -> None:
         self._network = network
@@ -67,7 +67,7 @@ class SimulatedProducer:
         self._partitioner = Partitioner()
         self._waiting: deque[_Waiting] = deque()
         self._due: list[tuple[float, OnAck, Exception | None]] = []
-        #: How many records are neither answered nor given up, and the topics of those that are on their way.
+        #: Number of records neither acknowledged nor given up, and the topics of those in transit.
         self._open = 0
         self._travelling: dict[int, tuple[str, OnAck]] = {}
         self._sent = 0

@@ -1,4 +1,4 @@
-"""The log of a story as it truly is: a replica of our own, what each record came to, and a judge's second opinion."""
+"""The authoritative log of a story: its replica, the outcome of each record, and an independent judge."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Judge", "Recorded"]
 
 
 class Judge(Protocol):
-    """A second opinion on the log: an implementation of the rules that shares nothing with the one under test.
+    """An implementation of the rules that shares nothing with the one under test.
 
-    The replicas of a story all run the same rationalizer: they agree even where a rule is broken. One judge is made
-    for each story, and is told each record once, in the log's order.
+    The replicas of a story all run the same rationalizer, so they agree even if it breaks a rule. Each story has one
+    judge, which gets each record once, in the log's order.
     """
 
     def judge(self, cp: int, offset: int, timestamp_ms: int, value: bytes, outcome: Outcome, world: World) -> str:
-        """What is wrong with the outcome, or with the world after this record; "" where nothing is."""
+        """What is wrong with the outcome or with the world after this record; "" if nothing is."""
 
 
 class Recorded:
@@ -29,12 +29,12 @@ class Recorded:
         self.worlds: dict[int, World] = {cp: World(cp, cps) for cp in range(cps)}
         self._snapshots_every = snapshots_every
         self._judge = judge
-        #: By CP: what it is like after each offset, and, where a snapshot is due there, the digest.
+        #: CP → state after each offset, and the digest at those where a snapshot is due.
         self.states: dict[int, list[tuple[object, ...]]] = {cp: [] for cp in range(cps)}
         self.digests: dict[int, dict[int, str]] = {cp: {} for cp in range(cps)}
         self.outcomes: dict[int, list[Outcome]] = {cp: [] for cp in range(cps)}
         self._entries: dict[int, list[Entry]] = {cp: [] for cp in range(cps)}
-        #: Record types and outcomes that were seen.
+        #: Record types and outcomes that occurred.
         self.kinds: dict[tuple[str, str], int] = {}
 
     def take(self, cp: int, offset: int, stamp: int, value: bytes) -> Outcome:
@@ -57,5 +57,5 @@ class Recorded:
         return running.at(cp, next_offset)
 
     def wrong(self, cp: int, offset: int, stamp: int, value: bytes, outcome: Outcome) -> str:
-        """What the judge says against it; "": nothing."""
+        """The judge's objection; "" for none."""
         return self._judge.judge(cp, offset, stamp, value, outcome, self.worlds[cp]) if self._judge is not None else ""

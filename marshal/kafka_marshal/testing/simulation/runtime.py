@@ -21,17 +21,17 @@ __all__ = ["SimulatedRuntime"]
 
 T = TypeVar("T")
 
-#: How long a thread takes to be on its feet once it is woken, at most (ms).
+#: Longest time that a woken thread takes to run (ms).
 WAKE_MS = 0.05
-#: No wait is shorter (ms): clocks that differ in their rates must not make one that never ends.
+#: Shortest wait (ms): clocks of different rates must not lead to an endless series of waits.
 SHORTEST_MS = 0.002
-#: How often, where a thread takes a lock, another one is let in before.
+#: Probability that another thread runs before one takes a lock, and for how long at most.
 PREEMPTION = 0.01
 PREEMPTION_MS = 0.3
 
 
 class _Lock:
-    """A lock that its owner may take again. Where it is free, another task may still come first, now and then."""
+    """A reentrant lock. Even if it is free, another task sometimes comes first."""
 
     def __init__(self, scheduler: Scheduler, rng: Random) -> None:
         self._scheduler = scheduler
@@ -44,7 +44,7 @@ class _Lock:
         scheduler = self._scheduler
         task = scheduler.current
         if scheduler.over or task is None:
-            return self  # whoever still unwinds is alone
+            return self  # an unwinding task is alone
         if self._owner is task:
             self._depth += 1
             return self
@@ -131,7 +131,7 @@ class _Condition(_Lock):
 
 
 class _Mailbox:
-    """Things from one task to another."""
+    """A queue between tasks."""
 
     def __init__(self, scheduler: Scheduler, rng: Random, rate: float, interrupting: Interrupting) -> None:
         self._scheduler = scheduler
@@ -142,17 +142,17 @@ class _Mailbox:
         self._waiting: list[Task] = []
 
     def put(self, thing: Any) -> None:
-        self._interrupting.come()
+        self._interrupting.point()
         self._things.append(thing)
         if self._waiting:
             self._scheduler.wake(self._waiting[0], self._scheduler.now + WAKE_MS * self._chance())
-        self._interrupting.come()
+        self._interrupting.point()
 
     def get(self, timeout: float | None = None) -> Any:
         scheduler, task = self._scheduler, self._scheduler.current
         if scheduler.over or task is None:
             raise Over
-        self._interrupting.come()
+        self._interrupting.point()
         until = None if timeout is None else scheduler.now + max(SHORTEST_MS, timeout * 1000 / self._rate)
         rings = self._interrupting.rings_at()
         while not self._things:
@@ -168,12 +168,12 @@ class _Mailbox:
                 if self._things and self._waiting and not scheduler.over:  # it was woken for two
                     scheduler.wake(self._waiting[0], scheduler.now)
         thing = self._things.popleft()
-        self._interrupting.come()
+        self._interrupting.point()
         return thing
 
 
 class _Future(Future[Any]):
-    """A future for which a task waits, not a thread."""
+    """A future that a task waits for, not a thread."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class _Future(Future[Any]):
 
 
 class _Executor:
-    """Up to so many tasks at a time; each function gets one of its own."""
+    """Runs each function in a new task, at most ``threads`` at a time."""
 
     def __init__(self, scheduler: Scheduler, process: Living, threads: int, name: str) -> None:
         self._scheduler = scheduler
@@ -218,7 +218,7 @@ class _Executor:
                 continue
             try:
                 result = function(*args)
-            except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            except Exception as error:  # noqa: BLE001 - passed to the future's result
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -256,12 +256,12 @@ class _Thread:
 
 
 class SimulatedRuntime:
-    """One process's own clock runs at a rate of its own, and started anywhere."""
+    """Clock, threads and random source of a process; the clock has its own rate and start."""
 
     def __init__(self, scheduler: Scheduler, process: Living, rng: Random, rate: float) -> None:
         self.clock_id = 0
         self.clock_gettime: Callable[[int], float] = self._clock_gettime
-        #: All processes of a story are one real one; and others may come in between wherever they can.
+        #: False, so that other tasks may run between the records of a batch.
         self.whole_batches = False
         self._scheduler = scheduler
         self._process = process
@@ -271,11 +271,11 @@ class SimulatedRuntime:
         self._offset = rng.uniform(0, 1e6)
         self._instances = 0
         if process.host.is_interrupted:
-            self._have_looks_interrupted()
+            self._interrupt_clock_reads()
 
-    def _have_looks_interrupted(self) -> None:
-        """Each look at the clock is a point, too. (There are millions: the others are spared it.)"""
-        come = self._interrupting.come
+    def _interrupt_clock_reads(self) -> None:
+        """Make each read of the clock a point, too; only in interrupted processes, as there are millions of reads."""
+        point = self._interrupting.point
         looks: dict[str, Callable[..., float]] = {
             "now_ms": self.now_ms,
             "monotonic": self.monotonic,
@@ -284,7 +284,7 @@ class SimulatedRuntime:
 
         def at(look: Callable[..., float]) -> Callable[..., float]:
             def looked(*args: object) -> float:
-                come()
+                point()
                 return look(*args)
 
             return looked
@@ -322,7 +322,7 @@ class SimulatedRuntime:
 
     def start(self, target: Callable[[], object], name: str) -> _Thread:
         owner = getattr(target, "__self__", None)
-        if isinstance(owner, Driver):  # a driver's thread is what makes a member of this process
+        if isinstance(owner, Driver):  # a driver's thread makes a member of this process
             self._process.joined(owner)
         return _Thread(self._scheduler, self._scheduler.spawn(self._process, name, target))
 
@@ -330,7 +330,7 @@ class SimulatedRuntime:
         self.start(target, name)
 
     def give_way(self) -> None:
-        """Whoever takes a lock gives way here."""
+        """Nothing: taking a lock gives way here."""
 
     def is_current(self, thread: object) -> bool:
         return isinstance(thread, _Thread) and thread.task is self._scheduler.current

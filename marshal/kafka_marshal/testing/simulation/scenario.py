@@ -1,4 +1,4 @@
-"""One story: who takes part, how they differ, and what goes wrong, when. Drawn from a seed, or written down."""
+"""One story: its clients, how they differ, and its faults. Drawn from a seed or written down."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
 __all__ = ["FAULTS", "Client", "Fault", "Scenario"]
 
-#: What can go wrong; the number is how often, relative to the others.
+#: Kinds of faults and their weights.
 FAULTS: dict[str, float] = {
     "crash": 5,  # kill -9; started again after ``intervals``
     "term": 4,  # SIGTERM; started again after ``intervals``
     "stop": 4,  # SIGSTOP for ``intervals``
-    "zombie": 1,  # SIGSTOP, and another one is started in its place; it goes on after ``intervals``
+    "zombie": 1,  # SIGSTOP, and a successor is started; it continues after ``intervals``
     "lost": 3,  # appends do not arrive; ``size`` of them
     "unacknowledged": 3,  # they arrive, but their acknowledgements do not
     "duplicated": 2,  # they are written twice
@@ -25,11 +25,11 @@ FAULTS: dict[str, float] = {
     "slow network": 2,  # the latency is ``size`` HI
     "deaf": 3,  # a part of the coordination topic does not reach this client
     "cut off": 2,  # this client reaches no broker
-    "outage": 1,  # nobody does
+    "outage": 1,  # no client does
     "slow handler": 2,  # the work takes ``size`` times as long
     "grow": 1,  # the topic gets another partition
     "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
-    "forget": 0,  # an admin pauses the group and has it forgotten; only in some seeds, see _forgotten
+    "forget": 0,  # an admin pauses the group and forgets it; only in some seeds, see _forgotten
     "retention": 0,  # the first ``size`` of a partition's messages are gone; only in stories that are written down
     "markers": 0,  # three offsets of a partition hold no message, as transactions leave them; only in written stories
     "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
@@ -38,85 +38,85 @@ FAULTS: dict[str, float] = {
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
     "evict": 0,  # an operator removes a member of a coordinated group; only in stories that have one
     "brief pause": 0,  # an admin pauses the group, and waits for no release; only in stories that are written down
-    "hang": 0,  # its next handler hangs until all else is handled; only in stories of lanes that are written down
+    "hang": 0,  # its next handler hangs until all else is handled; only in written stories with lanes
 }
 
-#: How often it is there, in stories of a coordinated group; its strategies; and, beside WORKERS, who works in it.
+#: In stories of a coordinated group: weight of "evict", strategies, and workers beside WORKERS with their share.
 EVICT_WEIGHT = 2.0
 STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "range", "roundrobin")
 GROUP_WORKERS = ("terminates", "holds-back", "latest")
 GROUP_WORKERS_SHARE = 0.1
 
-#: The share of stories in which a broker's clock is set, and how often it is there, relative to the other faults.
+#: The share of stories in which a broker's clock is set, and the weight of that fault.
 CLOCK_SHARE = 0.15
 CLOCK_WEIGHT = 10.0
 
 #: The share of stories in which the group is forgotten.
 FORGOTTEN_SHARE = 0.1
 
-#: The share of stories in which heartbeat intervals differ, and what they may be, start by start, in HI.
+#: The share of stories in which heartbeat intervals differ, and their values by start (HI).
 PACES_SHARE = 0.125
 PACES = ((), (0.7,), (1.5,), (1.0, 1.5), (1.5, 0.7), (0.7, 1.5))
 
-#: The share of stories in which some look at what their callbacks say, and hang now and then.
-TOLD_SHARE = 0.125
+#: The share of stories in which some clients check their callbacks and sometimes hang.
+CALLBACKS_SHARE = 0.125
 
-#: The share of stories in which exceptions come out of nowhere, and the workers that go on then.
+#: The share of stories with asynchronous exceptions, and the workers that continue after them.
 INTERRUPTED_SHARE = 0.2
 INTERRUPTED = frozenset({"iterate", "terminates", "explicit", "poll", "consume", "batches", "fenced", "lanes"})
 
-#: What workers there are, by delivery; see workers.py.
+#: Workers by delivery; see workers.py.
 WORKERS: dict[str, tuple[str, ...]] = {
     "at-least-once": ("iterate", "defer", "explicit", "poll", "consume", "batches"),
     "at-most-once": ("iterate", "iterate", "poll", "consume", "batches"),
 }
-#: Of stories with lanes (``consumer.run``): their order, the share of clients without lanes, and what those run. Like
-#: lanes, they handle each partition's messages in order.
+#: Stories with lanes (``consumer.run``): their order, the share of clients without lanes, and the workers of those,
+#: which handle each partition's messages in order, too.
 ORDERS: tuple[Order, ...] = ("key", "key", "key", "partition", "none")
 PLAIN_SHARE = 0.15
 PLAIN_WORKERS = ("iterate", "poll")
 
 POLICIES = ("balanced", "balanced", "balanced", "max-claims", "release-if-behind")
 
-#: T4's margin is a tenth of HI within 2 · HI: rates may differ by a twentieth, and a little is kept for the latency.
+#: T4's margin is a tenth of HI within 2 · HI: rates may differ by a twentieth, less a little for the latency.
 DRIFT_WITHIN = 0.03
 DRIFT_BEYOND = 0.35
 
-#: Of a story's log, at least: a thousand in one of the usual length.
+#: Minimum records of a story's log per HI: a thousand in a story of the usual length.
 RECORDS_PER_INTERVAL = 11.5
 
-#: How long a process that ended is away, at most (HI): groups grow and shrink, and what nobody does costs no time here.
+#: Longest absence of an ended process (HI): groups grow and shrink, and absence costs no time here.
 ABSENCE = 90
-#: The share of clients that come later, and how late, at most, in shares of the faulty time.
+#: The share of clients that join late, and how late at most, in shares of the faulty time.
 LATE_SHARE = 0.8
 LATEST = 0.9
 
-#: How often a fetch brings records (HI). One for each record is what costs the simulator most, so few do that.
+#: Fetch intervals (HI). A fetch per record costs the simulator most, so few clients have 0.
 FETCHES = (0.0, 0.1, 0.2, 0.2, *8 * (0.4, 0.5))
 
-#: Records between two snapshots: so few that every start is from one.
+#: Records between two snapshots: few enough that every start uses one.
 SNAPSHOTS_EVERY = (0, 50, 150)
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One member: its worker is started again whenever it ends."""
+    """One member: its worker is restarted whenever it ends."""
 
     name: str
     #: The name of a built-in worker, or "yours" for the one under test.
     worker: str = "iterate"
     policy: str = "balanced"
-    #: How fast its clock runs, against the brokers'.
+    #: Rate of its clock relative to the brokers'.
     rate: float = 1.0
-    #: At most once: claims the next batch while one is handled.
+    #: At most once: requests the next batch while one is handled.
     claims_ahead: bool = False
-    #: What a broker sends reaches it every so many HI (0: at once), as a fetch brings several records.
+    #: Interval of its fetches (HI), each with several records; 0: records arrive at once.
     fetches_every: float = 0.0
-    #: Started for the first time after so many HI.
+    #: Time of its first start (HI).
     joins: float = 0.0
-    #: The one data topic that it reads; "": all there are.
+    #: The only data topic that it reads; "": all.
     reads: str = ""
-    #: Its heartbeat interval at each start in turn, in HI; (): that of the story.
+    #: Its heartbeat interval (HI) by start; (): that of the story.
     paces: tuple[float, ...] = ()
 
 
@@ -127,13 +127,13 @@ class Fault:
     #: When it begins, in HI from the start.
     at: float
     kind: str
-    #: Whom it befalls; "" where it is nobody in particular.
+    #: The client concerned; "" for none in particular.
     client: str = ""
     #: How long it lasts, in HI.
     intervals: float = 1.0
-    #: How bad it is; what that means, the kind says.
+    #: Severity; its meaning depends on the kind.
     size: float = 0.5
-    #: The partition of the coordination topic, where it matters.
+    #: The partition of the coordination topic, if it matters.
     partition: int = 0
 
 
@@ -148,23 +148,23 @@ class Scenario:
     heartbeat_interval_ms: int = 500
     coordination_partitions: int = 2
     data_partitions: int = 8
-    #: Messages that come within an HI, on the average.
+    #: Mean number of messages per HI.
     messages: float = 17.0
-    #: The mean time that handling a message takes (ms).
+    #: Mean time to handle a message (ms).
     handling_ms: float = 3.0
-    #: How long faults happen, in HI.
+    #: Duration of the time with faults (HI).
     intervals: int = 80
-    #: Afterwards everything must get well again; False: the story ends there.
+    #: Afterwards the group must recover; False: the story ends there.
     recovers: bool = True
-    #: It goes on, calmly, until the log has so many records, or for as long again.
+    #: It continues without faults until the log has this many records, or for as long again.
     records: int = 0
-    #: Members keep snapshots, one every so many records of a partition of the coordination topic; 0: there are none.
+    #: Records of a coordination partition between two snapshots; 0: no snapshots.
     snapshots: int = 0
-    #: Partitions of a second data topic, which not everybody reads; 0: there is none.
+    #: Partitions of a second data topic, which not every client reads; 0: none.
     other_partitions: int = 0
-    #: The strategy of a coordinated group (section 5), whose sessions are two HI; None: the group is a claimed one.
+    #: The strategy of a coordinated group (section 5), with sessions of two HI; None: the group claims its partitions.
     strategy: Strategy | None = None
-    #: The order that the workers "lanes" keep; messages have keys then. None: there are no such workers.
+    #: The order kept by the workers "lanes", with keyed messages. None: no such workers.
     order: Order | None = None
 
     #: Fixed names.
@@ -175,7 +175,7 @@ class Scenario:
 
     @property
     def data_topics(self) -> dict[str, int]:
-        """The partitions that each data topic begins with."""
+        """Data topic → number of partitions at the start."""
         found = {self.data_topic: self.data_partitions, self.other_topic: self.other_partitions}
         return {topic: partitions for topic, partitions in found.items() if partitions}
 
@@ -190,7 +190,7 @@ class Scenario:
 
     @property
     def longest_interval_ms(self) -> float:
-        """The longest heartbeat interval that anybody has."""
+        """The longest heartbeat interval of any client (ms)."""
         return self.heartbeat_interval_ms * max([1.0, *(pace for client in self.clients for pace in client.paces)])
 
     def interval_of(self, client_id: str, start: int) -> int:
@@ -200,12 +200,12 @@ class Scenario:
 
     @property
     def at_most_once(self) -> bool:
-        """Whether a message is handed out at most once (C13)."""
+        """Whether each message is delivered at most once (C13)."""
         return self.delivery == "at-most-once"
 
     @property
     def clocks_are_trusted(self) -> bool:
-        """Whether all clocks agree to within the margin (T4), and no broker's is set (T5)."""
+        """Whether all clocks agree within the margin (T4), and no broker's is set (T5)."""
         rates = [1.0, *(client.rate for client in self.clients)]
         return max(rates) - min(rates) <= 2.05 * DRIFT_WITHIN and all(fault.kind != "clock" for fault in self.faults)
 
@@ -219,9 +219,10 @@ class Scenario:
         coordinated: bool = False,
         lanes: bool = False,
     ) -> Scenario:
-        """The story that a seed stands for, another one for a coordinated group, and for workers with lanes.
+        """The story of a seed; coordinated groups and workers with lanes have different ones.
 
-        worker: every second client runs the one under test; delivery: that one. Lanes are for at least once.
+
+        worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes: at least once.
         """
         named = f"{'groups/' if coordinated else ''}{'lanes/' if lanes else ''}{seed}"
         rng = Random(f"kafka-marshal/{named}")
@@ -229,11 +230,11 @@ class Scenario:
         delivery = "at-least-once" if lanes else delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
-        fenced = rng.random() < 0.25  # everybody writes to the fenced sink
+        fenced = rng.random() < 0.25  # all write to the fenced sink
         clients = tuple(_client(rng, index, delivery, drift, fenced, worker, intervals) for index in range(count))
         if not worker and rng.random() < 0.1 and not coordinated:
             rate = round(1 + rng.uniform(-1, 1) * drift, 4)
-            # It claims when all is well, too, and its first beat is to come within half an HI.
+            # It also claims when all is well, and must send its first heartbeat within half an HI.
             clients += (Client("hand", "by-hand", rate=rate, fetches_every=0.1),)
         cps = 3 if rng.random() < 0.1 else 2
         extra = {"clock": CLOCK_WEIGHT} if rng.random() < CLOCK_SHARE else {}
@@ -273,7 +274,7 @@ class Scenario:
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:
-        """A Python program that runs this story. worker: "module:function" or "file.py:function" of the one tested."""
+        """A Python program that runs this story. worker: "module:function" or "file.py:function" of the tested one."""
         lines = [
             '"""Shows what the simulator found:',
             "",
@@ -307,7 +308,7 @@ class Scenario:
 
 
 def _short(item: Client | Fault) -> str:
-    """Its constructor call, without what is as usual."""
+    """Its constructor call without defaults."""
     said = [
         f"{field.name}={getattr(item, field.name)!r}"
         for field in fields(item)
@@ -320,7 +321,7 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
     kind = "fenced" if fenced and delivery == "at-least-once" else rng.choice(WORKERS[delivery])
     if worker and index % 2 == 0:
         kind = "yours"
-    # Somebody without a limit, so that everything is owned in the end.
+    # One client has no limit, so that everything is owned at the end.
     policy = rng.choice(("balanced", "balanced", "greedy")) if index == 0 else rng.choice(POLICIES)
     rate = round(1 + rng.uniform(-1, 1) * drift, 4)
     ahead, fetches = rng.random() < 0.4, rng.choice(FETCHES)
@@ -329,12 +330,12 @@ def _client(rng: Random, index: int, delivery: str, drift: float, fenced: bool, 
 
 
 def _members(seed: str, clients: Sequence[Client], fenced: bool) -> tuple[Client, ...]:
-    """The clients as members of a coordinated group, where nobody has a policy."""
+    """The clients as members of a coordinated group, where policies don't exist."""
     rng = Random(f"kafka-marshal/{seed}/members")
     found = [replace(client, policy="balanced", claims_ahead=False) for client in clients]
     if rng.random() < GROUP_WORKERS_SHARE and not fenced:
         kind = rng.choice(GROUP_WORKERS)
-        stays = [kind != "latest" and rng.random() < 0.2 for _ in found]  # the group begins where all say it does
+        stays = [kind != "latest" and rng.random() < 0.2 for _ in found]  # all must agree where the group begins
         found = [
             x if x.worker == "yours" or as_is else replace(x, worker=kind)
             for x, as_is in zip(found, stays, strict=True)
@@ -343,7 +344,7 @@ def _members(seed: str, clients: Sequence[Client], fenced: bool) -> tuple[Client
 
 
 def _with_lanes(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
-    """Nearly all work in lanes; who claims by hand, or is under test, goes on as it is."""
+    """Give most clients the worker "lanes"; those that claim by hand or are under test keep theirs."""
     rng = Random(f"kafka-marshal/{seed}/workers")
     found = []
     for client in clients:
@@ -353,19 +354,19 @@ def _with_lanes(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
 
 
 def _other_partitions(seed: str) -> int:
-    """Of the eight or ten partitions, those of a second topic, in every fourth story."""
+    """Number of partitions that move to a second topic, in every fourth story."""
     return Random(f"kafka-marshal/{seed}/topic2").choice((3, 4, *(0,) * 6))
 
 
 def _with_topics(seed: str, clients: Sequence[Client]) -> tuple[Client, ...]:
-    """Who reads what; the first one all, so that everything is owned in the end."""
+    """Choose each client's topics; the first reads all, so that everything is owned at the end."""
     rng, first = Random(f"kafka-marshal/{seed}/readers"), clients[0]
     topics = ("", "", Scenario.data_topic, Scenario.other_topic)
     return first, *(replace(client, reads=rng.choice(topics)) for client in clients[1:])
 
 
 def _with_paces(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
-    """In every eighth story some have a heartbeat interval of their own, and another one when they start again."""
+    """In every eighth story, give some clients different heartbeat intervals, which change when they restart."""
     rng = Random(f"kafka-marshal/{seed}/paces")
     if rng.random() > PACES_SHARE:
         return clients
@@ -373,18 +374,18 @@ def _with_paces(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
 
 
 def _with_callbacks(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
-    """In every eighth story some hold what they are told against what they get, and hang now and then."""
+    """In every eighth story, some clients check their callbacks and sometimes hang."""
     rng = Random(f"kafka-marshal/{seed}/hung")
-    if rng.random() > TOLD_SHARE:
+    if rng.random() > CALLBACKS_SHARE:
         return clients
     may = [client.worker in WORKERS["at-least-once"] and rng.random() < 0.5 for client in clients]
-    return tuple(replace(x, worker="told") if told else x for x, told in zip(clients, may, strict=True))
+    return tuple(replace(x, worker="callbacks") if chosen else x for x, chosen in zip(clients, may, strict=True))
 
 
 def _faults(
     rng: Random, clients: Sequence[Client], cps: int, intervals: int, extra: Mapping[str, float]
 ) -> tuple[Fault, ...]:
-    """extra: how often there is what is not in every story."""
+    """Draw faults; extra: weights of those that are not in every story."""
     weights = {**FAULTS, **extra}
     kinds, found = list(weights), []
     for _ in range(rng.randint(6, 24)):
@@ -395,13 +396,13 @@ def _faults(
         first = 1.0 if client is None else min(1.0 + client.joins, intervals - 6.0)
         at = round(rng.uniform(first, intervals - 5), 2)
         found.append(Fault(at, kind, "" if client is None else client.name, length, size, rng.randrange(cps)))
-        if kind == "clock":  # while something is under way
+        if kind == "clock":  # while messages are handled
             found.append(Fault(round(at - 0.5, 2), "slow network", rng.choice(clients).name, 2.0, 0.4))
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
 def _forgotten(seed: str, intervals: int) -> list[Fault]:
-    """In every tenth story, somebody has the group forgotten while it is at work: it begins anew (C16)."""
+    """In every tenth story, an admin forgets the group while it works: it starts over (C16)."""
     rng = Random(f"kafka-marshal/{seed}/forgotten")
     if rng.random() > FORGOTTEN_SHARE:
         return []
@@ -410,7 +411,7 @@ def _forgotten(seed: str, intervals: int) -> list[Fault]:
 
 
 def _interrupts(seed: str, clients: Sequence[Client], intervals: int) -> list[Fault]:
-    """In every fifth story, the calls of some workers, or their reads, raise now and then."""
+    """In every fifth story, the calls or reads of some workers sometimes raise."""
     rng = Random(f"kafka-marshal/{seed}/interrupts")
     if rng.random() > INTERRUPTED_SHARE:
         return []
@@ -425,7 +426,7 @@ def _interrupts(seed: str, clients: Sequence[Client], intervals: int) -> list[Fa
 
 
 def _prunes(seed: str, intervals: int) -> list[Fault]:
-    """When an admin removes old log, up to three times: mostly late, as snapshots must be there first."""
+    """When an admin prunes the log, up to three times: mostly late, as snapshots must exist first."""
     rng = Random(f"kafka-marshal/{seed}/prunes")
     found = []
     for _ in range(rng.choice((0, 1, 1, 2, 3))):

@@ -1,8 +1,8 @@
-"""Virtual time, and threads that run one at a time, in an order that the seed decides.
+"""Virtual time, and threads that run one at a time, in an order decided by the seed.
 
-A *task* is a thread of the simulation: a greenlet. It runs until it waits for something; then the scheduler takes the
-earliest thing that is due, moves the time to it, and goes on there. Nothing ever sleeps, so an hour takes as long as
-the code that runs in it. Processes own tasks: one that is stopped gets no turn until it goes on, a dead one never.
+A *task* is a thread of the simulation: a greenlet. It runs until it waits for something; then the scheduler advances
+the time to the earliest event and continues there. Nothing ever sleeps, so an hour takes as long as the code that
+runs in it. Processes own tasks: those of a stopped process get no turn until it continues, those of a dead one never.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ except ModuleNotFoundError:
 
 __all__ = ["Over", "Scheduler", "Task"]
 
-#: Raised in a task that waits when the simulation is over.
+#: Raised in a waiting task when the simulation is over.
 Over = GreenletExit
 
 
-#: A task that gets more turns than this within so many ms burns a processor: it waits for nothing.
+#: A task with more turns than this within this many ms burns a processor: it waits for nothing.
 MAX_TURNS = 1_500
 WINDOW_MS = 300.0
 
 
 class Owner(Protocol):
-    """What the scheduler needs of a process."""
+    """The part of a process that the scheduler uses."""
 
     dead: bool
     #: Virtual time (ms) until which none of its tasks gets a turn.
@@ -46,30 +46,30 @@ class Task:
     def __init__(self, process: Owner, name: str, run: Callable[[], object], hub: greenlet) -> None:
         self.process: Owner = process
         self.name: str = name
-        self.greenlet: greenlet = greenlet(run, hub)  # where it goes on when a task ends
+        self.greenlet: greenlet = greenlet(run, hub)  # continues there when a task ends
         #: Changes with every turn: what was planned for an earlier wait does not end a later one.
         self.token: int = 0
         self.done: bool = False
-        #: Locks held: with one, no other task is let in between.
+        #: Number of locks held: with one, no other task runs in between.
         self.held: int = 0
-        #: Turns within the present window.
+        #: Turns within the current window.
         self.turns: int = 0
         self.window: float = 0.0
-        #: Who waits for its end.
+        #: Tasks that wait for its end.
         self.joining: list[Task] = []
-        #: What its next wait raises: a signal's handler wants it so.
+        #: Error that its next wait raises, for a signal handler.
         self.raising: BaseException | None = None
 
 
 class Scheduler:
-    """The one loop, and the time it keeps."""
+    """The event loop and its clock."""
 
     def __init__(self) -> None:
         #: Virtual time in ms.
         self.now: float = 0.0
         self.current: Task | None = None
         self.over: bool = False
-        #: Told of a task that gets turn after turn and lets no time pass.
+        #: Called with a task that takes turn after turn without time passing.
         self.on_spin: Callable[[Task], object] = lambda task: None
         self._halted = False
         self._interrupted = False
@@ -77,16 +77,16 @@ class Scheduler:
         self._agenda: list[tuple[float, int, Task | None, int, Callable[[], object] | None]] = []
         self._numbers = 0
         self._tasks: list[Task] = []
-        #: By stopped process: tasks whose turn came meanwhile, with the token of the wait that is over.
+        #: Stopped process → tasks whose turn came meanwhile, with the token of the ended wait.
         self._held: dict[Owner, list[tuple[Task, int]]] = {}
 
     def call_at(self, at: float, function: Callable[[], object]) -> None:
-        """Have something happen that is no task's doing: the network, a fault."""
+        """Schedule an event outside tasks: of the network, or a fault."""
         self._numbers += 1
         heappush(self._agenda, (at, self._numbers, None, 0, function))
 
     def spawn(self, process: Owner, name: str, target: Callable[[], object]) -> Task:
-        """A new task; it gets its first turn at once, after the present one."""
+        """A new task; its first turn comes right after the current one."""
 
         def run() -> None:
             try:
@@ -102,18 +102,18 @@ class Scheduler:
         return task
 
     def wake(self, task: Task, at: float) -> None:
-        """End the task's present wait at this time, if nothing ends it before."""
+        """End the task's current wait at this time, unless it ends before."""
         self._numbers += 1
         heappush(self._agenda, (at, self._numbers, task, task.token, None))
 
     def raise_in(self, task: Task, error: BaseException) -> None:
-        """End the task's present wait, or its next one, with this error; one for a lock goes on."""
+        """End the task's current or next wait with this error; a wait for a lock continues."""
         if not task.done:
             task.raising = error
             self.wake(task, self.now)
 
     def park(self, until: float | None, *, for_lock: bool = False) -> None:
-        """The current task waits until somebody wakes it, or for this time (ms) to come."""
+        """Suspend the current task until it is woken, or until this time (ms)."""
         task = self.current
         if self.over or task is None:
             raise Over
@@ -128,7 +128,7 @@ class Scheduler:
             raise error
 
     def run_until(self, until: float) -> None:
-        """Let everything happen that is due by then."""
+        """Run everything due until then."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= until and not self._halted:
             at, _, task, token, function = heappop(agenda)
@@ -157,14 +157,14 @@ class Scheduler:
             self.now = max(self.now, until)
 
     def _hold(self, task: Task, token: int) -> None:
-        """Its turn comes when its process goes on."""
+        """Postpone its turn until its process continues."""
         held = self._held.setdefault(task.process, [])
         if not held:
             self.call_at(task.process.stopped_until, lambda: self.go_on(task.process))
         held.append((task, token))
 
     def go_on(self, process: Owner) -> None:
-        """Whoever had a turn while this process was stopped has it now, unless it is stopped for longer by now."""
+        """Give turns to tasks that were due while this process was stopped, unless it is stopped again."""
         held = self._held.pop(process, None)
         if held is None:
             return
@@ -181,11 +181,11 @@ class Scheduler:
         self._halted = True
 
     def interrupt(self) -> None:
-        """After the present turn nothing more happens, and who runs this gets KeyboardInterrupt."""
+        """End after the current turn, and raise KeyboardInterrupt in the caller of ``run_until``."""
         self._halted = self._interrupted = True
 
     def close(self) -> None:
-        """End every task where it stands; what it does on the way out reaches nobody."""
+        """End every task; what it does while unwinding has no effect."""
         self.over = True
         for task in self._tasks:
             self.current = task

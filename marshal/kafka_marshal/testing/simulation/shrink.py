@@ -1,6 +1,6 @@
-"""Makes a failing scenario small: fewer faults, fewer clients, fewer messages, a shorter story.
+"""Shrinks a failing scenario: fewer faults, clients and messages, a shorter story.
 
-Each step is kept where the smaller one still breaks the same promise. What is left is what a person reads.
+A step is kept if the smaller story still breaks the same promise.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kafka_marshal.testing.simulation.story import Result
 
 __all__ = ["shrink"]
 
-#: Of the virtual time at which the promise broke, this much more is kept at first.
+#: The story is first cut at this multiple of the virtual time at which the promise broke.
 AFTER = 1.05
 
 
 def shrink(result: Result, run: Callable[[Scenario], Result], attempts: int = 150) -> Result:
-    """The smallest story found within this many runs that breaks the same promise; run: runs one."""
+    """The smallest story found within ``most`` runs that breaks the same promise; run: runs one."""
     if result.violation is None:
         raise ValueError("there is nothing to shrink: this run broke no promise")
     promise = result.violation.promise
@@ -43,12 +43,12 @@ def shrink(result: Result, run: Callable[[Scenario], Result], attempts: int = 15
             for scenario in smaller(best):
                 if still_breaks(scenario):
                     progress = True
-                    break  # the next step starts from what was found
+                    break  # the next step starts from this one
     return best
 
 
 def _shorter(result: Result) -> Iterator[Scenario]:
-    """End soon after the break, and without the faults that come later."""
+    """End soon after the break, without the later faults."""
     scenario, violation = result.scenario, result.violation
     if violation is None or violation.promise == "liveness":
         lasting = max((fault.at + fault.intervals for fault in scenario.faults), default=0.0)
@@ -89,7 +89,7 @@ def _fewer_clients(result: Result) -> Iterator[Scenario]:
 
 
 def _plainer(result: Result) -> Iterator[Scenario]:
-    """Usual clocks, policies and sizes."""
+    """Default clocks, policies and sizes."""
     scenario = result.scenario
     plain = tuple(Client(x.name, x.worker, claims_ahead=x.claims_ahead, reads=x.reads) for x in scenario.clients)
     yield replace(scenario, clients=plain)

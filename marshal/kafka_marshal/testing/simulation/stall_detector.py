@@ -1,7 +1,7 @@
-"""A turn that never ends: real time passes, and virtual time does not.
+"""Detects a turn that never ends: real time passes, and virtual time does not.
 
-Tasks run one at a time, so one that waits for a lock of the interpreter's own, or goes round without asking for
-anything, stops them all. Real time says so, and only that: no history has anything of it.
+Tasks run one at a time, so one that waits for a real lock, or loops without entering the simulation, stops them all.
+Only real time shows it; histories don't depend on it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from types import FrameType
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler
 
-__all__ = ["HANGS", "noticed_when_hanging"]
+__all__ = ["HANGS", "failing_on_hangs"]
 
 #: The promise that such a turn breaks.
 HANGS = "hangs"
-#: Real time after which a turn is looked at; the next time it is over. Turns take milliseconds, and a machine that is
-#: overloaded or asleep for a while must not look like a worker that hangs.
+#: Real time between two checks; a turn found by two of them hangs. Turns take milliseconds, and an overloaded or
+#: sleeping machine must not be taken for a worker that hangs.
 LOOK_AFTER_S = 15.0
 
 
 @contextmanager
-def noticed_when_hanging(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
-    """A turn that goes on for 15 to 30 s of real time fails the story, and ends.
+def failing_on_hangs(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
+    """End a turn that takes 15 to 30 s of real time, and fail the story.
 
-    Where this is not the main thread, or SIGALRM has a handler already, nothing changes.
+    Has no effect outside the main thread, or if SIGALRM already has a handler.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
         yield
@@ -47,7 +47,7 @@ def noticed_when_hanging(scheduler: Scheduler, checks: Checks) -> Iterator[None]
         checks.fail(
             HANGS,
             f"{who} lets no virtual time pass: it goes round and round, or waits for a lock or queue that is not the "
-            f"simulation's ({_where(frame)}); job.sleep lets others go on",
+            f"simulation's ({_where(frame)}); job.sleep lets others run",
         )
         raise Over
 
@@ -61,7 +61,7 @@ def noticed_when_hanging(scheduler: Scheduler, checks: Checks) -> Iterator[None]
 
 
 def _where(frame: FrameType | None) -> str:
-    """The innermost line that is nobody's library: the worker's own, most often."""
+    """The innermost line outside libraries, usually of the worker."""
     stack = traceback.extract_stack(frame)
     library = sysconfig.get_path("stdlib")
     own = [line for line in stack if not line.filename.startswith(library)] or stack

@@ -1,6 +1,6 @@
-"""What a world is like, in a form that is cheap to keep and to compare: by plain equality, with no bytes made of it.
+"""A world's state in a form that is cheap to keep and to compare, without encoding it.
 
-It holds all that the canonical state holds (S1), so two are equal exactly where the canonical bytes are.
+It has everything that the canonical state has (S1), so two are equal exactly if their canonical bytes are.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from rationalizer import Group, Lease, Progress, World
 
 __all__ = ["state_of"]
 
-#: What never changes but by being set anew.
+#: Immutable fields of a lease.
 _plain = attrgetter(
     "group_id", "topic", "partition", "client_id", "instance_id", "epoch", "heartbeat_interval_ms", "last_beat"
 )
 
 
-#: The same of a member of a coordinated group.
+#: Immutable fields of a coordinated group's member.
 _of_member = attrgetter(
     *("slot", "member_id", "client_id", "instance_id", "session_timeout_ms", "allow_key_share", "pattern", "topics"),
     *("last_beat", "joined"),
@@ -25,7 +25,7 @@ _of_member = attrgetter(
 
 
 def state_of(world: World) -> tuple[object, ...]:
-    """(next offset, log time, level, leases, pauses, coordinated groups) of a world; of what is mutable a copy."""
+    """(next offset, log time, level, leases, pauses, coordinated groups) of a world; mutable parts are copied."""
     leases, groups = [_row(lease) for lease in world.leases()], [_group_row(group) for group in world.groups()]
     return world.next_offset, world.log_time, world.level, leases, world.pauses(), groups
 

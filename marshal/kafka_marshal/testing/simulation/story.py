@@ -1,4 +1,4 @@
-"""Runs a scenario: processes, faults, a supervisor, and the wait for everything to be well again."""
+"""Runs a scenario: processes, faults, a supervisor, and the recovery."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kafka_marshal.testing.simulation.data import Data
 from kafka_marshal.testing.simulation.decoding import decoded_once
 from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Faults
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
-from kafka_marshal.testing.simulation.logs import overheard
+from kafka_marshal.testing.simulation.logs import failing_on_errors
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
-from kafka_marshal.testing.simulation.patched_stdlib import surroundings
+from kafka_marshal.testing.simulation.patched_stdlib import simulated_stdlib
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Worker
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
-from kafka_marshal.testing.simulation.stall_detector import noticed_when_hanging
+from kafka_marshal.testing.simulation.stall_detector import failing_on_hangs
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from rationalizer import Upgrade, encode, snapshot_log
 from rationalizer.levels import GROUPS_LEVEL
@@ -35,21 +35,21 @@ from rationalizer.marker import marker
 
 __all__ = ["Result", "simulate_one"]
 
-#: When the faults are over: a dead holder's 2 · HI, the end of a pause, some rounds of wishes.
+#: Recovery after the last fault (HI): a dead holder's 2 · HI, the end of a pause, some rounds of claims.
 RECOVERY_INTERVALS = 30
-#: What does not get shorter with HI: topics are looked at every 5 s, a look-up may take 5 s (ms).
+#: Part of the recovery that does not scale with HI (ms): topics are polled every 5 s, a look-up may take 5 s.
 RECOVERY_MS = 12_000
-#: For what there is left to do, beside the time that the work itself takes.
+#: HI to drain the backlog, beside the time that the work itself takes.
 DRAIN_INTERVALS = 60
-#: How long a story goes on, in shares of the faulty time, if it is well again by then: a hundred HI, usually.
+#: Length of a story that has recovered, in shares of the faulty time: usually a hundred HI.
 CALM_AFTER = 1.14
-#: How much longer it may go on until the log has its records, in the same shares: one slow member may hold all.
+#: Longest extension until the log has its records, in the same shares: one slow member may hold everything.
 FILLED_AFTER = 4.0
-#: Who ends without a release and is back within this takes over what he had.
+#: A client that ends without a release and is back within this takes over its leases (HI).
 SOON_INTERVALS = 0.2
 
 
-#: What is waited for, by the name of the condition.
+#: Description of each condition that is waited for.
 _AIMS = {
     "_is_owned": "everything owned",
     "_is_handled": "everything handled that does not wait for a handler that hangs",
@@ -64,7 +64,7 @@ class Result:
 
     scenario: Scenario
     violation: Violation | None
-    #: What happened, in order; empty where it was thrown away.
+    #: The history; empty if it was dropped.
     events: tuple[tuple[object, ...], ...]
     #: Virtual time, in HI.
     intervals: float
@@ -73,14 +73,14 @@ class Result:
 
     @property
     def history_digest(self) -> str:
-        """Of everything that happened, in order: the same for the same scenario and code, byte for byte."""
+        """Digest of the history: identical for the same scenario and code."""
         digest = sha256()
         for event in self.events:
             digest.update(repr(event).encode())
         return digest.hexdigest()
 
     def history(self) -> Iterator[str]:
-        """What happened, a line each."""
+        """The history, a line per event."""
         for name, at, *rest in self.events:
             shown = [value.hex() if isinstance(value, bytes) else str(value) for value in rest]
             yield f"{at:12.3f} {name:8} {' '.join(shown)}"
@@ -96,19 +96,19 @@ class Result:
 
 
 def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge | None = None) -> Result:
-    """Run one scenario; worker: what its clients "yours" run; judge: a second opinion on each record of the log.
+    """Run one scenario; worker: run by its clients "yours"; judge: an independent judge of the log.
 
-    Raises nothing for a broken promise: see the result.
+    A broken promise is in the result, not raised.
     """
     with quiet(), decoded_once(), _snapshots_every(scenario.snapshots):
         story = _Story(scenario, worker, judge)
         try:
             with (
                 announced(BOOTSTRAP, story.open_cluster),
-                surroundings(story.scheduler, worker),
+                simulated_stdlib(story.scheduler, worker),
                 interrupted_between(story.scheduler.interrupt),
-                noticed_when_hanging(story.scheduler, story.checks),
-                overheard(story.scheduler, story.checks),
+                failing_on_hangs(story.scheduler, story.checks),
+                failing_on_errors(story.scheduler, story.checks),
             ):
                 story.run()
                 story.scheduler.close()
@@ -119,7 +119,7 @@ def simulate_one(scenario: Scenario, worker: Worker | None = None, judge: Judge 
 
 @contextmanager
 def _snapshots_every(records: int) -> Iterator[None]:
-    """A story's log is short: with the protocol's own number (S2) there would never be a snapshot."""
+    """Reduce the records per snapshot: a story's log is too short for the protocol's number (S2)."""
     name = "SNAPSHOT_INTERVAL"
     before = getattr(snapshot_log, name)
     setattr(snapshot_log, name, records or before)
@@ -131,7 +131,7 @@ def _snapshots_every(records: int) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Warnings of simulated trouble are nobody's business, and garbage is collected between runs, not in them."""
+    """Suppress warnings of simulated trouble, and collect garbage between runs, not in them."""
     logger = logging.getLogger("kafka_marshal")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -183,7 +183,7 @@ class _Story:
         self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
 
     def open_cluster(self, config: object) -> SimulatedCluster:
-        """What Marshal("simulation://kafka") gets in the process that asks."""
+        """The cluster of Marshal("simulation://kafka") in the calling process."""
         task = self.scheduler.current
         if task is None or not isinstance(task.process, Process):
             raise MarshalError("simulation://kafka is there for the processes of a simulation only")
@@ -192,7 +192,7 @@ class _Story:
     # The course of events.
 
     def run(self) -> None:
-        """Faults for so many intervals; then everything must be owned, and drained, in time."""
+        """Run with faults for ``intervals``; then everything must be owned and drained in time."""
         self._make_topics()
         rng = Random(f"{self.scenario.seed}/start")
         for client in self.scenario.clients:
@@ -214,14 +214,14 @@ class _Story:
         self._wait(self._is_owned, RECOVERY_INTERVALS)
         self._wait(self._is_balanced, RECOVERY_INTERVALS)
         if self.scenario.clocks_are_trusted:
-            self.checks.manners.calm_since = self.scheduler.now
+            self.checks.members.calm_since = self.scheduler.now
         self.scheduler.run_until(max(self.scheduler.now, CALM_AFTER * self.scenario.intervals * self.hi))
         self._fill()
         if self.checks.broken is None:
             self._look_back()
 
     def _set_lost_positions(self) -> None:
-        """An operator sets what members leave alone (P11), to where the group stands: its messages have come by now."""
+        """Set positions that members don't touch (P11) to where the group is: those messages exist by now."""
         consumers = [consumer for process, consumer in self.checks.consumers.values() if process.is_running]
         lost = {(one.topic, one.partition) for consumer in consumers for one in consumer.positions.stuck.lost}
         if not lost or any(process.host.is_admin and process.is_running for process in self.clients.processes):
@@ -242,7 +242,7 @@ class _Story:
         while not condition() and self.checks.broken is None:
             for key in (
                 self.data.all_partitions()
-            ):  # what an admin has put beyond a log's end waits for messages: now they come
+            ):  # positions that an admin set beyond a log's end wait for messages: publish them
                 self.data.fill_up_to(key, self.checks.stable(key) + 1)
             self._set_lost_positions()
             if self.scheduler.now >= until:
@@ -252,7 +252,7 @@ class _Story:
             self.scheduler.run_until(self.scheduler.now + self.hi / 4)
 
     def _fill(self) -> None:
-        """Go on, calmly, until the log has its records; a worker that has ended all it does may leave it short."""
+        """Continue without faults until the log has its records; a worker that has finished may leave it short."""
         until = self.scheduler.now + FILLED_AFTER * self.scenario.intervals * self.hi
         while self.checks.counts["records"] < self.scenario.records and self.scheduler.now < until:
             if self.checks.broken is not None:
@@ -263,9 +263,10 @@ class _Story:
         return all(map(self.checks.owners().get, self.data.all_partitions()))
 
     def _is_balanced(self) -> bool:
-        """Where everybody shares evenly, nobody holds two more than anybody else; a topic that is whole has one holder.
+        """If all share evenly, no client holds two more than another; a topic claimed as a whole has one holder.
 
-        Two processes of one client_id, which a zombie's return leaves, count as one, and are not asked.
+
+        Not checked while a returned zombie leaves two processes of one client_id.
         """
         names = [
             process.client_id for process in self.clients.processes if process.is_running and not process.host.is_admin
@@ -274,7 +275,7 @@ class _Story:
             return True
         others = [x for x in self.scenario.clients if x.worker != "by-hand"]
         if self.scenario.other_partitions and any(x.reads for x in others):
-            return True  # who may have what is another question there
+            return True  # other rules decide the shares there
         whole = all(x.policy == "whole-topic" for x in others)
         if any(x.policy != "balanced" or x.worker == "yours" for x in others) and not whole:
             return True
@@ -287,12 +288,12 @@ class _Story:
                     by_topic[key[0]].add(process.client_id)
         if whole:
             return all(len(holders) == 1 for holders in by_topic.values())
-        # `range` deals out each topic by itself (G17).
+        # `range` assigns each topic separately (G17).
         most = len(by_topic) if self.scenario.strategy == "range" else 1
         return max(held.values()) - min(held.values()) <= most
 
     def _is_handled(self) -> bool:
-        """A handler that hangs holds back its own lane, and nothing else."""
+        """Everything is handled except the lanes of hanging handlers."""
         waits = self.checks.accounts.ordering.waits
         return all(
             offset in self.checks.accounts.ledger(key).ever or waits(key, offset)
@@ -312,17 +313,17 @@ class _Story:
         )
 
     def _look_back(self) -> None:
-        """What can be said when all is done."""
-        self.checks.manners.check_in_hand(self.checks.consumers.values())
+        """Checks that are possible at the end."""
+        self.checks.members.check_in_hand(self.checks.consumers.values())
         back = [x for x in self.scenario.faults if x.kind == "term" and x.intervals < SOON_INTERVALS]
         if (
             back
             and all(x.worker == "terminates" for x in self.scenario.clients)
             and not self.checks.counts["takeovers"]
         ):
-            self.checks.fail("takeover", f"nobody took over from himself, in {len(back)} restarts within HI (C7)")
+            self.checks.fail("takeover", f"no process took over from itself, in {len(back)} restarts within HI (C7)")
         if self.scenario.at_most_once:
-            # One that was ended by an error may not have seen any more what it had been granted.
+            # A process that ended with an error may not have seen its last grant.
             alive = [p for p in self.clients.processes if not p.dead and p.end.error is None]
             self.checks.check_granted(alive, {key: self.data.end(key) for key in self.data.all_partitions()})
             return

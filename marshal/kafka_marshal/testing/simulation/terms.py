@@ -1,4 +1,4 @@
-"""What can be promised, which depends on what goes wrong."""
+"""Promises that depend on a story's faults."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Terms"]
 
-#: Where these are the only faults, whatever a member says is heard.
+#: If these are the only faults, everything that a member sends reaches the log.
 HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What can be promised in a story."""
+    """The promises that hold in a story."""
 
     are_clocks_trusted: bool
-    #: Nothing goes wrong but that processes are asked to end.
+    #: The only faults are requests to end.
     is_orderly: bool
-    #: Whatever a member says is heard, as long as it lives.
+    #: Everything that a living member sends reaches the log.
     is_heard: bool
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a record, or a message, is about, for the checks."""
+"""The leases that a record or a message concerns, for the checks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rationalizer import (
     codes,
 )
 
-__all__ = ["holds", "in_hand_of", "key_of", "name_of", "place_of", "touched"]
+__all__ = ["holds", "in_flight_of", "key_of", "name_of", "place_of", "touched"]
 
 
 def touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
-    """The leases that an accepted record is about, each with its own outcome."""
+    """The leases that an accepted record concerns, each with its outcome."""
     match record:
         case HeartbeatBatch(entries=entries):
             answers = zip(entries, outcome.entries or (), strict=True)
@@ -40,7 +40,7 @@ def touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
 def key_of(
     record: Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges | BeatEntry,
 ) -> Key:
-    """The partition of a record, or of an entry."""
+    """The partition of a record or an entry."""
     return record.topic, record.partition
 
 
@@ -50,8 +50,8 @@ def place_of(message: Message) -> tuple[Key, int]:
     return (message.topic() or "", -1 if partition is None else partition), -1 if offset is None else offset
 
 
-def in_hand_of(process: Living, key: Key, message: Message) -> Assignment | None:
-    """The assignment under which a process has this message in hand now."""
+def in_flight_of(process: Living, key: Key, message: Message) -> Assignment | None:
+    """The assignment under which this message is in flight in a process."""
     for driver in process.drivers:
         for consumer in driver.engine.consumers.values():
             assignment = consumer.assignments.get(key)

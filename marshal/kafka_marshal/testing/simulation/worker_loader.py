@@ -35,7 +35,7 @@ def load_worker(name: str) -> Worker:
 
 
 def lasting(name: str) -> str:
-    """The same worker's name, from whatever folder it is asked for."""
+    """The worker's name with an absolute path."""
     where, _, function = name.rpartition(":")
     return f"{Path(where).resolve()}:{function}" if where.endswith(".py") else name
 
@@ -47,7 +47,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # what lies beside it can be imported, as by a script
+        sys.path.append(folder)  # modules beside it can be imported, as by a script
     spec.loader.exec_module(module)
     return module
 

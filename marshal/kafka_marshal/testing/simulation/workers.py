@@ -1,4 +1,4 @@
-"""The workers that take part in a simulation: each way in which api.md says that messages can be had."""
+"""The built-in workers of a simulation: one for each way to receive messages in api.md."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in", "host_of"]
 
 T = TypeVar("T")
 
-#: What the worker that claims by hand claims.
+#: Topic and partitions of the worker that claims by hand.
 HAND_TOPIC = "by-hand"
 HAND_PARTITIONS = 2
 
-#: How long, in HI, a handler of the worker that hangs may take; and how often one of its processes hangs.
+#: The handler timeout (HI) of the worker that hangs, and the most hangs of one of its processes.
 HANDLER_INTERVALS = 2.0
 HANGS = 2
 
-#: The share of workers with lanes that have little memory, and that end without a release; how little it is.
+#: The share of workers with lanes that have little memory, the share that ends without a release, and that memory.
 SMALL_SHARE, TERMINATES_SHARE = 0.3, 0.2
 SMALL_BYTES = 20_000
 
-#: Those that handle each message as soon as it is handed out: what is begun late was handed out late.
+#: Workers that handle each message at once: what begins late was delivered late.
 ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
 
 
 def host_of(client: Client, hi_ms: float) -> Host:
-    """Where its processes run, and what the checks may ask of them."""
+    """The host of its processes, and what the checks may assume about them."""
     return Host(
         client.name,
         client.rate,
@@ -76,9 +76,9 @@ def _consumer(
     begin: Callable[[Consumer, TopicPartition], object] | None = None,
     **more: object,
 ) -> Consumer:
-    """A consumer as the client is to have it; lost: kept up to date by its callbacks; begin: with each assignment.
+    """The client's consumer; lost: maintained by its callbacks; begin: called with each assignment.
 
-    more: its other options.
+    more: other options.
     """
     gone = set() if lost is None else lost
 
@@ -106,7 +106,7 @@ def _consumer(
 
 
 def _taker(job: Job, client: Client, marshal: Marshal) -> Callable[..., Consumer]:
-    """What makes its consumer: one that claims, or a member of a coordinated group."""
+    """The method that makes its consumer: one that claims, or a member of a coordinated group."""
     if job.strategy is not None:
         return partial(marshal.group_consumer, strategy=job.strategy, session_timeout_ms=job.session_timeout_ms)
     ahead = job.delivery == "at-most-once" and client.claims_ahead
@@ -114,7 +114,7 @@ def _taker(job: Job, client: Client, marshal: Marshal) -> Callable[..., Consumer
 
 
 def _made(job: Job, make: Callable[[], Consumer]) -> Consumer:
-    """Where an interrupt has kept a consumer from its caller, it takes a while until that one is closed."""
+    """Make a consumer; if an interrupt kept one from its caller, retry until that one is closed."""
     while True:
         try:
             return job.again(make)
@@ -125,7 +125,7 @@ def _made(job: Job, make: Callable[[], Consumer]) -> Consumer:
 
 
 class _Patient:
-    """A consumer whose calls are interrupted now and then: each is made again, as a user's loop goes on."""
+    """A consumer whose calls are sometimes interrupted: each is repeated, as a user's loop does."""
 
     def __init__(self, job: Job, consumer: Consumer) -> None:
         self._job = job
@@ -162,7 +162,7 @@ class _Patient:
 
 
 def _calls(job: Job, consumer: Consumer) -> Consumer | _Patient:
-    """The consumer as a loop calls it."""
+    """The consumer for a loop."""
     return _Patient(job, consumer) if job.is_interrupted else consumer
 
 
@@ -171,12 +171,12 @@ def _iterate(job: Job, client: Client) -> None:
         while not marshal.stopping:
             for message in _calls(job, consumer):
                 if job.random.random() < 0.002 and job.delivery == "at-least-once":
-                    break  # what is in hand at a break comes again
+                    break  # messages in flight at a break are delivered again
                 job.handle(message)
 
 
 def _terminates(job: Job, client: Client) -> None:
-    """It ends without a release, and is there again soon: it takes over from itself (C7)."""
+    """Ends without a release and restarts soon: takes over from itself (C7)."""
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
         signal.signal(signal.SIGTERM, lambda *_: marshal.terminate())
         for message in _calls(job, consumer):
@@ -202,17 +202,17 @@ def _poll(job: Job, client: Client) -> None:
 
 
 def _consume(job: Job, client: Client) -> None:
-    """Several at a time, done in any order; what was lost meanwhile is left alone."""
+    """Several at a time, done in any order; messages of lost leases are skipped."""
     lost: set[tuple[str, int]] = set()
     with job.marshal() as marshal, _consumer(job, client, marshal, lost) as made:
         consumer = _calls(job, made)
         while not marshal.stopping:
-            lost.clear()  # before, for some may be lost while others are waited for
+            lost.clear()  # before the call, as leases may be lost while it waits
             messages = consumer.consume(job.random.choice([3, 20]), 0.2)
             job.received(messages)
             if job.delivery == "at-least-once":
                 job.random.shuffle(messages)
-            while messages:  # none is kept: what was lost and is left alone has come back by that (C18, G20)
+            while messages:  # none is kept: skipped messages of lost leases are given back by that (C18, G20)
                 message = messages.pop(0)
                 if job.delivery == "at-most-once" or (message.topic(), message.partition()) not in lost:
                     job.handle(message)
@@ -221,14 +221,14 @@ def _consume(job: Job, client: Client) -> None:
 
 
 def _defer(job: Job, client: Client) -> None:
-    """Some messages take their time, and others are done meanwhile: so what is done lies beyond gaps."""
+    """Defers some messages and marks others as done meanwhile, so that there are gaps."""
     lost: set[tuple[str, int]] = set()
     aside: list[tuple[float, Message]] = []
     ripe: list[tuple[float, Message]] = []
     hi = job.heartbeat_interval_ms / 1000
 
     def begin(consumer: Consumer, assigned: TopicPartition) -> None:
-        """What is left is of a lease that was lost, with the loop below busy with others (seeds 1004480, 9007429)."""
+        """Drop messages of a lease that was lost while the loop below was busy (seeds 1004480, 9007429)."""
         drop({(assigned.topic, assigned.partition)})
 
     def drop(partitions: set[tuple[str, int]]) -> None:
@@ -268,7 +268,7 @@ def _batches(job: Job, client: Client) -> None:
 
 
 def _fenced(job: Job, client: Client) -> None:
-    """As api.md has it: what the database holds decides what is written."""
+    """As in api.md: the database's last offset decides what is written."""
     with job.marshal() as marshal, _consumer(job, client, marshal) as consumer:
         for batch in _calls(job, consumer).batches(job.random.choice([5, 30]), timeout=0.05):
             job.sleep(len(batch) * job.random.uniform(0.0005, 0.004) * job.slowness)
@@ -283,7 +283,7 @@ def _fenced(job: Job, client: Client) -> None:
 
 
 def _ahead(job: Job, client: Client) -> None:
-    """What the database holds is passed over from the start of each assignment, and not looked at batch by batch."""
+    """Seeks behind the database's last offset when a partition is assigned, instead of filtering each batch."""
     begins: dict[tuple[str, int, int], int] = {}
 
     def begin(consumer: Consumer, assigned: TopicPartition) -> None:
@@ -303,7 +303,7 @@ def _ahead(job: Job, client: Client) -> None:
     with job.marshal() as marshal, _consumer(job, client, marshal, begin=begin) as consumer:
         for batch in consumer.batches(job.random.choice([5, 30]), timeout=0.05):
             if batch.first_offset < begins.get((batch.topic, batch.partition, batch.epoch), 0):
-                raise RuntimeError(f"{batch} was handed out behind a seek")
+                raise RuntimeError(f"{batch} was delivered behind a seek")
             job.sleep(len(batch) * job.random.uniform(0.0005, 0.004) * job.slowness)
             try:
                 with job.database.transaction() as tx:
@@ -316,7 +316,7 @@ def _ahead(job: Job, client: Client) -> None:
 
 
 def _holds_back(job: Job, client: Client) -> None:
-    """Nothing is taken from some partitions for a while, though their leases are kept."""
+    """Pauses some partitions for a while and keeps their leases."""
     held: dict[tuple[str, int], int] = {}
     hi = job.heartbeat_interval_ms / 1000
     iterates = job.random.random() < 0.5
@@ -334,7 +334,7 @@ def _holds_back(job: Job, client: Client) -> None:
         for message in consumer if iterates else _polled(consumer, marshal):
             topic, partition = message.topic() or "", message.partition() or 0
             if (topic, partition) in held and _has(consumer, topic, partition, held[topic, partition]):
-                raise RuntimeError(f"{topic} [{partition}] is held back, and offset {message.offset()} was handed out")
+                raise RuntimeError(f"{topic} [{partition}] is paused, and offset {message.offset()} was delivered")
             open_ones = [x for x in consumer.assignment() if (x.topic, x.partition) not in held]
             if open_ones and job.random.random() < 0.05:
                 chosen = job.random.choice(open_ones)
@@ -352,26 +352,26 @@ def _polled(consumer: Consumer, marshal: Marshal) -> Iterator[Message]:
 
 
 def _has(consumer: Consumer, topic: str, partition: int, epoch: int) -> bool:
-    """Whether this very assignment goes on."""
+    """Whether this assignment still exists."""
     return any((x.topic, x.partition, x.epoch) == (topic, partition, epoch) for x in consumer.assignment())
 
 
 def _of(said: TopicPartition) -> tuple[str, int, int]:
-    """(topic, partition, token): what callbacks say of a lease, and of a piece of a coordinated group."""
+    """(topic, partition, token) of a lease or of a piece of a coordinated group."""
     return said.topic, said.partition, said.epoch
 
 
-class _Told:
-    """What a consumer's callbacks have said, held against what it does."""
+class _Callbacks:
+    """Checks a consumer's callbacks against the messages that it delivers."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._hi = job.heartbeat_interval_ms / 1000
-        #: (topic, partition) → epoch: assigned, and not revoked nor lost.
+        #: (topic, partition) → epoch: assigned, neither revoked nor lost.
         self._open: dict[tuple[str, int], int] = {}
-        #: Revoked; until the release it may be lost all the same.
+        #: Revoked; may still be lost until the release.
         self._revoked: dict[tuple[str, int], int] = {}
-        #: Gone when on_revoke was through: that it was lost is told next.
+        #: Gone when on_revoke returned: on_lost must follow.
         self._owed: set[tuple[str, int]] = set()
         self._hangs = 0
         self.wrong = ""
@@ -381,8 +381,8 @@ class _Told:
             if (topic, partition) in self._open:
                 self.wrong = f"{topic} [{partition}] was assigned again, and neither revoked nor lost before"
             if (topic, partition) in self._owed:
-                self.wrong = f"{topic} [{partition}] was let go before on_revoke was through"
-            if self._revoked.get((topic, partition)) == epoch:  # the order was taken back before it was let go (G18)
+                self.wrong = f"{topic} [{partition}] was released before on_revoke returned"
+            if self._revoked.get((topic, partition)) == epoch:  # the revocation was withdrawn before the release (G18)
                 del self._revoked[topic, partition]
             self._job.sleep(self._job.random.uniform(0.0, 0.1) * self._hi)
             self._open[topic, partition] = epoch
@@ -405,14 +405,14 @@ class _Told:
         if self._open.pop((topic, partition), None) != epoch:
             self.wrong = f"{topic} [{partition}], epoch {epoch}, was {how}, and was not assigned before"
 
-    def look(self, message: Message) -> None:
-        """A message was handed out: of what is assigned, or, at most once, the rest of what was granted meanwhile."""
+    def check_assigned(self, message: Message) -> None:
+        """A delivered message is of an assigned partition, or, at most once, of the rest of a grant."""
         key = (message.topic() or "", message.partition() or 0)
         if key not in self._open and (self._job.delivery == "at-least-once" or key not in self._revoked):
-            self.wrong = f"{message.topic()} [{message.partition()}] was handed out, and is not assigned"
+            self.wrong = f"{message.topic()} [{message.partition()}] was delivered, and is not assigned"
 
     def hang(self, consumer: Consumer, message: Message) -> None:
-        """Now and then a handler hangs for longer than it may: then its lease is given up, and all others with it."""
+        """Sometimes hang for longer than the handler timeout: then all leases must be given up."""
         topic, partition = message.topic() or "", message.partition() or 0
         epoch = self._open.get((topic, partition), -1)
         if self._hangs < HANGS and self._job.random.random() < 0.01:
@@ -420,15 +420,15 @@ class _Told:
             over = self._job.monotonic() + HANDLER_INTERVALS * self._hi
             while self._job.monotonic() < over:
                 self._job.sleep(0.1 * self._hi)
-            for _ in range(15):  # in slices: however long the process is stopped, that is one of them
+            for _ in range(15):  # in slices: a stop of the process, however long, counts as one
                 self._job.sleep(0.1 * self._hi)
             if _has(consumer, topic, partition, epoch) or self._open:
                 self.wrong = f"{topic} [{partition}] or another is held still, an HI after its handler's time was over"
 
     def end(self) -> None:
-        """The consumer is closed."""
+        """Check a closed consumer."""
         if self._open and not self.wrong:
-            self.wrong = f"the consumer is closed, and of {sorted(self._open)} it was told no end"
+            self.wrong = f"the consumer is closed, and of {sorted(self._open)} it got neither on_revoke nor on_lost"
         self.check()
 
     def check(self) -> None:
@@ -436,29 +436,29 @@ class _Told:
             raise RuntimeError(self.wrong)
 
 
-def _told(job: Job, client: Client) -> None:
-    """Its callbacks take their time and tell what it has, each once and in order; some of its handlers hang."""
-    told, timeout = _Told(job), HANDLER_INTERVALS * job.heartbeat_interval_ms / 1000
+def _callbacks(job: Job, client: Client) -> None:
+    """Checks its callbacks, which take their time; some of its handlers hang."""
+    callbacks, timeout = _Callbacks(job), HANDLER_INTERVALS * job.heartbeat_interval_ms / 1000
     with job.marshal() as marshal:
         with _taker(job, client, marshal)(
             job.topics,
             delivery=job.delivery,
             handler_timeout=timeout,
-            on_assign=told.on_assign,
-            on_revoke=told.on_revoke,
-            on_lost=told.on_lost,
+            on_assign=callbacks.on_assign,
+            on_revoke=callbacks.on_revoke,
+            on_lost=callbacks.on_lost,
         ) as consumer:
             for message in _polled(consumer, marshal):
-                told.look(message)
-                told.check()
+                callbacks.check_assigned(message)
+                callbacks.check()
                 job.handle(message)
-                told.hang(consumer, message)
+                callbacks.hang(consumer, message)
                 consumer.done(message)
-        told.end()
+        callbacks.end()
 
 
 def _lanes(job: Job, client: Client) -> None:
-    """Many handlers at a time, each key, or partition, in order."""
+    """Many parallel handlers, in order by key or partition."""
     most = SMALL_BYTES if job.random.random() < SMALL_SHARE else DEFAULT_BYTES_IN_FLIGHT
     timeout = job.random.choice([None, HANDLER_INTERVALS * job.heartbeat_interval_ms / 1000])
     make = partial(_consumer, handler_timeout=timeout, max_bytes_in_flight=most)
@@ -487,7 +487,7 @@ def _by_hand(job: Job, client: Client) -> None:
 
 
 def _ranges(job: Job, client: Client) -> None:
-    """As Spark does: offsets, not messages; some ranges are given back, some stay in hand while others are done."""
+    """As Spark does: offsets, not messages; some ranges are given back, some stay open while others are done."""
     kept: list[OffsetRange] = []
     once, policy = job.delivery == "at-most-once", policy_of(client)
     with job.marshal() as marshal, marshal.ranges(job.topics, delivery=job.delivery, policy=policy) as consumer:
@@ -497,7 +497,7 @@ def _ranges(job: Job, client: Client) -> None:
                 for old in kept:
                     same = (new.topic, new.partition, new.epoch) == (old.topic, old.partition, old.epoch)
                     if same and old.first <= new.last and new.first <= old.last:
-                        raise RuntimeError(f"{new} was handed out while {old} was in hand")
+                        raise RuntimeError(f"{new} was delivered while {old} was open")
             for given in [*kept, *taken]:
                 chance = job.random.random()
                 if chance < 0.3 and given not in kept:
@@ -514,7 +514,7 @@ def _ranges(job: Job, client: Client) -> None:
 
 
 def _handle_range(job: Job, consumer: RangeConsumer, given: OffsetRange) -> bool:
-    """Whether all of it was handled before its lease was over."""
+    """Handle a range; returns whether its lease held to the end."""
     done = {offset for first, last in given.done for offset in range(first, last + 1)}
     for offset in range(given.first, given.last + 1):
         if offset not in done:
@@ -536,7 +536,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "fenced": _fenced,
     "ahead": _ahead,
     "holds-back": _holds_back,
-    "told": _told,
+    "callbacks": _callbacks,
     "lanes": _lanes,
     "by-hand": _by_hand,
     "ranges": _ranges,
