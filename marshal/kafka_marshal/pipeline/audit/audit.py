@@ -1,11 +1,11 @@
-"""The audit of a whole history: cut, replay side by side, compare, put together, say.
+"""The audit of a whole history: cut, replay in parallel, compare, combine, report.
 
     with Audit(DumpSource(Path("log.jsonl")), spark=spark, out=Path("audit")) as audit:
         findings = audit.run()
         print(findings.verdict)
         spark.sql("SELECT * FROM ownership WHERE group = 'delays'").show()
 
-Without `spark` the same is done in this process: for small logs, and to measure Spark against.
+Without `spark` it runs in this process: for small logs, and as a baseline for measurements.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "check_folder"]
 
-#: What replays. A seam for tests, as Audit(world_type=…) is.
+#: The class that replays. A seam for tests, as Audit(world_type=…) is.
 DEFAULT_WORLD: type[World] = World
 
-#: Says that a folder holds an audit, and what it found.
+#: Marks a folder as an audit's, and holds its findings.
 SUMMARY = "audit.json"
 
 #: The page, if one is written.
 REPORT = "report.html"
 
-#: What stands in the folder of a table.
+#: Files in the folder of a table.
 _TABLE_FILE = re.compile(r"_?(task-\d+|whole)-[0-9a-f]{32}\.parquet")
 
-#: Snapshots that are tried to find out whether a log is whole.
+#: Snapshots to try when checking whether a log is complete.
 _TRIED = 3
 
-#: Violations that are told one by one.
+#: Violations that are listed one by one.
 EXAMPLES = 20
 
 
 @dataclass(slots=True)
 class _Chain:
-    """The segments of one CP and what came of them, in order."""
+    """The segments of one CP and their results, in order."""
 
     segments: list[Segment]
-    #: Task and result by the place of their segment.
+    #: Tasks by the position of their segment.
     tasks: dict[int, Task] = field(default_factory=dict)
     results: dict[int, TaskResult] = field(default_factory=dict)
 
     def so_far(self) -> list[TaskResult]:
-        """In order, up to the one that stopped before an Upgrade (E4): what lies behind that was judged too early."""
+        """Results in order, up to the one that stopped before an Upgrade (E4): later ones were judged too early."""
         found = []
         for place in range(len(self.segments)):
             found.append(self.results[place])
@@ -81,17 +81,16 @@ class _Chain:
 
 
 class Audit:
-    """One audit. A context manager: at its end, what it needed on the way goes, and without `out` the tables go, too.
+    """One audit. A context manager: at its end its temporary files are removed, and without `out` the tables, too.
 
-    `source`: where the log comes from (sources.py, kafka.py). `spark`: a session; None replays in this process. `out`:
-    the folder for the tables and the report; it must be new, empty, or an earlier audit's. The new audit is written
-    beside it and takes its place at once, when it is complete; until then the earlier one stays. `work`: a folder for
-    what is needed on the way; with `out`, it must be one that all of Spark's executors reach. `tables`: without them it
-    only replays and compares. `records_per_task`: how long a segment is at least; None: by the number of records and
-    cores.
+    `source`: the log (sources.py, kafka.py). `spark`: a session; None replays in this process. `out`: the folder for
+    the tables and the report; it must be new, empty, or an earlier audit's. The new audit is written beside it and
+    replaces it atomically when complete; until then the earlier one stays. `work`: a folder for temporary files; with
+    `out`, all of Spark's executors must reach it. `tables`: False to only replay and compare. `records_per_task`: the
+    shortest segment; None: by the number of records and cores.
 
-    `world_type` is a seam for tests: the World to audit. Violations other than SNAPSHOT_DIFFERS never come of the real
-    one; that the audit would find them is shown with one that is broken on purpose.
+    `world_type` is a seam for tests: the World to audit. The real one produces no violation but SNAPSHOT_DIFFERS; tests
+    of the others use a World that is broken on purpose.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Audit:
         self._scratch = FolderBeside(Path(tempfile.gettempdir()) if work is None else work, "kafka-marshal-audit-")
         self._work = self._scratch.path
         self._beside = None if out is None else FolderBeside.of(out)
-        #: Where tables are written: never over an earlier audit's.
+        #: Where tables are written; never over an earlier audit's.
         self._out = self._work / "tables" if self._beside is None else self._beside.path
         self._opened: Opened | None = None
         self._findings: Findings | None = None
@@ -132,13 +131,13 @@ class Audit:
         self.close()
 
     def close(self) -> None:
-        """Remove what was needed on the way."""
+        """Remove temporary files."""
         self._scratch.drop()
         if self._beside is not None:
             self._beside.drop()
 
     def open(self) -> Opened:
-        """Bring the log into pieces, once. Raises what its source raises."""
+        """Convert the log into pieces, once. Raises what its source raises."""
         if self._opened is None:
             begun = time.perf_counter()
             folder = self._work / "log"
@@ -148,12 +147,13 @@ class Audit:
         return self._opened
 
     def run(self, report: Callable[[Findings, Path], object] | None = None) -> Findings:
-        """Audit the log, once. Tables are written, and registered as Spark's views, before it comes back.
+        """Audit the log, once. Tables are written and registered as Spark's views before it returns.
 
-        report: called with the findings and the path for a page (`report.write_report`), which takes its place together
+
+        report: called with the findings and the path for a page (`report.write_report`), which is published together
         with the tables.
-        Raises AuditError where it could not be done, LogCutError where a log's beginning is gone and no snapshot
-        stands for it, and what the source raises. What is wrong with the log is no error but what is found.
+        Raises AuditError if it failed, LogCutError if a log's beginning is gone and no snapshot replaces it, and what
+        the source raises. Faults of the log are findings, not errors.
         """
         if self._findings is not None:
             return self._findings
@@ -171,7 +171,7 @@ class Audit:
         return self._findings
 
     def _publish(self, findings: Findings, report: Callable[[Findings, Path], object] | None) -> Findings:
-        """Write what people read beside the tables, and put all of it in its place at once."""
+        """Write the summary and the page beside the tables, and publish everything atomically."""
         if not self._tables:
             return findings
         if report is not None:
@@ -188,7 +188,7 @@ class Audit:
     # -- cutting ------------------------------------------------------------------------------------------------------
 
     def _cut(self, opened: Opened) -> tuple[dict[int, Claims], CutLog, dict[tuple[int, Checkpoint], str]]:
-        """Segments, and the files with the states that they start from."""
+        """Segments, and files with their initial states."""
         records = opened.snapshots
         claims = {} if records is None else claims_of(records, opened.log.partitions)
         log = self._with_starts(opened.log, claims)
@@ -205,10 +205,10 @@ class Audit:
             missing = {(cp, each) for cp, starts in wanted.items() for each in starts} - set(states)
             if not missing:
                 return claims, plan, states
-            unusable |= missing  # each time fewer are left to cut at
+            unusable |= missing  # each time fewer snapshots are left
 
     def _with_starts(self, log: SourceLog, claims: dict[int, Claims]) -> SourceLog:
-        """A log that begins above offset 0 has a gap there, if a replay from nothing comes to what a snapshot says."""
+        """A log that begins above offset 0 has a gap there if a replay from nothing agrees with a snapshot."""
         starts = dict(log.starts)
         for cp, claimed in claims.items():
             pieces = tuple(log.pieces.get(cp, ()))
@@ -260,7 +260,7 @@ class Audit:
         )
 
     def _run(self, chains: dict[int, _Chain], tasks: Sequence[Task]) -> None:
-        """Run tasks, the longest first; results take the places of those that were there, whose files go."""
+        """Run tasks, the longest first; results replace earlier ones, whose files are removed."""
         ordered = sorted(tasks, key=lambda task: -task.records)
         folder = self._work / f"run-{min(task.number for task in tasks)}"
         folder.mkdir()
@@ -273,10 +273,10 @@ class Audit:
             chain.results[task.place] = result
 
     def _correction(self, chain: _Chain) -> Task | None:
-        """The first segment that started from a lie, to be started from what the one before it came to instead.
+        """The first segment that started from a wrong snapshot, as a task that starts from its predecessor's end.
 
-        By induction: the first segment starts from a proven place. Where a segment that does ends in another digest
-        than the next one started from, the snapshot between them is wrong, and so is what was concluded from it.
+        By induction: the first segment starts from a proven place. If such a segment ends in another digest than the
+        next one started from, the snapshot between them is wrong, and so is everything concluded from it.
         """
         for place in range(len(chain.segments) - 1):
             result = chain.results[place]
@@ -325,7 +325,7 @@ class Audit:
         return findings
 
     def _write_rest(self, chains: dict[int, _Chain], results: Sequence[TaskResult], lies: Sequence[Violation]) -> None:
-        """What no task could write, and a file in each table, so that each is there and says its columns."""
+        """Write rows that no task could, and a file in each table, so that each exists with its columns."""
         unowned = {}
         whole: dict[str, list[Row]] = {name: [] for name in TABLES}
         for cp, chain in chains.items():
@@ -351,7 +351,7 @@ class Audit:
         last.close()
 
     def _sweep(self, kept: set[str]) -> None:
-        """Remove what tasks left behind that were tried again, or whose segments do not count."""
+        """Remove files of tasks that were retried or whose segments do not count."""
         for table in TABLES:
             for path in (self._out / table).glob("*"):
                 if f"{table}/{path.name}" not in kept:
@@ -359,7 +359,7 @@ class Audit:
 
 
 def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violation]:
-    """Snapshots that are wrong, by CP and place."""
+    """Wrong snapshots, by CP and place."""
     found = []
     for cp, claimed in claims.items():
         for broken in claimed.broken:
@@ -403,7 +403,7 @@ def _partition_findings(cp: int, chain: _Chain | None, claims: Claims | None) ->
 
 
 def _notices(claims: dict[int, Claims]) -> list[str]:
-    """What is odd about the log of snapshots and no violation."""
+    """Oddities of the snapshots topic that are no violations."""
     found = []
     for cp, claimed in sorted(claims.items()):
         if claimed.junk:
@@ -420,7 +420,7 @@ def _notices_of_records(results: Sequence[TaskResult]) -> list[str]:
 
 
 def check_folder(out: Path) -> None:
-    """Raise ConfigurationError unless an audit may take the place of this folder; nothing is changed.
+    """Raise ConfigurationError unless an audit may replace this folder; nothing is changed.
 
     It may be missing, empty, or hold an earlier audit and nothing else.
     """
@@ -444,7 +444,7 @@ def check_folder(out: Path) -> None:
 
 
 def _foreign(path: Path) -> Path | None:
-    """What in this part of an earlier audit's folder no audit wrote."""
+    """A file in this part of an earlier audit's folder that no audit wrote."""
     if path.name in TABLES and path.is_dir():
         return next((each for each in sorted(path.iterdir()) if not _TABLE_FILE.fullmatch(each.name)), None)
     return None if path.name in (SUMMARY, REPORT) and path.is_file() else path

@@ -1,4 +1,4 @@
-"""Dumps (section 9) as input: read in several places at once, each line checked as D1 says, kept as Parquet."""
+"""Dumps (section 9) as input: read in parallel, each line checked by D1, converted to Parquet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rationalizer.log_hash import LogHash
 
 __all__ = ["dump_to_parquet", "header_of_dump", "records_of_dump"]
 
-#: A part of a dump that is worth a task of its own.
+#: Smallest part of a dump that is worth a task.
 _LEAST_BYTES = 16 * 1024 * 1024
 
 #: Parts for each core.
@@ -26,7 +26,7 @@ _PARTS_PER_CORE = 2
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Bytes of a dump, from the beginning of a line to the end of one."""
+    """Bytes of a dump that are whole lines."""
 
     path: str
     number: int
@@ -50,7 +50,7 @@ def records_of_dump(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
 
 
 def dump_to_parquet(path: Path, folder: Path, runner: Runner) -> SourceLog:
-    """Convert a dump to files in `folder`. Raises DumpError, which names the line, as a replay of the dump would."""
+    """Convert a dump to files in `folder`. Raises DumpError, which names the line, as a replay does."""
     header = header_of_dump(path)
     parts = _parts(path, folder, header, runner.parallelism)
     pieces: dict[int, list[Piece]] = {}
@@ -89,14 +89,14 @@ def _parts(path: Path, folder: Path, header: DumpHeader, parallelism: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
-    """The files, and the hashes that the lines carry: CP, the offset behind it, hash."""
+    """The files, and the hashes of the lines: CP, the offset behind it, hash."""
 
     files: list[str]
     hashes: list[tuple[int, int, str]]
 
 
 def _convert(part: _Part) -> _Converted | None:
-    """The files with the records of this part, a CP each; None where there is a line that is none of a dump."""
+    """The files with the records of this part, one per CP; None if a line is invalid."""
     writers: dict[int, LogWriter] = {}
     tried = f"{part.number:05}-{os.getpid()}"
     try:
@@ -116,7 +116,7 @@ def _convert(part: _Part) -> _Converted | None:
 
 
 def _lines(part: _Part) -> Iterator[bytes]:
-    """The lines of this part, with the dump's header in front."""
+    """The lines of this part, after the dump's header."""
     with open(part.path, "rb") as file:
         file.seek(part.start)
         if part.start > 0:
@@ -130,7 +130,7 @@ def _lines(part: _Part) -> Iterator[bytes]:
 
 
 def _raise_what_is_wrong(path: Path) -> None:
-    """Read it from the beginning, which a part can't: only so a line has a number."""
+    """Read the dump from the beginning to find the number of the bad line, which a part does not know."""
     for _ in records_of_dump(path):
         pass
-    raise AuditError(f"{path} changed while it was read. Nothing was concluded; audit it when nobody writes to it.")
+    raise AuditError(f"{path} changed while it was read. Nothing was concluded; audit it when no process writes to it.")

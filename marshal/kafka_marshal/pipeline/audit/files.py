@@ -1,7 +1,7 @@
-"""Parquet on both sides of an audit: the log as pieces that can be read by themselves, and tables being written.
+"""Parquet files of an audit: the log in pieces that can be read independently, and the tables.
 
-Executors read and write these files themselves, with Arrow. On the way through the JVM a record would be copied
-several times, which costs more than replaying it: measured, one process was then faster than two executors.
+Executors read and write these files with Arrow. Through the JVM a record would be copied several times, which costs
+more than replaying it: as measured, one process was then faster than two executors.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = [
     "refuse_unsorted",
 ]
 
-#: A row group of the log: small enough to be held, a few times over, by a task of modest memory.
+#: Rows of a row group of the log: a task of modest memory can hold several.
 _GROUP_ROWS: Final = 65_536
 _GROUP_BYTES: Final = 8 * 1024 * 1024
 
-#: What is read from a row group at once.
+#: Rows read from a row group at once.
 _BATCH_ROWS: Final = 16_384
 
-#: Says, in the files that we wrote ourselves, that they are in order; holds what a dump's header does.
+#: Metadata of files that we wrote: their records are in order; holds the fields of a dump's header.
 _TOPIC: Final = b"kafka_marshal.topic"
 _PARTITIONS: Final = b"kafka_marshal.partitions"
 
 
 class LogWriter:
-    """Writes the records of one CP, which come in the order of their offsets, to one Parquet file."""
+    """Writes the records of one CP, in order of their offsets, to one Parquet file."""
 
     def __init__(self, path: Path, partition: int, header: DumpHeader) -> None:
         self.path = path
@@ -89,7 +89,7 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A row group of one CP's records, ascending; the offsets are those of its first and its last record."""
+    """A row group of one CP's records, ascending; the offsets are of its first and last record."""
 
     path: str
     row_group: int
@@ -101,7 +101,7 @@ class Piece:
 
 
 def header_of(path: Path) -> DumpHeader | None:
-    """What a file that a LogWriter wrote says of its log; None for any other Parquet file."""
+    """The header in a file that a LogWriter wrote; None for any other Parquet file."""
     metadata = pq.read_schema(path).metadata or {}
     if _TOPIC not in metadata or _PARTITIONS not in metadata:
         return None
@@ -109,7 +109,7 @@ def header_of(path: Path) -> DumpHeader | None:
 
 
 def has_statistics(path: Path) -> bool:
-    """Whether `pieces_of` can tell what is in it."""
+    """Whether `pieces_of` can read its contents from statistics."""
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups if group.num_rows for i in range(metadata.num_columns)]
@@ -138,7 +138,7 @@ Run = tuple[list[int], list[int], list[bytes | None]]
 
 
 def read_pieces(pieces: Sequence[Piece], first: int, end: int | None) -> Iterator[Run]:
-    """The records with first <= offset < end, as runs of (offsets, timestamps, values): a few at a time."""
+    """The records with first <= offset < end, in batches of (offsets, timestamps, values)."""
     for piece in pieces:
         if piece.last < first or (end is not None and piece.first >= end):
             continue
@@ -159,10 +159,10 @@ def read_pieces(pieces: Sequence[Piece], first: int, end: int | None) -> Iterato
 
 
 class TableFiles:
-    """One writer's share of the tables: at most a file in each folder, which counts once it has its last name.
+    """One writer's share of the tables: at most one file in each folder, which counts once it has its final name.
 
-    A task may be tried twice, at the same time even, and the loser is never heard of again: so names are unique, and
-    only files that a successful task has reported become part of the tables.
+    A task may be tried twice, even at the same time, and one of them ends without a result: so names are unique, and
+    only files that a successful task reported become part of the tables.
     """
 
     def __init__(self, out: Path, name: str, partition: int | None) -> None:
@@ -172,7 +172,7 @@ class TableFiles:
         self._writers: dict[str, pq.ParquetWriter] = {}
 
     def write(self, table: str, rows: list[Row]) -> None:
-        """Rows without `partition`, where this writer is of one CP."""
+        """Write rows, without `partition` if this writer is of one CP."""
         schema = TABLES[table]
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in schema]
         place = schema.get_field_index("partition")
@@ -191,13 +191,13 @@ class TableFiles:
         if writer is None:
             folder = self._out / table
             folder.mkdir(parents=True, exist_ok=True)
-            # Spark and pyarrow pass over names that begin with an underscore.
+            # Spark and pyarrow skip names that begin with an underscore.
             writer = pq.ParquetWriter(folder / f"_{self._name}.parquet", TABLES[table], compression="snappy")
             self._writers[table] = writer
         return writer
 
     def close(self) -> list[str]:
-        """The files, complete, as paths below the folder of the tables."""
+        """Complete the files; returns their paths below the folder of the tables."""
         found = []
         for table, writer in self._writers.items():
             writer.close()
@@ -208,7 +208,7 @@ class TableFiles:
         return found
 
     def drop(self) -> None:
-        """Forget it: what was written so far is removed."""
+        """Remove what was written so far."""
         for table, writer in self._writers.items():
             with contextlib.suppress(OSError):
                 writer.close()
@@ -217,7 +217,7 @@ class TableFiles:
 
 
 def refuse_unsorted(pieces: Sequence[Piece]) -> None:
-    """Raise AuditError where pieces of one CP overlap: their writer did not keep the log's order."""
+    """Raise AuditError if pieces of one CP overlap: their writer did not keep the log's order."""
     for before, after in itertools.pairwise(pieces):
         if before.partition == after.partition and before.last >= after.first:
             raise AuditError(

@@ -1,4 +1,4 @@
-"""What an audit found: the verdict, what it rests on, and where the tables are."""
+"""The findings of an audit: the verdict, its basis, and the tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Findings", "PartitionFindings", "Violation"]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must not be (invariants.py). `time_ms`: log time, None where it has none."""
+    """One violation (invariants.py). `time_ms`: log time, None if it has none."""
 
     kind: str
     partition: int
@@ -43,13 +43,13 @@ class Violation:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """Of a row of `violations`, by its columns."""
+        """The violation of a row of `violations`."""
         return cls(time_ms=row["time"], **{name: row[name] for name in cls.__slots__ if name != "time_ms"})
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFindings:
-    """One CP, as far as it was replayed."""
+    """The findings of one CP, as far as it was replayed."""
 
     partition: int
     records: int
@@ -58,14 +58,14 @@ class PartitionFindings:
     level: int
     #: Equal to a live replica's at next_offset, and to that of `kafka-marshal replay`.
     digest: str
-    #: How many were replayed side by side.
+    #: Number of segments that were replayed in parallel.
     segments: int
-    #: Snapshots that were compared, and how many of them are wrong.
+    #: Snapshots that were compared, and those of them that are wrong.
     snapshots: int
     snapshots_wrong: int
-    #: Offsets covered by hashes of members that agree with the log: nothing was changed there since it was read.
+    #: Offsets covered by members' hashes that match the log: nothing there was changed since members read it.
     vouched: int
-    #: The level that the Upgrade asks for before which the replay stopped; None: it came to the end (E4).
+    #: The level required by the Upgrade at which the replay stopped; None: it reached the end (E4).
     required_level: int | None = None
 
     @classmethod
@@ -76,25 +76,25 @@ class PartitionFindings:
 
 @dataclass(slots=True)
 class Findings:
-    """What an audit found. Tables are Parquet below `out` and, with Spark, views of the same names."""
+    """The findings of an audit. Tables are Parquet below `out` and, with Spark, views of the same names."""
 
-    #: What was audited, for people, and the coordination topic.
+    #: Description of the source, and the coordination topic.
     source: str
     topic: str
     records: int
     #: By kind; empty: none.
     violations: dict[str, int]
     partitions: list[PartitionFindings]
-    #: What is no violation but limits what the audit can say.
+    #: Limits of the audit that are no violations.
     notices: list[str]
     #: Name → folder.
     tables: dict[str, Path]
     out: Path | None
-    #: The first violations, in the log's order.
+    #: The first violations, in the order of the log.
     examples: list[Violation] = field(default_factory=list)
-    #: The most that the process of one task ever held, in bytes.
+    #: Peak memory of the process of any task, in bytes.
     peak_memory: int = 0
-    #: Seconds of each stage.
+    #: Duration of each stage, in seconds.
     timings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -104,12 +104,12 @@ class Findings:
 
     @property
     def stopped(self) -> dict[int, int]:
-        """CPs whose replay stopped before an Upgrade, with the level it asks for (E4)."""
+        """CPs whose replay stopped before an Upgrade → the level it requires (E4)."""
         return {each.partition: each.required_level for each in self.partitions if each.required_level is not None}
 
     @property
     def is_clean(self) -> bool:
-        """No violation, and everything was replayed."""
+        """Whether there is no violation and everything was replayed."""
         return not self.violations and not self.stopped
 
     @property
@@ -119,7 +119,7 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """One line: how many violations, of what, where first."""
+        """One line: the number and kinds of violations, and where the first one is."""
         if not self.violations:
             text = f"0 violations in {self.records:,} records"
         else:
@@ -135,7 +135,7 @@ class Findings:
         return text
 
     def add_examples(self, most: int) -> None:
-        """The first violations, out of their table."""
+        """Load the first violations from their table."""
         found = _table(self.tables["violations"], "violations").to_table()
         rows = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).slice(0, most).to_pylist()
         self.examples = [Violation.of(row) for row in rows]
@@ -145,12 +145,12 @@ class Findings:
         return _table(self.tables[name], name)
 
     def groups(self) -> list[str]:
-        """All groups that ever held anything in this log."""
+        """All groups that ever held a lease in this log."""
         tables = [self.table(name).to_table(columns=["group"])["group"] for name in ("ownership", "generations")]
         return sorted({group for each in tables for group in pc.unique(each).to_pylist()})
 
     def waits(self, group: str | None = None) -> dict[str, dict[str, float]]:
-        """How long leases waited for their next holder, by how they came to it: count, median and max (ms)."""
+        """How long leases waited for their next holder, by kind of takeover: count, median and max (ms)."""
         wanted = None if group is None else pc.field("group") == group
         takeovers = self.table("takeovers").to_table(columns=["how", "silent_ms", "unowned_ms"], filter=wanted)
         found = {}
@@ -162,7 +162,7 @@ class Findings:
         return found
 
     def register(self, spark: SparkSession, prefix: str = "") -> dict[str, DataFrame]:
-        """Make each table a temporary view, named as it is behind `prefix`; gives them back."""
+        """Make each table a temporary view, named `prefix` + its name; returns them."""
         found = {}
         for name, folder in self.tables.items():
             frame = spark.read.parquet(str(folder))
@@ -171,7 +171,7 @@ class Findings:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """As JSON: what `kafka-marshal audit --json` prints, and `audit.json` beside the tables holds."""
+        """The JSON that `kafka-marshal audit --json` prints and `audit.json` beside the tables holds."""
         return {
             "verdict": self.verdict,
             "clean": self.is_clean,

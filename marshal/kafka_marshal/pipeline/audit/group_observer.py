@@ -1,4 +1,4 @@
-"""The records of coordinated groups as rows of the tables, and held against what the log said before (section 5)."""
+"""Writes the records of coordinated groups as rows of the tables, and checks them against the log (section 5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GROUP_TYPES: Final = frozenset(range(JOIN, CONFIGURE + 1))
 
 
 class Report(Protocol):
-    """Takes a violation: what it is about (topic and partition may be None), the owner until then, what is wrong."""
+    """Takes a violation: its subject (topic and partition may be None), the owner until then, and a description."""
 
     def __call__(
         self,
@@ -40,12 +40,12 @@ class Report(Protocol):
     ) -> None: ...
 
 
-#: Of a violation that is about nobody in particular.
-_NOBODY: Final = (None, None, None)
+#: Owner of a violation that concerns no owner in particular.
+_NO_OWNER: Final = (None, None, None)
 
 
 class GroupObserver:
-    """Follows all coordinated groups of one CP. Rows go into `rows`, by table; the caller writes and clears them."""
+    """Follows all coordinated groups of one CP. Adds rows to `rows`, by table; the caller writes and clears them."""
 
     def __init__(
         self, world: World, rows: Mapping[str, list[Row]], pauses: Mapping[str, tuple[str, int]], report: Report
@@ -56,7 +56,7 @@ class GroupObserver:
         self._report = report
         self._groups = {group.group_id: WatchedGroup.of(group) for group in world.groups()}
         self.spans: PieceSpans = PieceSpans()
-        #: Spans that began before this replay, or may have something before them that did; over by now.
+        #: Ended spans that began, or may have a predecessor that began, before this replay.
         self.ended: list[EndedPiece] = []
         self._at = (world.next_offset, world.log_time)
         for group in world.groups():
@@ -69,7 +69,7 @@ class GroupObserver:
         return group_id in self._groups
 
     def record(self, kind: int, message: Message, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
-        """A record of types 16 to 21 that got to its group, at (offset, log time)."""
+        """A record of types 16 to 21 that reached its group, at (offset, log time)."""
         self._at = at
         group_id = message[4]
         group, watched = self._world.group(group_id), self._groups.get(group_id)
@@ -112,7 +112,7 @@ class GroupObserver:
         self._end(self.spans.forget(group_id, at))
 
     def finish(self) -> None:
-        """The replay ends here: what no record was about is looked at once more."""
+        """The replay ends here: check once more what no record concerned."""
         for group_id, watched in self._groups.items():
             group = self._world.group(group_id)
             if group is None:
@@ -187,7 +187,7 @@ class GroupObserver:
             watched.adopt_members(group)
 
     def _resume(self, group_id: str, group: Group | None) -> None:
-        """Go on from the state, so that one fault is told once."""
+        """Continue from the state, so that one fault is reported once."""
         if group is None:
             self._groups.pop(group_id, None)
             self._end(self.spans.forget(group_id, self._at))
@@ -203,10 +203,10 @@ class GroupObserver:
             )
             self._end(ended)
 
-    # -- who has what ----------------------------------------------------------------------------------
+    # -- owners ----------------------------------------------------------------------------------------
 
     def _compare_all(self, watched: WatchedGroup, group: Group, event: Event) -> tuple[int, int]:
-        """Hold all pieces against those before: how many came to another owner, and were revoked by this record."""
+        """Compare all pieces with those before: how many changed owner, and how many this record revoked."""
         moved = revoked = 0
         for topic, partition in sorted({*watched.pieces, *group.partitions()}):
             more = self._compare(watched, group, event, topic, partition)
@@ -216,14 +216,14 @@ class GroupObserver:
     def _compare(
         self, watched: WatchedGroup, group: Group, event: Event, topic: str, partition: int
     ) -> tuple[int, int]:
-        """Hold the pieces of a partition against those before; as `_compare_all`."""
+        """Compare the pieces of a partition with those before; as `_compare_all`."""
         at = (topic, partition)
         place = (group.group_id, *at)
         before, pieces = watched.pieces.get(at, ()), pieces_in(group, *at)
         if pieces == before:
             return 0, 0
         found = _Faults()
-        disjoint = self._look_at(pieces, group, found)
+        disjoint = self._check_state(pieces, group, found)
 
         def how(span: PieceSpan) -> tuple[str, int]:
             if span.slot in event.gone:
@@ -246,7 +246,7 @@ class GroupObserver:
                 )
         for kind, (span, why) in found.all.items():
             owner = (span.client or None, span.instance or None, span.token)
-            self._report(kind, place, owner if span.owned else _NOBODY, why)
+            self._report(kind, place, owner if span.owned else _NO_OWNER, why)
         self._end(ended)
         if pieces:
             watched.pieces[at] = pieces
@@ -255,8 +255,8 @@ class GroupObserver:
         moved = sum(old is not None and old.owned and old.slot != new.slot for old, new in begun)
         return moved, sum(piece.revoked == group.generation == self._at[0] for piece in pieces)
 
-    def _look_at(self, pieces: Sequence[Piece], group: Group, found: _Faults) -> list[Piece]:
-        """What the state must be by itself; the pieces without what overlaps another."""
+    def _check_state(self, pieces: Sequence[Piece], group: Group, found: _Faults) -> list[Piece]:
+        """Check the state by itself; returns the pieces without those that overlap another."""
         disjoint: list[Piece] = []
         for piece in pieces:
             span = PieceSpan(*piece[:3], *self._names(group.group_id)(piece.owner), piece.since, BEFORE, BEFORE, None)
@@ -271,7 +271,7 @@ class GroupObserver:
         return disjoint
 
     def _names(self, group_id: str) -> Callable[[int], tuple[str, str]]:
-        """(client, instance) of a slot, as the state has them."""
+        """(client, instance) of a slot, by the state."""
         group = self._world.group(group_id)
 
         def names(slot: int) -> tuple[str, str]:
@@ -281,11 +281,11 @@ class GroupObserver:
         return names
 
     def _owner(self, watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:
-        """Who owned a key before this record."""
+        """The owner of a key before this record."""
         for piece in watched.touched(topic, partition, key, key):
             if (member := watched.members.get(piece.owner)) is not None:
                 return member.client, member.instance, piece.since
-        return _NOBODY
+        return _NO_OWNER
 
     def _end(self, ended: Sequence[EndedPiece]) -> None:
         for each in ended:
@@ -294,10 +294,10 @@ class GroupObserver:
             else:
                 self._rows["assignments"].append(assignment_row(each.place, each.span, each))
 
-    # -- what is done ----------------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------------------
 
     def _compare_progress(self, watched: WatchedGroup, group: Group, message: Message, entries: Sequence[str]) -> None:
-        """G14, G21: follow what was accepted, and hold the state against it."""
+        """G14, G21: apply what was accepted, and compare the state with it."""
         _, _, _, client, group_id, member_id, *_ = message
         touched: dict[tuple[str, int], bool] = {}
         for entry, code in zip(message[-1], entries, strict=True):
@@ -326,13 +326,13 @@ class GroupObserver:
         pause = self._pauses.get(done.key[0])
         if through < done.stable and (pause is None or pause[0] != client or self._at[1] >= pause[1]):
             why = f"{client} set the position from {done.stable} back to {through} without having the group paused"
-            self._report(Kind.PROGRESS_BACK, done.key, _NOBODY, why)
+            self._report(Kind.PROGRESS_BACK, done.key, _NO_OWNER, why)
         done.reposition(through)
 
     def _compare_done(
         self, watched: WatchedGroup, group: Group, topic: str, partition: int, message: Message | None
     ) -> None:
-        """Hold the progress of the state against what went before. message: what made more of it done, by key."""
+        """Compare the state's progress with the one before. message: the record that made more of it done, by key."""
         at = (topic, partition)
         done, kept = watched.done[at], group.kept(topic, partition)
         keyed = watched.keyed.get(at, [(0, MAX_KEY_HASH, done.stable)])
@@ -356,22 +356,22 @@ class GroupObserver:
             self._rows["progress"].append((*names, *self._at, what, first, last, done.stable, done.granted))
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
-        self._report(kind, (group_id, None, None), _NOBODY, detail)
+        self._report(kind, (group_id, None, None), _NO_OWNER, detail)
 
 
 class _Faults:
-    """What is wrong with one partition: each kind once, of however many of its keys."""
+    """The faults of one partition: each kind once, for any number of its keys."""
 
     def __init__(self) -> None:
         self.all: dict[Kind, tuple[PieceSpan, str]] = {}
 
     def add(self, kind: Kind, span: PieceSpan, why: str) -> None:
-        """Something is wrong with these keys."""
+        """Add a fault of these keys."""
         self.all.setdefault(kind, (span, why))
 
 
 def _is_less(now: Sequence[KeyPiece], before: Sequence[KeyPiece]) -> bool:
-    """Whether something was done for a key that is so no more; both cover all keys."""
+    """Whether something that was done for a key no longer is; both cover all keys."""
     place = 0
     for lo, hi, done in before:
         while now[place][1] < lo:

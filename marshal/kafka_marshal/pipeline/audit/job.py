@@ -1,4 +1,4 @@
-"""Functions carried out side by side in Spark, a share of the arguments for each core, or one by one in here."""
+"""Runs a function over arguments: in parallel on Spark, a share for each core, or one by one in this process."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ R = TypeVar("R")
 class Runner(Protocol):
     """Carries functions out."""
 
-    #: How many at the same time.
+    #: Number of calls at the same time.
     parallelism: int
 
     def map(self, doing: str, function: Callable[[A], R], arguments: Sequence[A], work: Path) -> list[R]:
-        """function of each argument, in order. `doing` is for people; `work` a folder that all who take part can see.
+        """function of each argument, in order. `doing`: a description; `work`: a folder shared with the executors.
 
-        Raises AuditError where it could not be done; errors of ours as they are.
+        Raises AuditError if Spark failed; MarshalErrors as they are.
         """
 
 
 def is_spark_running() -> bool:
-    """Whether this process has a session already, which is then not ours to stop."""
+    """Whether this process already has a session, which we must not stop."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() is not None
 
 
 class InProcess:
-    """Here, one after the other: for small logs, and to measure Spark against."""
+    """Runs in this process: for small logs, and as a baseline for measurements."""
 
     parallelism = 1
 
@@ -50,9 +50,9 @@ class InProcess:
 
 
 class OnSpark:
-    """In Spark's executors, through mapInArrow.
+    """Runs in Spark's executors, through mapInArrow.
 
-    What goes through Spark is small: numbers of tasks one way, results the other. The arguments lie in files of `work`.
+    Only task numbers and results pass through Spark. Arguments are files in `work`.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -75,7 +75,7 @@ class OnSpark:
         except Exception as error:
             if isinstance(error, PySparkException) or type(error).__module__.startswith("py4j."):
                 raise AuditError(
-                    f"{doing} failed in Spark: {_told(error)} Nothing was concluded about the log. Where an executor "
+                    f"{doing} failed in Spark: {_cause_in(error)} Nothing was concluded about the log. Where an executor "
                     "was lost (memory, a machine gone), run it again; on a cluster, see that all of its machines "
                     f"reach {work} and the files of the log."
                 ) from error
@@ -90,9 +90,9 @@ class OnSpark:
 
 
 def _shares(arguments: Sequence[object], cores: int) -> list[list[int]]:
-    """Numbers of arguments, a share for each core, about equal in records: the largest goes where least is so far.
+    """Argument numbers in a share for each core, balanced by records: the largest goes to the smallest share.
 
-    Spark's Python worker needs a tenth of a second of its own for every task, as long as 100,000 records do.
+    Each task costs Spark's Python worker a tenth of a second, as much as 100,000 records.
     """
     weights = [getattr(argument, "records", 1) for argument in arguments]
     shares: list[list[int]] = [[] for _ in range(min(cores, len(arguments)))]
@@ -105,7 +105,7 @@ def _shares(arguments: Sequence[object], cores: int) -> list[list[int]]:
 
 
 class _Calls:
-    """What an executor is given: takes numbers of shares, gives back what came of the arguments in them."""
+    """Runs in an executor: maps numbers of shares to the results of their arguments."""
 
     def __init__(self, work: str, shares: list[list[int]]) -> None:
         self._work = work
@@ -119,15 +119,15 @@ class _Calls:
                 result: object
                 try:
                     result = function(argument)
-                except MarshalError as error:  # not Spark's to try again: it says what is wrong
+                except MarshalError as error:  # a retry by Spark would not help: the message says what is wrong
                     result = error
                 yield pa.RecordBatch.from_pydict(
                     {"number": pa.array([number], pa.int64()), "result": pa.array([pickle.dumps(result)], pa.binary())}
                 )
 
 
-def _told(error: Exception) -> str:
-    """The line that says what happened, out of a page of two languages' tracebacks."""
+def _cause_in(error: Exception) -> str:
+    """The line with the cause, out of a Python and Java traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if ": " in line and line.partition(":")[0].endswith(("Error", "Exception"))]
     told = (named or lines or [type(error).__name__])[-1]

@@ -1,4 +1,4 @@
-"""A log to audit straight from Kafka: read by Spark's connector, `__marshal` and its log of snapshots (L4, S2)."""
+"""A log to audit directly from Kafka: Spark's connector reads `__marshal` and its snapshots topic (L4, S2)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaSource"]
 
-#: A Kafka partition is read in as many places as there are cores: each place reads a run of offsets.
+#: Tasks per core that read a Kafka partition, each a run of offsets.
 _READERS_PER_CORE = 2
 
-#: Row groups that a task reads a part of should not be large.
+#: Size of row groups: tasks read parts of them, so they should not be large.
 _GROUP_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """The coordination topic of a cluster, up to where it ends when the audit begins.
+    """The coordination topic of a cluster, up to its end when the audit begins.
 
-    `config`: librdkafka's properties (TLS, SASL, …), which are put into Spark's words too. `timeout_s`: how long to
-    wait for a broker. Spark is needed, with its Kafka connector (kafka_marshal.pipeline.session).
+    `config`: librdkafka's properties (TLS, SASL, …), translated for Spark, too. `timeout_s`: how long to wait for a
+    broker. Needs Spark with its Kafka connector (kafka_marshal.pipeline.session).
     """
 
     bootstrap_servers: str
@@ -57,8 +57,8 @@ class KafkaSource:
     def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
         """Copy both topics into Parquet files.
 
-        Raises TopicMissingError, TopicChangedError (L2), KafkaUnavailableError, and AuditError where Spark could not
-        read all of it.
+        Raises TopicMissingError, TopicChangedError (L2), KafkaUnavailableError, and AuditError if Spark could not read
+        everything.
         """
         if spark is None:
             raise AuditError("a log in Kafka is read by Spark, and there is no session. Nothing was read; give one.")
@@ -83,9 +83,9 @@ class KafkaSource:
         return Opened(SourceLog(self.topic, len(ends), log, starts), snapshots)
 
     def log_ends(self, partitions: Sequence[tuple[str, int]], times: Sequence[int]) -> dict[tuple[str, int], list[int]]:
-        """Where the logs of these data partitions ended at these times (ms), as far as they are still there.
+        """End offsets of these data partitions at these times (ms), as far as they still exist.
 
-        Raises KafkaUnavailableError. Topics that are gone are left out.
+        Raises KafkaUnavailableError. Omits deleted topics.
         """
         cluster = KafkaCluster(self.bootstrap_servers, dict(self.config))
         try:
@@ -100,7 +100,7 @@ class KafkaSource:
         return {each: offsets for each, offsets in found.items() if len(offsets) == len(times)}
 
     def _bounds(self, topic: str) -> dict[int, tuple[int, int]] | None:
-        """(log start, high watermark) of each partition; None where there is no such topic."""
+        """(log start, high watermark) of each partition; None if there is no such topic."""
         cluster = KafkaCluster(self.bootstrap_servers, dict(self.config))
         try:
             return bounds(cluster, topic, self.timeout_s)
@@ -110,7 +110,7 @@ class KafkaSource:
     def _copy(
         self, spark: SparkSession, topic: str, marks: Mapping[int, tuple[int, int]], folder: Path
     ) -> dict[int, list[Piece]]:
-        """The records between the marks, in files of one partition each, ascending."""
+        """Copy the records between the marks into files of one partition each, ascending."""
         from pyspark.errors import PySparkException
 
         full = {partition: mark for partition, mark in marks.items() if mark[0] < mark[1]}
@@ -129,7 +129,7 @@ class KafkaSource:
             (
                 reader.options(**options)
                 .load()
-                # A stamp that is not the broker's is none (T1); timestampType 1 is LogAppendTime.
+                # Only the broker's timestamps count (T1); timestampType 1 is LogAppendTime.
                 .selectExpr(
                     "partition",
                     "offset",

@@ -1,4 +1,4 @@
-"""A segment's records, replayed one by one, as rows of the tables (schemas.py), watched over (invariants.py)."""
+"""Replays a segment's records, writes them as rows of the tables (schemas.py) and checks them (invariants.py)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rationalizer.wire.unpacking import Message
 
 __all__ = ["Loose", "Observer", "ownership_row"]
 
-#: Rows that are kept before they are written.
+#: Rows that are buffered before they are written.
 KEPT_ROWS: Final = 16_384
 
 _LEASE_TYPES: Final = frozenset({1, 2, 3, 4, 7})
 _BATCH: Final = 6
 
-#: Takes the name of a table and rows of it, which the caller forgets.
+#: Takes a table's name and its rows.
 Write = Callable[[str, list[Row]], None]
 
 
 def ownership_row(span: Span) -> Row:
-    """A row of `ownership`, whose partition the writer puts in; the epoch is the offset at which it began (C3)."""
+    """A row of `ownership`; the writer adds its partition. The epoch is the offset at which it began (C3)."""
     since = None if span.since == BEFORE else span.since
     names = (*span.key, span.client_id, span.instance_id)
     return (*names, span.epoch, span.epoch, since, span.until_offset, span.until, str(span.ended))
@@ -37,22 +37,22 @@ def ownership_row(span: Span) -> Row:
 
 @dataclass(slots=True)
 class Loose:
-    """What one segment can't know alone; its neighbours make it whole (stitch.py). Bounded by the number of leases."""
+    """Spans that reach into other segments, to be combined (stitch.py). Bounded by the number of leases."""
 
-    #: Owned; ended in the segment, begun before it.
+    #: Owned; began before the segment and ended in it.
     ended: list[Span] = field(default_factory=list)
     #: The spans at the segment's end, owned or not.
     now: list[Span] = field(default_factory=list)
-    #: Rows of `takeovers` that don't say from whom and after how long, the lease having been freed before the segment.
+    #: Rows of `takeovers` without former holder and duration, as the lease was released before the segment.
     takeovers: list[Row] = field(default_factory=list)
-    #: Pieces of coordinated groups: those that are over, those at the end, and groups forgotten on the way.
+    #: Pieces of coordinated groups that ended, those at the end, and groups that were forgotten.
     pieces_ended: list[EndedPiece] = field(default_factory=list)
     pieces_now: dict[Place, list[PieceSpan]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
 
 
 class Observer:
-    """Replays records into a world and hands out rows. `write` is called with full buffers, and by `finish`."""
+    """Replays records into a world and produces rows. `write` is called with full buffers, and by `finish`."""
 
     def __init__(self, world: World, write: Write) -> None:
         self.world = world
@@ -83,7 +83,7 @@ class Observer:
         }
 
     def replay(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
-        """Replay records (offset, timestamp, value). Ends early before an Upgrade that the world can't follow (E4)."""
+        """Replay records (offset, timestamp, value). Stops before an Upgrade that the world can't follow (E4)."""
         apply = self.world.apply
         rows = self._records
         for offset, stamp, value in records:
@@ -132,7 +132,7 @@ class Observer:
                 self._flush()
 
     def finish(self) -> None:
-        """The segment ends here: the last rows, and what is loose."""
+        """The segment ends here: write the last rows, return what is loose."""
         self._groups.finish()
         self.loose.now += self._owners.now.values()
         self.loose.pieces_ended += self._groups.ended
@@ -153,7 +153,7 @@ class Observer:
         self._compare(self._judge(kind, message, accepted, code))
 
     def _judge(self, kind: int, message: Message, accepted: bool, code: str) -> LeaseKey:
-        """Hold the outcome against what went before; the lease that it is about."""
+        """Check the outcome against the previous state; returns the lease."""
         key = (message[4], message[5], message[6])
         if accepted:
             watched = self._watched.get(key)
@@ -171,7 +171,7 @@ class Observer:
                 for (topic, partition, epoch, done), code in zip(beats, entries, strict=True):
                     beat = (1, 1, instance, client, group, topic, partition, epoch, done)
                     self._judge(1, beat, code in codes.ACCEPTED, code)
-                # A lease may be named more than once; the world shows only what became of it in the end.
+                # A lease may be named more than once; the world shows only the final result.
                 for key in dict.fromkeys((group, topic, partition) for topic, partition, _, _ in beats):
                     self._compare(key)
         elif kind == 5 and accepted:
@@ -213,7 +213,7 @@ class Observer:
         self._begin(watched, client, instance, End.REPLACED)
 
     def _restart(self, watched: Watched, client: str, instance: str) -> None:
-        """C7: allowed for another instance of the holder's client, while it is fresh."""
+        """C7: allowed for another instance of the holder's client while the lease is fresh."""
         age = self._log_time - watched.last_beat
         if watched.client != client or watched.instance == instance or age >= watched.interval:
             why = f"{client}/{instance} took the lease over with a heartbeat, {age} ms after the last beat (C7)"
@@ -260,7 +260,7 @@ class Observer:
             self._note(self._owners.forget(key, self._offset, self._log_time))
         self._pauses.pop(group, None)
 
-    # -- what follows ------------------------------------------------------------------------------------------------
+    # -- consequences ------------------------------------------------------------------------------------------------
 
     def _done(
         self, watched: Watched, client: str, instance: str, done: int, code: str, epoch: int | None = None
@@ -302,7 +302,7 @@ class Observer:
             )
 
     def _begin(self, watched: Watched, client: str, instance: str, ended: End) -> None:
-        """A new holder from this record on."""
+        """Record a new holder from this record on."""
         if self._offset <= watched.epoch:
             self._violation(
                 Kind.STALE_EPOCH,
@@ -336,17 +336,17 @@ class Observer:
             self.loose.takeovers.append(row)
 
     def _note(self, ended: Span | None) -> None:
-        """A span ended: where somebody owned the lease, that is a row, or part of one."""
+        """A span ended: if the lease was held, that is a row or part of one."""
         if ended is not None and ended.held:
             if ended.since == BEFORE:
                 self.loose.ended.append(ended)
             else:
                 self._rows["ownership"].append(ownership_row(ended))
 
-    # -- the world, held against the outcomes --------------------------------------------------------------------------
+    # -- the world compared with the outcomes --------------------------------------------------------------------------
 
     def _compare(self, key: LeaseKey) -> None:
-        """After each record that names a lease, accepted or not."""
+        """Compare the world after each record that names a lease, accepted or not."""
         watched = self._watched.get(key)
         lease = self.world.lease(*key)
         if lease is None:

@@ -1,9 +1,9 @@
-"""Who handled which message: the audit's tables, joined with the user's own topic.
+"""Which member handled which message: the audit's tables, joined with the user's topic.
 
-A message of topic, partition and offset was handled by whoever the coordination log says made its offset done: a row of
-`progress` with first <= offset <= last. At least once, that is who reported it, the last of those who may have worked
-on it; at most once, it is the only one who was ever given it. Without that record a message was not handled, or the log
-does not reach so far. `ownership` says who held its partition at a time, whatever it did with it.
+A message was handled by the member that marked its offset as done in the coordination log: a row of `progress` with
+first <= offset <= last. At least once, this is the member that reported it, the last of possibly several that worked on
+it; at most once, it is the only member that received it. Without such a row the message was not handled, or the log
+does not reach that far. `ownership` shows which member held the partition at a time, whatever it did with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLED_BY", "OWNED_BY", "handled_by", "owned_by"]
 
-#: The columns that `handled_by` and `owned_by` add.
+#: Columns added by `handled_by` and `owned_by`.
 HANDLED_BY: Final = (
     "handled_group",
     "handled_client",
@@ -28,11 +28,11 @@ OWNED_BY: Final = ("owner_group", "owner_client", "owner_instance", "owner_epoch
 
 
 def handled_by(messages: DataFrame, progress: DataFrame, *, group: str | None = None) -> DataFrame:
-    """Each message beside who handled it, in which epoch, when (log time, ms), and how (`what` of `progress`).
+    """Add to each message the member that handled it, its epoch, the log time (ms), and how (`what` of `progress`).
 
-    `messages` has the columns topic, partition and offset, as Spark's Kafka source gives them, and any others;
-    `progress` is the table of an audit. `group`: of this group only. A message that several groups handled, or that was
-    handled again after its position was set back, has a row for each; one that nobody handled has nulls.
+    `messages` has the columns topic, partition and offset, as from Spark's Kafka source, and any others; `progress` is
+    the table of an audit. `group`: of this group only. A message that several groups handled, or that was handled
+    again after its position was set back, has a row for each; one that no member handled has nulls.
     """
     wanted = progress.where("first IS NOT NULL")
     if group is not None:
@@ -53,10 +53,10 @@ def handled_by(messages: DataFrame, progress: DataFrame, *, group: str | None = 
 
 
 def owned_by(events: DataFrame, ownership: DataFrame, *, group: str | None = None) -> DataFrame:
-    """Each event beside who held its partition at that time.
+    """Add to each event the member that held its partition at that time.
 
     `events` has the columns topic, partition and time (ms, by the broker's clock), and any others; `ownership` is the
-    table of an audit. An event at which nobody held the lease has nulls.
+    table of an audit. An event while no member held the lease has nulls.
     """
     wanted = ownership if group is None else ownership.where(ownership["group"] == group)
     held = wanted.selectExpr(

@@ -1,7 +1,7 @@
-"""Who owned which keys of a partition from when to when, in coordinated groups: rows of the table `assignments`.
+"""Owners of a partition's keys over time, in coordinated groups: rows of the table `assignments`.
 
-A span is the time of one owner with key hashes lo … hi of a partition under one fencing token (G5), or the time in
-which nobody owned them. Pieces are cut and joined again without a change of hands; spans follow the keys.
+A span is the time of one owner with key hashes lo … hi of a partition under one fencing token (G5), or the time
+without an owner. Pieces are split and merged without a change of owner; spans follow the keys.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Place = tuple[str, str, int]
 
 
 class PieceSpan(NamedTuple):
-    """Key hashes lo … hi, and who has owned them since when. Times are log time (ms), offsets the CP's."""
+    """Key hashes lo … hi, their owner, and since when. Times are log time (ms), offsets are of the CP."""
 
     lo: int
     hi: int
-    #: NOBODY: nobody owns them; the token is then the last owner's.
+    #: NOBODY: no owner; the token is then the last owner's.
     slot: int
     client: str
     instance: str
     token: int
-    #: BEFORE: it began before the replay did. Of nobody: when the last owner was known to have them.
+    #: BEFORE: it began before the replay. Without an owner: when the last owner was known to have them.
     since: int
     since_offset: int
-    #: How long nobody had them before, in ms; None: nobody ever had, or that is not known.
+    #: Time without an owner before (ms); None: no previous owner, or unknown.
     unowned: int | None
-    #: What was before it may stand in an earlier part of the log.
+    #: Its predecessor may be in an earlier part of the log.
     looks_back: bool = False
 
     @property
     def owned(self) -> bool:
-        """Whether somebody owns them."""
+        """Whether they have an owner."""
         return self.slot != NOBODY
 
 
@@ -55,12 +55,12 @@ class EndedPiece(NamedTuple):
     ended: str
 
 
-#: Judges a span that is over: how it ended, and the last moment at which its owner was known to have the keys.
+#: How an ended span ended, and the last moment at which its owner was known to have the keys.
 How = Callable[[PieceSpan], tuple[str, int]]
 
 
 def assignment_row(place: Place, span: PieceSpan, end: EndedPiece | None) -> Row:
-    """A row of `assignments`, whose CP the writer puts in. end: None while it lasts."""
+    """A row of `assignments`; the writer adds its CP. end: None while it lasts."""
     since = None if span.since == BEFORE else span.since
     begun = None if span.since == BEFORE else span.since_offset
     last = (None, None, "open") if end is None else (end.until_offset, end.until, end.ended)
@@ -71,7 +71,7 @@ def assignment_row(place: Place, span: PieceSpan, end: EndedPiece | None) -> Row
 def overlay(
     before: Sequence[PieceSpan], after: Sequence[Piece]
 ) -> Iterator[tuple[int, int, PieceSpan | None, Piece | None]]:
-    """The parts into which both cut the keys, ascending: (lo, hi, what was, what is)."""
+    """The common refinement of both, ascending: (lo, hi, old, new)."""
     keys = [*((span.lo, span.hi) for span in before), *((piece.lo, piece.hi) for piece in after)]
     edges = sorted({edge for lo, hi in keys for edge in (lo, hi + 1)})
     was, now = iter(before), iter(after)
@@ -88,7 +88,7 @@ def overlay(
 
 
 def joined(spans: Iterable[PieceSpan]) -> list[PieceSpan]:
-    """Neighbours that are equal but for their keys are one."""
+    """Merge neighbours that are equal except for their keys."""
     found: list[PieceSpan] = []
     for span in spans:
         if found and found[-1].hi + 1 == span.lo and found[-1][2:] == span[2:]:
@@ -98,21 +98,21 @@ def joined(spans: Iterable[PieceSpan]) -> list[PieceSpan]:
 
 
 class PieceSpans:
-    """The span that each key of each partition is in."""
+    """The present span of each key of each partition."""
 
     def __init__(self) -> None:
         self.now: dict[Place, list[PieceSpan]] = {}
-        #: Groups of which something may stand in an earlier part of the log.
+        #: Groups that may have spans in an earlier part of the log.
         self._older: set[str] = set()
-        #: Groups that were forgotten, so that what stands there is over.
+        #: Groups that were forgotten, so that spans there have ended.
         self.forgotten: set[str] = set()
 
     def begin(self, group_id: str) -> None:
-        """The group was there before this replay began."""
+        """The group existed before this replay began."""
         self._older.add(group_id)
 
     def adopt(self, place: Place, pieces: Sequence[Piece], names: Callable[[int], tuple[str, str]]) -> None:
-        """These pieces are owned already where the replay begins."""
+        """These pieces already have owners where the replay begins."""
         spans = [
             PieceSpan(piece.lo, piece.hi, piece.owner, *names(piece.owner), piece.since, BEFORE, BEFORE, None)
             for piece in pieces
@@ -128,9 +128,9 @@ class PieceSpans:
         names: Callable[[int], tuple[str, str]],
         how: How,
     ) -> tuple[list[EndedPiece], list[tuple[PieceSpan | None, PieceSpan]]]:
-        """The partition's pieces are these from now on, at (offset, log time).
+        """Set the partition's pieces from (offset, log time) on.
 
-        Returns what ended by that, and what began: each beside the span before it.
+        Returns the spans that ended, and those that began: each with its predecessor.
         """
         offset, log_time = at
         ended: list[EndedPiece] = []
@@ -161,7 +161,7 @@ class PieceSpans:
         return _joined_ends(ended), begun
 
     def forget(self, group_id: str, at: tuple[int, int]) -> list[EndedPiece]:
-        """There is no such group any more (C16); what ended by that."""
+        """The group was forgotten (C16); returns the spans that ended."""
         places = [place for place in self.now if place[0] == group_id]
         ended = [
             EndedPiece(place, span, *at, "forgotten") for place in places for span in self.now.pop(place) if span.owned
@@ -178,7 +178,7 @@ def _is_so_still(span: PieceSpan, piece: Piece | None) -> bool:
 
 
 def _joined_ends(ended: list[EndedPiece]) -> list[EndedPiece]:
-    """Parts of one span that ended alike are one row."""
+    """Merge parts of one span that ended alike into one row."""
     if len(ended) < 2:
         return ended
     ends: dict[str, list[PieceSpan]] = {}
@@ -189,9 +189,9 @@ def _joined_ends(ended: list[EndedPiece]) -> list[EndedPiece]:
 
 
 def parts_of(span: PieceSpan, before: Sequence[PieceSpan]) -> Iterator[PieceSpan]:
-    """The span, with what an earlier part of the log knows of how it began.
+    """The span, completed with how it began in an earlier part of the log.
 
-    before: the spans that its partition was in at the end of that part.
+    before: the spans of its partition at the end of that part.
     """
     if span.since != BEFORE and not span.looks_back:
         yield span

@@ -1,8 +1,8 @@
-"""Which segments a log is cut into, so that all of them can be replayed side by side.
+"""Cuts a log into segments that can be replayed in parallel.
 
-A CP can be cut wherever somebody stored a snapshot: the segment behind it starts from what the snapshot says, the one
-before it must end in just that. All other snapshots are compared in passing. A segment of 10,000 records is replayed
-faster than a Spark task starts, so neighbours are taken together until they are worth a task.
+A CP can be cut at any stored snapshot: the next segment starts from its state, and the one before it must end in that
+state. All other snapshots are compared on the way. A segment of 10,000 records is replayed faster than a Spark task
+starts, so neighbours are merged until they are worth a task.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rationalizer.log_hash import LogHash
 
 __all__ = ["CutLog", "Segment", "SourceLog", "cut"]
 
-#: Fewer records than this are not worth a task of their own.
+#: Fewer records than this are not worth a task.
 LEAST_RECORDS = 50_000
 
-#: Tasks for each core, so that one that is slow does not keep the others waiting at the end.
+#: Tasks per core, so that a slow one does not keep the others waiting at the end.
 TASKS_PER_CORE = 3
 
 
@@ -31,14 +31,14 @@ class SourceLog:
 
     topic: str
     partitions: int
-    #: By CP, ascending; CPs without records may be missing.
+    #: Pieces by CP, ascending; CPs without records may be missing.
     pieces: Mapping[int, Sequence[Piece]]
-    #: Log start of each CP, where it is known: what lies below is gone for good. A dump that begins above 0 may have a
-    #: gap there, or lack what was before.
+    #: Log start of each CP, if known: everything below is gone. A dump that begins above 0 may have a gap there or lack
+    #: its beginning.
     starts: Mapping[int, int] = field(default_factory=dict)
-    #: By CP: hashes that a dump carries of its own records (D5).
+    #: By CP: hashes of its records in a dump (D5).
     hashes: Mapping[int, Sequence[LogHash]] = field(default_factory=dict)
-    #: For each CP the first offset that the log had when it was dumped, and the one behind the last, where it is known.
+    #: For each CP the first offset when it was dumped, and the one behind the last, if known.
     bounds: Sequence[tuple[int, int]] = ()
 
     @property
@@ -49,26 +49,26 @@ class SourceLog:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Records of one CP with first <= offset < end, and where they start from."""
+    """Records of one CP with first <= offset < end, and the state before them."""
 
     partition: int
     pieces: tuple[Piece, ...]
-    #: None: from the beginning, and the empty world.
+    #: None: the beginning, with the empty world.
     start: Checkpoint | None
     end: int | None
     checkpoints: tuple[Checkpoint, ...]
-    #: Of ranges of these records, to be compared with them.
+    #: Hashes of ranges of these records, to be compared.
     hashes: tuple[LogHash, ...] = ()
 
     @property
     def first(self) -> int | None:
-        """The first offset that is not in `start`."""
+        """The first offset that `start` does not include."""
         return None if self.start is None else self.start.next_offset
 
 
 @dataclass(slots=True)
 class CutLog:
-    """The segments of each CP, in order, and what the cutting has to tell."""
+    """The segments of each CP, in order, and notices."""
 
     segments: dict[int, list[Segment]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
@@ -83,8 +83,8 @@ def cut(
 ) -> CutLog:
     """Cut every CP into segments that are worth a task each.
 
-    `unusable`: snapshots that hold no state, which nothing can start from. Raises LogCutError where the beginning of a
-    log is gone and no snapshot stands for it.
+    `unusable`: snapshots without a state, from which no segment can start. Raises LogCutError if the beginning of a log
+    is gone and no snapshot replaces it.
     """
     found = CutLog()
     least = max(LEAST_RECORDS, log.records // (parallelism * TASKS_PER_CORE))
@@ -117,7 +117,7 @@ def cut(
 
 
 def _between_hashes(hashes: Sequence[LogHash], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Those at which no range with a hash would be cut in two. Members take both at the same places."""
+    """Checkpoints that split no hashed range. Members make both at the same places."""
     ranges = sorted((each.since, each.next_offset) for each in hashes)
     found, place, end = [], 0, 0
     for checkpoint in checkpoints:  # ascending
@@ -136,7 +136,7 @@ def _after(start: Checkpoint | None) -> int:
 def _start(
     log: SourceLog, partition: int, pieces: Sequence[Piece], usable: Sequence[Checkpoint], notices: list[str]
 ) -> Checkpoint | None:
-    """Where the first segment starts: at the beginning, or at the oldest snapshot that the log reaches back to."""
+    """The start of the first segment: the beginning, or the oldest snapshot that the log reaches back to."""
     known = log.starts.get(partition)
     begin = pieces[0].first if known is None else known
     if begin == 0:
@@ -161,7 +161,7 @@ def _start(
 
 
 def _cuts(first: int, end: int, usable: Sequence[Checkpoint], records: int) -> list[Checkpoint]:
-    """Snapshots to cut at, each at least `records` offsets behind the last and not too near to the end."""
+    """Snapshots to cut at, each at least `records` offsets behind the last and not too close to the end."""
     found: list[Checkpoint] = []
     for checkpoint in usable:
         if checkpoint.next_offset - first >= records and end - checkpoint.next_offset >= records // 2:
