@@ -4,11 +4,11 @@ A round, from top to bottom::
 
     take      ranges of all partitions held: done + 1 … log end, capped      (ranges.py; at most once: granted first)
     read      one DataFrame of Spark's Kafka connector over all of them      (reading.py; at most once: once.py)
-    fn        the user's function; beats go on meanwhile, the next round's log ends are looked up
-    commit    done, if every lease of the round still holds; else nothing of it is, and what still holds comes again
+    fn        the user's function; meanwhile heartbeats are sent and the next round's log ends are looked up
+    commit    done, if every lease of the round still holds; else nothing is, and ranges that still hold are repeated
 
-A lease that is lost meanwhile cancels the Spark jobs of the round. What they still write a fenced sink refuses, by the
-epochs that the batch carries (C9).
+A lost lease cancels the Spark jobs of the round. A fenced sink rejects what they still write by the batch's epochs
+(C9).
 """
 
 from __future__ import annotations
@@ -68,27 +68,28 @@ __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-#: While all is done here and others are still at it, how long one wait for them lasts.
+#: Wait between two checks for other drivers' progress, once everything is done here.
 WAIT_S = 0.1
 
 
-#: What the user hands in: called with the round's rows, and what they are.
+#: The user's function, called with the round's rows and their description.
 BatchFunction = Callable[[DataFrame, ClaimedBatch], object]
 
 
 class ClaimedBatches:
-    """Claims partitions of these topics for this Spark driver and hands out their records in rounds.
+    """Claims partitions of these topics for this Spark driver and delivers their records in rounds.
 
-    ``max_records_per_batch``: offsets of one round, shared fairly over the partitions held. ``delivery``:
-    ``"at-least-once"`` (a round that failed comes again) or ``"at-most-once"`` (a round is granted by the log before
-    it is read; a failure loses it, C12). ``policy``, ``start``, ``handler_timeout`` (a round may take this many
-    seconds, else its leases go to others), ``revoke_timeout`` (one of which a lease is wanted elsewhere; 600) and the
-    callbacks are those of :meth:`Marshal.ranges`. ``options`` go to
-    Spark's Kafka connector (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, in
-    Spark's words.
 
-    Raises SparkSetupError (no connector, versions that do not fit), TopicAbsentError, and ConfigurationError for what
-    can't work: at most once with ``spark.speculation``, or with ``spark.task.maxFailures`` above 1, among others.
+
+    ``max_records_per_batch``: most offsets of one round, shared fairly over the partitions held. ``delivery``:
+    ``"at-least-once"`` (a failed round is repeated) or ``"at-most-once"`` (a round is granted by the log before it is
+    read; a failure loses it). ``policy``, ``start``, ``handler_timeout`` (seconds that a round may take, else its
+    leases go to other members), ``revoke_timeout`` (the same for a round with a lease that another member claims;
+    600) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` are passed to Spark's Kafka connector
+    (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, translated for Spark.
+
+    Raises SparkSetupError (no connector, or versions that do not match), TopicAbsentError, and ConfigurationError for
+    what can't work, such as at most once with ``spark.speculation`` or ``spark.task.maxFailures`` above 1.
     """
 
     def __init__(
@@ -166,25 +167,23 @@ class ClaimedBatches:
     ) -> Totals:
         """Call fn(df, batch) round after round, and commit each round through the log when fn has returned.
 
-        Ends after ``marshal.stop()`` or ``close()``, and otherwise never, unless ``available_now`` (what is there at
-        this moment) or ``until`` ((topic, partition) → the first offset not wanted) say where to end. Then it returns
-        when the log says that the *group* has done everything up to there: where another driver dies with its part,
-        this one does it. ``df`` has the columns of Spark's Kafka connector, without the rows that are done already
-        (P6).
+        Runs until ``marshal.stop()`` or ``close()``, unless ``available_now`` (records that exist now) or ``until``
+        ((topic, partition) → the first offset not wanted) set an end. Then it returns when, by the log, the *group* has
+        done everything up to there: if another driver dies with its part, this one does it. ``df`` has the columns of
+        Spark's Kafka connector, without rows that are already done.
 
-        What fn raises goes to the caller. Nothing of that round is committed then, and its records come again with
-        the next call, with what has come since (at most once: not again; they were granted). A round of which a lease
-        was lost is no error: a warning is logged, nothing of it is committed, and the ranges whose leases still hold
-        come again. Jobs of threads that fn starts are cancelled with it if ``batch.tagged`` wraps their function.
+        Exceptions of fn are raised to the caller. Nothing of that round is committed then, and the next call delivers
+        its records again, with later ones (at most once: not again, as they were granted). A round that lost a lease
+        is no error: a warning is logged, nothing of it is committed, and the ranges whose leases still hold are
+        delivered again. Jobs of threads that fn starts are cancelled with it if ``batch.tagged`` wraps their function.
 
-        A partition whose position is lost (P11) is left alone (``lost_positions``); with ``available_now`` or
-        ``until``, PositionLostError says so when all others are done.
+        A partition whose position is lost is skipped (``lost_positions``); with ``available_now`` or ``until``,
+        PositionLostError is raised when all others are done.
 
-        Raises ConfigurationError where ``until`` names a partition that does not exist or is of another topic,
-        PartitionStuckError where Spark can't represent a record's timestamp, SparkSetupError where fn has stopped the
-        session,
-        RangeGoneError where retention took a part of a round while it was read (the next call goes on behind it
-        and tells it in ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
+        Raises ConfigurationError if ``until`` names a partition that does not exist or is of another topic,
+        PartitionStuckError if Spark can't represent a record's timestamp, SparkSetupError if fn has stopped the
+        session, RangeGoneError if retention deleted a part of a round while it was read (the next call continues
+        behind it and adds it to ``gaps``), AlreadyReadError (at most once), and what ``RangeConsumer.take`` raises.
         """
         arguments.a_function("fn", fn, "df, batch")
         arguments.a_flag("available_now", available_now)
@@ -222,7 +221,7 @@ class ClaimedBatches:
         try:
             return self._consumer.take(self._max_records, ends, timeout=None if ends is None else 0.0)
         except ClosedError:
-            if self._consumer.closed:  # by another thread, meanwhile
+            if self._consumer.closed:  # by another thread
                 return []
             raise
 
@@ -238,7 +237,7 @@ class ClaimedBatches:
         return self._marshal.stopping or self._consumer.closed
 
     def _handle(self, fn: BatchFunction, ranges: list[OffsetRange]) -> bool:
-        """One round; whether it was committed."""
+        """Run one round; returns whether it was committed."""
         group_id = self._marshal.group_id
         number, context = batch_id(group_id, ranges), self._spark.sparkContext
         batch = ClaimedBatch(number, group_id, tuple(ranges), self._consumer, lambda: tagged(context, tag_of(number)))
@@ -269,7 +268,7 @@ class ClaimedBatches:
         return without_done(df, batch.ranges)
 
     def _call(self, fn: BatchFunction, df: DataFrame, batch: ClaimedBatch) -> bool:
-        """Call fn under a job tag of the batch's own; whether a lease was lost meanwhile."""
+        """Call fn under the batch's job tag; returns whether a lease was lost meanwhile."""
         context, tag = self._spark.sparkContext, tag_of(batch.id)
         at_work = Round(batch, lambda: context.cancelJobsWithTag(tag))
         self._round = at_work
@@ -283,7 +282,7 @@ class ClaimedBatches:
             text = "batch %s: stopped with its lease: %s"
             log(logging.WARNING, "batch_lost", text, batch.id, _first_line(error), batch=batch.id)
             return True
-        except BaseException:  # Ctrl-C: Spark would work on, for nobody
+        except BaseException:  # Ctrl-C: Spark would continue its jobs
             with unless_gone(batch.id):
                 context.cancelJobsWithTag(tag)
             raise
@@ -293,10 +292,10 @@ class ClaimedBatches:
         return bool(at_work.lost)
 
     def _is_of_leases(self, error: Exception, batch: ClaimedBatch) -> bool:
-        """Whether this comes from a lease that is over, or can't be proven now.
+        """Whether a lease that is lost or can't be proven caused this error.
 
-        A sink, here or in an executor, may know of a newer epoch before our replica does. If no loss shows, it is an
-        error like any other.
+        A sink, here or in an executor, may know a newer epoch before our replica does. Without a lost lease, it is an
+        ordinary error.
         """
         kinds = (StaleEpochError, LeaseLostError)
         if not isinstance(error, kinds) and not any(kind.__name__ in str(error) for kind in kinds):
@@ -316,7 +315,7 @@ class ClaimedBatches:
     # After a failure.
 
     def _undo(self, ranges: list[OffsetRange], called: bool) -> None:
-        """The round is not committed. At most once, what fn was called with is out for good."""
+        """Give back an uncommitted round. At most once, what fn was called with is not delivered again."""
         if self._at_most_once and called:
             self._consumer.done([given for given in ranges if self._consumer.holds(given)])
         else:
@@ -328,7 +327,7 @@ class ClaimedBatches:
         return "Nothing of it is committed; it comes again, here or at the partitions' next holders"
 
     def _explain(self, error: BaseException, batch: ClaimedBatch) -> MarshalError | None:
-        """Say what an error that goes to the caller means for the data; an error of ours, where we know the cause."""
+        """Add to an error what it means for the data; raise one of ours if the cause is known."""
         if isinstance(error, PySparkException | Py4JError):
             if self._at_most_once and ALREADY_READ in str(error):
                 return AlreadyReadError(
@@ -356,7 +355,7 @@ class ClaimedBatches:
         return None
 
     def _wrong_stamp(self, error: BaseException, batch: ClaimedBatch) -> tuple[str, int, int, int] | None:
-        """The first record of the batch whose timestamp caused this error: its place and the timestamp (ms)."""
+        """The first record of the batch whose timestamp caused this error: its place and timestamp (ms)."""
         if isinstance(error, PySparkException | Py4JError) and "long overflow" in str(error):
             most = MOST_JAVA_MS
         elif isinstance(error, ValueError | OverflowError) and "out of range" in str(error):
@@ -371,7 +370,7 @@ class ClaimedBatches:
             return None
 
     def _gone(self, batch: ClaimedBatch) -> list[tuple[str, int, int, int]]:
-        """What of the batch its logs do not hold any more."""
+        """The parts of the batch that retention has deleted."""
         try:
             starts = self._consumer.starts(batch.epochs)
         except MarshalError as error:
@@ -388,28 +387,28 @@ class ClaimedBatches:
     # Looking.
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions this driver works on, sorted, each with the next offset to be handed out."""
+        """The partitions held by this driver, sorted, each with the next offset to be delivered."""
         return self._consumer.assignment()
 
     @property
     def lost_positions(self) -> list[Stuck]:
-        """Partitions whose position is lost (P11): no member works on them until it is set."""
+        """Partitions whose position is lost: no member works on them until it is set."""
         return self._consumer.lost_positions
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:
-        """What retention took before it was handled, as (topic, partition, first, last offset) (P9)."""
+        """Offsets that retention deleted before they were handled: (topic, partition, first, last offset)."""
         return self._consumer.gaps
 
     @property
     def unprocessed(self) -> list[tuple[str, int, int, int]]:
-        """At most once: granted, and no fn was called with it, as (topic, partition, first, last offset) (C13)."""
+        """At most once: offsets granted but never passed to fn: (topic, partition, first, last offset)."""
         return self._consumer.unprocessed
 
     # Ending.
 
     def close(self) -> None:
-        """Release all partitions with their offsets. A round at work is not committed. Twice does nothing."""
+        """Release all partitions with their offsets. A running round is not committed. May be called twice."""
         at_work = self._round
         if at_work is not None and not self._consumer.closed:
             text = "closed while batch %s is at work: nothing of it is committed. %s"
@@ -432,7 +431,7 @@ class ClaimedBatches:
 
 
 def _weakly(method: RangesCallback) -> RangesCallback:
-    """The same callback without a reference to its object, whose end is to be seen."""
+    """The same callback with only a weak reference to its object, so that its end is noticed."""
     mine = WeakMethod(method)
 
     def call(consumer: RangeConsumer, partitions: list[TopicPartition]) -> None:
@@ -443,7 +442,7 @@ def _weakly(method: RangesCallback) -> RangesCallback:
 
 
 def _check_until(until: Mapping[Key, int], known: Mapping[Key, int]) -> None:
-    """Refuse to wait for a partition that no driver of the group can ever get."""
+    """Refuse to wait for a partition that no driver of the group can get."""
     for topic, partition in until:
         if (topic, partition) not in known:
             here = ", ".join(sorted({name for name, _ in known})) or "no topic that exists"
@@ -460,12 +459,12 @@ def _check_kind(spark: SparkSession) -> None:
             "cancel the jobs of a lost lease. Nothing was claimed; make one with "
             "kafka_marshal.pipeline.session.spark_session()"
         )
-    if not hasattr(spark, "readStream"):  # by its methods: the class may be somebody's subclass or double
+    if not hasattr(spark, "readStream"):  # by its methods: the class may be a subclass or a test double
         raise arguments.wrong("spark", "a SparkSession", spark, "Nothing was claimed")
 
 
 def _check_at_most_once(spark: SparkSession) -> None:
-    """Refuse settings under which Spark itself reads twice what it has begun."""
+    """Refuse settings under which Spark itself repeats a read."""
     conf = spark.sparkContext.getConf()
     if str(conf.get("spark.speculation", "false")).lower() == "true":
         raise ConfigurationError(
@@ -483,7 +482,7 @@ def _check_at_most_once(spark: SparkSession) -> None:
 
 
 def _task_max_failures(master: str, setting: str) -> int:
-    """How often Spark tries a task: inside one process it does not look at the setting."""
+    """How often Spark tries a task: inside one process it ignores the setting."""
     if (tries := re.fullmatch(r"local\[\s*[\d*]+\s*,\s*(\d+)\s*\]", master)) is not None:
         return int(tries[1])
     if re.fullmatch(r"local(\[\s*[\d*]+\s*\])?", master):

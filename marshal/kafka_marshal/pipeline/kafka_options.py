@@ -1,7 +1,7 @@
-"""librdkafka's configuration in the words of Spark's Kafka connector, which uses the Java client.
+"""Translates librdkafka's configuration for Spark's Kafka connector, which uses the Java client.
 
-One configuration serves the marshal and Spark. What guards the connection (TLS, SASL) is translated or refused, never
-dropped; what tunes librdkafka alone (queues, logging, statistics) means nothing to Java and is left out.
+One configuration serves the marshal and Spark. Security settings (TLS, SASL) are translated or refused, never dropped;
+settings that only tune librdkafka (queues, logging, statistics) are omitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["kafka_options"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-#: Same meaning, and either the same name or Java's own.
+#: Settings with the same meaning → Java's name.
 _NAMES = {
     "check.crcs": "check.crcs",
     "client.dns.lookup": "client.dns.lookup",
@@ -46,10 +46,10 @@ _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _LOGIN_MODULES = {"PLAIN": _PLAIN, "SCRAM-SHA-256": _SCRAM, "SCRAM-SHA-512": _SCRAM}
 
-#: Settings of the connection's security: translated below, or refused.
+#: Security settings: translated below, or refused.
 _GUARDING = ("security.", "sasl.", "ssl.", "enable.ssl", "oauth_cb", "enable.sasl")
 
-#: … of those, the ones that the functions below take care of.
+#: … those translated by the functions below.
 _HANDLED = {
     *("security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
     *("ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location"),
@@ -61,19 +61,18 @@ _HANDLED = {
 def kafka_options(
     bootstrap_servers: str, config: Mapping[str, object], own: Mapping[str, str] = _NOTHING
 ) -> dict[str, str]:
-    """Options for ``spark.read.format("kafka")``, from the configuration that a Marshal takes.
+    """Options for ``spark.read.format("kafka")`` from the configuration of a Marshal.
 
-    Reads ``read_committed`` unless config says otherwise, as a Consumer does (Spark's own default would hand out
-    records of aborted transactions). Certificates and keys in PEM files go along as text, so that executors on other
-    machines need no files. ``own``: options in Spark's own words (``kafka.…``); they win, and what guards the
-    connection in a way that can't be translated is taken to be covered where ``own`` says something about it
-    (``kafka.sasl.jaas.config``, ``kafka.ssl.…``).
+    Reads ``read_committed`` by default, as a Consumer does (Spark's default would deliver records of aborted
+    transactions). Certificates and keys in PEM files are passed as text, so that executors on other machines need no
+    files. ``own``: options in Spark's form (``kafka.…``), which take precedence; security settings that can't be
+    translated must be covered by them (``kafka.sasl.jaas.config``, ``kafka.ssl.…``).
 
     Raises:
-        ConfigurationError: config guards the connection in a way that can't be translated, or a file can't be read.
+        ConfigurationError: a security setting can't be translated, or a file can't be read.
     """
     plain = {name: str(value) for name, value in config.items() if isinstance(value, str | int | float | bool)}
-    # The Java client's own default makes a broker create what is read, though it was deleted in between.
+    # By the Java client's default, reading a deleted topic makes a broker create it again.
     java = {"allow.auto.create.topics": "false", "isolation.level": "read_committed"}
     java |= {_NAMES[name]: value for name, value in plain.items() if name in _NAMES}
     covered = [prefix for prefix in ("sasl", "ssl") if any(name.startswith(f"kafka.{prefix}.") for name in own)]
@@ -144,7 +143,7 @@ def _pem(config: Mapping[str, str], text: str, location: str) -> str | None:
 def _sasl(config: Mapping[str, str]) -> dict[str, str]:
     if not config.get("security.protocol", "").upper().startswith("SASL"):
         return {}
-    # librdkafka's own default, which it says nothing about.
+    # librdkafka's undocumented default.
     mechanism = config.get("sasl.mechanisms", config.get("sasl.mechanism", "GSSAPI")).upper()
     if mechanism not in _LOGIN_MODULES:
         raise _untranslatable("sasl.mechanisms", f"{mechanism} is set up in a different way in Java")

@@ -1,8 +1,8 @@
-"""At most once in Spark: each part of a batch is read by one task, one time.
+"""At most once in Spark: each part of a batch is read by one task, once.
 
-Spark reads again whenever it likes: at a second action, and, whatever ``spark.task.maxFailures`` says, where an
-executor or its shuffle files are lost. So the reading tasks themselves ask the driver, with the place of their first
-row, and the driver says yes once. A task that is told no fails the job before a row has gone on.
+Spark repeats reads at a second action and, whatever ``spark.task.maxFailures``, if an executor or its shuffle files
+are lost. So each reading task asks the driver with the place of its first row, and the driver says yes once. A task
+that gets a no fails the job before it passes on a row.
 
 ::
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ALREADY_READ", "Gate"]
 
-#: In the message of a refused task, by which the driver knows it again.
+#: Marks the message of a refused task, so that the driver recognizes it.
 ALREADY_READ = "this batch was read already"
 
-#: How long a task waits for the driver's answer.
+#: Time-out of the driver's answer.
 ANSWER_TIMEOUT_S = 30.0
 
 _SECRET_BYTES = 32
@@ -46,14 +46,14 @@ _LENGTH = struct.Struct("!H")
 
 
 class Gate:
-    """Lets every part of a batch be read once. Listens where Spark's own driver does."""
+    """Lets every part of a batch be read once. Listens on the address of Spark's driver."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
         bind = spark.sparkContext.getConf().get("spark.driver.bindAddress") or self._host
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._lock = threading.Lock()
-        #: Parts read so far, of each batch that may be read at present.
+        #: Running batch → parts read so far.
         self._open: dict[str, set[str]] = {}
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         self._server = _Server((bind, 0), self._answer, family)
@@ -68,7 +68,7 @@ class Gate:
         request.sendall(b"1" if self.admit(batch_id, part) else b"0")
 
     def admit(self, batch_id: str, part: str) -> bool:
-        """Whether this part of a batch may be read: once, while the batch is at work."""
+        """Whether this part of a batch may be read: once, while the batch runs."""
         with self._lock:
             read = self._open.get(batch_id)
             if read is None or part in read:
@@ -78,7 +78,7 @@ class Gate:
 
     @contextmanager
     def letting_in(self, batch_id: str) -> Iterator[None]:
-        """While a batch is at work it may be read."""
+        """Let a batch be read within the block."""
         with self._lock:
             self._open[batch_id] = set()
         try:
@@ -88,20 +88,20 @@ class Gate:
                 del self._open[batch_id]
 
     def guarded(self, df: DataFrame, batch_id: str) -> DataFrame:
-        """The same rows; each part of them can be read once."""
+        """The same rows; each part can be read only once."""
         address = (self._host, self._server.server_address[1])
-        asking: Any = _asking(address, self._secret, batch_id)  # what kind it is Spark sees by itself
+        asking: Any = _asking(address, self._secret, batch_id)  # Spark infers its kind
         ask = pandas_udf(asking, "boolean").asNondeterministic()  # type: ignore[call-overload]
         return df.where(ask(F.xxhash64("topic", "partition", "offset")))
 
     def close(self) -> None:
-        """Listen no longer: tasks that ask fail."""
+        """Stop listening: tasks that ask fail."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers each task on a thread of its own."""
+    """Answers each task on a separate thread."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -123,7 +123,7 @@ class _Server(socketserver.ThreadingTCPServer):
 def _asking(
     address: tuple[str, int], secret: bytes, batch_id: str
 ) -> Callable[[Iterator[pd.Series]], Iterator[pd.Series]]:
-    """What a task runs. Executors need nothing of this package for it: a nested function goes along by value."""
+    """The function of a task. Executors don't need this package for it: a nested function is pickled by value."""
     length, timeout_s, message = _LENGTH.format, ANSWER_TIMEOUT_S, ALREADY_READ
 
     def ask(rows: Iterator[pd.Series]) -> Iterator[pd.Series]:
@@ -150,7 +150,7 @@ def _asking(
 
     import pandas as pd
 
-    # Spark looks at these to see what kind of function it is; as text they name what only type checkers import here.
+    # Spark infers the kind of function from these; as text they would name imports that only type checkers have.
     ask.__annotations__ = {"rows": Iterator[pd.Series], "return": Iterator[pd.Series]}
     return ask
 

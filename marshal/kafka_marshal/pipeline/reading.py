@@ -1,4 +1,4 @@
-"""Offset ranges as one DataFrame: what Spark's Kafka connector is told, and which rows are left out."""
+"""Offset ranges as one DataFrame: options of Spark's Kafka connector, and the filter for rows already done."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = [
     "without_done",
 ]
 
-#: Beyond it Spark's connector fails: it counts microseconds in 64 bits.
+#: Largest timestamp (ms) of Spark's connector, which counts microseconds in 64 bits.
 MOST_JAVA_MS = (2**63 - 1) // 1000
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-#: What says which records are read. The log decides that, so these are not the user's.
+#: Options that select records. The log decides that, so users can't set them.
 _OURS = frozenset(
     {
         "assign",
@@ -56,13 +56,13 @@ _OURS = frozenset(
 )
 
 
-#: What else the connector takes for a batch read, in its own spelling.
+#: Other options of the connector for a batch read, in its spelling.
 _THEIRS = (
     *("includeHeaders", "minPartitions", "maxRecordsPerPartition", "groupIdPrefix"),
     *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
 )
 
-#: The ones that are numbers, and their least values.
+#: Numeric options and their minima.
 _NUMBERS = {
     "minpartitions": 1,
     "maxrecordsperpartition": 1,
@@ -72,7 +72,7 @@ _NUMBERS = {
 }
 _MOST = 2**31 - 1
 
-#: Options of Spark's streams that people look for here, and what does the same.
+#: Options of Spark's streams that users may try here → the equivalent.
 _INSTEAD = {
     "maxoffsetspertrigger": "max_records_per_batch=",
     "startingoffset": "start=",
@@ -91,9 +91,9 @@ _INSTEAD = {
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Refuse what the connector does not know, or would read other records by than were claimed (ConfigurationError).
+    """Refuse options that are unknown or would select other records than the claimed ones (ConfigurationError).
 
-    Spark itself ignores an option that it does not know. Returns the options as text, as Spark takes them.
+    Spark itself ignores unknown options. Returns the options as text, as Spark takes them.
     """
     options = arguments.a_mapping("options", options, "a mapping of the Kafka connector's options to strings")
     known = {name.lower() for name in _THEIRS}
@@ -125,7 +125,7 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked(name: str, value: object) -> str:
-    """The value as text; numbers and flags are what they have to be (Spark's own error does not name the option)."""
+    """The value as text; checks numbers and flags, as Spark's error does not name the option."""
     if isinstance(value, bool):
         value = str(value).lower()
     if value is None or not isinstance(value, str | int | float):
@@ -142,18 +142,18 @@ def _checked(name: str, value: object) -> str:
 
 
 def java_properties(spark: SparkSession) -> frozenset[str]:
-    """Names of the Java consumer's properties, from the client that this Spark carries; empty: it can't be asked."""
+    """Names of the Java consumer's properties in this Spark's client; empty if it can't be asked."""
     try:
         names = spark._jvm.org.apache.kafka.clients.consumer.ConsumerConfig.configNames()  # type: ignore[union-attr]
         return frozenset(map(str, names))
-    except (Py4JError, TypeError):  # not in the driver's own class loader
+    except (Py4JError, TypeError):  # not in the driver's class loader
         return frozenset()
 
 
 def check_properties(options: Mapping[str, str], known: Collection[str]) -> None:
-    """Refuse a ``kafka.…`` option that is close to a property of the consumer and is none (ConfigurationError).
+    """Refuse a ``kafka.…`` option that looks like a misspelt property of the consumer (ConfigurationError).
 
-    Others may be read by a login module or an interceptor of the user's.
+    Others may be for a login module or an interceptor of the user.
     """
     for option in options:
         name = option.lower().removeprefix("kafka.")
@@ -167,7 +167,7 @@ def check_properties(options: Mapping[str, str], known: Collection[str]) -> None
 
 
 def refuse_missing(topics: Sequence[str]) -> None:
-    """Raise TopicAbsentError where one of the topics that were named does not exist."""
+    """Raise TopicAbsentError if one of the named topics does not exist."""
     if topics:
         raise TopicAbsentError(
             f"the topic {topics[0]!r} does not exist on this cluster, so there is nothing to read. Nothing of it "
@@ -176,7 +176,7 @@ def refuse_missing(topics: Sequence[str]) -> None:
 
 
 def refuse_lost(lost: Iterable[Stuck], ends: Mapping[Key, int]) -> None:
-    """PositionLostError: who asked for all up to ``ends`` must not take a partition left alone for done (P11)."""
+    """PositionLostError: a caller that asked for all up to ``ends`` must not take a skipped partition as done."""
     for each in lost:
         if (each.topic, each.partition) in ends:
             raise PositionLostError(each.text, topic=each.topic, partition=each.partition, offset=each.offset)
@@ -185,8 +185,8 @@ def refuse_lost(lost: Iterable[Stuck], ends: Mapping[Key, int]) -> None:
 def read_ranges(spark: SparkSession, ranges: Sequence[OffsetRange], options: Mapping[str, str]) -> DataFrame:
     """All of these ranges as one read of Spark's Kafka connector, with its columns (key, value, topic, …).
 
-    ranges: at least one, and at most one of each partition. Of what is done inside them no row is filtered here: see
-    ``without_done``. Offsets that are gone fail the job (``failOnDataLoss``).
+    ranges: at least one, and at most one of each partition. Rows that are already done are included: see
+    ``without_done``. Deleted offsets fail the job (``failOnDataLoss``).
     """
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
@@ -206,7 +206,7 @@ def read_ranges(spark: SparkSession, ranges: Sequence[OffsetRange], options: Map
 def first_beyond(
     bootstrap_servers: str, config: Mapping[str, object], ranges: Iterable[OffsetRange], most_ms: int
 ) -> tuple[str, int, int, int] | None:
-    """The first record in these ranges whose timestamp lies beyond most_ms, either way (*blocking*).
+    """The first record in these ranges whose timestamp is beyond ±most_ms (*blocking*).
 
     Its topic, partition, offset and timestamp (ms). Raises RangeGoneError, KafkaUnavailableError.
     """
@@ -220,7 +220,7 @@ def first_beyond(
 
 
 def without_done(df: DataFrame, ranges: Iterable[OffsetRange]) -> DataFrame:
-    """Leave out the rows that are done already (P6)."""
+    """Filter out rows that are already done (P6)."""
     done = [_is_done(given) for given in ranges if given.done]
     return df.where(~reduce(Column.__or__, done)) if done else df
 

@@ -1,4 +1,4 @@
-"""What a round of claimed batches is: its batch, its job tag, and how its jobs are cancelled when a lease is lost."""
+"""A round of claimed batches: its batch, its job tag, and how its jobs are cancelled when a lease is lost."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ __all__ = ["SPARK_IS_GONE", "ClaimedBatch", "Round", "Totals", "batch_id", "tag_
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Whether the tasks of cancelled jobs are interrupted: a local property of the thread that runs them.
+#: Local property of a thread: whether tasks of its cancelled jobs are interrupted.
 _INTERRUPT = "spark.job.interruptOnCancel"
 
-#: What a call of Spark's raises where its Java process has ended, or fn has stopped the session.
+#: Exceptions of Spark's calls if its Java process has ended or fn has stopped the session.
 SPARK_IS_GONE: tuple[type[Exception], ...] = (Py4JError, OSError, AttributeError)
 
-#: A lost lease's jobs are cancelled again this often until fn returns: it may start another.
+#: Interval at which jobs are cancelled again until fn returns, as it may start more.
 CANCEL_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedBatch:
-    """What a round's DataFrame holds, and under which leases."""
+    """A round's offset ranges and leases."""
 
-    #: The same for the same ranges under the same epochs, and for nothing else: fit for names of files.
+    #: Identifies these ranges under these epochs: suitable for file names.
     id: str
     group_id: str
-    #: At most one of each partition. last is the highest offset, not the number of rows.
+    #: At most one per partition. last is the highest offset, not the number of rows.
     ranges: tuple[OffsetRange, ...]
     _consumer: RangeConsumer = field(repr=False, compare=False)
     _tagging: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
     @property
     def epochs(self) -> dict[Key, int]:
-        """The fencing token of each partition (C9)."""
+        """The fencing token of each partition."""
         return {(given.topic, given.partition): given.epoch for given in self.ranges}
 
     @property
     def leases(self) -> list[tuple[str, int, int, int]]:
-        """(topic, partition, epoch, last offset) of each range, as ``sink.transaction`` takes them."""
+        """(topic, partition, epoch, last offset) of each range, for ``sink.transaction``."""
         return [(given.topic, given.partition, given.epoch, given.last) for given in self.ranges]
 
     @property
     def count(self) -> int:
-        """Offsets to be handled; rows are fewer where Kafka has none (compaction, transaction markers)."""
+        """Number of offsets; there are fewer rows if Kafka has none for some (compaction, transaction markers)."""
         return sum(given.count for given in self.ranges)
 
     @property
     def valid(self) -> bool:
-        """Whether all its leases are proven at this moment, by this process's own clock (T4)."""
+        """Whether all its leases are proven now, by this process's clock."""
         return all(self._consumer.is_valid(given) for given in self.ranges)
 
     def require(self) -> None:
-        """Raise LeaseLostError unless ``valid``; call it before what can't be undone."""
+        """Raise LeaseLostError unless ``valid``; call it before irreversible actions."""
         lost = [given for given in self.ranges if not self._consumer.is_valid(given)]
         if lost:
             raise LeaseLostError(
@@ -79,11 +79,11 @@ class ClaimedBatch:
             )
 
     def tagged(self, function: Callable[P, T]) -> Callable[P, T]:
-        """The same function, for threads that fn starts: its Spark jobs are cancelled, too, when a lease is lost.
+        """Wrap a function for threads that fn starts, so that a lost lease cancels its Spark jobs, too.
 
-        Spark keeps job tags by thread, so a plain thread or a pool's thread has none of fn's:
-        ``pool.submit(batch.tagged(write), part)``. (PySpark's ``inheritable_thread_target(spark)`` does it, too.)
-        Wait for the threads in fn: when it has returned, the round is over.
+        Spark keeps job tags by thread, and new threads or a pool's threads don't inherit them:
+        ``pool.submit(batch.tagged(write), part)``. (PySpark's ``inheritable_thread_target(spark)`` does the same.)
+        Wait for the threads in fn: when fn has returned, the round is over.
         """
         if not callable(function):
             raise arguments.wrong("function", "a function", function)
@@ -99,7 +99,7 @@ class ClaimedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a call of ``foreach_batch`` has committed."""
+    """Totals of a call of ``foreach_batch``."""
 
     batches: int = 0
     #: Offsets, not rows: see ClaimedBatch.count.
@@ -107,7 +107,7 @@ class Totals:
 
 
 class Round:
-    """The round at work, seen from the thread that hears of lost leases."""
+    """The running round, as the thread that notices lost leases sees it."""
 
     def __init__(self, batch: ClaimedBatch, cancel: Callable[[], None]) -> None:
         self.batch = batch
@@ -118,7 +118,7 @@ class Round:
         self.lost: set[Key] = set()
 
     def lose(self, keys: set[Key]) -> None:
-        """Leases are over; where they are of this round, its jobs are cancelled until fn has returned."""
+        """Leases are lost: if some are of this round, cancel its jobs until fn has returned."""
         with self._lock:
             self.lost |= keys & self.batch.epochs.keys()
             if self.lost and self._canceller is None and not self._over.is_set():
@@ -137,7 +137,7 @@ class Round:
             self._over.wait(CANCEL_EVERY_S)
 
     def end(self) -> None:
-        """fn has returned: from here on nothing of this round is cancelled."""
+        """fn has returned: stop cancelling."""
         with self._lock:
             self._over.set()
         if self._canceller is not None:
@@ -145,7 +145,7 @@ class Round:
 
 
 def batch_id(group_id: str, ranges: Sequence[OffsetRange]) -> str:
-    """16 hex digits, from who reads what under which epochs."""
+    """16 hex digits that identify the group, the ranges and their epochs."""
     content = [group_id, *sorted((x.topic, x.partition, x.first, x.last, x.epoch, x.done) for x in ranges)]
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
 
@@ -157,7 +157,7 @@ def tag_of(batch_id: str) -> str:
 
 @contextmanager
 def tagged(context: SparkContext, tag: str) -> Iterator[None]:
-    """Jobs that this thread starts meanwhile bear the tag, and their tasks are interrupted when it is cancelled."""
+    """Tag the jobs that this thread starts within the block, and let their tasks be interrupted when cancelled."""
     interrupting = context.getLocalProperty(_INTERRUPT)
     context.addJobTag(tag)
     context.setInterruptOnCancel(True)
@@ -166,12 +166,12 @@ def tagged(context: SparkContext, tag: str) -> Iterator[None]:
     finally:
         with unless_gone(tag):
             context.removeJobTag(tag)
-            context.setLocalProperty(_INTERRUPT, interrupting)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(_INTERRUPT, interrupting)  # type: ignore[arg-type]  # None removes it
 
 
 @contextmanager
 def unless_gone(what: str) -> Iterator[None]:
-    """Clean up in Spark. Where it is gone there is nothing to clean up, and what fn raised must not be hidden."""
+    """Clean up in Spark unless it is gone, without hiding an exception of fn."""
     try:
         yield
     except SPARK_IS_GONE as error:

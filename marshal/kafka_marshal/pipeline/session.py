@@ -1,7 +1,7 @@
-"""A Spark session that can read Kafka, and a check of one that somebody else made.
+"""A Spark session that can read Kafka, and a check of an existing one.
 
-The connector must be of Spark's own version and needs all of its companions; Python's workers must be of the driver's
-Python; Java must be one that Spark runs on. Each of these fails late and obscurely, so each is looked at here.
+The connector must have Spark's version and all its dependencies; Python workers must run the driver's Python; Java
+must be one that Spark supports. Each of these fails late and obscurely, so all are checked here.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 __all__ = ["check_session", "check_setup", "connector_jars", "kafka_options", "spark_session"]
 
-#: Java 24 took away what Spark 4.0's Hadoop rests on (the security manager's Subject).
+#: Java 24 removed what Spark 4.0's Hadoop needs (the security manager's Subject).
 NEWEST_JAVA = 23
-#: Spark 4's launcher names it on each Java's command line, so that a Java without it does not start.
+#: Spark 4's launcher passes it to Java, and a Java without it does not start.
 NEEDED_MODULE = "jdk.incubator.vector"
 
-#: How long the Java process of a stopped session may take to end by itself.
+#: Time-out for a stopped session's Java process to end.
 JVM_END_S = 20.0
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-#: What the connector needs beside itself, and Spark does not carry; by the beginning of the jar's name.
+#: Dependencies of the connector that Spark does not include, by the beginning of the jar's name.
 _COMPANIONS = ("spark-token-provider-kafka-0-10_", "kafka-clients-", "commons-pool2-")
 
 _HOW_TO_GET = (
@@ -58,10 +58,10 @@ _HOW_TO_GET = (
 
 
 def connector_jars() -> list[Path]:
-    """Spark's Kafka connector and its companions, for the PySpark that is installed; downloaded once.
+    """Spark's Kafka connector and its dependencies for the installed PySpark; downloaded once.
 
-    Raises SparkMissingError (no PySpark), ConnectorMissingError (not in the cache, and not to be downloaded) or
-    SparkJavaError (no Java to download them with).
+    Raises SparkMissingError (no PySpark), ConnectorMissingError (not in the cache, and the download failed) or
+    SparkJavaError (no Java for the download).
     """
     needs("spark", "pyspark", kind=SparkMissingError)
     try:
@@ -73,7 +73,7 @@ def connector_jars() -> list[Path]:
 
 
 def check_setup() -> None:
-    """See that a session could be made here: PySpark, a Java, the connector's jars (downloaded once). Starts nothing.
+    """Check that a session can be made: PySpark, Java, the connector's jars (downloaded once). Starts nothing.
 
     Raises SparkSetupError as spark_session does.
     """
@@ -84,17 +84,17 @@ def check_setup() -> None:
 def spark_session(
     app_name: str = "kafka-marshal", *, master: str | None = None, config: Mapping[str, str] = _NOTHING
 ) -> SparkSession:
-    """A checked session that reads Kafka; the one that is there already, where there is one.
+    """A checked session that reads Kafka; an existing session is returned.
 
     In a notebook: after ``spark.stop()`` of a session without the connector it starts a new Java process, in which
     DataFrames and UDFs of the old one do not work.
 
-    ``master``: where Spark runs. Without one, what spark-submit (or ``config``) says, else ``local[*]``. ``config``
-    goes to Spark and wins over our settings; its ``spark.jars`` are added to the connector's. Spark inside this
-    process (``local…``) listens on 127.0.0.1 only and has no web page; workers run this very Python.
+    ``master``: where Spark runs; by default that of spark-submit (or ``config``), else ``local[*]``. ``config`` is
+    passed to Spark and overrides our settings; its ``spark.jars`` are added to the connector's. Spark inside this
+    process (``local…``) listens on 127.0.0.1 only and has no web page; workers run this Python.
 
     Raises:
-        SparkSetupError: which part is missing or doesn't fit, and how to get it.
+        SparkSetupError: names the part that is missing or doesn't match, and how to get it.
     """
     needs("spark", "pyspark", kind=SparkMissingError)
     from pyspark.sql import SparkSession
@@ -135,7 +135,7 @@ def spark_session(
 
 
 def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> None:
-    """A session that was there already keeps its master and whatever else Spark reads only at its start."""
+    """Warn that an existing session keeps its master and other settings that Spark reads only at its start."""
     has = session.sparkContext.getConf()
     other = [
         f"{name}={HIDDEN}" if is_secret(name) else f"{name}={value} (it has {has.get(name)})"
@@ -153,9 +153,9 @@ def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> No
 
 
 def _end_jvm_without(wanted: list[str]) -> None:
-    """End the Java process of a stopped session that lacks these jars: it takes them in only as it starts.
+    """End the Java process of a stopped session that lacks these jars: it loads them only at its start.
 
-    PySpark keeps that process, and would make the next session in it.
+    PySpark keeps that process and would make the next session in it.
     """
     from pyspark import SparkContext
 
@@ -177,21 +177,21 @@ def _end_jvm_without(wanted: list[str]) -> None:
 
 
 def _connector(submitted: bool) -> list[str]:
-    """The connector's jars; under spark-submit none where they can't be had, for --jars may have brought them."""
+    """The connector's jars; under spark-submit none if they are unavailable, as --jars may have supplied them."""
     try:
         return [str(jar) for jar in connector_jars()]
     except ConnectorMissingError:
         if not submitted:
             raise
-        return []  # check_session says so if they are missing after all
+        return []  # check_session reports them if they are missing
 
 
 def check_session(spark: SparkSession) -> None:
-    """See that this session can read Kafka, before work rests on it. Takes about a second.
+    """Check that this session can read Kafka. Takes about a second.
 
-    Raises SparkSetupError for a session that is stopped, SparkVersionError where PySpark, Spark or the connector
-    differ in version, ConnectorMissingError where the
-    connector or one of its companions is missing. (A fat jar under a name of its own is looked into by Spark only.)
+    Raises SparkSetupError for a stopped session, SparkVersionError if the versions of PySpark, Spark or the connector
+    differ, ConnectorMissingError if the connector or a dependency is missing. (A fat jar with another name is checked
+    by Spark only.)
     """
     import pyspark
 
@@ -212,7 +212,7 @@ def check_session(spark: SparkSession) -> None:
 
 
 def _check_names(names: list[str], version: str, *, trust_others: bool) -> None:
-    """Judge the connector by the names of the jars, as far as these tell."""
+    """Check the connector by the names of the jars, as far as possible."""
     found = [match for name in names if (match := re.fullmatch(r"spark-sql-kafka-0-10_([\d.]+)-(.+)\.jar", name))]
     scala = next((m[1] for name in names if (m := re.fullmatch(r"spark-core_([\d.]+)-.+\.jar", name))), None)
     for match in found:
@@ -231,7 +231,7 @@ def _check_names(names: list[str], version: str, *, trust_others: bool) -> None:
 
 
 def _try_connector(spark: SparkSession) -> None:
-    """Ask for the format kafka without saying where: the connector complains about just that, if it is there."""
+    """Ask for the format kafka without servers: the connector, if it exists, complains about exactly that."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, IllegalArgumentException
 
@@ -253,7 +253,7 @@ def _try_connector(spark: SparkSession) -> None:
 
 
 def _jar_names(spark: SparkSession) -> list[str]:
-    """Names of the jars given to this session and, where it can be looked into, of those in Spark's own folder."""
+    """Names of this session's jars and, if it is readable, of those in Spark's folder."""
     given = [str(row[0]).rpartition("/")[2] for row in spark.sql("LIST JARS").collect()]
     home = os.environ.get("SPARK_HOME")
     import pyspark
@@ -268,9 +268,9 @@ def _has_extra_class_path(spark: SparkSession) -> bool:
 
 
 def _local_settings() -> dict[str, str]:
-    """Of a Spark that lives inside this process."""
+    """Settings of a Spark inside this process."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # PySpark would start "python3" of PATH, which may be another one or none.
+    # PySpark would start "python3" of PATH, which may be another one or missing.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return {
         "spark.ui.enabled": "false",
@@ -280,7 +280,7 @@ def _local_settings() -> dict[str, str]:
 
 
 def _choose_java() -> None:
-    """Point Spark at a Java it runs on: it looks at JAVA_HOME and PATH only, and at no version."""
+    """Point Spark at a Java that it supports: it uses JAVA_HOME or PATH without checking the version."""
     try:
         java = find_java(newest=NEWEST_JAVA, module=NEEDED_MODULE)
     except JavaMissingError as error:

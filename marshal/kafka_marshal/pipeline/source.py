@@ -1,18 +1,18 @@
-"""``spark.readStream.format("kafka_marshal")``: a stream whose partitions are claimed, and whose offsets the log keeps.
+"""``spark.readStream.format("kafka_marshal")``: a stream whose partitions are claimed, with offsets kept by the log.
 
 Spark runs the two halves in different places::
 
-    ClaimedStream   the driver's Python worker, one process for each query as long as it runs: claims, beats, ranges
-    read_piece      the executors' workers: read ranges with librdkafka, hand on Arrow batches
+    ClaimedStream   the driver's Python worker, one process per running query: claims, heartbeats, ranges
+    read_piece      the executors' workers: read ranges with librdkafka, return Arrow batches
 
-For Spark an offset is a text that it stores in its checkpoint and hands back. Ours names a batch of this run and the
-ranges in it. Where to read is never taken from it: the coordination log says what is done.
+For Spark an offset is a text that it stores in its checkpoint and passes back. Ours names a batch of this run and its
+ranges. It never decides where to read: the coordination log does.
 
 A micro-batch, from top to bottom::
 
-    latestOffset    the batch before is over, and well: done. Take ranges of what is held, and name them. With
-                    availableNow (Spark 4.2): wait for ranges until the group has done what was there at the start
-    partitions      these ranges, cut into tasks. Of a batch that an earlier run named: nothing, see ClaimedStream.plan
+    latestOffset    the previous batch succeeded: done. Take ranges of held partitions, and name them. With
+                    availableNow (Spark 4.2): wait for ranges until the group has done what existed at the start
+    partitions      these ranges, cut into tasks; none for a batch of an earlier run, see ClaimedStream.plan
     read            in the executors
 """
 
@@ -59,25 +59,25 @@ SCHEMA = (
 )
 HEADERS = ", headers array<struct<key: string, value: binary>>"
 
-#: With nothing new, latestOffset waits so long for something: Spark asks again at once.
+#: latestOffset waits this long for new records, as Spark asks again at once.
 POLL_S = 0.2
 
-#: Before anything was taken.
+#: The token before anything was taken.
 NOTHING: Mapping[str, object] = {"run": "", "batch": 0, "ranges": []}
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.readStream.format("kafka_marshal")`` known to this session. Again does nothing."""
+    """Register ``spark.readStream.format("kafka_marshal")`` with this session. Repeated calls have no effect."""
     if not hasattr(spark, "dataSource"):
         raise arguments.wrong("spark", "a SparkSession", spark)
     spark.dataSource.register(KafkaMarshalSource)
 
 
 def leases_of(df: DataFrame) -> list[tuple[str, int, int, int]]:
-    """(topic, partition, epoch, last offset) of a micro-batch's rows, as ``sink.transaction`` takes them.
+    """(topic, partition, epoch, last offset) of a micro-batch's rows, for ``sink.transaction``.
 
-    For ``foreachBatch``; reads the batch's columns once (cache df where that costs). Rows of one partition always have
-    one epoch.
+    For ``foreachBatch``; reads the batch's columns once (cache df if that is expensive). Rows of one partition always
+    have one epoch.
     """
     from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
@@ -88,7 +88,7 @@ def leases_of(df: DataFrame) -> list[tuple[str, int, int, int]]:
 
 
 class KafkaMarshalSource(DataSource):
-    """The source: see SourceOptions for what it is told, docs/spark.md for what it promises."""
+    """The source; its options are in SourceOptions, its guarantees in docs/spark.md."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -113,7 +113,7 @@ class KafkaMarshalSource(DataSource):
 
 @dataclass(frozen=True)
 class Piece(InputPartition):
-    """What one task reads: offsets first … last of a partition, less the intervals that are done (P6)."""
+    """The part of one task: offsets first … last of a partition, without the intervals already done (P6)."""
 
     topic: str
     partition: int
@@ -124,14 +124,14 @@ class Piece(InputPartition):
 
 
 class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's handle. Made in several processes; the one that is asked for offsets becomes a member of the group."""
+    """Spark's handle. Exists in several processes; the one that is asked for offsets becomes a member of the group."""
 
     def __init__(self, settings: SourceOptions) -> None:
         self.settings = settings
         self._stream: ClaimedStream | None = None
         self._calls: ThreadPoolExecutor | None = None
         self._handler_before: Handler = signal.SIG_DFL
-        #: How often Spark has asked where the stream ends.
+        #: How often Spark has asked for the latest offset.
         self._asked = 0
 
     def __getstate__(self) -> SourceOptions:
@@ -146,10 +146,10 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(NOTHING)
 
     def latestOffset(self, start: Token | None = None, limit: object = None) -> Token:  # noqa: N802
-        """Spark 4.2 names where the next batch starts, and how much it may have; older releases neither.
+        """Spark 4.2 passes the start and the limit of the next batch; older releases pass neither.
 
-        An older one may run with availableNow, and does not say so: then it asks once, and nothing that the answer
-        names is ever committed. So the first answer names nothing.
+        An older one may run with availableNow without saying so: then it asks once, and nothing that the answer names
+        is ever committed. So the first answer names nothing.
         """
         self._asked += 1
         if self._asked == 1 and not IS_TOLD_OF_AVAILABLE_NOW:
@@ -160,14 +160,14 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.settings.max_records_per_batch)
 
     def reportLatestOffset(self) -> Token | None:  # noqa: N802
-        """For the query's progress: topic → partition → where its log ends. None: Kafka does not say at the moment."""
+        """For the query's progress: topic → partition → end offset. None: Kafka does not answer at the moment."""
         return self._ask(lambda stream: stream.log_ends())
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._ask(lambda stream: stream.end_with_what_is_there())
 
     def partitions(self, start: Token, end: Token) -> Sequence[Piece]:
-        """Where to read is the log's to say; of end only which batch it is counts."""
+        """The log decides where to read; end only identifies the batch."""
         if start == end:
             return []
         return cut(self._ask(lambda stream: stream.plan(end)), self.settings.min_partitions)
@@ -178,7 +178,7 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._calls is None:
             return
-        # The signal may come while we are at it already, since Spark closes the connection too.
+        # Spark also closes the connection, so the signal may arrive while we are already leaving.
         _set_handler(signal.SIG_IGN)
         try:
             stream, self._stream = self._stream, None
@@ -200,7 +200,7 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log(logging.ERROR, "asked_once", text)
 
     def _ask(self, question: Callable[[ClaimedStream], T]) -> T:
-        """Ask the stream, on a thread of its own: the signal that ends this process must not hit it at work."""
+        """Ask the stream on a separate thread: the signal that ends this process must not interrupt it."""
         if self._calls is None:
             # Spark ends this process with SIGTERM: leave in order, so that the leases are released, not merely expire.
             self._handler_before = _set_handler(_leave)
@@ -220,7 +220,7 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _set_handler(handler: Handler) -> Handler:
-    """What SIGTERM does; returns what it did. Only a main thread may; elsewhere (a test) nobody ends us this way."""
+    """Set the handler of SIGTERM; returns the old one. Has no effect outside the main thread (in a test)."""
     if threading.current_thread() is threading.main_thread():
         return signal.signal(signal.SIGTERM, handler)
     return signal.SIG_DFL
@@ -232,7 +232,7 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 class ClaimedStream:
-    """The driver's side: which batch holds which ranges, and which of them are done."""
+    """The driver's side: the ranges of each batch, and which of them are done."""
 
     def __init__(self, marshal: Marshal, settings: SourceOptions) -> None:
         self._marshal = marshal
@@ -246,7 +246,7 @@ class ClaimedStream:
         refuse_missing(self._consumer.missing_topics())
         self._number = 0
         self._last: Token = dict(NOTHING)
-        #: What the last token names.
+        #: The ranges of the last token.
         self._taken: list[OffsetRange] = []
         #: availableNow: (topic, partition) → the first offset not wanted. None: the query runs until it is stopped.
         self._ends: Mapping[Key, int] | None = None
@@ -271,21 +271,21 @@ class ClaimedStream:
             raise
 
     def begin(self) -> Token:
-        """Claim, and hand out nothing yet."""
+        """Start claiming, without delivering anything yet."""
         return dict(self._last)
 
     def end_with_what_is_there(self) -> None:
-        """From now on nothing is taken that comes later (availableNow). Raises KafkaUnavailableError."""
+        """Take no record written after now (availableNow). Raises KafkaUnavailableError."""
         self._ends = self._consumer.ends()
 
     def latest(self, start: Token | None = None, most: int | None = None) -> Token:
-        """The end of the batch to come; the end of the last one, or start, where there is nothing new.
+        """The end of the next batch; the end of the last one, or start, if there is nothing new.
 
-        Spark asks for the next batch only when the last one went well (a query whose batch fails, ends): so what was
-        running is done. With availableNow, "nothing new" ends the query: it is the answer once the log says that the
-        group has done everything that was there, whichever member did it. Until then this waits.
+        Spark asks for the next batch only after the last one succeeded (a failed batch ends the query): so the running
+        batch is done. With availableNow, "nothing new" ends the query: it is the answer once the group, by the log, has
+        done everything that existed, whichever member did it. Until then this waits.
 
-        start: where Spark begins the batch (None before 4.2). most: offsets it may have (None: as the options say).
+        start: where Spark begins the batch (None before 4.2). most: its offsets (None: as in the options).
         """
         self._finish()
         if self._taken:
@@ -307,13 +307,13 @@ class ClaimedStream:
         return self._last
 
     def _refuse_lost(self) -> None:
-        """PositionLostError for any partition; with availableNow at the end only, when all others are done."""
+        """Raise PositionLostError for any partition; with availableNow only at the end, when all others are done."""
         if self._settings.position_lost == "raise" and self._ends is None:
             lost = self._consumer.lost_positions
             refuse_lost(lost, {(each.topic, each.partition): 0 for each in lost})
 
     def log_ends(self) -> dict[str, dict[str, int]] | None:
-        """topic → partition → the offset of the next record; None: a leader does not answer."""
+        """topic → partition → end offset; None: a leader does not answer."""
         found: dict[str, dict[str, int]] = {}
         try:
             for (topic, partition), end in sorted(self._consumer.ends().items()):
@@ -323,11 +323,11 @@ class ClaimedStream:
         return found
 
     def plan(self, end: Token) -> list[OffsetRange]:
-        """The ranges of the batch that ends there. Asked twice for one batch, the answer is the same.
+        """The ranges of the batch that ends there; repeated questions get the same answer.
 
-        Of a batch that an earlier run of the query began there are none: what of it is not done comes with the next
-        batch, from where the log says. Spark also asks for batches that it knows to be over, when it starts, and does
-        not run what it gets: had they ranges, these would seem to be done at the next question.
+        A batch of an earlier run has none: what is not done of it comes with the next batch, by the log. At its start,
+        Spark also asks for batches that it knows to be over and does not run the answer: their ranges would be taken
+        for done at the next question.
         """
         if self._running is not None and self._running[0] == end:
             return self._running[1]
@@ -343,23 +343,23 @@ class ClaimedStream:
         return self._running[1]
 
     def commit(self, end: Token) -> None:
-        """Spark has written down that this batch is over."""
+        """Spark has stored that this batch is over."""
         if self._running is not None and self._running[0] == end:
             self._finish()
 
     def _finish(self) -> None:
-        """What was running is done; but nothing of it where a lease was lost meanwhile.
+        """Mark the running batch as done; if a lease was lost meanwhile, nothing of it.
 
-        A batch is one transaction in a fenced sink: if that refused one partition, it has not written the others. So
-        those that we still hold come again (and a sink that has them after all leaves them out), and the lost ones are
-        the next holder's to do.
+        A batch is one transaction of a fenced sink: if it rejected one partition, it has not written the others. So
+        those that we still hold are repeated (a sink that has them nevertheless skips them), and the next holders do
+        the lost ones.
         """
         if self._running is None:
             return
         (end, ranges), self._running = self._running, None
         lost = [given for given in ranges if not self._consumer.is_valid(given)]
         if not lost:
-            # The lease may still end between the look and the call: then this range counts for nothing (C5).
+            # The lease may still end between check and call: then this range does not count (C5).
             self._consumer.done(ranges, flush=True)
             return
         self._consumer.give_back(ranges)
@@ -372,7 +372,7 @@ class ClaimedStream:
         )
 
     def close(self) -> None:
-        """Release everything. What runs is not done: Spark has not confirmed it."""
+        """Release everything. The running batch is not done: Spark has not confirmed it."""
         pending = self._taken if self._running is None else self._running[1]
         if pending:
             log(
@@ -387,7 +387,7 @@ class ClaimedStream:
 
 
 def cut(ranges: Sequence[OffsetRange], at_least: int) -> list[Piece]:
-    """One task for each range, or more: at_least in all, cut evenly."""
+    """Cut ranges evenly into pieces: at least one per range, and at_least in all."""
     total = sum(given.last - given.first + 1 for given in ranges)
     pieces = []
     for given in ranges:

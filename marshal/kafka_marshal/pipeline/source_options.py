@@ -1,4 +1,4 @@
-"""What the stream source is told, checked before anything is claimed."""
+"""Options of the stream source, checked before anything is claimed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KNOWN = (
     "position_lost",
 )
 
-#: Options of Spark's own Kafka source, and what to use here; in lower case.
+#: Options of Spark's Kafka source (lower case) → the equivalent here.
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {
         "subscribe": "topics (the same value)",
@@ -44,7 +44,7 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: What Spark itself adds to the options of every source.
+#: Options that Spark adds for every source.
 _SPARKS = ("path", "__")
 
 
@@ -52,10 +52,10 @@ _SPARKS = ("path", "__")
 class SourceOptions:
     """Options of ``spark.readStream.format("kafka_marshal")``; as text, in any case."""
 
-    #: As librdkafka takes it.
+    #: As for librdkafka.
     bootstrap_servers: str
     group_id: str
-    #: Unique in the group at a time; kept over restarts, a restarted query takes its partitions over at once (C7).
+    #: Unique in the group; with the same id, a restarted query takes over its partitions at once.
     client_id: str
     #: Names, or regular expressions starting with ``^``; separated by commas.
     topics: tuple[str, ...]
@@ -63,22 +63,22 @@ class SourceOptions:
     config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     coordination_topic: str = DEFAULT_TOPIC
     heartbeat_interval_ms: int = 3_000
-    #: Offsets of one micro-batch, shared fairly over the partitions held.
+    #: Most offsets of one micro-batch, shared fairly over the partitions held.
     max_records_per_batch: int = 1_000_000
-    #: At least so many tasks, where there are enough records: ranges are cut for it. 0: one task a partition.
+    #: Minimum number of tasks if there are enough records: ranges are cut for it. 0: one task per partition.
     min_partitions: int = 0
     #: Where the group begins on partitions it never held: "earliest", "latest", or an ISO 8601 time (no zone: UTC).
     start: str = "earliest"
     policy: str = "balanced"
     include_headers: bool = False
-    #: How long a task waits for a broker that sends nothing.
+    #: Time-out of a task's reads (s).
     read_timeout_s: float = 60.0
-    #: Of a partition whose position is lost (P11): "raise" ends the query, "leave" leaves the partition alone.
+    #: For a partition whose position is lost: "raise" ends the query, "leave" skips the partition.
     position_lost: WhenStuck = "raise"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Raises ConfigurationError for what is missing, unknown or can't work."""
+        """Raises ConfigurationError for options that are missing, unknown or can't work."""
         given = {name.lower(): value for name, value in options.items()}
         config = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
         if "bootstrap.servers" in config:

@@ -1,4 +1,4 @@
-"""Messages as Arrow batches, column by column: no row is ever an object of Python's."""
+"""Messages as Arrow batches, column by column, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def to_arrow(
 ) -> pa.RecordBatch:
     """One batch of messages, all of one partition, in the source's columns.
 
-    timestamp: null if there is none, or if it is no moment that Spark can represent.
+    timestamp: null if there is none or Spark can't represent it.
     """
     count = len(messages)
     # (type, milliseconds); type 0: the message has none.
@@ -52,7 +52,7 @@ def to_arrow(
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(list(map(_offset, messages)), pa.int64()),
         pa.array(stamps, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
-        pa.array([kind - 1 for kind, _ in given], pa.int32()),  # in Kafka's words, as Spark's own source has it
+        pa.array([kind - 1 for kind, _ in given], pa.int32()),  # Kafka's numbers, as in Spark's Kafka source
         pa.repeat(pa.scalar(epoch, pa.int64()), count),
     ]
     if not headers:
@@ -62,6 +62,6 @@ def to_arrow(
 
 
 def _headers(message: StoredMessage) -> list[dict[str, object]] | None:
-    """As Spark's own source has them: None if there are none."""
+    """Headers as in Spark's Kafka source: None if there are none."""
     found = headers_of(message)
     return [{"key": name, "value": value} for name, value in found] if found else None

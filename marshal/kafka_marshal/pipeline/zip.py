@@ -1,7 +1,7 @@
 """``python -m kafka_marshal.pipeline.zip [FILE]``: this package as a zip, for ``spark-submit --py-files``.
 
-From wherever it is imported: an installed wheel, or a clone. What it needs (confluent-kafka, msgpack, xxhash) is
-compiled, and has to be installed where executors run.
+Works from an installed wheel or a clone. Its dependencies (confluent-kafka, msgpack, xxhash) are compiled and must be
+installed where executors run.
 """
 
 from __future__ import annotations

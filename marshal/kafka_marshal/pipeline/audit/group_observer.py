@@ -14,7 +14,15 @@ from kafka_marshal.pipeline.audit.piece_spans import (
     assignment_row,
 )
 from kafka_marshal.pipeline.audit.schemas import Row
-from kafka_marshal.pipeline.audit.watched_group import COMMIT, CONFIGURE, JOIN, Event, WatchedGroup, lets_go, pieces_in
+from kafka_marshal.pipeline.audit.watched_group import (
+    COMMIT,
+    CONFIGURE,
+    JOIN,
+    Event,
+    WatchedGroup,
+    is_release,
+    pieces_in,
+)
 from rationalizer import Group, Outcome, Piece, World, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
@@ -143,7 +151,7 @@ class GroupObserver:
                     f"a commit of {client}/{instance}, generation {event.generation}, took effect for keys that it did "
                     "not own in that generation",
                 )
-            if lets_go(entry, code):
+            if is_release(entry, code):
                 event.released.setdefault((topic, partition), []).append((lo, hi))
 
     def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Message) -> None:

@@ -75,9 +75,9 @@ class OnSpark:
         except Exception as error:
             if isinstance(error, PySparkException) or type(error).__module__.startswith("py4j."):
                 raise AuditError(
-                    f"{doing} failed in Spark: {_cause_in(error)} Nothing was concluded about the log. Where an executor "
-                    "was lost (memory, a machine gone), run it again; on a cluster, see that all of its machines "
-                    f"reach {work} and the files of the log."
+                    f"{doing} failed in Spark: {_cause(error)} Nothing was concluded about the log. Where an "
+                    "executor was lost (memory, a machine gone), run it again; on a cluster, see that all of its "
+                    f"machines reach {work} and the files of the log."
                 ) from error
             raise
         finally:
@@ -126,7 +126,7 @@ class _Calls:
                 )
 
 
-def _cause_in(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     """The line with the cause, out of a Python and Java traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if ": " in line and line.partition(":")[0].endswith(("Error", "Exception"))]

@@ -1,4 +1,4 @@
-"""The report's pictures, as PNG. Names come from whoever may append to the log: they are drawn, never interpreted."""
+"""The report's charts, as PNG. Names in the log are untrusted: they are drawn, never interpreted."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "Line", "bars", "histogram", "lines"]
 
-#: Told apart by people who see colours otherwise, too (Okabe and Ito).
+#: Colours that colour-blind people can distinguish, too (Okabe and Ito).
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7f7f7f")
 
 _LONGEST_NAME = 38
 
 _DAY_MS = 86_400_000
 
-#: The end of the year 9999, where calendars end.
+#: The end of the year 9999, the last of calendars.
 _LAST_DAY_MS = 253_402_300_799_999
 
-#: Of the owners that share a colour, so much is written in the legend.
+#: Characters in the legend for owners that share a colour.
 _LONGEST_LINE: Final = 40
 
-#: Below it there is Latin, without marks that stand on other characters.
+#: Characters below are Latin, without combining marks.
 _FIRST_FOREIGN: Final = "\u0250"
 
-#: Seconds, and what a span that is not longer than 2,000 ms, or else 200 of them, is called.
+#: (seconds, unit): the unit of a span of at most 2,000 ms, or else of at most 200 units.
 _UNITS: Final = ((0.001, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h"), (86_400.0, "d"))
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One holder's time with one lease, in ms of log time."""
+    """One holder's tenure of one lease, in ms of log time."""
 
     lease: str
     owner: str
@@ -53,7 +53,7 @@ class Line:
 
 
 def bars(found: Sequence[Bar]) -> str:
-    """Who held what when: a line for each lease, a colour for each owner."""
+    """Chart of tenures: a row for each lease, a colour for each owner."""
     leases = list(dict.fromkeys(bar.lease for bar in found))
     owners = list(dict.fromkeys(bar.owner for bar in found))
     begin, end = min(bar.start for bar in found), max(bar.end for bar in found)
@@ -81,7 +81,7 @@ def bars(found: Sequence[Bar]) -> str:
 
 
 def histogram(groups: Sequence[tuple[str, Sequence[float]]], xlabel: str) -> str:
-    """How often what took how long; values in ms. Each group has a scale of its own: they differ a thousandfold."""
+    """Histograms of durations in ms. Each group has its own scale: they differ a thousandfold."""
     from matplotlib.ticker import MaxNLocator
 
     figure, rows = _figure(0.6 + 2.1 * len(groups), len(groups))
@@ -119,7 +119,7 @@ def lines(found: Sequence[Line], ylabel: str) -> str:
 
 
 class _Clock:
-    """The axis of time: the clock's, in UTC as everywhere on the page; spans where no calendar reaches."""
+    """The time axis: UTC, or plain durations beyond the calendar."""
 
     def __init__(self, axes: Axes, begin: int, end: int) -> None:
         self._axes = axes
@@ -136,7 +136,7 @@ class _Clock:
         return span_ms / (_DAY_MS if self._is_calendar else self._scale)
 
     def name_axis(self) -> None:
-        """Say what is written below it."""
+        """Write the axis label."""
         if not self._is_calendar:
             self._axes.set_xlabel(f"since the first, {self._unit}")
             return
@@ -151,7 +151,7 @@ class _Clock:
 
 
 def _unit(span_ms: float) -> tuple[float, str]:
-    """ms in a unit in which the span is easy to read, and its name."""
+    """Length in ms and name of a unit that suits the span."""
     for seconds, name in _UNITS:
         if span_ms <= (2_000 if name == "ms" else 200_000 * seconds) or name == "d":
             return max(1.0, seconds * 1000), name
@@ -159,7 +159,7 @@ def _unit(span_ms: float) -> tuple[float, str]:
 
 
 def _figure(height: float, rows: int = 0) -> tuple[Figure, Any]:
-    """A figure, and its axes; a list of them where `rows` are wanted."""
+    """A figure and its axes; a list of axes if `rows` is given."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.5, height), dpi=110, layout="constrained")
@@ -181,7 +181,7 @@ def _legend(axes: Axes, entries: int) -> None:
 
 
 def _labels(names: Sequence[str]) -> str:
-    """Those that share a colour, as far as there is room for them."""
+    """Names that share a colour, as far as there is room."""
     named = [_label(names[0])]
     for name in names[1:]:
         if len(", ".join([*named, _label(name)])) > _LONGEST_LINE:
@@ -192,18 +192,18 @@ def _labels(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Characters that the font has and that run from left to right; others are escaped, so that nothing is hidden."""
+    """Escape characters that the font lacks or that don't run from left to right, so that nothing is hidden."""
     plain = "".join(c if c.isprintable() and c < _FIRST_FOREIGN else c.encode("unicode_escape").decode() for c in name)
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 3]}..."
 
 
 def _label(name: str) -> str:
-    """In a legend, where a name that begins with an underscore would be left out."""
+    """A label for a legend, which would omit a name that begins with an underscore."""
     return _plain(name) if not name.startswith("_") else f" {_plain(name)}"
 
 
 def _png(figure: Any) -> str:
-    """As the address of an image that is in the page itself."""
+    """The figure as a data URL."""
     from matplotlib import rc_context
 
     with io.BytesIO() as file, rc_context({"savefig.facecolor": "white"}):

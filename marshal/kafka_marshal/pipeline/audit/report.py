@@ -1,6 +1,6 @@
-"""The page that an audit leaves: the verdict first, then what it rests on. It opens without a network.
+"""The page of an audit: the verdict, then its basis. It opens without a network.
 
-It is made from the tables alone. How much of them is drawn is bounded, however long the log; what is left out is said.
+It is made from the tables alone. The amount drawn is bounded, however long the log; the page says what it omits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["LogEnds", "write_report"]
 
 _LEASE: Final = ["group", "topic", "topic_partition"]
 
-#: Leases and tenures in the picture of who held what.
+#: Leases and tenures in the chart of tenures.
 _MOST_LEASES, _MOST_BARS = 48, 4_000
 
-#: Lines in the picture of lag, and places in time at which it is looked at.
+#: Lines in the chart of lag, and moments at which it is computed.
 _MOST_LINES, _TIMES = 8, 120
 
 _MOST_ROWS = 40
 
-#: Names in the table of statistics, in the words of the page.
+#: Names in the table of statistics → texts of the page.
 _WAITS: Final = {
     "takeover_ms": "taken over from a silent holder, since its last heartbeat",
     "handover_ms": "handed over, since the release",
@@ -43,7 +43,7 @@ _WAITS: Final = {
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: Log ends of data partitions at some times (ms): {(topic, partition): [end at each time]}. Partitions may be missing.
+#: End offsets of data partitions at some times (ms): {(topic, partition): [end at each time]}. Some may be missing.
 LogEnds = Callable[[Sequence[tuple[str, int]], Sequence[int]], Mapping[tuple[str, int], Sequence[int]]]
 
 
@@ -55,9 +55,9 @@ class _Picture:
 
 
 def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None, group: str | None = None) -> Path:
-    """Write the page; the tables of `findings` must be there. `log_ends`: where the data's log ends are known.
+    """Write the page; the tables of `findings` must exist. `log_ends`: if the data's end offsets are known.
 
-    group: pictures and lists show this group's leases only. What was audited is the whole log all the same.
+    group: charts and lists show only this group's leases. The audit is of the whole log nevertheless.
     """
     from jinja2 import Environment
 
@@ -97,7 +97,7 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
 
 
 def time_text(time_ms: int | None) -> str:
-    """UTC, to the millisecond; the bare number where no calendar reaches."""
+    """UTC to the millisecond; the plain number beyond the calendar."""
     if time_ms is None:
         return "–"
     try:
@@ -111,12 +111,12 @@ def _number(value: float | None) -> str:
 
 
 def _visible(text: object) -> str:
-    """With everything escaped that can't be seen or would turn the line around."""
+    """The text with invisible and direction-changing characters escaped."""
     return "–" if text is None else visible(str(text))
 
 
 def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None) -> list[dict[str, Any]]:
-    """Rows of `statistics`, the largest counts first."""
+    """Rows of `statistics`, largest counts first."""
     found = statistics.filter(pc.field("name").isin(names))
     found = found.sort_by([("count", "descending"), ("partition", "ascending")])
     rows: list[dict[str, Any]] = (found if columns is None else found.select(columns)).to_pylist()
@@ -245,7 +245,7 @@ def _lag(findings: Findings, log_ends: LogEnds | None, wanted: pc.Expression | N
 def _lost(
     steps: Mapping[tuple[str, str, int], Mapping[int, int]], ends: Mapping[tuple[str, int], Sequence[int]] | None
 ) -> set[tuple[str, str, int]]:
-    """Leases whose last position is none of the data's log as it is now."""
+    """Leases whose last position is outside the data's present log."""
     return {
         lease
         for lease, known in steps.items()
@@ -258,7 +258,7 @@ def _lag_of_groups(
     times: Sequence[int],
     ends: Mapping[tuple[str, int], Sequence[int]] | None,
 ) -> list[Line]:
-    """What was not done at each of the times, summed up for each group."""
+    """Offsets not done at each of the times, as a sum for each group."""
     groups: dict[str, list[float]] = {}
     for (group, topic, partition), known in sorted(steps.items()):
         if ends is None:
@@ -268,7 +268,7 @@ def _lag_of_groups(
         else:
             continue
         total = groups.setdefault(group, [0.0] * len(times))
-        # Before its first report a partition counts from where that report began, as far as the log tells.
+        # Before its first report, a partition counts from where that report began.
         done = known[min(known)] + 1
         for number in range(len(times)):
             done = known.get(number, done - 1) + 1

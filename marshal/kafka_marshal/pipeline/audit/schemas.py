@@ -1,7 +1,7 @@
-"""The tables that an audit writes: their columns, and what stands in them.
+"""The tables of an audit: their columns and contents.
 
-Times are log time (T1) in ms, offsets without a further word are those of the coordination log, `partition` is the CP.
-`topic` and `topic_partition` name the data partition that a lease is about, `first` and `last` offsets in it.
+Times are log time (T1) in ms, offsets are of the coordination log unless said otherwise, `partition` is the CP.
+`topic` and `topic_partition` name the data partition of a lease, `first` and `last` are offsets in it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pyarrow as pa
 
 __all__ = ["LOG", "TABLES", "Row"]
 
-#: A row before it is written: the values of its columns but `partition`, which a file has only one of.
+#: A row before it is written: its values except `partition`, which is the same in all of a file.
 Row = tuple[object, ...]
 
-#: The log itself, as the audit keeps it: as in a dump (D1).
+#: The log itself, with the columns of a dump (D1).
 LOG: Final = pa.schema(
     [
         pa.field("partition", pa.int32(), nullable=False),
@@ -30,8 +30,7 @@ _HOLDER: Final = [("client", pa.string()), ("instance", pa.string()), ("epoch", 
 
 TABLES: Final[dict[str, pa.Schema]] = {
     # Every record: `accepted`, `code`, `log_time`, `epoch`, `entries`, `generation`, `member` as in D2. `last_offset`:
-    # what it says is done (its proposal, for ClaimingMessages). Names are null where the record was too malformed to
-    # have any.
+    # what it reports as done (for ClaimingMessages, its proposal). Names are null in records too malformed to have any.
     "records": pa.schema(
         [
             ("partition", pa.int32()),
@@ -53,8 +52,8 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("member", pa.string()),
         ]
     ),
-    # One row for each time that somebody held a lease. It held at the log's offsets from_offset … to_offset − 1. A null
-    # from_time: it began before the log that is left. `ended`: released, replaced, restarted, forgotten or open.
+    # One row for each tenure of a lease, at the log's offsets from_offset … to_offset − 1. A null from_time: it began
+    # before the retained log. `ended`: released, replaced, restarted, forgotten or open.
     "ownership": pa.schema(
         [
             *_LEASE,
@@ -67,11 +66,11 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("ended", pa.string()),
         ]
     ),
-    # One row for each run of data offsets, `first` … `last`, that a record made done, by whom; every offset in one row
-    # at most, unless the position was set back. `what`: done (all below too), range, topic (a mark: P12), granted (at
-    # most once), shared (by several members of a coordinated group, by key), or repositioned (no first and last;
-    # `stable` says where to). `stable` and `granted` as they are afterwards, -1: none. `epoch` is the token of the
-    # piece in a coordinated group.
+    # One row for each run of data offsets, `first` … `last`, that a record marked as done, and its sender; each offset
+    # is in at most one row unless the position was set back. `what`: done (and all below), range, topic (a mark: P12),
+    # granted (at most once), shared (by several members of a coordinated group, by key), or repositioned (no first and
+    # last; `stable` is the new position). `stable` and `granted`: afterwards, -1 for none. `epoch`: in a coordinated
+    # group, the token of the piece.
     "progress": pa.schema(
         [
             *_LEASE,
@@ -86,7 +85,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("granted", pa.int64()),
         ]
     ),
-    # What must not be; see invariants.py. `holder` is who held the lease by what the log said before.
+    # Violations; see invariants.py. `holder` is the lease's holder by the log before.
     "violations": pa.schema(
         [
             ("kind", pa.string()),
@@ -98,9 +97,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("detail", pa.string()),
         ]
     ),
-    # A lease came to a new holder that had one before. `how`: handed over (it was released), replaced (the old holder
-    # was silent for more than 2·HI), restarted (C7). silent_ms: since the old one's last beat; unowned_ms: since its
-    # release, null where it was not released or that was before the log that is left.
+    # A lease changed holders. `how`: handed over (it was released), replaced (the old holder was silent for more than
+    # 2·HI), restarted (C7). silent_ms: since the old holder's last heartbeat; unowned_ms: since its release, null if it
+    # was not released or that was before the retained log.
     "takeovers": pa.schema(
         [
             *_LEASE,
@@ -115,9 +114,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
         ]
     ),
     # One row for each rebalance of a coordinated group (G16). `generation` is its record's offset. `reason`: joined,
-    # joined again, restarted, left, died, topics changed or configured; `client` sent the record, `died`: those that
-    # were found silent for too long. `members`: after it; `moved`: pieces that came to another owner at once,
-    # `revoked`: pieces whose owner was told to let go.
+    # joined again, restarted, left, died, topics changed or configured. `client`: sender of the record. `died`: members
+    # whose session expired. `members`: after it. `moved`: pieces that changed owner at once. `revoked`: pieces whose
+    # owner must release them.
     "generations": pa.schema(
         [
             ("group", pa.string()),
@@ -132,9 +131,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("revoked", pa.int32()),
         ]
     ),
-    # One row for each time that a member owned key hashes lo … hi of a partition under one fencing token. from and to
-    # as in `ownership`. `ended`: let go, left, died, restarted, forgotten or open. unowned_ms: how long nobody had them
-    # before: since the last owner let go, left, or was last heard of; null where nobody ever had, or it is not known.
+    # One row for each tenure of key hashes lo … hi of a partition under one fencing token. from and to as in
+    # `ownership`. `ended`: let go, left, died, restarted, forgotten or open. unowned_ms: time without an owner before,
+    # since the last one released them, left, or sent its last heartbeat; null if there was none or it is unknown.
     "assignments": pa.schema(
         [
             *_LEASE,
@@ -153,7 +152,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
         ]
     ),
     # name: takeover_ms, handover_ms, restart_ms, unowned_ms, tenures, owners (each of one lease); accepted, rejected
-    # (each of one CP and code). `count` things, in all `total` ms; the other three are of one of them.
+    # (each of one CP and code). `count` items of `total` ms in all; the other three describe single items.
     "statistics": pa.schema(
         [
             ("name", pa.string()),

@@ -1,4 +1,4 @@
-"""The log of snapshots as an audit uses it: what each claims, and the bytes of those that segments start from (S2)."""
+"""The snapshots topic as an audit uses it: each snapshot's digest, and the states that segments start from (S2)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rationalizer.snapshot_log import SnapshotParts, StoredSnapshot
 
 __all__ = ["Claims", "SnapshotRecords", "claims_of", "extract"]
 
-#: (partition, offset, value) of each record of the log of snapshots, in order within a partition.
+#: (partition, offset, value) of each record of the snapshots topic, in order within a partition.
 SnapshotRecord = tuple[int, int, bytes | None]
 
-#: Reads the log of snapshots from its beginning, anew at each call: it is gone through twice, never held.
+#: Reads the snapshots topic from its beginning at each call: it is read twice, never held in memory.
 SnapshotRecords = Callable[[], Iterable[SnapshotRecord]]
 
 
 @dataclass(slots=True)
 class Claims:
-    """What the log of snapshots says about one CP."""
+    """What the snapshots topic says about one CP."""
 
-    #: By next_offset. Two that differ at one place both stand here.
+    #: By next_offset. If two at one place differ, both are here.
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    #: Snapshots whose bytes have not the digest they come with.
+    #: Snapshots whose bytes don't have their digest.
     broken: list[Checkpoint] = field(default_factory=list)
     #: Hashes of the CP's log (S4).
     hashes: Collection[LogHash] = ()
-    #: Records that are no part of a snapshot, and snapshots of which parts are missing.
+    #: Number of records that are no part of a snapshot, and of snapshots with missing parts.
     junk: int = 0
     unfinished: int = 0
 
 
 def claims_of(records: SnapshotRecords, partitions: int) -> dict[int, Claims]:
-    """What is claimed about each CP. Holds one snapshot at a time."""
+    """The claims about each CP. Holds one snapshot at a time."""
     found: dict[int, Claims] = {}
     known: set[tuple[int, int, str]] = set()
     for offset, stored, collector in _snapshots(records, partitions):
@@ -58,7 +58,7 @@ def claims_of(records: SnapshotRecords, partitions: int) -> dict[int, Claims]:
 def extract(
     records: SnapshotRecords, partitions: int, wanted: Mapping[int, Sequence[Checkpoint]], folder: Path
 ) -> dict[tuple[int, Checkpoint], str]:
-    """Write the states that are wanted to files; those that hold no state are left out (no replay came to them)."""
+    """Write the wanted states to files; omits snapshots that hold no state (no replay leads to them)."""
     places = {(cp, each.place): each for cp, checkpoints in wanted.items() for each in checkpoints}
     found: dict[tuple[int, Checkpoint], str] = {}
     if not places:
@@ -78,7 +78,7 @@ def extract(
 
 
 def _snapshots(records: SnapshotRecords, partitions: int) -> Iterator[tuple[int, StoredSnapshot | None, SnapshotParts]]:
-    """(offset, the snapshot it made whole, its partition's collector) of each record."""
+    """(offset, the snapshot that it completed, its partition's collector) of each record."""
     collectors: dict[int, SnapshotParts] = {}
     for partition, offset, value in records():
         if partition >= partitions:

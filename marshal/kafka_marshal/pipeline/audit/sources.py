@@ -1,4 +1,4 @@
-"""Where a log to audit comes from: a dump, Parquet files, or Kafka. Each becomes a `SourceLog` in Parquet."""
+"""Sources of a log to audit: a dump, Parquet files, or Kafka. Each is converted to a `SourceLog` in Parquet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLUMNS = ("partition", "offset", "timestamp", "value")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A log, ready to be cut, and the snapshots that somebody stored of it (None: there are none to look at)."""
+    """A log, ready to be cut, and its stored snapshots (None: the source has none)."""
 
     log: SourceLog
     snapshots: SnapshotRecords | None = None
@@ -49,7 +49,7 @@ class Source(Protocol):
     """A log to audit."""
 
     def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
-        """Bring it into pieces, in `work` where need be. Raises what the source may raise, before anything is said."""
+        """Convert the log into pieces, in `work` if needed. Raises what the source may raise."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DumpSource:
-    """A dump (section 9), and the dump of its log of snapshots, where there is one."""
+    """A dump (section 9), and optionally the dump of its snapshots topic."""
 
     path: Path
     snapshots: Path | None = None
@@ -68,7 +68,7 @@ class DumpSource:
         return str(self.path)
 
     def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
-        """Raises DumpError for a bad line, ConfigurationError where the two dumps are not of one log."""
+        """Raises DumpError for a bad line, ConfigurationError if the two dumps are not of the same log."""
         log = dump_to_parquet(self.path, work, runner)
         return Opened(log, _snapshots_of_dump(self.snapshots, log))
 
@@ -77,9 +77,9 @@ class DumpSource:
 class ParquetSource:
     """Parquet files with the columns of a dump's lines: partition, offset, timestamp, value.
 
-    `paths`: files, or folders of files. `partitions`: how many CPs the log has; where it is not given, the files say it
-    (those that `to_parquet` wrote do), or the log's first records (L2). Records must ascend within each row group, and
-    a row group must be of one CP; files that are otherwise are sorted by Spark first.
+    `paths`: files or folders of files. `partitions`: number of the log's CPs; by default it is read from the files
+    (those that `to_parquet` wrote have it) or from the log's first records (L2). Records should ascend within each row
+    group, and a row group should be of one CP; other files are sorted by Spark first.
     """
 
     paths: Sequence[Path]
@@ -91,7 +91,7 @@ class ParquetSource:
         return ", ".join(map(str, self.paths))
 
     def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
-        """Raises ConfigurationError for files that hold no log, AuditError for records that are there twice."""
+        """Raises ConfigurationError for files that hold no log, AuditError for duplicate records."""
         files = [file for path in self.paths for file in parquet_files(path)]
         if not files:
             raise ConfigurationError(f"{self.name}: no Parquet files. Nothing was read; name the files of a log.")
@@ -122,14 +122,14 @@ class ParquetSource:
 
 
 def source_of_file(path: Path, snapshots: Path | None = None, partitions: int | None = None) -> Source:
-    """The source for a file or folder, by what it holds. Raises DumpError where it is neither Parquet nor a dump."""
+    """The source for a file or folder, by its contents. Raises DumpError if it is neither Parquet nor a dump."""
     if path.is_dir() or path.suffix == ".parquet":
         return ParquetSource([path], partitions, snapshots)
     with path.open("rb") as file:
         parquet = file.read(4) == b"PAR1"
     if parquet:
         return ParquetSource([path], partitions, snapshots)
-    header_of_dump(path)  # so that a file that is none is told at once
+    header_of_dump(path)  # reports a file that is not a dump at once
     return DumpSource(path, snapshots)
 
 
@@ -154,7 +154,7 @@ def _snapshots_of_dump(path: Path | None, log: SourceLog) -> SnapshotRecords | N
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The file, or the Parquet files below the folder but those that Spark would pass over."""
+    """The file, or the Parquet files below the folder except those that Spark would skip."""
     if not path.is_dir():
         return [path]
     return sorted(
@@ -165,7 +165,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def by_partition(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
-    """The pieces of each CP, in order. Raises AuditError where some overlap."""
+    """The pieces of each CP, in order. Raises AuditError if some overlap."""
     found: dict[int, list[Piece]] = {}
     for piece in sorted(pieces, key=lambda each: (each.partition, each.first)):
         found.setdefault(piece.partition, []).append(piece)
@@ -203,7 +203,7 @@ def _is_ordered(path: Path) -> bool:
 
 
 def _sorted_by_spark(spark: SparkSession | None, files: Sequence[Path], folder: Path) -> list[Path]:
-    """The same records in files of one CP each, in order."""
+    """Rewrite the records to files of one CP each, in order."""
     if spark is None:
         raise AuditError("the Parquet files are not in the log's order, and only Spark can sort them.")
     (
@@ -221,7 +221,7 @@ def _sorted_by_spark(spark: SparkSession | None, files: Sequence[Path], folder: 
 
 
 def count_by_marker(pieces: Mapping[int, Sequence[Piece]]) -> int | None:
-    """How many CPs the first record of one says there are (L2); None where none says it."""
+    """The number of CPs by the first record of one (L2); None if no record has it."""
     for cp in sorted(pieces):
         first = next(read_pieces(pieces[cp][:1], 0, None), None)
         if first is not None and first[0][0] == 0:

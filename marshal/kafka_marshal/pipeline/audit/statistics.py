@@ -1,4 +1,4 @@
-"""The table `statistics`: takeover times, unowned time, churn, and what was rejected, out of the other tables."""
+"""The table `statistics`: takeover times, unowned time, churn and rejected records, from the other tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["statistics_rows"]
 
 _LEASE = ["partition", "group", "topic", "topic_partition"]
 
-#: how → (name of the statistic, the column it is about).
+#: how → (name of the statistic, its column).
 _TAKEOVERS = {
     "replaced": ("takeover_ms", "silent_ms"),
     "handed over": ("handover_ms", "unowned_ms"),
@@ -28,7 +28,7 @@ _TAKEOVERS = {
 def statistics_rows(
     out: Path, results: Iterable[TaskResult], unowned: Mapping[int, Mapping[LeaseKey, int]]
 ) -> list[Row]:
-    """All rows, with `partition`. `out`: the folder of the tables that are written already."""
+    """All rows, with `partition`. `out`: the folder of the written tables."""
     rows: list[Row] = []
     open_gaps = {(cp, *key): ms for cp, gaps in unowned.items() for key, ms in gaps.items()}
     takeovers = _dataset(out, "takeovers")
@@ -58,7 +58,7 @@ def _counted(name: str, lease: tuple[Any, ...], count: int, total: int | None = 
 
 
 def _churn(out: Path) -> list[Row]:
-    """How often each lease was granted, and to how many clients."""
+    """Number of grants of each lease, and of its clients."""
     held = _dataset(out, "ownership").to_table(columns=[*_LEASE, "client"]).group_by(_LEASE)
     rows: list[Row] = []
     for row in held.aggregate([("client", "count"), ("client", "count_distinct")]).to_pylist():

@@ -1,4 +1,4 @@
-"""Segments put together again: what began in one and ended in another, and what is still open at the end."""
+"""Combines segments: spans that began in one and ended in another, and those still open at the end."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _TIME, _FROM, _UNOWNED = (_TAKEOVERS.index(name) for name in ("time", "from_clie
 
 @dataclass(slots=True)
 class Stitched:
-    """What no segment could tell alone, of one CP; rows are without `partition`."""
+    """Rows of one CP that no segment could produce alone; without `partition`."""
 
     ownership: list[Row] = field(default_factory=list)
     takeovers: list[Row] = field(default_factory=list)
     assignments: list[Row] = field(default_factory=list)
-    #: Leases free at the log's end: how long, in ms of log time, where that is known.
+    #: Leases free at the log's end → for how long (ms of log time), if known.
     unowned: dict[LeaseKey, int] = field(default_factory=dict)
 
 
 def stitch(results: Iterable[TaskResult]) -> Stitched:
-    """Put the segments of one CP together, which come in order."""
+    """Combine the segments of one CP, which come in order."""
     found = Stitched()
     now: dict[LeaseKey, Span] = {}
     pieces: dict[Place, list[PieceSpan]] = {}
@@ -52,7 +52,7 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
 
 
 def _whole(span: Span, before: Mapping[LeaseKey, Span]) -> Span:
-    """A span, with what an earlier segment knows of how it began."""
+    """A span, completed with how it began in an earlier segment."""
     known = before.get(span.key)
     if span.since != BEFORE or known is None or (known.held, known.epoch) != (span.held, span.epoch):
         return span
@@ -61,7 +61,7 @@ def _whole(span: Span, before: Mapping[LeaseKey, Span]) -> Span:
 
 
 def _pieces_after(result: TaskResult, before: Mapping[Place, list[PieceSpan]]) -> dict[Place, list[PieceSpan]]:
-    """The spans of pieces after a segment: its own, and those of nobody that it had nothing to say about."""
+    """The spans of pieces after a segment: its own, and unowned ones that it did not cover."""
     loose = result.loose
     found = {place: spans for place, spans in before.items() if place[0] not in loose.forgotten}
     for place, spans in loose.pieces_now.items():
@@ -72,7 +72,7 @@ def _pieces_after(result: TaskResult, before: Mapping[Place, list[PieceSpan]]) -
 
 
 def _uncovered(old: Iterable[PieceSpan], new: list[PieceSpan]) -> Iterator[PieceSpan]:
-    """The parts of spans of nobody that no newer span covers."""
+    """The parts of unowned spans that no newer span covers."""
     for span in old:
         if span.owned:
             continue
@@ -87,7 +87,7 @@ def _uncovered(old: Iterable[PieceSpan], new: list[PieceSpan]) -> Iterator[Piece
 
 
 def _from(row: Row, freed: Span | None) -> Row:
-    """With what an earlier segment knows of the lease's last holder."""
+    """The row, completed with the lease's last holder in an earlier segment."""
     if freed is None or freed.held or freed.since == BEFORE:
         return row
     told = list(row)

@@ -1,7 +1,7 @@
-"""One task of an audit: a segment of one CP, from a proven place or a snapshot, replayed by the rationalizer.
+"""One task of an audit: replays a segment of one CP from a proven state or a snapshot.
 
-It runs in an executor, or in the process that asked, and knows neither Spark nor the rest of the log. What it needs
-it reads from files, what it finds it writes to files, and it holds a batch of records and of rows at a time.
+It runs in an executor or in the calling process, and knows neither Spark nor the rest of the log. It reads and writes
+files, and holds one batch of records and of rows at a time.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Checkpoint", "Difference", "Task", "TaskResult", "run_task"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a snapshot says of a CP: the digest of its state after all records below next_offset (S2)."""
+    """A snapshot's digest of a CP's state after all records below next_offset (S2)."""
 
     next_offset: int
     digest: str
-    #: Where it stands in the log of snapshots: the offset of the record that completed it.
+    #: Offset in the snapshots topic of the record that completed it.
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A snapshot that the replay does not agree with."""
+    """A snapshot that differs from the replay."""
 
     checkpoint: Checkpoint
-    #: Of the state that the replay came to there.
+    #: Digest of the replayed state.
     digest: str
     log_time: int
 
@@ -48,7 +48,7 @@ class Difference:
 class Task:
     """A segment to replay: the records of one CP with first <= offset < end."""
 
-    #: Of this audit, and the segment's in its CP.
+    #: Task number in this audit; below, the segment's number in its CP.
     number: int
     place: int
     partition: int
@@ -60,19 +60,19 @@ class Task:
     end: int | None
     #: A file with the state before `first` (S1); None: the empty world.
     start: str | None
-    #: Snapshots at first < next_offset <= end, to be compared on the way.
+    #: Snapshots at first < next_offset <= end, to be compared.
     checkpoints: tuple[Checkpoint, ...]
-    #: Where to write tables; None: replay and compare only.
+    #: Folder for tables; None: only replay and compare.
     out: str | None
-    #: Where to put the state at `end`, should the snapshot there be wrong.
+    #: Folder for the state at `end`, if the snapshot there is wrong.
     work: str
-    #: Of ranges of these records, to be compared with them (S4, D5).
+    #: Hashes of ranges of these records, to be compared (S4, D5).
     hashes: tuple[LogHash, ...] = ()
     world_type: type[World] = World
 
     @property
     def records(self) -> int:
-        """About how many records it has."""
+        """The approximate number of records."""
         return sum(piece.rows for piece in self.pieces)
 
 
@@ -89,28 +89,28 @@ class TaskResult:
     records: int = 0
     accepted: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
-    #: The level that the Upgrade asks for before which it stopped (E4).
+    #: The level required by the Upgrade at which it stopped (E4).
     required_level: int | None = None
     compared: int = 0
     differences: list[Difference] = field(default_factory=list)
-    #: Hashes that are those of the records, and others, each with that of the records.
+    #: Hashes that match the records; below, those that don't, each with the records' hash.
     hashes_held: list[LogHash] = field(default_factory=list)
     hashes_wrong: list[tuple[LogHash, str]] = field(default_factory=list)
-    #: Offsets between the first record and the last that no record has: how many, and the first run of them.
+    #: Missing offsets between the first and the last record: their number, and the first run of them.
     missing: int = 0
     first_missing: tuple[int, int] | None = None
-    #: A file with the state at the end, where a snapshot there differs from it.
+    #: A file with the state at the end, if a snapshot there differs from it.
     end_state: str | None = None
-    #: Violations by kind, besides differences.
+    #: Violations by kind, except differences.
     violations: dict[str, int] = field(default_factory=dict)
     loose: Loose = field(default_factory=Loose)
     files: list[str] = field(default_factory=list)
-    #: The most that its process ever held (it may have carried out other tasks before), in bytes.
+    #: Peak memory of its process, which may have run other tasks before, in bytes.
     peak_memory: int = 0
 
 
 def run_task(task: Task) -> TaskResult:
-    """Replay the segment. Raises AuditError where a file is not what it was when the audit was planned."""
+    """Replay the segment. Raises AuditError if a file has changed since the audit was planned."""
     world = _world(task)
     tables = None if task.out is None else TableFiles(Path(task.out), f"task-{task.number:05}", task.partition)
     observer = None if tables is None else Observer(world, tables.write)
@@ -177,7 +177,7 @@ def _replay(task: Task, world: World, observer: Observer | None, result: TaskRes
 
 
 def _note_missing(result: TaskResult, expected: int | None, offsets: list[int]) -> None:
-    """Offsets before or among these that no record has. expected: None where the log may begin anywhere."""
+    """Record missing offsets before or among these. expected: None if the log may begin anywhere."""
     first = offsets[0] if expected is None else expected
     missing = offsets[-1] + 1 - first - len(offsets)
     if missing and result.first_missing is None:
@@ -199,7 +199,7 @@ def _compare(world: World, checkpoint: Checkpoint, result: TaskResult) -> None:
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Rows are made by the thousand and hold no cycles: looking for some would cost a tenth of the time."""
+    """Disable garbage collection: rows contain no cycles, and searching for them would cost a tenth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:

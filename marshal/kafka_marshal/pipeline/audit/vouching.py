@@ -1,4 +1,4 @@
-"""What vouches for the records of a log: hashes that members stored (S4) and that a dump carries (D5)."""
+"""Hashes that confirm the records of a log: stored by members (S4) and in a dump (D5)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rationalizer.log_hash import LogHash
 
 __all__ = ["changes", "notices_of_hashes", "notices_of_offsets", "vouched"]
 
-#: Ranges of one CP that are named one by one.
+#: Ranges of one CP that are listed one by one.
 _NAMED = 5
 
 
 def changes(claims: Mapping[int, Claims], results: Sequence[TaskResult]) -> list[Violation]:
-    """Ranges of the log that are not as a member read them, or as a dump was written."""
+    """Ranges of the log that differ from what a member read or a dump contained."""
     found = []
     for result in results:
         for stored, ours in result.hashes_wrong:
@@ -37,14 +37,14 @@ def changes(claims: Mapping[int, Claims], results: Sequence[TaskResult]) -> list
 
 
 def vouched(claims: Claims | None, results: Sequence[TaskResult]) -> int:
-    """How many offsets are covered by hashes of members that agree with the log."""
+    """Number of offsets covered by members' hashes that match the log."""
     stored = () if claims is None else claims.hashes
     held = [each for result in results for each in result.hashes_held if each in stored]
     return sum(last - first + 1 for first, last in _ranges(held))
 
 
 def notices_of_hashes(claims: Mapping[int, Claims], results: Mapping[int, Sequence[TaskResult]]) -> list[str]:
-    """Where a change of the log would not be noticed, besides behind the last hash."""
+    """Places where a change of the log would not be noticed, except behind the last hash."""
     found, bare = [], []
     for cp, each in sorted(results.items()):
         stored = claims[cp].hashes if cp in claims else ()
@@ -53,7 +53,7 @@ def notices_of_hashes(claims: Mapping[int, Claims], results: Mapping[int, Sequen
         if not ranges:
             bare += [cp] if any(result.records for result in each) else []
             continue
-        # What lies behind the last one is covered as soon as members have stored the next.
+        # Offsets behind the last hash are covered as soon as members store the next.
         holes = [(before + 1, after - 1) for (_, before), (after, _) in pairwise(ranges)]
         if holes:
             named = ", ".join(f"{first} to {last}" for first, last in holes[:_NAMED])
@@ -68,7 +68,7 @@ def notices_of_hashes(claims: Mapping[int, Claims], results: Mapping[int, Sequen
 
 
 def notices_of_offsets(log: SourceLog, results: Mapping[int, Sequence[TaskResult]]) -> list[str]:
-    """Offsets that no record has, and records that a dump should have at its end."""
+    """Missing offsets, and records missing at the end of a dump."""
     found = []
     for cp, each in sorted(results.items()):
         missing = sum(result.missing for result in each)
@@ -90,7 +90,7 @@ def notices_of_offsets(log: SourceLog, results: Mapping[int, Sequence[TaskResult
 
 
 def _ranges(hashes: Sequence[LogHash]) -> list[tuple[int, int]]:
-    """The offsets that they cover, first and last of each run."""
+    """The offsets that they cover: first and last of each run."""
     if not hashes:
         return []
     firsts, lasts = union([(each.since, each.next_offset - 1) for each in hashes])

@@ -1,8 +1,8 @@
-"""A coordinated group as the outcomes of the log tell of it, beside which the state of the group plane is held.
+"""The state of a coordinated group by the outcomes of the log alone, to compare the audited state with.
 
-As `Watched` does for leases, it follows what was accepted, and no state: who joined, left, beat, was silent for too
-long (G8), let go of what (G14). It computes no targets: which member should have what is nothing that could be wrong
-for the data. Who has it is: that is judged where keys change hands.
+As `Watched` does for leases, it follows accepted records: joins, leaves, heartbeats, expired sessions (G8), released
+keys (G14). It computes no targets: a wrong target does no harm to data. A wrong owner does, so changes of owner are
+checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Event", "WatchedGroup", "WatchedMember"]
 
 JOIN, BEAT, LEAVE, COMMIT, TOPICS, CONFIGURE = range(16, 22)
 
-#: What made the group rebalance, by the type of the record.
+#: Cause of a rebalance by record type.
 _REASONS = {BEAT: "died", LEAVE: "left", COMMIT: "died", TOPICS: "topics changed", CONFIGURE: "configured"}
 
 
@@ -51,20 +51,20 @@ class WatchedMember:
 
 @dataclass(slots=True)
 class Event:
-    """What an accepted record did to a group, by what went before it."""
+    """The effect of an accepted record on a group."""
 
-    #: In the words of the table `generations`.
+    #: As in the table `generations`.
     reason: str
-    #: Whose pieces are free: slot → how it ended, and when it was last known to have them.
+    #: Slots whose pieces became free → how they ended, and when their owner was last known to have them.
     gone: dict[int, tuple[str, int]] = field(default_factory=dict)
-    #: client_ids that were silent for too long.
+    #: client_ids whose session expired.
     died: list[str] = field(default_factory=list)
-    #: What its sender let go of: (topic, partition) → (lo, hi).
+    #: Keys that its sender released: (topic, partition) → (lo, hi).
     released: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
-    #: The sender's slot, and the generation it wrote; None: nobody's.
+    #: The sender's slot, and the generation it wrote; None: not a member.
     slot: int | None = None
     generation: int = 0
-    #: Why the record must not have been accepted; "": it may.
+    #: Why the record must not be accepted; "": it may.
     stale: str = ""
 
 
@@ -73,22 +73,22 @@ class WatchedGroup:
 
     def __init__(self, group_id: str, made: int) -> None:
         self.group_id = group_id
-        #: No fencing token of the group may be below the offset at which it was made (G5).
+        #: Offset at which the group was created: no fencing token may be lower (G5).
         self.made = made
         self.generation = 0
         self.members: dict[int, WatchedMember] = {}
         self._slots: dict[str, int] = {}
         self.pieces: dict[tuple[str, int], tuple[Piece, ...]] = {}
-        #: What is done, for every key.
+        #: Offsets done for all keys.
         self.done: dict[tuple[str, int], Watched] = {}
-        #: What is done by key, of partitions that are shared.
+        #: Offsets done by key, of shared partitions.
         self.keyed: dict[tuple[str, int], list[KeyPiece]] = {}
-        #: Nobody is overdue up to this log time.
-        self._nobody_until = -1
+        #: No member's session expires before this log time.
+        self._none_expires_until = -1
 
     @classmethod
     def of(cls, group: Group) -> WatchedGroup:
-        """A group as it stands where the watch begins."""
+        """A group at the place where the watch begins."""
         watched = cls(group.group_id, -1)
         watched.adopt_members(group)
         watched.generation = group.generation
@@ -100,7 +100,7 @@ class WatchedGroup:
         return watched
 
     def adopt_members(self, group: Group) -> None:
-        """Go on from the members that the state has."""
+        """Continue from the state's members."""
         self.members = {
             slot: WatchedMember(
                 each.client_id, each.instance_id, each.member_id, each.session_timeout_ms, each.last_beat
@@ -108,10 +108,10 @@ class WatchedGroup:
             for slot, each in group.members.items()
         }
         self._slots = {member.client: slot for slot, member in self.members.items()}
-        self._nobody_until = -1
+        self._none_expires_until = -1
 
     def adopt_progress(self, group: Group, topic: str, partition: int) -> None:
-        """Go on from the progress that the state has of this partition."""
+        """Continue from the state's progress of this partition."""
         at = (topic, partition)
         kept = group.kept(topic, partition)
         self.keyed.pop(at, None)
@@ -125,10 +125,10 @@ class WatchedGroup:
         if kept.progress.pieces is not None:
             self.keyed[at] = kept.progress.done_through
 
-    # -- who is a member -------------------------------------------------------------------------------
+    # -- members ---------------------------------------------------------------------------------------
 
     def take(self, kind: int, message: Message, offset: int, log_time: int, member_id: str | None) -> Event:
-        """Take in an accepted record; member_id: of the member that a JoinGroup is about."""
+        """Apply an accepted record; member_id: of a JoinGroup's member."""
         event = Event(_REASONS.get(kind, ""))
         if kind == CONFIGURE:
             return event
@@ -141,7 +141,7 @@ class WatchedGroup:
             event.generation = message[HEAD_FIELDS + 1]
             if event.slot is not None and event.generation > self.generation:
                 event.stale = f"a record of {message[3]}/{message[2]} with generation {event.generation} took effect"
-        self._bury(event, log_time)
+        self._remove_expired(event, log_time)
         if kind == JOIN:
             self._join(event, message, offset, log_time, member_id or "")
         elif kind == LEAVE and event.slot is not None:
@@ -164,9 +164,9 @@ class WatchedGroup:
         del self._slots[member.client]
         return member
 
-    def _bury(self, event: Event, log_time: int) -> None:
-        """Those that were silent for too long go, unless all were, the sender too (G8)."""
-        if log_time <= self._nobody_until:
+    def _remove_expired(self, event: Event, log_time: int) -> None:
+        """Remove members whose session expired, unless all sessions did, the sender's too (G8)."""
+        if log_time <= self._none_expires_until:
             return
         late = [slot for slot, member in self.members.items() if member.is_overdue(log_time)]
         if event.slot in late and len(late) == len(self.members):
@@ -180,13 +180,13 @@ class WatchedGroup:
                 event.died.append(member.client)
         others = [m.last_beat + m.session for slot, m in self.members.items() if slot != event.slot]
         mine = [log_time + self.members[event.slot].session] if event.slot is not None else []
-        self._nobody_until = min([*others, *mine], default=-1)
+        self._none_expires_until = min([*others, *mine], default=-1)
 
     def _join(self, event: Event, message: Message, offset: int, log_time: int, member_id: str) -> None:
         """G11."""
         _, _, instance, client, *_ = message
         session = message[HEAD_FIELDS + 2]
-        self._nobody_until = min(self._nobody_until, log_time + session)
+        self._none_expires_until = min(self._none_expires_until, log_time + session)
         if event.slot is None:
             event.reason, event.slot = "joined", offset
             self._slots[client] = offset
@@ -201,7 +201,7 @@ class WatchedGroup:
         member.session, member.last_beat = session, log_time
 
     def differing(self, group: Group) -> str:
-        """How the members of the state differ from ours; "": they don't."""
+        """How the state's members differ from ours; "": they don't."""
         there = {slot: (each.client_id, each.instance_id, each.member_id) for slot, each in group.members.items()}
         if len(there) == len(self.members) and all(there.get(slot) == each.ids for slot, each in self.members.items()):
             return ""
@@ -215,16 +215,16 @@ class WatchedGroup:
             return f"the state has the member {', '.join(extra)}, which left, was silent for too long, or never joined"
         return "the state has members with other ids than those under which they joined"
 
-    # -- who may commit, and who has let go ------------------------------------------------------------
+    # -- commits and releases --------------------------------------------------------------------------
 
     def touched(self, topic: str, partition: int, lo: int, hi: int) -> tuple[Piece, ...]:
-        """The pieces that had some of these keys before this record, ascending."""
+        """The pieces with some of these keys before this record, ascending."""
         pieces = self.pieces.get((topic, partition), ())
         left = bisect_left(pieces, lo, key=_HI)
         return pieces[left : bisect_right(pieces, hi, left, key=_LO)]
 
     def owns(self, slot: int, topic: str, partition: int, lo: int, hi: int, generation: int) -> bool:
-        """Whether the member owned all of these keys before this record, in a generation that it knew (G14)."""
+        """Whether the member owned all these keys before this record, in a generation that it knew (G14)."""
         at = lo
         for piece in self.touched(topic, partition, lo, hi):
             if piece.lo > at or piece.owner != slot or piece.since > generation:
@@ -233,12 +233,12 @@ class WatchedGroup:
         return at > hi
 
     def owns_any(self, slot: int, topic: str, partition: int, generation: int) -> bool:
-        """Whether it owned any of the partition's keys so: what a start asks for."""
+        """Whether it owned any of the partition's keys so, as a start requires."""
         pieces = self.pieces.get((topic, partition), ())
         return any(piece.owner == slot and piece.since <= generation for piece in pieces)
 
     def released(self, event: Event, place: Place, span: PieceSpan) -> bool:
-        """Whether the sender of this record let go of these keys, by an order that it knew."""
+        """Whether the sender of this record released these keys, by a revocation that it knew."""
         if span.slot != event.slot:
             return False
         at = span.lo
@@ -254,11 +254,11 @@ _HI: Final = attrgetter("hi")
 
 
 def pieces_in(group: Group, topic: str, partition: int) -> tuple[Piece, ...]:
-    """The pieces that the state has of a partition."""
+    """The state's pieces of a partition."""
     of_topic = group.pieces.get(topic)
     return () if of_topic is None else tuple(of_topic[partition])
 
 
-def lets_go(entry: tuple[object, ...], code: str) -> bool:
-    """Whether an entry of a CommitOffsets lets go of its keys."""
+def is_release(entry: tuple[object, ...], code: str) -> bool:
+    """Whether an entry of a CommitOffsets releases its keys."""
     return entry[4] == LET_GO and code in codes.ACCEPTED
