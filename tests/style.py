@@ -50,7 +50,12 @@ PHRASES = (
     Phrase(r"whoever|whomever", "the caller, a member, a client"),
     Phrase(r"(?:for|to|by|from|than|those|one) who", "the caller, a member, a client; members that"),
     Phrase(r"somebody|nobody", "another member, no member, no one"),
-    Phrase(r"(?:is|are|was|were) none", "is invalid, is not one, there is none"),
+    Phrase(
+        r"(?:is|are|was|were) none",
+        "is invalid, is not one",
+        r"there (?:is|are|was|were) none",
+        reason="plain English",
+    ),
     Phrase(r"(?:com(?:e|es|ing)|came) (?:of it |of that )?to nothing", "has no effect"),
     Phrase(r"(?:what|whatever|which) (?:has )?bec(?:omes?|ame) of", "the result of"),
     Phrase(

@@ -30,7 +30,7 @@ with Marshal(
     client_id=os.environ["CLIENT_ID"],  # stays over restarts: the name of the pod, or of the unit
     config=settings(),
 ) as marshal:
-    signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # the loop ends after the message in hand
+    signal.signal(signal.SIGTERM, lambda *_: marshal.stop())  # the loop ends after the message in flight
     marshal.serve(int(os.environ["METRICS_PORT"]), host=os.environ.get("METRICS_HOST", "127.0.0.1"))
     with marshal.group_consumer(os.environ["TOPICS"].split(","), mirror_offsets=True) as consumer:
         for message in consumer:
