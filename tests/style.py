@@ -68,7 +68,7 @@ PHRASES = (
     Phrase(r"(?:go|goes|going|went|gone|live|lives|lived) on", "continues"),
     Phrase(r"look(?:s|ed|ing)? at", "checks, reads, polls"),
     Phrase(
-        r"(?:a|an|one|each|every|last|first|next|another|this|second|two|quick|closer) looks?(?! like)",
+        r"(?:a|an|one|each|every|last|first|next|another|this|second|two|quick|closer) looks?(?! like|-)",
         "check, poll, read",
     ),
     Phrase(r"of (?:ours|theirs|its own|their own|one's own|his own|yours|mine)", "our, its, their own"),

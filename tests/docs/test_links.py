@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.test_house_rules import our_files
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".github", "docs", "examples")
 PAGES = [*sorted(ROOT.glob("*.md")), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
@@ -48,3 +50,14 @@ def test_ci_runs_what_a_developer_runs() -> None:
     assert any(step.get("run", "").endswith(".ci/run") for step in job["steps"])
     assert job["timeout-minutes"] == 30
     assert {"bug.yml", "feature.yml"} < set(read)
+
+
+#: Names of code in ARCHITECTURE.md that are no modules.
+NO_MODULES = {"__marshal", "done", "revoke_timeout", "time_out"}
+
+
+def test_the_modules_that_architecture_names_are_there() -> None:
+    parts = {part.partition(".")[0] for path in our_files(ROOT) for part in path.relative_to(ROOT).parts}
+    named = set(re.findall(r"`([a-z_][a-z_/]*)(?:\.py)?`", without_code(ROOT / "ARCHITECTURE.md")))
+    assert len(named) > 150
+    assert {name for name in named - NO_MODULES if not set(name.strip("/").split("/")) <= parts} == set()
