@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rationalizer import ClaimingPartition, Heartbeat, Tick, Upgrade
+from rationalizer import ClaimingPartition, Heartbeat, Tick, Upgrade, encode
+from rationalizer.dump import DumpHeader, DumpLines, header_line
 from rationalizer.levels import SUPPORTED_LEVEL
 from tests.cli.harness import ARGV, Command, Log, process, start
 
@@ -217,3 +219,25 @@ def test_ctrl_c_while_it_waits_for_input() -> None:
 def test_json_changes_nothing_for_it_is_json_already(command: Command) -> None:
     dump = EXAMPLES / "digest.dump.jsonl"
     assert command("--json", "replay", dump).out == command("replay", dump, "--json").out == command("replay", dump).out
+
+
+def changed_dump() -> bytes:
+    """A dump as the command writes it, in which one record's time was altered afterwards."""
+    lines = DumpLines(0)
+    entries = [
+        (offset, 1_000 + offset, encode(ClaimingPartition("a1", "a", "g", "t", 0, 1_000))) for offset in range(3)
+    ]
+    text = "".join(f"{line}\n" for line in [header_line(DumpHeader("t", 1)), *lines.take(entries), *lines.end()])
+    return re.sub(r'("timestamp": ?)1001', r"\g<1>1002", text).encode()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["replay", "-"], ["log", "--from-dump", "-"], ["who", "g", "t", "0", "--from-dump", "-"]],
+    ids=lambda args: str(args[0]),
+)
+def test_what_was_changed_of_a_dump_is_said_by_all_who_read_it(command: Command, args: list[str]) -> None:
+    ran = command(*args, stdin=changed_dump())
+    assert ran.status == 0
+    assert ran.out
+    assert ran.err.startswith("error: partition 0, offsets 0 to 2: the dump was changed after it was written")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kafka_marshal.observe import fold
 from kafka_marshal.observe.fold import Fold, Run
 from kafka_marshal.observe.verdict import Verdict, verdict
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
+    ConfigureGroup,
+    ForgetGroup,
     GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
@@ -22,6 +25,7 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.history import End
+from rationalizer.wire.records import KINDS
 from tests.fleet import Fleet
 
 A = ("host/17/1.0/x", "a", "g")
@@ -244,3 +248,30 @@ FINE: dict[str, object] = {
 def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expected: Verdict | None) -> None:
     """59 of 60 waited at the window's beginning: fewer is better."""
     assert verdict(lag, **{**FINE, **changed}) == expected  # type: ignore[arg-type]
+
+
+#: Operators and watchdogs write these, too, or nobody but them.
+NOT_OF_WORKERS = {
+    "ConfigureGroup",
+    "ForgetGroup",
+    "LeaveGroup",
+    "ReleaseGroup",
+    "ReleasingPartition",
+    "Tick",
+    "Upgrade",
+}
+
+
+def test_each_record_type_is_a_workers_or_not() -> None:
+    assert {kind.name for kind in KINDS.values()} - fold._OF_WORKERS == NOT_OF_WORKERS
+
+
+def test_an_operator_that_changes_settings_is_no_worker() -> None:
+    log = Log()
+    log.add(ClaimingPartition(*A, *T0, 1_000), 0)
+    settings = ConfigureGroup("op/1", "operator", "h", (("max_session_timeout_ms", 60_000),))
+    for cp in log.worlds:
+        log.add(settings, 100, cp)
+        log.add(ForgetGroup("op/2", "cleaner", "k"), 100, cp)
+    log.read()
+    assert [run.client for run in log.fold.runs()] == ["a"]

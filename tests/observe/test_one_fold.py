@@ -9,7 +9,7 @@ import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.log import Teller, Wanted
-from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.ownership import Ownership, PieceOwnership
 from kafka_marshal.observe.rows import GroupRow
@@ -17,8 +17,10 @@ from kafka_marshal.observe.text import span
 from kafka_marshal.observe.view import View
 from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
-from rationalizer import ClaimingPartition, World, codes, route_group, route_lease
+from rationalizer import ClaimingPartition, Record, Tick, World, codes, encode, route_group, route_lease
 from rationalizer.groups.history import Assignments
+from rationalizer.snapshot_log import encode_snapshot
+from tests.fleet import Fleet
 from tests.observe.lives import CPS, Account, Life, Lives, accounts, holders
 
 SEEDS = range(6)
@@ -95,6 +97,38 @@ def viewed(found: Lives, now_ms: int) -> View:
     view = View(cluster, "__marshal", 5.0, now=lambda: float(now_ms))
     view.catch_up(lambda done, of_all: None)
     return view
+
+
+def test_silence_is_no_longer_than_what_was_read() -> None:
+    """The view begins at a snapshot of two minutes ago: what was before, it can't know."""
+    clock = [float(BEGIN)]
+    cluster = MemoryCluster(lambda: clock[0])
+    cluster.create_topic("__marshal", CPS, 1, required_settings(1), 5.0)
+    create_snapshots_topic(cluster, "__marshal", CPS, 1, 5.0)
+    worlds = {cp: World(cp, CPS) for cp in range(CPS)}
+    log, snapshots = (
+        cluster.appender(name, delivery_timeout_ms=1_000) for name in ("__marshal", "__marshal_snapshots")
+    )
+
+    def add(record: Record, cp: int) -> int:
+        log.append(cp, encode(record))
+        worlds[cp].apply(worlds[cp].next_offset, int(clock[0]), encode(record))
+        return worlds[cp].next_offset - 1
+
+    for cp in worlds:
+        add(Tick("i", "init", f"partitions={CPS}"), cp)
+    fleet = Fleet("h", CPS, add)
+    fleet.upgrade()
+    fleet.leave("x", fleet.join("x", {"u": 3}))
+    for _ in range(2):  # a replica starts from the last but one
+        for cp, world in worlds.items():
+            for part in encode_snapshot(world):
+                snapshots.append(cp, part)
+            add(Tick("i", "other", "h"), cp)
+    view = View(cluster, "__marshal", 5.0, now=lambda: float(BEGIN + 120_000))
+    view.catch_up(lambda done, of_all: None)
+    (group,) = view.groups()
+    assert (group.silent_ms, group.silent_at_least) == (120_000, True)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

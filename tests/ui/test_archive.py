@@ -18,6 +18,7 @@ from rationalizer.dump import DumpError
 from tests.audit.logs import random_log
 from tests.cli.conftest import command, environment
 from tests.cli.harness import Command, start
+from tests.cli.test_replay import changed_dump
 from tests.ui.conftest import get
 
 __all__ = ["command", "environment"]
@@ -78,6 +79,14 @@ def test_a_dump_is_read_and_what_is_none_is_refused(tmp_path: Path) -> None:
     for rubbish in (b"", b"rubbish\n", b"\xff\xfe", cut):
         with opened(tmp_path / "rubbish", rubbish) as file, pytest.raises(DumpError):
             read_dump(Archive("?", is_live=False), file, threading.Event())
+
+
+def test_the_page_says_that_a_dump_was_changed(tmp_path: Path) -> None:
+    archive = Archive("?", is_live=False)
+    with opened(tmp_path / "changed", changed_dump()) as file:
+        read_dump(archive, file, threading.Event())
+    assert archive.complete
+    assert "the dump was changed after it was written" in archive.problem
 
 
 def test_reading_ends_where_it_is_told_to(tmp_path: Path) -> None:

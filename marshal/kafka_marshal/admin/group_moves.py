@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kafka_marshal import arguments
-from kafka_marshal.admin.alive import refuse_living
 from kafka_marshal.admin.conversion import Conversion, Plan, file_of
 from kafka_marshal.admin.converting import convert, plan_conversion, saved_in
 from kafka_marshal.admin.pause import Pause
@@ -23,6 +22,7 @@ from kafka_marshal.admin.transfer import (
     planned_import,
     progress_of_all,
 )
+from kafka_marshal.admin.workers import refuse_living
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster

@@ -10,25 +10,18 @@ from kafka_marshal.admin.session import Session
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
+from kafka_marshal.observe.fold import shows_life
 from kafka_marshal.ports import TopicPartition
 from rationalizer import (
-    ClaimingMessages,
-    ClaimingPartition,
-    CommitOffsets,
     Group,
-    GroupHeartbeat,
-    Heartbeat,
-    HeartbeatBatch,
-    JoinGroup,
     Lease,
     Outcome,
-    Record,
     ReleasingPartition,
     Tick,
 )
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
-__all__ = ["InHand", "Members", "is_at_work"]
+__all__ = ["InHand", "Members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ class Members:
         if isinstance(record, Tick) or self._hold is None or not self._hold.is_ours(cp):
             return
         if record.client_id == session.client_id:
-            if is_at_work(record, outcome):
+            if shows_life(outcome):
                 self.twin = record.instance_id
             return
         self.signs_of_life.setdefault(record.client_id, outcome.type or "")
@@ -182,10 +175,3 @@ class Members:
 def _describe(lease: Lease, client_id: str, state: str) -> InHand:
     stable = lease.progress.stable
     return InHand(lease.topic, lease.partition, client_id, lease.epoch, state, stable if stable >= 0 else None)
-
-
-def is_at_work(record: Record, outcome: Outcome) -> bool:
-    """Something that neither a dead admin's last record nor a release in its name can be."""
-    if isinstance(record, (Heartbeat, HeartbeatBatch, CommitOffsets, GroupHeartbeat)):
-        return outcome.accepted
-    return isinstance(record, (ClaimingPartition, ClaimingMessages, JoinGroup))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,17 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import snapshots_topic
-from rationalizer.dump import DumpHeader, DumpLines, Replay, header_line, json_of_outcome, json_of_state
+from kafka_marshal.observe.words import dump_changed
+from rationalizer.dump import (
+    DumpHeader,
+    DumpLines,
+    DumpReader,
+    DumpRecord,
+    Replay,
+    header_line,
+    json_of_outcome,
+    json_of_state,
+)
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.log_hash import LogHash
 
@@ -50,6 +60,21 @@ def open_dump(path: str) -> Iterator[BinaryIO]:
         yield file
 
 
+@contextmanager
+def checked_dump(path: str) -> Iterator[tuple[DumpHeader, Iterator[DumpRecord]]]:
+    """The dump's header and records; at the end what was changed of those that were read is named on standard error."""
+    changed: list[LogHash] = []
+    with open_dump(path) as lines:
+        reader = DumpReader(lines)
+        yield reader.header, reader.checked(changed)
+    _name_changed(changed)
+
+
+def _name_changed(changed: Iterable[LogHash]) -> None:
+    for each in changed:
+        say_error(dump_changed(each))
+
+
 @command()
 @click.argument("dump", metavar="DUMP")
 @click.option("--state", is_flag=True, help="Print the state at the end instead: one JSON object.")
@@ -79,18 +104,8 @@ def replay(options: Options, dump: str, state: bool, until: dict[int, int]) -> i
         else:
             _write_outcomes(replaying, out)
     out.flush()
-    for each in replaying.changed:
-        say_error(changed_text(each))
+    _name_changed(replaying.changed)
     return _stopped(replaying.required_levels)
-
-
-def changed_text(found: LogHash) -> str:
-    """What a range of records says that is not as it was when the dump was written."""
-    return (
-        f"partition {found.partition}, offsets {found.since} to {found.next_offset - 1}: the dump was changed after it "
-        "was written: records were removed, added, altered or moved. What is shown is of the changed one. Dump the log "
-        "again, or audit it: kafka-marshal audit"
-    )
 
 
 def _write_outcomes(replaying: Replay, out: BinaryIO) -> None:

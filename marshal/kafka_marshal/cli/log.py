@@ -16,7 +16,7 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
-from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.fold import Fold, group_of
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.observe.words import is_beat, reason, what
@@ -65,13 +65,9 @@ class Wanted:
     def __call__(self, outcome: Outcome, record: Record | None) -> bool:
         if self.since is not None and outcome.log_time < self.since:
             return False
-        if self.group is not None and (record is None or record.group_id != self.group or outcome.type in _OF_NO_GROUP):
+        if self.group is not None and (record is None or group_of(outcome) != self.group):
             return False
         return not (self.no_beats and is_beat(outcome, record))
-
-
-#: They carry some group id, which means nothing (T3).
-_OF_NO_GROUP = ("Tick", "Upgrade")
 
 
 class Teller:
@@ -267,14 +263,13 @@ def _from_dump(
     stack: ExitStack, path: str, cp: int | None, wanted: Wanted, last: int | None, printer: Printer
 ) -> Teller:
     """Of a dump it is not known how far each CP reaches, so what is told of is held until its end."""
-    from kafka_marshal.cli.dumps import open_dump
-    from rationalizer.dump import DumpReader
+    from kafka_marshal.cli.dumps import checked_dump
 
-    reader = DumpReader(stack.enter_context(open_dump(path)))
-    cps = _chosen(reader.header.partitions, cp)
-    teller = Teller(reader.header.partitions, wanted, {})
+    header, found = stack.enter_context(checked_dump(path))
+    cps = _chosen(header.partitions, cp)
+    teller = Teller(header.partitions, wanted, {})
     tails: dict[int, deque[Told]] = {}
-    for number, records in groupby(reader, key=lambda record: record.partition):
+    for number, records in groupby(found, key=lambda record: record.partition):
         if number in cps:
             for record in records:
                 tail = tails.setdefault(number, deque(maxlen=last))
@@ -318,13 +313,9 @@ def _printer(options: Options) -> Printer:
 
 def _columns(told: Told) -> list[str]:
     record = told.record
-    who = ("", "", "") if record is None else (_group(record, told.outcome), record.client_id, record.instance_id)
+    who = ("", "", "") if record is None else (group_of(told.outcome), record.client_id, record.instance_id)
     time = time_text(told.outcome.log_time)
     return [time, str(told.partition), str(told.offset), *who, told.what, told.outcome.code, told.why]
-
-
-def _group(record: Record, outcome: Outcome) -> str:
-    return "" if outcome.type in _OF_NO_GROUP else record.group_id
 
 
 def _print_lines(told: Iterable[Told]) -> None:
@@ -334,7 +325,7 @@ def _print_lines(told: Iterable[Told]) -> None:
         colour = "red" if not outcome.accepted else "green" if outcome.code == codes.OK else "yellow"
         time = time_text(outcome.log_time).replace("T", " ")
         who = "?" if record is None else visible(record.client_id)
-        group = "" if record is None else visible(_group(record, outcome))
+        group = "" if record is None else visible(group_of(outcome))
         where = f"{each.partition}@{each.offset}"
         does = visible(each.what) if not group else f"{group}: {visible(each.what)}"
         code = paint(f"{outcome.code:{_CODE}}", fg=colour, bold=not outcome.accepted or None, dim=dim or None)

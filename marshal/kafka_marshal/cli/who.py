@@ -135,12 +135,11 @@ def _from_kafka(stack: ExitStack, options: Options, key: LeaseKey, at: int | Non
 
 
 def _from_dump(stack: ExitStack, path: str, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
-    from kafka_marshal.cli.dumps import open_dump
-    from rationalizer.dump import DumpReader
+    from kafka_marshal.cli.dumps import checked_dump
 
-    reader = DumpReader(stack.enter_context(open_dump(path)))
-    both = _both(key, reader.header.partitions, at, offset)
-    for record in reader:
+    header, records = stack.enter_context(checked_dump(path))
+    both = _both(key, header.partitions, at, offset)
+    for record in records:
         for owned in both:
             if record.partition == owned.cp:
                 owned.take([(record.offset, record.timestamp_ms, record.value)])

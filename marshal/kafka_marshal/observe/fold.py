@@ -14,19 +14,66 @@ from rationalizer import Outcome, World, codes, route_group
 from rationalizer.groups.history import Assignments, Rebalance
 from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.limits import HEAD_FIELDS
+from rationalizer.wire.records import KINDS, DuringPause
 
-__all__ = ["Fold", "Place", "Run"]
+__all__ = ["Fold", "Place", "Run", "group_of", "is_of_worker", "lease_of", "shows_life"]
 
 #: Of a record in the whole log: (log time, coordination partition, offset).
 Place = tuple[int, int, int]
 
 _NEVER: Final[Place] = (-1, -1, -1)
 
-#: They carry some ids, which mean nothing (T3).
-_OF_NO_GROUP: Final = frozenset({"Tick", "Upgrade"})
+#: Workers write these. Operators and watchdogs write releases and leaves in others' names, and settings in their own.
+_OF_WORKERS: Final = frozenset(
+    {
+        "ClaimingMessages",
+        "ClaimingPartition",
+        "CommitOffsets",
+        "CommitRanges",
+        "GroupHeartbeat",
+        "Heartbeat",
+        "HeartbeatBatch",
+        "JoinGroup",
+        "TopicsChanged",
+    }
+)
+
+#: A worker that is refused these is alive; a refused beat may be an old one.
+_REQUESTS: Final = frozenset({"ClaimingMessages", "ClaimingPartition", "JoinGroup"})
 
 #: A claim that ends so is made again: its sender waits.
 _WAITS: Final = (codes.HELD, codes.PAUSED)
+
+
+def group_of(outcome: Outcome) -> str:
+    """The group that a record is about; "": none (it is not readable, or is about the whole log)."""
+    message = outcome.message
+    kind = None if message is None else KINDS.get(message[1])
+    if message is None or kind is None or kind.during_pause is DuringPause.NOT_OF_THE_GROUP:
+        return ""
+    return str(message[4])
+
+
+def lease_of(outcome: Outcome) -> LeaseKey | None:
+    """The lease that a record names; None: it names none, or several."""
+    message = outcome.message
+    kind = None if message is None else KINDS.get(message[1])
+    if message is None or kind is None or not kind.names_lease:
+        return None
+    return message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]
+
+
+def is_of_worker(outcome: Outcome) -> bool:
+    """Whether a worker wrote the record, or a client that has paused the group: those write such records, too."""
+    message = outcome.message
+    if message is None or outcome.type not in _OF_WORKERS:
+        return False
+    return outcome.type != "CommitOffsets" or bool(message[HEAD_FIELDS])
+
+
+def shows_life(outcome: Outcome) -> bool:
+    """Whether the sender is at work: neither a dead client's last record nor a release in its name shows that."""
+    return is_of_worker(outcome) and (outcome.accepted or outcome.type in _REQUESTS)
 
 
 @dataclass(slots=True)
@@ -135,20 +182,18 @@ class Fold:
                     run.interval_ms = (member.session_timeout_ms + 1) // 2
 
     def before(self, outcome: Outcome, cp: int) -> Span | None:
-        """The span in which a lease was that this record names, as long as the record is not taken in."""
-        message = outcome.message
-        if message is None or len(message) < HEAD_FIELDS + 2 or not isinstance(message[HEAD_FIELDS], str):
-            return None
-        return self.owners[cp].now.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
+        """The span of the lease that this record names, before the record: call it before `see`."""
+        key = lease_of(outcome)
+        return None if key is None else self.owners[cp].now.get(key)
 
     def see(self, cp: int, outcome: Outcome) -> None:
         """Take in a record that the world of this coordination partition has just applied."""
         message, kind = outcome.message, outcome.type
-        if message is None or kind in _OF_NO_GROUP:
+        if message is None or not (group := group_of(outcome)):
             return
         world = self._worlds[cp]
         place = (outcome.log_time, cp, world.next_offset - 1)
-        instance, client, group = message[2], message[3], message[4]
+        instance, client = message[2], message[3]
         if kind == "HeartbeatBatch" and outcome.code == codes.OK:  # nearly all of a claimed group's log
             self._hear(group, client, instance, place)
             if self.beats:
@@ -161,8 +206,7 @@ class Fold:
             return
         self._claims(outcome, place)
         is_evicted = self._changed(world, outcome, place)
-        # Releases and leaves are written in others' names, too: by a dying worker's watchdog, by operators.
-        is_own = kind not in ("ReleasingPartition", "LeaveGroup") or instance in self._runs.get((group, client), ())
+        is_own = is_of_worker(outcome) or instance in self._runs.get((group, client), ())
         if is_own and not is_evicted:
             self._hear(group, client, instance, place)
 

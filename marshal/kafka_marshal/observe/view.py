@@ -64,6 +64,8 @@ class View:
         self.meter: Meter = Meter(window_ms)
         #: Of the log's last minutes: who was heard when, and what became of what each worker held.
         self.fold: Fold = Fold(beats=False)
+        #: Log time since which each part of the log was followed.
+        self._followed_since: dict[int, int] = {}
         #: The first offset of the last day in parts of the log, as far as it was asked for.
         self._day_marks: dict[tuple[str, int], int] = {}
         #: Called for each record that is applied, from the first one on, while there are any.
@@ -119,8 +121,8 @@ class View:
 
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
         is_followed = self._step_ms(entries[-1][1]) > 0 or bool(self.observers)
-        if is_followed and not self.fold.follows(self.worlds[cp]):
-            self.fold.begin(self.worlds[cp])
+        if is_followed:
+            self._follow(self.worlds[cp])
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
         self._stamps[cp] = stamp
@@ -130,8 +132,12 @@ class View:
     def _begin_fold(self) -> None:
         """Take in the parts of the log in which nobody wrote for so long that they were not followed."""
         for world in self.worlds.values():
-            if not self.fold.follows(world):
-                self.fold.begin(world)
+            self._follow(world)
+
+    def _follow(self, world: World) -> None:
+        if not self.fold.follows(world):
+            self._followed_since[world.partition] = world.log_time
+            self.fold.begin(world)
 
     def _note(self, cp: int, offset: int, outcome: Outcome) -> None:
         self.fold.see(cp, outcome)
@@ -283,7 +289,8 @@ class View:
         if key not in self._day_marks:
             self._day_marks.update(self._cluster.offsets_for_time([key], day_ago, self.patience_s))
         is_old = group.generation < self._day_marks.get(key, 0)
-        return (DAY_MS + 1 if is_old else _HISTORY_MS), True
+        # It may begin at a young snapshot: what was before is not known.
+        return (DAY_MS + 1 if is_old else min(_HISTORY_MS, max(0, now_ms - self._followed_since[home]))), True
 
     def coordinated(self) -> list[Group]:
         """All coordinated groups, as their homes know them; where that says nothing, a mark (G2)."""

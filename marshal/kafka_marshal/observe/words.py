@@ -42,10 +42,11 @@ from rationalizer import (
 )
 from rationalizer.groups.history import Rebalance
 from rationalizer.history import Span
+from rationalizer.log_hash import LogHash
 from rationalizer.marker import said_by
 from rationalizer.wire.wellformed import LET_GO, START
 
-__all__ = ["is_beat", "reason", "setting_text", "what", "why_rebalanced"]
+__all__ = ["dump_changed", "is_beat", "reason", "setting_text", "what", "why_rebalanced"]
 
 _OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup)
 
@@ -417,3 +418,12 @@ def why_rebalanced(each: Rebalance) -> Iterator[str]:
         yield f"{client} changed what it reads"
     if each.configured:
         yield "settings changed"
+
+
+def dump_changed(found: LogHash) -> str:
+    """A range of records of a dump does not have the hash with which it was written."""
+    return (
+        f"partition {found.partition}, offsets {found.since} to {found.next_offset - 1}: the dump was changed after it "
+        "was written: records were removed, added, altered or moved. What is shown is of the changed one. Dump the log "
+        "again, or audit it: kafka-marshal audit"
+    )

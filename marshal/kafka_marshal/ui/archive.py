@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.observe.log import Log, Source
+from kafka_marshal.observe.words import dump_changed
 from kafka_marshal.ui.around import Around
 from kafka_marshal.ui.fold import GroupHistory, History, begins, has, runs
 from kafka_marshal.ui.moments import Moment
 from rationalizer.limits import MAX_OFFSET
+from rationalizer.log_hash import LogHash
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -63,7 +65,7 @@ class Archive:
         self.ends: dict[int, int] = {}
         #: (done, in all) of reading the whole one: offsets, or bytes of a dump.
         self.progress: tuple[int, int] = (0, 0)
-        #: Why it is not read any further; "": it is.
+        #: Why it is not read any further, or what was changed of a dump; "": neither.
         self.problem = ""
         #: Called when there is something new at the end of the log, and when a dump turned out to be one.
         self.on_news: Callable[[], object] = lambda: None
@@ -162,10 +164,12 @@ def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
     archive.topic = reader.header.topic
     history = archive.whole = History(reader.header.partitions)
     archive.on_news()
-    entries = ((each.partition, (each.offset, each.timestamp_ms, each.value)) for each in reader)
+    changed: list[LogHash] = []
+    entries = ((each.partition, (each.offset, each.timestamp_ms, each.value)) for each in reader.checked(changed))
     read = 0
     for cp, run in runs(entries, RUN):
         history.take(cp, run)
+        archive.problem = "; ".join(map(dump_changed, changed))
         read += sum(4 * len(value or b"") // 3 + 70 for _, _, value in run)
         archive.progress = (min(read, size), size)
         if stop.is_set():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
+from kafka_marshal.observe.fold import group_of, lease_of
 from kafka_marshal.observe.words import is_beat, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
@@ -34,9 +35,6 @@ MARK_EVERY: Final = 64
 
 #: Accepted without remarks, they say how far somebody is and no more.
 _PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
-
-#: They carry some group id, which means nothing (T3).
-_OF_NO_GROUP: Final = frozenset({"Tick", "Upgrade"})
 
 _SERIES: Final = ("done", "changed", "rejected")
 
@@ -227,7 +225,7 @@ class History:
                 self._take_effect(cp, outcome)
                 return
         record = outcome.record
-        before = self._before(record)
+        before = self._before(outcome)
         changed = self._take_effect(cp, outcome) if outcome.accepted else self._overhear(cp, outcome)
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
             self._pause(message[4], message[3], outcome.log_time, message[HEAD_FIELDS])
@@ -264,13 +262,11 @@ class History:
         if done:
             group.series.spread("done", since, at, done)
 
-    def _before(self, record: Record | None) -> Span | None:
-        """What the lease was that a record names."""
-        topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
-        if record is None or not isinstance(topic, str) or not isinstance(number, int):
-            return None
-        group = self.groups.get(record.group_id)
-        found = None if group is None else group.keys.get((topic, number))
+    def _before(self, outcome: Outcome) -> Span | None:
+        """The span of the lease that a record names, before the record."""
+        key = lease_of(outcome)
+        group = None if key is None else self.groups.get(key[0])
+        found = None if group is None or key is None else group.keys.get(key[1:])
         if found is None or not found.open or found.pulse is None:
             return None
         return replace(found.open[0], last_beat=found.pulse.last)
@@ -485,7 +481,7 @@ class History:
         changed: int,
     ) -> None:
         names, at = self.names, outcome.log_time
-        name = "" if record is None or outcome.type in _OF_NO_GROUP else record.group_id
+        name = "" if record is None else group_of(outcome)
         topic, number = getattr(record, "topic", None), getattr(record, "partition", None)
         is_placed = isinstance(topic, str) and isinstance(number, int)
         place = self.events.place(topic, number) if is_placed else -1  # type: ignore[arg-type]

@@ -1,13 +1,17 @@
-"""Does anybody of a group live? Asked before it is paused: who refuses to go on must not have stopped it for that."""
+"""Whether workers of a group are alive, and whether a client_id was a worker's: asked before the group is paused."""
 
 from __future__ import annotations
 
-from kafka_marshal.admin.members import Members, is_at_work
+from kafka_marshal.admin.members import Members
 from kafka_marshal.admin.session import Session
 from kafka_marshal.errors import AdminError
-from rationalizer import Outcome
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.observe.fold import is_of_worker, shows_life
+from kafka_marshal.observe.words import what
+from kafka_marshal.ports import Cluster
+from rationalizer import Outcome, ReleaseGroup
 
-__all__ = ["refuse_living"]
+__all__ = ["find_consuming", "refuse_living"]
 
 #: Members named in a message.
 _LISTED = 4
@@ -26,7 +30,7 @@ def refuse_living(session: Session, timeout_s: float, effect: str, remedy: str) 
         record = outcome.record
         if record is None or record.group_id != session.group_id or record.client_id == session.client_id:
             return
-        if is_at_work(record, outcome):
+        if shows_life(outcome):
             beating.add(record.client_id)
 
     session.on_applied = applied
@@ -57,3 +61,29 @@ def refuse_living(session: Session, timeout_s: float, effect: str, remedy: str) 
             session.tick([cp for cp, at in due.items() if at <= now])
     finally:
         session.on_applied = None
+
+
+def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str, timeout_s: float) -> str | None:
+    """The first thing in the log that a consumer of this client_id did, in words; None: there is no such thing.
+
+    An admin must not pause under that name: the consumer's beats would then reposition the group (C11). Reads the whole
+    log (*blocking*). A run of an admin differs from a consumer's: it pauses a CP before it claims anything there.
+    """
+    replica = Replica(cluster, topic, timeout_s)
+    admins: set[str] = set()
+    found: list[str] = []
+
+    def applied(cp: int, offset: int, outcome: Outcome) -> None:
+        record = outcome.record
+        if record is None or record.client_id != client_id or record.group_id != group_id or found:
+            return
+        if isinstance(record, ReleaseGroup):
+            admins.add(record.instance_id)
+        elif record.instance_id not in admins and is_of_worker(outcome):
+            found.append(f"{what(record, None, outcome.log_time)} (offset {offset} of partition {cp})")
+
+    try:
+        replica.catch_up(timeout_s, applied=applied)
+    finally:
+        replica.close()
+    return found[0] if found else None
