@@ -1,4 +1,4 @@
-"""A group at work on the session's real broker, and clusters that fail where a test wants it."""
+"""A working group on the session's real broker, and clusters that fail on request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Place = tuple[int, int]
 
 
 class Member(threading.Thread):
-    """A worker as a user writes one, in a thread; it notes what it gets, and can be made to take long."""
+    """A worker as a user writes one, in a thread; it records its messages and can be slowed down."""
 
     def __init__(self, marshal: Marshal, topic: str, **options: Any) -> None:
         super().__init__(daemon=True)
@@ -43,7 +43,7 @@ class Member(threading.Thread):
         self.seen: list[Place] = []
         self.lost: list[TopicPartition] = []
         self.errors: list[Exception] = []
-        #: Messages that stay in hand until let_go is set.
+        #: Messages whose handler waits until let_go is set.
         self.hold: set[Place] = set()
         self.holding = threading.Event()
         self.let_go = threading.Event()
@@ -57,7 +57,7 @@ class Member(threading.Thread):
                 try:
                     for message in consumer:
                         self.handle((message.partition() or 0, message.offset() or 0))
-                except Exception as error:  # a worker that says what went wrong, and goes on
+                except Exception as error:  # a worker that logs errors and continues
                     self.errors.append(error)
                     if len(self.errors) > 10:
                         raise
@@ -69,7 +69,7 @@ class Member(threading.Thread):
             assert self.let_go.wait(30)
 
     def knows_of_pause(self) -> bool:
-        """Whether its own replica shows one everywhere; until then it works on, as it may (C10)."""
+        """Whether its replica shows a pause everywhere; until then it may continue (C10)."""
         worlds = self.marshal._driver.replica.worlds.values()
         return all(world.pause(self.marshal.group_id) is not None for world in worlds)
 
@@ -82,7 +82,7 @@ class Member(threading.Thread):
 
 
 class Group(Scene):
-    """A coordination topic, one data topic, and members of one group at work on it."""
+    """A coordination topic, one data topic, and members of one group that work on it."""
 
     def __init__(self, bootstrap: str, new_topic: Callable[..., str]) -> None:
         super().__init__(bootstrap, new_topic)
@@ -92,7 +92,7 @@ class Group(Scene):
         self.messages = 0
 
     def fill(self, partitions: int, messages: int, **settings: str) -> str:
-        """Make the data topic, with so many messages in each partition."""
+        """Create the data topic with ``messages`` messages per partition."""
         self.data = self.topic(partitions, messages, **settings)
         self.partitions, self.messages = partitions, messages
         return self.data
@@ -109,20 +109,20 @@ class Group(Scene):
         return Admin(self.bootstrap, client_id=client_id, **options)
 
     def seen(self) -> Counter[Place]:
-        """How often each message was handed out, over all members."""
+        """How often each message was delivered, over all members."""
         return Counter(place for member in self.threads for place in list(member.seen))
 
     def everything(self, times: int = 1) -> Counter[Place]:
         return Counter({(p, o): times for p in range(self.partitions) for o in range(self.messages)})
 
     def at_rest(self, expected: Counter[Place], timeout_s: float = 20.0) -> None:
-        """Wait until exactly these were handed out, and the log knows: stable is at the end of every partition."""
+        """Wait until exactly these were delivered and, by the log, every partition is done to its end."""
         wait_until(lambda: self.seen() == expected, timeout_s, "the expected messages")
         wait_until(lambda: set(self.stable().values()) == {self.messages - 1}, timeout_s, "stable at the end")
         assert self.seen() == expected
 
     def stable(self) -> dict[int, int | None]:
-        """Partition → stable, of the data topic, as a replica reads it now."""
+        """Partition of the data topic → stable, from a fresh replica."""
         return {x.partition: x.stable for x in self.admin().progress(self.group) if x.topic == self.data}
 
     def worlds(self) -> dict[int, World]:
@@ -135,7 +135,7 @@ class Group(Scene):
         return replica.worlds
 
     def append(self, *records: tuple[int, Record]) -> None:
-        """Write raw records, and wait until they are acknowledged."""
+        """Write raw records and wait for their acknowledgements."""
         errors: list[str | None] = []
         appender = self.cluster.appender(self.coordination, delivery_timeout_ms=10_000)
         for cp, record in records:
@@ -145,7 +145,7 @@ class Group(Scene):
         assert errors == [None] * len(records)
 
     def faulty_admin(self, rule: Rule, client_id: str | None = None) -> Admin:
-        """An admin whose records pass the rule first."""
+        """An admin whose records are filtered by the rule."""
         return Admin.on_cluster(
             lambda: FaultyCluster(self.bootstrap, rule),
             topic=self.coordination,
@@ -154,7 +154,7 @@ class Group(Scene):
         )
 
     def lay(self, progress: Mapping[int, tuple[int, int, list[tuple[int, int]]]]) -> None:
-        """Give partitions that nobody held (stable, granted, ranges), by raw records; they are free afterwards."""
+        """Set (stable, granted, ranges) of free partitions by raw records; they are free afterwards."""
         ids = ("raw-1", "raw", self.group)
         places = {partition: (route_lease(self.data, partition, 3), (self.data, partition)) for partition in progress}
         self.append(*((cp, ClaimingPartition(*ids, *key, 60_000)) for cp, key in places.values()))
@@ -173,7 +173,7 @@ class Group(Scene):
         self.append(*records)
 
     def progress(self) -> dict[int, tuple[int, int, list[tuple[int, int]]]]:
-        """Partition → (stable, granted, ranges), by a replay of the log."""
+        """Partition → (stable, granted, ranges), from a replay of the log."""
         return {
             lease.partition: (lease.progress.stable, lease.progress.granted, lease.progress.ranges)
             for world in self.worlds().values()
@@ -193,12 +193,12 @@ def group(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[G
     made.close()
 
 
-#: Looks at a record on its way to a CP: False loses it. May raise, or end the process.
+#: Called with each record for a CP: False loses it. May raise or end the process.
 Rule = Callable[[int, Record], bool]
 
 
 class FaultyAppender:
-    """Passes on what the rule lets through; the rest is lost without an answer, like on a broken connection."""
+    """Passes on records that the rule accepts; others are lost without an answer, as on a broken connection."""
 
     def __init__(self, appender: Any, rule: Rule) -> None:
         self._appender = appender
@@ -213,7 +213,7 @@ class FaultyAppender:
 
 
 class FaultyCluster:
-    """A real cluster whose appenders lose the records for which the rule says False."""
+    """A real cluster whose appenders lose the records that the rule rejects."""
 
     def __init__(self, bootstrap: str, rule: Rule) -> None:
         self._cluster = KafkaCluster(bootstrap, {})

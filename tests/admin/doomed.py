@@ -17,7 +17,7 @@ seen: dict[str, int] = {}
 
 
 def step_of(record: Record) -> str:
-    """What the admin is about to do, and for the how-manieth time."""
+    """The admin's next step, numbered among those of its kind."""
     match record:
         case ReleaseGroup():
             name = "pause" if record.msg_expire_time else "end"
@@ -32,7 +32,7 @@ def step_of(record: Record) -> str:
 
 
 class Appender:
-    """Sends this process the signal, with what was appended before delivered, when the step comes."""
+    """Sends this process the signal at the chosen step, after earlier records are delivered."""
 
     def __init__(self, appender: Any) -> None:
         self._appender = appender
@@ -40,7 +40,7 @@ class Appender:
     def append(self, partition: int, value: bytes, on_ack: Any = None) -> None:
         if step_of(decode(value)) == arguments["before"]:
             self._appender.flush(10)
-            # To this very thread: sent to the process, another one may take it, and this one goes on for a moment.
+            # To this thread: another thread could receive a signal to the process, and this one would continue briefly.
             signal.pthread_kill(threading.get_ident(), signal.Signals[arguments["signal"]])
         self._appender.append(partition, value, on_ack)
 
@@ -49,7 +49,7 @@ class Appender:
 
 
 class Cluster(KafkaCluster):
-    """Its appenders are doomed."""
+    """A cluster whose appenders send the signal."""
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> Any:
         return Appender(super().appender(topic, delivery_timeout_ms=delivery_timeout_ms))

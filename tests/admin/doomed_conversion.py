@@ -1,7 +1,7 @@
 """An admin that converts a group, killed with -9 at its n-th step: python doomed_conversion.py '{"at": 3, …}'.
 
-A step is a record about to be appended, one that was delivered, or what `converting.passed` is told. Without "at" it
-goes through, and prints them.
+A step is a record about to be appended, a delivered one, or a call of `converting.passed`. Without "at" it completes
+and prints the steps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ steps: list[str] = []
 
 
 def step(name: str) -> None:
-    """One more; the last one, where it is the one to die at."""
+    """Count a step; kill the process at the chosen one."""
     steps.append(name)
     if len(steps) == arguments.get("at"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Appender:
-    """Counts what passes through."""
+    """Counts records as steps."""
 
     def __init__(self, appender: Any) -> None:
         self._appender = appender
@@ -49,7 +49,7 @@ class Appender:
 
 
 class Cluster(KafkaCluster):
-    """Its appenders are doomed."""
+    """A cluster whose appenders count steps."""
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> Any:
         return Appender(super().appender(topic, delivery_timeout_ms=delivery_timeout_ms))

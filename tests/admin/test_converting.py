@@ -1,4 +1,4 @@
-"""A group made one of the other kind: what is carried over, what is not, and killed at every step."""
+"""Conversion of a group to the other kind: what is carried over, what is not, and a kill at every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OFFSETS = {0: 10, 1: 29, 2: 20}
 
 
 def lay(group: Group, kind: Kind) -> None:
-    """A group of this kind, without members, with positions and some work ahead of them."""
+    """A group of this kind, without members, with positions and some offsets done beyond them."""
     if kind == "claimed":
         group.lay({0: (9, -1, [(12, 14)]), 1: (28, 28, []), 2: (19, -1, [])})
         return
@@ -38,7 +38,7 @@ def lay(group: Group, kind: Kind) -> None:
 
 
 def positions(group: Group) -> tuple[Kind | None, dict[int, int]]:
-    """Of what kind the group is, and the offset that is read next of each partition."""
+    """The group's kind, and the next offset of each partition."""
     claimed = {partition: done[0] + 1 for partition, done in group.progress().items()}
     coordinated = {partition: done + 1 for partition, done in stable(group).items()}
     assert not (claimed and coordinated)
@@ -137,7 +137,7 @@ def test_what_can_not_be_converted(empty: Group, file: Path, tmp_path: Path) -> 
 
 
 def run_doomed(group: Group, to: Kind, file: Path, at: int | None = None) -> list[str]:
-    """The steps it went through; [] where it was killed."""
+    """The steps of a conversion; [] if it was killed."""
     arguments: dict[str, Any] = {
         "bootstrap": group.bootstrap,
         "coordination": group.coordination,
@@ -154,7 +154,7 @@ def run_doomed(group: Group, to: Kind, file: Path, at: int | None = None) -> lis
 
 
 def one_of_each_kind(names: list[str]) -> list[int]:
-    """The first step of each kind, and the last of all: the rest repeat them in other CPs."""
+    """The first step of each kind, and the very last: the rest repeat them in other CPs."""
     kinds: dict[str, int] = {}
     for at, name in enumerate(names, 1):
         kinds.setdefault(name.rpartition(" in ")[0] or name, at)
@@ -176,7 +176,7 @@ def test_each_kind_of_step_is_in_the_short_form() -> None:
 def test_killed_between_any_two_steps_it_is_finished_by_the_next_run(
     empty: Group, to: Kind, each: bool, tmp_path: Path
 ) -> None:
-    """Back and forth, each way killed once at each step: the positions stay what they are."""
+    """In both directions, killed once at each step: positions don't change."""
     group = empty
     lay(group, other(to))
     names = run_doomed(group, to, tmp_path / "whole.json")

@@ -1,4 +1,4 @@
-"""What `Admin` does with a coordinated group, on a real broker; its members are records (G2, G19-G21)."""
+"""`Admin` and a coordinated group, on a real broker; its members are raw records (G2, G19-G21)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPS = 3
 
 @pytest.fixture
 def fleet(group: Group) -> Fleet:
-    """The scene's group, coordinated; nobody has joined it yet."""
+    """The scene's group, coordinated and still without members."""
 
     def append(record: Record, cp: int) -> int:
         offsets: list[int | None] = []
@@ -150,7 +150,7 @@ def test_drain_is_a_request_that_changes_nothing_by_itself(group: Group, fleet: 
 
 
 def requests(group: Group, fleet: Fleet) -> int:
-    """How many members were asked to leave, by the replicas' own count."""
+    """Number of members that were asked to leave, by the replicas' count."""
     return group.worlds()[fleet.home].rejected.get("UNKNOWN_CONSUMER", 0)
 
 
@@ -172,7 +172,7 @@ def test_g21_positions_are_moved_when_every_member_has_left(group: Group, fleet:
         with pytest.raises(AdminError, match="still at work"):
             pause.reposition(positions)
         fleet.leave("a", generation)
-        with pytest.raises(AdminError, match="still at work"):  # whoever owns another partition is a member, too
+        with pytest.raises(AdminError, match="still at work"):  # the owner of another partition is a member, too
             pause.reposition({(other, 0): 0})
         fleet.leave("b", generation)
         assert pause.wait_released(20) == []

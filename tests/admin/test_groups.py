@@ -25,7 +25,7 @@ def test_a_dead_holder_is_evicted_once_it_is_not_fresh(group: Group, tmp_path: P
     worker.kill()
     killed_at = time.monotonic()
     wait_until(lambda: time.monotonic() - killed_at > HI / 1000 + 0.1)
-    # Nobody has written to the log since: only the admin's own look at the broker's clock shows that it is silent.
+    # No record was written since: only the admin's query of the broker's clock shows that the holder is silent.
     assert admin.evict(group.group, topic, 0).client_id == "dead"
     (lease,) = admin.progress(group.group)
     assert lease.client_id is None
@@ -65,7 +65,7 @@ def test_c18_a_worker_that_hangs_is_evicted_from_all_it_holds_and_stays_away(gro
             assert message is not None
             consumer.done(message)
             assert consumer.ignored_done == 1
-            wait_until(consumer.assignment)  # it has come back, and gets its share
+            wait_until(consumer.assignment)  # it rejoins and gets its share
 
 
 def test_c19_a_worker_hands_over_and_nothing_is_repeated(group: Group) -> None:
@@ -106,7 +106,7 @@ def test_what_nobody_holds_can_not_be_evicted(group: Group) -> None:
 
 
 def pauses_written(group: Group) -> int:
-    """How many records of the log pause the group, or end that."""
+    """Number of records that pause the group or end its pause."""
     ends = {cp: (0, world.next_offset) for cp, world in group.worlds().items()}
     entries = [entry for _, found in read_range(group.cluster, group.coordination, ends, 10.0) for entry in found]
     return sum(isinstance(decode(value or b"", 2), ReleaseGroup) for _, _, value in entries)
@@ -125,7 +125,7 @@ def test_a_group_that_is_gone_is_forgotten(group: Group) -> None:
     assert admin.progress(group.group) == []
     assert admin.pauses(group.group) == []
     assert admin.forget(group.group) == 0
-    # It begins anew, and its epochs are larger than ever.
+    # It starts over, and its epochs keep growing.
     group.start("b")
     group.at_rest(group.everything(2))
 
@@ -142,7 +142,7 @@ def test_a_living_group_is_not_forgotten_and_goes_on(group: Group) -> None:
     group.at_rest(group.everything())
     assert not member.lost
     assert group.admin().forget(group.group, force=True) == 2
-    # Forced: it begins again at its start=.
+    # Forced: it starts over at its start=.
     group.at_rest(group.everything(2))
 
 
@@ -165,7 +165,7 @@ def test_only_a_pause_that_is_there_is_ended_and_only_that_clients(group: Group)
         with pytest.raises(AdminError, match=r"not paused by 'me', but by 'ops'\. Nothing was changed"):
             admin.resume(group.group, "me")
         assert [(x.partition, x.client_id) for x in admin.resume(group.group, "ops")] == [(n, "ops") for n in range(3)]
-        # The admin was alive after all: it is told, and changes nothing.
+        # The admin was alive after all: it gets an error and changes nothing.
         with pytest.raises(AdminError, match="has run out, or was ended, in partition"):
             pause.reposition({(group.data, 0): "latest"})
     assert admin.progress(group.group) == []
@@ -178,7 +178,7 @@ def test_pauses_tell_until_when(group: Group) -> None:
 
 
 def test_a_position_beyond_the_log_is_mended_without_a_restart(group: Group) -> None:
-    """P11: the member hands out nothing and says so; the remedy it names brings it back."""
+    """P11: the member delivers nothing and reports it; the remedy that it names works."""
     topic = group.fill(1, 10)
     member = group.start("a", position_lost="raise")
     group.at_rest(group.everything())
@@ -197,7 +197,7 @@ def test_a_position_beyond_the_log_is_mended_without_a_restart(group: Group) -> 
 
 
 def test_a_log_that_was_raised_is_left_alone_where_it_was(group: Group) -> None:
-    """E4: one partition of the coordination topic can't be followed; the others can."""
+    """E4: one coordination partition can't be followed; the others can."""
     topic = group.fill(20, 0)
     stopped = route_lease(topic, 0, 3)
     other = next(partition for partition in range(20) if route_lease(topic, partition, 3) != stopped)

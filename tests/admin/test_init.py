@@ -1,4 +1,4 @@
-"""`Admin.init`: what `kafka-marshal init` does, in Python (L1, L2, S2)."""
+"""`Admin.init`, the Python form of `kafka-marshal init` (L1, L2, S2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admins killed with -9 at every step: another one with the same client_id finishes, or anybody ends the pause."""
+"""Admins killed with -9 at every step: one with the same client_id finishes, or any admin ends the pause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITIONS, MESSAGES, TARGET = 3, 12, 4
 
 AGAIN = Counter({(p, o): 1 for p in range(PARTITIONS) for o in range(TARGET, MESSAGES)})
 
-#: (the record before which it dies, in how many CPs the group is paused then, how many partitions have moved)
+#: (record before which it dies, CPs in which the group is paused then, partitions that have moved)
 STEPS = [("pause 2", 1, 0), ("claim 1", 3, 0), ("claim 3", 3, 0), ("move 1", 3, 0), ("move 2", 3, 1), ("end 1", 3, 3)]
 
 
@@ -47,7 +47,7 @@ def kill_at(group: Group, step: str) -> None:
 
 
 def moved(group: Group) -> int:
-    """Partitions that are where they were to be; nobody works on the others."""
+    """Number of partitions at their target; no member works on the others."""
     stable = [x.stable for x in group.admin().progress(group.group) if x.topic == group.data]
     assert set(stable) <= {TARGET - 1, MESSAGES - 1}
     return stable.count(TARGET - 1)
@@ -72,7 +72,7 @@ def test_the_next_run_with_its_client_id_finishes(working: Group, step: str, pau
         working.admin("another").pause(working.group).start()
     with working.admin("ops").pause(working.group) as pause:
         pause.wait_released(10)
-        # Nobody need wait until what the dead one held goes stale.
+        # Leases of the dead admin need not go stale first.
         assert "ops" not in {lease.client_id for lease in working.admin().progress(working.group)}
         targets = {(working.data, partition): TARGET for partition in range(PARTITIONS)}
         assert sorted(move.after for move in pause.reposition(targets)) == [TARGET] * PARTITIONS
@@ -89,14 +89,14 @@ def test_anybody_can_end_its_pause_and_it_holds_nothing_any_more(working: Group,
     assert working.admin().pauses(working.group) == []
     assert "ops" not in {lease.client_id for lease in working.admin().progress(working.group)}
     wait_until(lambda: set(working.stable().values()) == {MESSAGES - 1})
-    # What moved was read again, from there on; the rest was not.
+    # Moved partitions were read again from there on; the others were not.
     extra = working.seen() - working.everything()
     assert sum(extra.values()) == positions * (MESSAGES - TARGET)
     assert all(offset >= TARGET and count == 1 for (_, offset), count in extra.items())
 
 
 def test_an_admin_that_slept_through_its_pause_moves_nothing(working: Group) -> None:
-    """SIGSTOP right before the first position is written; members come back; then it goes on."""
+    """SIGSTOP right before the first position is written; members resume; then it continues."""
     with start_doomed(working, "move 1", "SIGSTOP", expires_in=1.0) as process:
         wait_until(lambda: os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
         working.publish(working.data, PARTITIONS, 3)

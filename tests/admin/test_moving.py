@@ -1,4 +1,4 @@
-"""Moving positions when the log, the network or somebody else is in the way (C11): nothing, everything, or named."""
+"""Moving positions despite faults of the log, the network or other admins (C11): nothing, everything, or named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEFORE: dict[int, tuple[int, int, list[tuple[int, int]]]] = {
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What never comes is not waited for as long as on a bad day."""
+    """Shorter time-outs for what never arrives."""
     monkeypatch.setattr(moving, "STEP_TIMEOUT_S", 1.5)
     monkeypatch.setattr(moving, "SETTLE_TIMEOUT_S", 1.5)
     monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 1.5)
@@ -79,7 +79,7 @@ def test_an_undo_puts_back_what_was_and_keeps_what_has_been_done_since(laid: Gro
     with laid.admin().pause(laid.group) as pause:
         MovePlan.of(laid.group, laid.coordination, pause.reposition(targets, dry_run=True)).write(path)
         pause.reposition(targets)
-    laid.lay({0: (26, -1, []), 1: (4, -1, [(11, 11)])})  # what members have done since
+    laid.lay({0: (26, -1, []), 1: (4, -1, [(11, 11)])})  # progress of members since
     plan = MovePlan.read(path)
     assert [(m.after, m.kept) for m in laid.admin().plan(laid.group, plan)] == [
         (10, ((25, 26),)),
@@ -99,7 +99,7 @@ def test_an_undo_puts_back_what_was_and_keeps_what_has_been_done_since(laid: Gro
 
 
 def test_a_move_whose_kept_work_does_not_show_is_put_back_whole(laid: Group) -> None:
-    """By then the position has been replaced."""
+    """The position has already been replaced by then."""
     lost: list[Record] = []
 
     def rule(_cp: int, record: Record) -> bool:
@@ -172,12 +172,12 @@ def test_a_position_that_can_not_be_written_puts_the_others_back_in_full(laid: G
 
 
 def test_what_can_not_be_put_back_is_named_and_done_again_finishes_it(laid: Group) -> None:
-    """Somebody ends the pause in the middle of the last step."""
+    """Another admin ends the pause in the middle of the last step."""
     settling = threading.Event()
 
     def rule(_cp: int, record: Record) -> bool:
         if isinstance(record, ReleasingPartition) and record.last_offset is None:
-            settling.set()  # what did not move
+            settling.set()  # partitions that did not move
             thread.join(10)  # when it goes on, the pause is over
         return not is_move(record, 1, 2)
 
@@ -203,7 +203,7 @@ def test_what_can_not_be_put_back_is_named_and_done_again_finishes_it(laid: Grou
 
 
 def test_a_move_without_the_pause_is_no_move(laid: Group) -> None:
-    """The pause ends right before positions are written, and nobody else wants the leases: forward, all look fine."""
+    """The pause ends right before positions are written, and no member claims: moves forward would look successful."""
     over = threading.Event()
 
     def rule(_cp: int, record: Record) -> bool:
@@ -216,12 +216,12 @@ def test_a_move_without_the_pause_is_no_move(laid: Group) -> None:
         with pytest.raises(AdminError, match=r"Moved, and not put back .*\[3\]: 10 → 23") as caught:
             pause.reposition(to_20(laid))
         assert {partition for _, partition in caught.value.moved} == set(BEFORE)
-    # Progress was raised, as by any release, and not replaced: what was done ahead is done still.
+    # Progress was raised, as by any release, and not replaced: offsets done beyond it stay done.
     assert laid.progress() == {0: (19, -1, []), 1: (19, -1, []), 2: (19, 9, []), 3: (22, 5, [])}
 
 
 def test_what_the_log_has_not_said_is_named(laid: Group) -> None:
-    """Nothing about one partition gets through any more once positions are written."""
+    """Records of one partition are lost once positions are written."""
     writing = threading.Event()
 
     def rule(_cp: int, record: Record) -> bool:
@@ -296,7 +296,7 @@ def test_a_pause_that_can_not_be_ended_says_until_when_it_lasts_and_how_to_end_i
     with pytest.raises(AdminError, match=says), pause:
         pass
     assert [x.partition for x in group.admin().pauses(group.group)] == [1]
-    # Whoever comes then disturbs nobody in the partitions that are free.
+    # A later admin does not disturb members in the free partitions.
     sent: list[Record] = []
 
     def listen(_cp: int, record: Record) -> bool:

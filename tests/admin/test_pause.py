@@ -1,4 +1,4 @@
-"""Pausing a group while it works, and what its members do (C10, C11, issue: live, nobody restarts)."""
+"""Pausing a group while it works: members stop and resume without a restart (C10, C11)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_positions_move_forward_in_the_middle_of_work(group: Group) -> None:
         member.let_go.set()
         assert pause.wait_released(10) == []
         before = {m.partition: m.before for m in pause.reposition({(topic, 0): 30, (topic, 1): 30}, dry_run=True)}
-        # What it had in hand was finished, and handed in with its offset.
+        # Its message in flight was finished and released with its offset.
         assert before[held[0]] == 6
         pause.reposition({(topic, 0): 30, (topic, 1): 30})
     wait_until(lambda: set(group.stable().values()) == {39})
@@ -88,7 +88,7 @@ def test_work_in_hand_for_longer_than_two_intervals_is_named_and_repeated(group:
         left = pause.wait_released(10)
         assert [(x.topic, x.partition, x.client_id) for x in left] == [(group.data, held[0], "a")]
         assert left[0].state in ("late", "stale")
-        # What was done before was handed in, though a message is in hand still.
+        # Earlier work was reported although a message is still in flight.
         assert left[0].stable == 6
         member.let_go.set()
     group.at_rest(group.everything() + Counter([held]))
@@ -101,7 +101,7 @@ def test_at_most_once_nothing_is_repeated_however_long_it_is_in_hand(group: Grou
     member = group.start("a", hold={(0, 5)}, delivery="at-most-once", batch_size=10)
     assert member.holding.wait(10)
     with group.admin().pause(group.group) as pause:
-        # The batch was granted: whatever becomes of it, the log counts it as done.
+        # The batch was granted: by the log it is done, whatever its handler does.
         assert [(x.partition, x.stable) for x in pause.wait_released(10)] == [(0, 9)]
         member.let_go.set()
     wait_until(lambda: group.stable() == {0: 39})
@@ -111,7 +111,7 @@ def test_at_most_once_nothing_is_repeated_however_long_it_is_in_hand(group: Grou
 
 def test_waiting_has_an_end_that_names_who_is_at_work(group: Group) -> None:
     group.fill(1, 10)
-    # So long an interval, too, that a member which waited for one after the pause would fail here.
+    # With a long interval, so that a member which waits for one after the pause fails here.
     member = group.start("a", hold={(0, 3)}, hi=60_000)
     assert member.holding.wait(10)
     with group.admin().pause(group.group) as pause:
@@ -120,11 +120,11 @@ def test_waiting_has_an_end_that_names_who_is_at_work(group: Group) -> None:
         assert caught.value.in_hand == ((group.data, 0),)
         with pytest.raises(AdminError, match=r"still at work.*Nothing was changed"):
             pause.reposition({(group.data, 0): "earliest"})
-        # Other partitions may be waited for alone.
+        # One can wait for other partitions alone.
         assert pause.wait_released(0.3, [(group.data, 5)]) == []
         member.let_go.set()
         assert pause.wait_released(10) == []
-    wait_until(lambda: group.seen() == group.everything(), 10)  # no beat, and so no stable, for another 20 s
+    wait_until(lambda: group.seen() == group.everything(), 10)  # no heartbeat, hence no stable, for another 20 s
 
 
 def test_a_worker_killed_during_the_pause_is_not_waited_for_longer_than_its_lease(
@@ -136,7 +136,7 @@ def test_a_worker_killed_during_the_pause_is_not_waited_for_longer_than_its_leas
     with group.admin().pause(group.group) as pause:
         worker.kill()
         left = pause.wait_released(10)
-        if left:  # else it had let go before it died
+        if left:  # else it was released before the kill
             assert [(x.client_id, x.state) for x in left] == [("dead", "stale")]
         assert pause.reposition({(topic, 0): 150})[0].after == 150
     heir = group.start("heir")
@@ -148,7 +148,7 @@ def test_stale_holders_can_be_waited_for_until_they_hand_in(group: Group) -> Non
     group.fill(1, 5)
     lease = group.member("by-hand").claim(group.data, 0)
     with group.admin().pause(group.group) as pause:
-        # A lease held by hand is nobody's to let go but its user's: it goes stale.
+        # Only its user can release a lease held by hand: it goes stale.
         left = pause.wait_released(10)
         assert [x.state for x in left] == ["stale"]
         with pytest.raises(AdminError, match="have not let go"):
@@ -205,7 +205,7 @@ def test_a_pause_that_runs_out_is_noticed_and_nothing_is_moved(group: Group) -> 
         wait_until(lambda: pause.seconds_left == 0)
         with pytest.raises(AdminError, match=r"has run out.*Nothing more was changed"):
             pause.reposition({(topic, 0): "earliest"})
-        # The member comes back although the block goes on.
+        # The member resumes although the block has not ended.
         group.publish(topic, 1, 5)
         group.messages = 15
         group.at_rest(group.everything())
@@ -231,12 +231,12 @@ def test_a_pause_is_never_mended_by_extending_it_too_late(group: Group) -> None:
     assert member.holding.wait(10)
     with group.admin().pause(group.group, expires_in=2.0) as pause:
         pause.check()
-        while pause.seconds_left > 0:  # as if this process had been stopped right after its last look
+        while pause.seconds_left > 0:  # as if this process had been stopped right after its last check
             time.sleep(0.05)
         with pytest.raises(AdminError, match=r"ran out in partition\(s\) \[0, 1, 2\].*Pause again"):
             pause.extend_if_short()
         member.let_go.set()
-    # It comes back at once, although it had let go: an HI of leaving the partition to others is for other times.
+    # It resumes at once although it had released: here it does not leave the partition to others for an HI.
     wait_until(lambda: group.seen() == group.everything(), 4)
 
 
@@ -327,13 +327,13 @@ def test_log_time_moves_so_that_a_silent_holder_goes_stale_without_traffic(group
     group.fill(1, 3)
     holder = group.member("silent", heartbeat_interval_ms=300)
     holder.claim(group.data, 0)
-    holder.terminate()  # it neither beats nor ticks any more
+    holder.terminate()  # it sends neither heartbeats nor ticks any more
     with group.admin().pause(group.group) as pause:
         assert [x.state for x in pause.wait_released(5)] == ["stale"]
 
 
 def test_members_wait_no_longer_than_they_must(group: Group) -> None:
-    """An empty group is released at once, whatever HI is."""
+    """An empty group is released at once, whatever the HI."""
     with group.admin(heartbeat_interval_ms=HI * 100).pause(group.group) as pause:
         assert isinstance(pause, Pause)
         assert pause.wait_released(0) == []

@@ -1,4 +1,4 @@
-"""Where to: what people write becomes offsets; and the way back to any progress, on the core alone."""
+"""Targets as users write them become offsets; and restoring any progress, on the core alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Key = tuple[str, int]
 
 
 class Logs:
-    """A cluster of two partitions: the first holds offsets 10 to 19, one a second; the second is empty."""
+    """A cluster of two partitions: the first has offsets 10 to 19, one per second; the second is empty."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -123,7 +123,7 @@ def test_moves_say_what_they_forget() -> None:
 
 
 class _Script:
-    """Applies records, one a millisecond."""
+    """Applies records, one per millisecond."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -135,7 +135,7 @@ class _Script:
 
 
 class _Lease:
-    """Stands in for a lease of the admin's: what it is told goes straight into the world, in order."""
+    """Stands in for a lease of the admin: its records go straight into the world, in order."""
 
     ids = ("i2", "ops", "g")
 
@@ -168,7 +168,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(-1, 90))
 def test_any_progress_can_be_put_back_in_full(steps: list[tuple[str, Any]], elsewhere: int) -> None:
-    """C11: a beat, a grant and ranges write the complete old progress, whatever it was and wherever it is now."""
+    """C11: a heartbeat, a grant and ranges restore the complete old progress, whatever the present one is."""
     world = World(0, 1)
     script = _Script(world)
     worker = ("i", "c", "g", "t", 0)

@@ -1,4 +1,4 @@
-"""Positions in from Kafka's own consumer groups, and out to them; a real consumer at the other end."""
+"""Import of positions from Kafka's consumer groups and export to them, with a real consumer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def consumer(group: Group, protocol: str, reset: str = "error") -> Consumer:
 
 
 def read(kafka: Consumer, messages: int) -> list[tuple[int, int]]:
-    """(partition, offset) of so many messages."""
+    """(partition, offset) of the next ``messages`` messages."""
     found: list[tuple[int, int]] = []
     while len(found) < messages:
         message = kafka.poll(1.0)
@@ -50,7 +50,7 @@ def read(kafka: Consumer, messages: int) -> list[tuple[int, int]]:
 
 
 def commit_half(group: Group, protocol: str) -> dict[int, int]:
-    """A real consumer reads everything, and commits up to somewhere; partition → offset."""
+    """A real consumer reads everything and commits part of it; partition → offset."""
     offsets = {0: 10, 1: 25, 2: 0}
     kafka = consumer(group, protocol, "earliest")
     read(kafka, 90)

@@ -1,6 +1,6 @@
-"""Worlds that are broken on purpose, each in one way, for the audit's seam `world_type`.
+"""Worlds that are each broken in one way, for the audit's seam `world_type`.
 
-The real one can't be brought to any of this, so that an audit of it would never show whether the audit sees anything.
+No log makes the real World do any of this, so that an audit of it could not show what the audit detects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from rationalizer import Lease, Outcome, World, codes
 
 
 class Generous(World):
-    """Grants every claim, also of a lease that another holds and is fresh in."""
+    """Grants every claim, even of a lease that another holds and that is fresh."""
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = super().apply(offset, timestamp_ms, value)
@@ -24,7 +24,7 @@ class Generous(World):
 
 
 class Split(World):
-    """Says HELD, and gives the lease away all the same: outcomes and state name two owners."""
+    """Answers HELD but gives the lease away: outcomes and state name different owners."""
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = super().apply(offset, timestamp_ms, value)
@@ -37,7 +37,7 @@ class Split(World):
 
 
 class Forgetful(World):
-    """Takes a last_offset below stable at its word (C5 says: the progress stays)."""
+    """Accepts a last_offset below stable as the progress (by C5 it stays)."""
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = super().apply(offset, timestamp_ms, value)
@@ -54,7 +54,7 @@ class Forgetful(World):
 
 
 class Spendthrift(Forgetful):
-    """Grants proposals that lie below what was granted before (C12)."""
+    """Grants proposals below earlier grants (C12)."""
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = World.apply(self, offset, timestamp_ms, value)
@@ -65,7 +65,7 @@ class Spendthrift(Forgetful):
 
 
 class Trusting(Forgetful):
-    """Lets beats with an epoch that is over count (C5, C9)."""
+    """Accepts heartbeats with an old epoch (C5, C9)."""
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = World.apply(self, offset, timestamp_ms, value)

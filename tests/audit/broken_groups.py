@@ -1,4 +1,4 @@
-"""Group planes that are broken on purpose, each in one way, as the worlds of `broken.py` are."""
+"""Group planes that are each broken in one way, like the worlds of `broken.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rationalizer.progress import Progress
 
 
 class Meddler(World):
-    """Applies records as they are, then does something to the group of the record."""
+    """Applies records, then changes the group of the record."""
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = super().apply(offset, timestamp_ms, value)
@@ -31,7 +31,7 @@ def each_piece(group: Group, change: Callable[[Piece], Piece]) -> None:
 
 
 class Hasty(Meddler):
-    """Gives what is revoked to its target at once: the owner goes on meanwhile (G16)."""
+    """Gives revoked pieces to their target at once, while the owner continues (G16)."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.type == "JoinGroup":
@@ -45,7 +45,7 @@ class Hasty(Meddler):
 
 
 class Overlapping(Meddler):
-    """Cuts a partition in two that overlap."""
+    """Splits a partition into two overlapping pieces."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if len(group.members) == 2:
@@ -60,7 +60,7 @@ class Overlapping(Meddler):
 
 
 class Unfencing(Meddler):
-    """A new owner has the token of the one before."""
+    """Gives a new owner its predecessor's token."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.type == "LeaveGroup":
@@ -69,7 +69,7 @@ class Unfencing(Meddler):
 
 
 class Backwards(Meddler):
-    """Takes a position below stable at its word (P8 says: nothing is raised)."""
+    """Accepts a position below stable (by P8, nothing changes)."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.entries == (codes.OFFSET_REGRESSION,) and outcome.message is not None:
@@ -78,7 +78,7 @@ class Backwards(Meddler):
 
 
 class Leaky(Meddler):
-    """Forgets what one key has done beyond the others."""
+    """Forgets offsets that one key has done beyond the others."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.entries == (codes.OFFSET_REGRESSION,):
@@ -88,7 +88,7 @@ class Leaky(Meddler):
 
 
 class OutOfOrderLost(Meddler):
-    """Forgets what was done out of order when it is reported again."""
+    """Forgets offsets done out of order when they are reported again."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.entries == (codes.DUPLICATE_COMMIT,):
@@ -99,7 +99,7 @@ class OutOfOrderLost(Meddler):
 
 
 class Haunted(Meddler):
-    """Leaves the pieces of a member that left where they were."""
+    """Keeps the pieces of a member that left."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.type == "LeaveGroup":
@@ -108,7 +108,7 @@ class Haunted(Meddler):
 
 
 class Timeless(Meddler):
-    """Counts generations instead of taking offsets."""
+    """Counts generations instead of using offsets."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.type == "LeaveGroup":
@@ -117,7 +117,7 @@ class Timeless(Meddler):
 
 
 class Restless(Meddler):
-    """Begins a generation with a record that it rejects."""
+    """Begins a generation with a rejected record."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.code == codes.UNKNOWN_CONSUMER:
@@ -126,7 +126,7 @@ class Restless(Meddler):
 
 
 class Credulous(Meddler):
-    """Lets a commit count whose sender does not own the keys."""
+    """Accepts a commit whose sender does not own the keys."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.entries == (codes.NOT_ASSIGNED,) and outcome.message is not None:
@@ -136,7 +136,7 @@ class Credulous(Meddler):
 
 
 class Deaf(Meddler):
-    """Lets a commit count of somebody who is no member."""
+    """Accepts a commit of a sender that is no member."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.code == codes.UNKNOWN_CONSUMER and outcome.type == "CommitOffsets":
@@ -145,7 +145,7 @@ class Deaf(Meddler):
 
 
 class Ruthless(Meddler):
-    """Removes a member that lives."""
+    """Removes a living member."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.type == "GroupHeartbeat" and outcome.accepted:
@@ -165,7 +165,7 @@ class Faithful(Meddler):
 
 
 class Amphibious(Meddler):
-    """Keeps leases of a group that has become a coordinated one."""
+    """Keeps leases of a group that became coordinated."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.code == codes.WRONG_KIND and outcome.message is not None:

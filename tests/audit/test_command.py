@@ -1,4 +1,4 @@
-"""`kafka-marshal audit`: what it says, how it ends, and the page it leaves."""
+"""`kafka-marshal audit`: its output, its exit codes and its page."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 # The first one starts Spark.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: Whoever may append may call themselves anything that is no control character.
+#: Names in the log may contain anything except control characters.
 HOSTILE = "<script>alert(1)</script>$x_{\u202e\u2028'\"--><b>"
 
 
 class Page(HTMLParser):
-    """What a browser would make of the page."""
+    """The page as a browser parses it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_each_kind_of_violation_ends_with_1(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rationalizer can't be brought to these: the audit is given one that is broken (Audit's seam for tests)."""
+    """No log makes the rationalizer do these, so the audit gets a broken one (Audit's seam for tests)."""
     from pyspark import cloudpickle
 
     monkeypatch.setattr(audit_module, "DEFAULT_WORLD", world_type)
@@ -217,7 +217,7 @@ def test_a_kafka_out_of_reach_ends_with_3(spark: SparkSession, command: Command)
 
 
 def test_without_the_extra_it_says_which(tmp_path: Path) -> None:
-    """In a Python in which there is no pyarrow, as after pip install kafka-marshal[cli]."""
+    """In a Python without pyarrow, as after pip install kafka-marshal[cli]."""
     (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError('No module named pyarrow', name='pyarrow')\n")
     dump = random_log(1, 5).write_dump(tmp_path / "log.jsonl")
     ran = process("audit", str(dump), env={"PYTHONPATH": str(tmp_path)})
@@ -238,7 +238,7 @@ def append(cluster: KafkaCluster, topic: str, values: dict[int, list[bytes]]) ->
 
 
 def log_values(topic: str, partitions: int) -> dict[int, list[bytes]]:
-    """Two workers' beats, releases and claims on four data partitions."""
+    """Heartbeats, releases and claims of two workers on four data partitions."""
     values: dict[int, list[bytes]] = {cp: [] for cp in range(partitions)}
     next_offset = dict.fromkeys(range(partitions), 2)  # behind the marker and the Upgrade (L2, E4)
     for number in range(4):
@@ -261,7 +261,7 @@ def test_a_topic_with_its_snapshots(
     topic_factory: Callable[..., str],
     tmp_path: Path,
 ) -> None:
-    """Equal to a live replica's digests, and a snapshot forged in the topic is found."""
+    """Digests equal a live replica's, and a forged snapshot in the topic is found."""
     assert kafka("init", "--partitions", 2).status == 0
     data = topic_factory(4)
     producer = Producer({"bootstrap.servers": kafka_bootstrap})

@@ -55,7 +55,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyC
         assert findings.is_clean
     scope: dict[str, duckdb.DuckDBPyConnection] = {}
     exec(VIEWS.replace("'audit/", f"'{folder}/audit/"), scope)
-    # What the question about messages is joined with: a table as the fenced sink writes it.
+    # Joined by the question about messages: a table as the fenced sink writes it.
     messages = pa.table(
         {"partition": pa.array([7, 7, 7], pa.int32()), "offset": [99, 100, 205], "value": ["UA1545"] * 3}
     )

@@ -1,4 +1,4 @@
-"""The folder that an audit leaves: replaced as a whole, at once, or left as it was."""
+"""The folder of an audit is replaced atomically or left as it was."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def killed(program: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with the logs of two nights, in which nothing else is left at the end."""
+    """A folder with the logs of two nights, which contains nothing else at the end."""
     for night, records in ((1, 300), (2, 50)):
         random_log(night, records).write_dump(tmp_path / f"{night}.jsonl")
     (tmp_path / "work").mkdir()
@@ -41,7 +41,7 @@ def page(findings: Findings, path: Path) -> None:
 
 
 def audit(folder: Path, night: int) -> str:
-    """What the audit of one night says, from what it left in the folder."""
+    """Run the audit of one night; returns the verdict stored in the folder."""
     with Audit(DumpSource(folder / f"{night}.jsonl"), out=folder / "out", work=folder / "work") as each:
         findings = each.run(page)
         assert findings.table("records").count_rows() == findings.records
@@ -79,7 +79,7 @@ def test_an_audit_that_fails_leaves_the_earlier_one(folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("point", ["written", "moved away", "in place"])
 def test_a_killed_audit_leaves_the_earlier_one_or_the_new_one_and_the_next_cleans_up(folder: Path, point: str) -> None:
-    """Killed with everything written, between the two renames, and before the earlier one is removed."""
+    """Killed after everything is written, between the two renames, and before the earlier audit is removed."""
     audit(folder, 1)
     before = contents(folder / "out")
     killed(

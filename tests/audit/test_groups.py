@@ -1,4 +1,4 @@
-"""Coordinated groups in the audit: each kind of violation, planted and found, and the tables beside the oracle."""
+"""Coordinated groups in the audit: each kind of violation, planted and found, and the tables against the oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def joined(*clients: str, partitions: int = 1) -> GroupLog:
 
 
 def two_join() -> GroupLog:
-    """The second one gets the second partition when the first has let go of it: it has not yet."""
+    """Two members; the second partition is revoked from the first and not yet released."""
     return joined("a", "b", partitions=2)
 
 
@@ -145,12 +145,12 @@ def test_a_broken_plane_is_found_in_random_logs(world_type: type[World], tmp_pat
 
 
 def test_what_looks_like_a_violation_and_is_none(tmp_path: Path) -> None:
-    """A restart, a silence of the whole log, an order taken back, positions moved under a pause, a group made again."""
+    """A restart, a silent log, a withdrawn revocation, positions moved under a pause, a recreated group."""
     log = two_join()
     log.commit("a", through(9))
     log.commit("a", CommitEntry("t", 1, action=LET_GO, through=4))
     log.join("a", "2", topics=[("t", 2)])
-    log.beat("b", after=5 * SESSION)  # nobody was heard: nobody goes
+    log.beat("b", after=5 * SESSION)  # no member was heard: none expires
     log.beat("a", "2", after=SESSION - 1)
     log.beat("a", "2", after=SESSION - 1)  # b was silent
     log.leave("a", "2")
@@ -205,11 +205,11 @@ def test_records_have_generation_and_member(tmp_path: Path) -> None:
     assert found == [(None, None), (1, log.ids["a"]), (1, None)]
 
 
-# -- beside the oracle -------------------------------------------------------------------------------------------------
+# -- against the oracle ------------------------------------------------------------------------------------------------
 
 
 def owners(log: WholeLog) -> dict[tuple[Any, ...], dict[int, tuple[Any, ...]]]:
-    """By (group, topic, partition) and offset: who owned which keys after that record, by the oracle's states."""
+    """(group, topic, partition) → offset → owners of keys after that record, by the oracle's states."""
     found: dict[tuple[Any, ...], dict[int, tuple[Any, ...]]] = defaultdict(dict)
     for cp, entries in log.entries.items():
         world = OracleWorld(cp, log.partitions)

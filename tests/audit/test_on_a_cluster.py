@@ -1,4 +1,4 @@
-"""The audit on a standalone Spark: a master and two workers; the command, told only where the master is."""
+"""The audit on a standalone Spark, a master and two workers; the command gets only the master's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same audit in Spark's executors: the same tables, digests and lies; and the views that are left."""
+"""The same audit in Spark's executors: equal tables, digests and violations; and its views."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_broken_rationalizer_is_found_in_executors(spark: SparkSession, tmp_pa
 
 
 def test_what_fails_in_an_executor_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    """An error of ours as it is, any other in a sentence; nothing is left in the folder of the tables."""
+    """A MarshalError as it is, any other error in a sentence; the folder of the tables stays empty."""
     with pytest.raises(AuditError, match="can't be replayed"):
         OnSpark(spark).map("testing", _fail_as_we_do, [1, 2], tmp_path)
     with pytest.raises(AuditError, match=r"testing failed in Spark: ZeroDivisionError: division by zero\."):
@@ -98,7 +98,7 @@ def test_a_dump_is_read_in_parts(spark: SparkSession, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("line", [3, 700, 1400], ids=["first part", "in the middle", "last part"])
 def test_a_bad_line_is_named_by_its_number(line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a replay names it (D1), whichever part it was in."""
+    """As in a replay (D1), whichever part it is in."""
     monkeypatch.setattr(dumps, "_LEAST_BYTES", 5_000)
     monkeypatch.setattr(InProcess, "parallelism", 2)
     path = random_log(12, 700).write_dump(tmp_path / "log.jsonl")

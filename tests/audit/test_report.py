@@ -1,4 +1,4 @@
-"""The report's page and its pictures, without Spark."""
+"""The report's page and its charts, without Spark."""
 
 from __future__ import annotations
 

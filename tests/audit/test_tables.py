@@ -1,4 +1,4 @@
-"""The tables, row by row: against the oracle's reading of the same log, however it was cut."""
+"""The tables, row by row, against the oracle's reading of the same log, however it is cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEDS = range(4)
 
 @contextmanager
 def audited(log: WholeLog, folder: Path, **settings: Any) -> Iterator[Findings]:
-    """What an audit of the log in this process finds."""
+    """The findings of an audit of the log in this process."""
     snapshots = log.write_snapshots(folder / "snapshots.jsonl") if log.snapshots else None
     with Audit(DumpSource(log.write_dump(folder / "log.jsonl"), snapshots), **settings) as audit:
         yield audit.run()
@@ -67,7 +67,7 @@ def test_ownership_is_what_the_oracle_sees(seed: int, every: int | None, tmp_pat
         assert findings.is_clean, findings.examples
         found = [tuple(row.values()) for row in rows(findings, "ownership")]
         assert sum(each.segments for each in findings.partitions) > (2 if every else 1)
-    # The client that holds by C7 comes as (client, instance) in the oracle, as client, instance here.
+    # The oracle has the holder (C7) as (client, instance), the table as client, instance.
     assert {row[:11] for row in found} == oracle_tenures(log)
     assert len(found) == len({row[:11] for row in found})
     assert {row[11] for row in found} <= {"released", "replaced", "restarted", "forgotten", "open"}
@@ -95,7 +95,7 @@ def test_records_are_the_outcomes_of_replay(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("every", [None, 60], ids=["whole", "cut at snapshots"])
 def test_progress_adds_up_to_what_is_done(seed: int, every: int | None, tmp_path: Path) -> None:
-    """Since a lease's last reposition no offset is in two rows, and all rows together are what the world says."""
+    """Since a lease's last reposition no offset is in two rows, and all rows together equal the world's progress."""
     log = random_log(seed, 500)
     if every is not None:
         log.store_snapshots(every)
@@ -119,7 +119,7 @@ def test_progress_adds_up_to_what_is_done(seed: int, every: int | None, tmp_path
 def done_runs(
     progress: list[dict[str, Any]], forgotten: Mapping[tuple[str, int], int]
 ) -> dict[tuple[str, str, int], tuple[int, list[tuple[int, int]]]]:
-    """Per lease: where it was put last, and the runs since then."""
+    """Lease → its last reposition, and the runs done since."""
     runs: dict[tuple[str, str, int], tuple[int, list[tuple[int, int]]]] = defaultdict(lambda: (-1, []))
     for row in progress:
         if row["offset"] < forgotten.get((row["group"], row["partition"]), -1):
@@ -196,7 +196,7 @@ def unowned(log: WholeLog) -> int:
             world.apply(*entry)
             states = {lease.key: lease.holder for lease in world.leases()}
             for key in [key for key in free if key not in states]:
-                del free[key]  # forgotten: nobody's any more
+                del free[key]  # forgotten: no longer a lease
             for key, holder in states.items():
                 if holder is None:
                     free.setdefault(key, world.log_time)
@@ -207,7 +207,7 @@ def unowned(log: WholeLog) -> int:
 
 
 def test_a_task_keeps_a_bounded_number_of_rows() -> None:
-    """However long the log: rows are written whenever so many have come together."""
+    """However long the log, rows are written whenever the buffer is full."""
     log = random_log(16, 1000, partitions=1)
     written: list[int] = []
     observer = Observer(World(0, 1), lambda name, found: written.append(len(found)))

@@ -1,4 +1,4 @@
-"""Each kind of violation, planted and found; and no other."""
+"""Each kind of violation is found when planted, and no other."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HI = 1000
 
 
 def log_of(*records: tuple[Record | bytes | None, int]) -> WholeLog:
-    """One CP with these records, each with its stamp."""
+    """One CP with these records, each with its timestamp."""
     entries = [
         (offset, stamp, encode(record) if isinstance(record, Record) else record)
         for offset, (record, stamp) in enumerate(records)
@@ -102,7 +102,7 @@ def test_a_broken_rationalizer_is_found(planted: str, tmp_path: Path) -> None:
         assert not findings.is_clean
         assert findings.verdict.startswith("1 violation in")
     with audited(log, tmp_path) as findings:
-        assert findings.is_clean  # with the real one the same log is in order
+        assert findings.is_clean  # the real World reports no violation for the same log
 
 
 @pytest.mark.parametrize("world_type", [broken.Generous, broken.Split, broken.Forgetful, broken.Trusting])
@@ -147,7 +147,7 @@ def lies(findings: Findings) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize("records_per_task", [1, 10**6], ids=["all side by side", "one task"])
 @pytest.mark.parametrize("place", [0, 3, 9])
 def test_a_forged_snapshot_is_named(place: int, records_per_task: int, tmp_path: Path) -> None:
-    """It holds together by itself, so only a replay can tell; and nothing of what followed from it is left."""
+    """It is valid by itself, so only a replay finds it; and nothing concluded from it remains."""
     log = random_log(3, 500)
     log.store_snapshots(50)
     world = log.world(1, 50 * (place + 1))
@@ -176,7 +176,7 @@ def test_every_one_of_several_lies_is_named(tmp_path: Path) -> None:
 
 
 def test_a_doctored_log_is_found_by_its_snapshots(tmp_path: Path) -> None:
-    """Somebody took an accepted record out of the log; every record that is left is in order."""
+    """An accepted record was removed from the log; all remaining records are valid."""
     log = random_log(6, 400)
     log.store_snapshots(50)
     world = World(0, log.partitions)
@@ -248,7 +248,7 @@ def test_a_topic_without_its_beginning_and_without_a_snapshot_is_refused() -> No
 
 
 def test_an_upgrade_beyond_this_release_ends_the_replay(tmp_path: Path) -> None:
-    """E4: what was concluded is of before it, and no all-clear."""
+    """E4: conclusions stop before it, and the log is not called clean."""
     log = log_of((claim(A), 0), (Upgrade(*A, "g", 107), 1), (beat(A, 0, 4), 2), (Tick(*A, "g"), 3))
     with audited(log, tmp_path) as findings:
         assert findings.stopped == {0: 107}

@@ -1,4 +1,4 @@
-"""How long a partition stood still at a worker, less what the broker and the machine did."""
+"""How long a partition paused at a worker, less the delays of broker and machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_a_group_repeats_counts_once() -> None:
 
 
 class Reporting:
-    """Answers as a host of workers does: who holds and has seen what."""
+    """Answers like a host of workers: which worker holds and has seen what."""
 
     def __init__(self, **workers: dict[str, Any]) -> None:
         self.workers = workers
@@ -61,7 +61,7 @@ class Reporting:
 
 
 def test_where_a_group_moved_all_that_is_fed_no_gap_is_made_up() -> None:
-    """A protocol that stops everybody may deal all of it out anew: the race ended there, with a ValueError."""
+    """A protocol that stops all members may reassign everything: the race ended there with a ValueError."""
     records = [(0, offset, 1 + offset / 50) for offset in range(100)]
     host = Reporting(a={"held": [0], "seen": records}, b={"held": [1], "seen": []})
     gaps = Gaps(cast("Any", host), cast("Any", Reporting(bystander={"seen": records})))

@@ -1,4 +1,4 @@
-"""benchmarks/lanes.py: that it runs, and judges rightly. Its figures are not looked at here."""
+"""benchmarks/lanes.py runs and judges correctly. Its figures are not checked here."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_losses_are_told_and_no_line_is_too_long() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_run(tmp_path: Path) -> None:
-    """Without those peers that have to be fetched, and without what only asks for time."""
+    """Without peers that need a download and without slow parts."""
     target = tmp_path / "lanes.json"
     options = [
         "--short",

@@ -1,4 +1,4 @@
-"""The race itself: that it runs, and that it judges rightly. Its figures are not looked at here."""
+"""The race runs and judges correctly. Its figures are not checked here."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_stacks_are_counted_once_a_function_and_waiting_threads_not_at_all() -> 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_race(tmp_path: Path) -> None:
-    """One small round of two events: every contestant that takes part comes in."""
+    """One small round of two events: every contestant finishes."""
     target = tmp_path / "race.json"
     names = ("kafka-marshal", "kafka-marshal, group", "classic, delay 0, heartbeat 0.1 s")
     command = [sys.executable, "-m", "benchmarks.race", "--quick", "--only", "start,handover", "--json", str(target)]

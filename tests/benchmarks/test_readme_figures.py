@@ -21,7 +21,7 @@ GAP, USUAL = "longest gap, leave", "longest gap, steady"
 
 _PAIR = [(CLASSIC,), (CLASSIC_FAST,), (KIP848,), (TUNED,)]
 
-#: How a row begins → event, metric, and whose medians stand in it, from left to right (with a metric of their own).
+#: Beginning of a row → event, metric, and contestants from left to right (with their metric if it differs).
 ROWS: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "new process": ("start", "start", [(OURS,), ("kafka-marshal, reclaim",), (CLASSIC,), (KIP848,)]),
     "`close()` of one": ("handover", "handover", [(OURS,), *_PAIR]),
@@ -73,13 +73,13 @@ SHORT: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "idle worker": ("cost", "processor", [(OURS,), (CLASSIC_FAST,), (KIP848,)]),
 }
 
-#: Numbers that are no figures: settings, named like this.
+#: Numbers that are settings, not figures.
 _SETTINGS = re.compile(r"heartbeat [\d.]+ s|at [\d.]+ s")
 _NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?")
 
 
 def figures(row: str) -> list[str]:
-    """The figures of a row of the table, without what it is called and without settings."""
+    """The figures of a row of the table, without its title and settings."""
     cells = row.strip().strip("|").split("|")[1:]
     return _NUMBER.findall(_SETTINGS.sub("", "|".join(cells)))
 

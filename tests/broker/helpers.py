@@ -1,4 +1,4 @@
-"""What the broker tests share."""
+"""Helpers of the broker tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def eventually(met: Callable[[], object], timeout_s: float = 20.0, what: str = "it") -> None:
-    """Wait for a condition, not for a time."""
+    """Wait for a condition instead of a fixed time."""
     until = time.monotonic() + timeout_s
     while not met():
         assert time.monotonic() < until, f"{what} did not happen within {timeout_s} s"
@@ -78,7 +78,7 @@ def consume(kafka: RunningKafka, topic: str, count: int, timeout_s: float = 30.0
 
 
 def run_python(program: str, **variables: str) -> subprocess.Popen[str]:
-    """A Python program as a process of its own; its standard output can be read."""
+    """A Python program as a process; its standard output can be read."""
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Where a Kafka comes from, what the command runs, and the fixtures in a project of somebody else's."""
+"""Where a Kafka comes from, what the command runs, and the fixtures in a user's project."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_operators_kafka_is_none_to_test_on(monkeypatch: pytest.MonkeyPatch)
     assert "leave production:9092 alone" in header
 
 
-#: The command and the demo start a Kafka of their own, whatever tests are to use.
+#: The command and the demo start their own Kafka, whatever tests use.
 NOBODY = "127.0.0.1:1"
 
 COMMAND = """
@@ -199,7 +199,7 @@ def run_users_tests(folder: Path, source: str, **variables: str) -> subprocess.C
 
 
 def test_the_plugin_starts_nothing_that_is_not_used(tmp_path: Path) -> None:
-    # Nothing could be started: any attempt would fail.
+    # Nothing can be started: any attempt would fail.
     broken = {"KAFKA_MARSHAL_BROKER": "native", "KAFKA_MARSHAL_JARS": str(tmp_path), "KAFKA_MARSHAL_TEST_BOOTSTRAP": ""}
     unused = run_users_tests(tmp_path, "def test_without_kafka(): pass\n", **broken)
     assert unused.returncode == 0, unused.stdout

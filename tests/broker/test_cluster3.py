@@ -1,4 +1,4 @@
-"""Three brokers: what one of them does, the other two survive."""
+"""Three brokers: two of them survive the faults of the third."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker in a container: run where an engine answers; what can be known without one is tested everywhere."""
+"""The broker in a container: run if an engine answers; what needs none is tested everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding Java and the broker's jars, and what is said when there are none. No network, no broker."""
+"""Finding Java and the broker's jars, and the messages if there are none. No network, no broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION_21 = 'openjdk version "21" 2023-09-19'
 
 
 def fake_java(folder: Path, prints: str, status: int = 0, then: str = "") -> Path:
-    """A program called java; what it does when it isn't asked for its version is then."""
+    """A program called java; then: what it does if it isn't asked for its version."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\nif [ \"$1\" = -version ]; then echo '{prints}' >&2; exit {status}; fi\n{then}\n")
@@ -30,7 +30,7 @@ def fake_java(folder: Path, prints: str, status: int = 0, then: str = "") -> Pat
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine with nothing: no Java anywhere, empty caches."""
+    """A machine without any Java and with empty caches."""
     for name in ("JAVA_HOME", "JAVA_TOOL_OPTIONS", "SPARK_HOME", "KAFKA_MARSHAL_JARS", "KAFKA_MARSHAL_IVY_SETTINGS"):
         monkeypatch.delenv(name, raising=False)
     empty = tmp_path / "empty"
@@ -121,7 +121,7 @@ def test_the_systems_trust_store_is_used_unless_the_user_names_one(
 
 # -- jars ---------------------------------------------------------------------------------------------------------
 
-#: Something small that the tests' own repository has.
+#: A small package in the tests' repository.
 SMALL = [("org.example", "small", "1.0")]
 
 
@@ -199,7 +199,7 @@ def test_a_resolver_that_hears_nothing_is_given_up(bare: Path, monkeypatch: pyte
 
 
 def test_a_download_that_was_killed_is_not_taken_for_a_whole_one(repository: Path, tmp_path: Path) -> None:
-    # Half a jar where the real resolver would put it, then nothing: killed with -9 in the middle. (The pattern of
+    # Half a jar where the real resolver would put it, then killed with -9. (The pattern of
     # -retrieve ends in "]"; the path of Ivy itself has /jars/ in it too.)
     half = """
 for word; do
@@ -298,7 +298,7 @@ def test_a_spark_for_which_no_connector_was_published_is_named(repository: Path,
 
 
 def test_what_spark_carries_itself_is_left_out(repository: Path, tmp_path: Path) -> None:
-    """Two versions of one library on a class path would be a matter of luck."""
+    """With two versions of one library on a class path, chance would decide."""
     for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "small-2.0.jar"):
         (repository / name).write_bytes(b"a jar")
     carried = tmp_path / "carried"

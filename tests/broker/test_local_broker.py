@@ -1,4 +1,4 @@
-"""A native broker's life: start, bad days, and the end, whatever that end is."""
+"""A native broker: start, faults, and every kind of end."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_paused_broker_says_nothing_and_goes_on_when_resumed(local: LocalBroke
         eventually(lambda: Path(f"/proc/{local.pid_of(1)}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         assert probe.broker_ids(0.5) is None
         with socket.create_connection((LOOPBACK, local.port), 5):
-            pass  # the system still takes connections for it
+            pass  # the system still accepts connections for it
     finally:
         local.resume()
     assert probe.broker_ids(30) == {1}
@@ -141,10 +141,10 @@ def test_a_port_in_use_is_said_so_before_anything_is_started(local: LocalBroker)
 
 def test_a_forked_child_may_use_but_not_end_it(local: LocalBroker) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+: forking with threads about
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12+: fork while threads run
         child = os.fork()
     if child == 0:
-        # Whatever happens here must not run pytest's own ending a second time.
+        # Nothing here may run pytest's own exit a second time.
         with contextlib.suppress(BaseException):
             local.stop()
             try:
@@ -227,7 +227,7 @@ def test_a_setting_that_kafka_refuses_is_reported_in_kafkas_words_and_nothing_is
     "then",
     [
         pytest.param("", id="alone"),
-        # A forked child holds a copy of the pipe that tells the supervisor of its parent's end.
+        # A forked child holds a copy of the pipe whose end tells the supervisor that its parent died.
         pytest.param(
             "import os, time\nif os.fork() == 0: time.sleep(30); os._exit(0)",
             id="with-a-forked-child",

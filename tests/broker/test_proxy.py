@@ -1,4 +1,4 @@
-"""The TCP proxy, before a small echo server: what passes, when, and what does not."""
+"""The TCP proxy in front of a small echo server: what passes, when, and what does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kafka_marshal.testing.ports import LOOPBACK
 
 
 class Echo:
-    """Sends back what it gets, and counts it."""
+    """Sends back what it receives, and counts it."""
 
     def __init__(self) -> None:
         self.server = socket.create_server((LOOPBACK, 0))
@@ -184,7 +184,7 @@ def test_delay_is_added_once_and_keeps_order(proxy: TcpProxy) -> None:
             time.sleep(0.02)
         assert read_exactly(connection, 6) == b"abcdef"
         took = time.monotonic() - began
-        # Each byte is late by 0.3 s; the delays run side by side, not one after the other (that would be 1.8 s).
+        # Each byte is late by 0.3 s; the delays run in parallel, not in sequence (that would be 1.8 s).
         assert 0.3 <= took < 1.5
         proxy.delay(0)
         began = time.monotonic()
@@ -222,7 +222,7 @@ def test_a_port_that_is_taken_is_said_so(echo: Echo) -> None:
 
 
 def test_a_cut_is_no_error_of_the_proxy(proxy: TcpProxy, echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
-    """Python 3.11's asyncio reports a connection's task that ends as cancelled with a traceback."""
+    """Python 3.11's asyncio reports a cancelled connection task with a traceback."""
     with socket.create_connection((LOOPBACK, proxy.port)) as client:
         client.sendall(b"x")
         assert client.recv(1) == b"x"

@@ -1,4 +1,4 @@
-"""The account of a campaign finds what is planted in it: each promise broken once, by hand."""
+"""The check of a campaign finds planted faults: each promise broken once, by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Planted:
     unexplained: list[str] = field(default_factory=list)
 
     def append(self, at: int, record: Record) -> int:
-        """A record into the log, said by its sender to have been sent at that time."""
+        """Append a record that its sender reports as sent at that time."""
         value = encode(record)
         self.log.append((len(self.log), at, value))
         if record.instance_id in self.lines:
@@ -103,7 +103,7 @@ class Planted:
 
 
 def taken_over(mode: str = "at least once", kind: str = "iterate") -> tuple[Planted, int, int]:
-    """a held the partition, was killed after offset 3, b has it since 2,000; all of four messages."""
+    """a held the partition and was killed after offset 3; b has it since 2,000; four messages."""
     planted = Planted(mode, messages=4)
     a = planted.claim(100, "a", kind)
     planted.killed.add("a")
@@ -147,12 +147,12 @@ def test_repeated_since_a_beat_did_not_report_it() -> None:
     planted, a, _ = taken_over()
     planted.log.pop()
     planted.lines["b"].clear()
-    planted.beat(600, "a", a, None)  # sent 290 ms after 2 was done, and does not tell of it
+    planted.beat(600, "a", a, None)  # sent 290 ms after 2 was done, without reporting it
     b = planted.claim(2_000, "b")
     planted.lines["b"] = [["start", 2_000, GROUP, "b", "b", "iterate", ""]]
     planted.handle(2_100, "b", b, 2, 3)
     assert planted.promises() == {"repeated"}
-    planted.stops.append(Stop(0, 350, 599))  # it was stopped between the two: the beat may be of before
+    planted.stops.append(Stop(0, 350, 599))  # it was stopped between the two: the heartbeat may be from before
     assert planted.promises() == set()
 
 
@@ -230,7 +230,7 @@ def test_released_with_a_message_in_hand() -> None:
     planted.release(400, "a", a, None)
     planted.say("a", "end", 600, TOPIC, 0, 0)
     assert planted.promises() == {"dual owner"}
-    planted.say("a", "lost", 410, TOPIC, 0)  # unless it had lost it, by its own clock: what was begun is finished then
+    planted.say("a", "lost", 410, TOPIC, 0)  # unless it had lost it by its own clock: then it finishes what it began
     assert planted.promises() == set()
 
 
@@ -244,9 +244,9 @@ def test_at_most_once_the_granted_batch_of_a_killed_worker_may_be_lost() -> None
     found = planted.check()
     assert found.violations == []
     assert found.counts["at most once, not handled: crash"] == 2
-    planted.killed.clear()  # it closed in peace: then not
+    planted.killed.clear()  # it closed regularly: then not
     assert planted.promises() == {"lost"}
-    planted.say("a", "reported", 900, TOPIC, 0, 0, 1)  # but for what it tells of
+    planted.say("a", "reported", 900, TOPIC, 0, 0, 1)  # except for what it reports
     assert planted.promises() == set()
 
 
@@ -265,7 +265,7 @@ def test_at_most_once_what_a_lost_lease_leaves_may_be_lost_with_its_worker_soon_
     planted = Planted("at most once", messages=4)
     a = planted.claim(100, "a", "once")
     planted.killed.add("a")
-    planted.grant(200, "a", a, 1)  # it does not hear of this: its network is broken
+    planted.grant(200, "a", a, 1)  # it does not receive this: its network is broken
     planted.release(900, "a", a, None)
     again = planted.claim(950, "a", "once")
     planted.grant(960, "a", again, 3)
@@ -273,12 +273,12 @@ def test_at_most_once_what_a_lost_lease_leaves_may_be_lost_with_its_worker_soon_
     assert planted.promises() == {"lost"}
     planted.say("a", "lost", 905, TOPIC, 0)
     assert planted.promises() == set()
-    planted.say("a", "end", 5_000, TOPIC, 0, 3)  # it had all the time to tell
+    planted.say("a", "end", 5_000, TOPIC, 0, 3)  # it had enough time to report
     assert planted.promises() == {"lost"}
 
 
 def test_at_most_once_so_may_what_was_granted_when_the_lease_was_given_up_already() -> None:
-    """Of seed 2835748: the claim came out of an outage with the release, 300 ms after the worker's own clock."""
+    """Seed 2835748: claim and release left an outage together, 300 ms after the worker's clock ended the lease."""
     planted = Planted("at most once", messages=4)
     a = planted.claim(100, "a", "once")
     planted.killed.add("a")
@@ -303,7 +303,7 @@ def test_at_most_once_never_twice() -> None:
     assert planted.promises() == {"repeated", "not granted"}
 
 
-#: What is written in turn by a and b, and which promise that breaks.
+#: Writes of a and b in turn, and the promises that they break.
 SINKS: Mapping[str, tuple[list[tuple[str, list[int]]], set[str]]] = {
     "good": ([("a", [0, 1]), ("b", [2, 3])], set()),
     "stale epoch": ([("a", [0]), ("b", [1]), ("a", [2]), ("b", [3])], {"stale write"}),

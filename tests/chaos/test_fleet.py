@@ -1,4 +1,4 @@
-"""How a worker ended is read from its last lines, and judged; and each fail point of a kind has its turn."""
+"""How a worker ended is read from its last lines and judged; and each fail point of a kind gets its turn."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_where_somebody_died(tmp_path: Path) -> None:
     assert _last_words(path) == (None, 0.0)
     pen.write("born")
     assert _last_words(path) == (None, 0.0)
-    for _ in range(1_000):  # longer than what is looked at
+    for _ in range(1_000):  # longer than the part that is read
         pen.write("sent", 0, "idle beat", "what")
     pen.write("sent", 0, "grant", "what")
     pen.write("die", "at least once 01: claim before append")
-    pen.write("sent", 0, "release", "what")  # by another thread, in its last moment
+    pen.write("sent", 0, "release", "what")  # by another thread at the last moment
     beats = [at for what, at, *rest in read_lines(path) if rest[1:2] == ["idle beat"]]
     assert _last_words(path) == ("at least once 01: claim before append", beats[-1])
     assert [line[0] for line in read_lines(path)][-3:] == ["sent", "die", "sent"]
@@ -67,7 +67,7 @@ def test_an_end_is_what_was_done_to_a_worker_or_a_violation(
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Workers that look for a broker which is not there, and that nobody is to kill."""
+    """Workers without a broker that the fleet must not kill."""
     jobs = [Job("127.0.0.1:9", "c", "g", "t", 1, "iterate", name, 500, "", 0) for name in "abc"]
     made = Fleet([Place(job.client_id, job, steady=True) for job in jobs], tmp_path, Random(1))
     yield made
@@ -82,7 +82,7 @@ def test_a_worker_that_dies_of_a_signal_that_nobody_sent_is_told(fleet: Fleet) -
     a, b, c = fleet.places
     fleet.wait_until_ready(60)
     wait_until(partial(are_alive, 3), 60, "all have started")
-    fleet.calm = fleet._ending = True  # nobody comes after them
+    fleet.calm = fleet._ending = True  # they get no successors
     fleet.signal(a, signal.SIGKILL)
     fleet.signal(b, signal.SIGTERM)
     os.kill(c.pid, signal.SIGSEGV)
@@ -117,7 +117,7 @@ def test_nobody_is_to_die_of_taking_over_where_there_is_nothing_to_take_over() -
 
 
 def deaths(odds: float) -> Counter[str]:
-    """Twenty minutes: one in five may take over, and does with these odds; other points: three in five get there."""
+    """Deaths of twenty minutes: one in five may take over, with these odds; three in five reach other points."""
     rng = Random(7)
     made, died = _Dooms(KIND, rng), Counter[str]()
     for _ in range(1_100):

@@ -1,4 +1,4 @@
-"""Fail points: which record is which step, and that one dies at the right time of the right one."""
+"""Fail points: which record is which step, and that a process dies at the right one."""
 
 from __future__ import annotations
 

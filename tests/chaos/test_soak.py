@@ -1,4 +1,4 @@
-"""What is not flat is found: memory, file descriptors, threads, and who ended by himself."""
+"""Growth is found: memory, file descriptors, threads, and workers that ended by themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.campaigns.soak import STEADY, Sample, Series, plot
 
 
 def series(**changes: float) -> Series:
-    """All flat, but for the last worker: each of its figures grows by so much over the time."""
+    """Flat series, except the last worker: its figures grow by ``changes`` over the time."""
     found = Series()
     for name in STEADY:
         found.samples[name] = []
@@ -19,7 +19,7 @@ def series(**changes: float) -> Series:
             grown = {what: by * step / 40 if name == STEADY[-1] else 0.0 for what, by in changes.items()}
             rss_mb = (
                 50.0 + (20 if step < 4 else 0) + grown.get("rss_mb", 0)
-            )  # what is freed after the start is no matter
+            )  # a decrease after the start does not matter
             descriptors, threads = 30 + int(grown.get("descriptors", 0)), 14 + int(grown.get("threads", 0))
             found.samples[name].append(Sample(2.0 * step, 7 + int(grown.get("pid", 0)), rss_mb, descriptors, threads))
     return found

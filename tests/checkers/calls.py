@@ -1,5 +1,5 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=error, reportUnusedExpression=false
-"""Calls that type checkers accept, and such that they refuse: an ignore that is not needed is an error of theirs."""
+"""Calls that type checkers must accept or reject: they report an unnecessary ignore as an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Type checkers know what calls take: of the loops' handlers, and of asyncio's Marshal as of the plain one."""
+"""Type checkers know the types of handlers, for asyncio's Marshal as for the plain one."""
 
 from __future__ import annotations
 

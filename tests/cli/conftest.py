@@ -14,7 +14,7 @@ from tests.cli.harness import ENVIRONMENT, Command, Terminal
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing around decides for the command; times are UTC; what it writes stays in a folder of its own."""
+    """Isolate the command from its environment; times are UTC; it writes to a temporary folder."""
     monkeypatch.chdir(tmp_path_factory.mktemp("command"))
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +48,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 @pytest.fixture
 def log_topic(kafka_bootstrap: str) -> Iterator[str]:
-    """A name for a coordination topic of this test's own; the topic is removed in the end."""
+    """A name for this test's coordination topic, which is removed at the end."""
     from kafka_marshal.adapters.probe import Probe
 
     name = f"__marshal-cli-{uuid.uuid4().hex[:8]}"
@@ -58,6 +58,6 @@ def log_topic(kafka_bootstrap: str) -> Iterator[str]:
 
 @pytest.fixture
 def kafka(command: Command, kafka_bootstrap: str, log_topic: str) -> Command:
-    """The command, told where Kafka is and which coordination topic to use (it is not there yet)."""
+    """The command with options for Kafka and for a coordination topic that does not exist yet."""
     command.before = ("--bootstrap", kafka_bootstrap, "--topic", log_topic)
     return command

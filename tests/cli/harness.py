@@ -1,4 +1,4 @@
-"""How the tests of the command run it: in this process for speed, as a process of its own where that is the point."""
+"""Runs the command: in this process for speed, as a separate process if the test needs that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kafka_marshal.cli.app import run
 from rationalizer import Record, encode, route_lease
 from rationalizer.dump import DumpHeader, DumpRecord, header_line, record_line
 
-#: What the shell of whoever runs the tests must not say to commands under test.
+#: Variables that commands under test must not inherit.
 ENVIRONMENT = ("KAFKA_MARSHAL_DEBUG", "NO_COLOR", "COLUMNS", "LINES")
 
 
@@ -76,7 +76,7 @@ ARGV = [sys.executable, "-m", "kafka_marshal.cli"]
 
 
 def clean_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process, without what would decide for the command."""
+    """The environment of a process, without variables that affect the command."""
     return {name: value for name, value in os.environ.items() if name not in ENVIRONMENT} | {"TZ": "UTC", **more}
 
 
@@ -88,7 +88,7 @@ def process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
 
 @contextmanager
 def start(*args: str, **kwargs: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a process that goes on; it is gone when the block is left."""
+    """The command as a running process, which ends with the block."""
     for stream in ("stdout", "stderr"):
         kwargs.setdefault(stream, subprocess.PIPE)
     with subprocess.Popen([*ARGV, *args], env=clean_environment(kwargs.pop("env", {})), **kwargs) as running:
@@ -99,12 +99,12 @@ def start(*args: str, **kwargs: Any) -> Iterator[subprocess.Popen[bytes]]:
                 running.kill()
 
 
-#: How long somebody looks at a question that he has answered before he answers again.
+#: How long a user waits before typing an answer again.
 RETYPE_S = 3.0
 
 
 class Terminal:
-    """The command on a terminal of its own, with what it shows."""
+    """The command on a pseudo terminal, with its output."""
 
     def __init__(self, *args: str, columns: int = 140, argv: Sequence[str] = ARGV) -> None:
         self._ours, theirs = pty.openpty()
@@ -123,7 +123,7 @@ class Terminal:
         self.shown = b""
 
     def read_until(self, done: Callable[[bytes], bool], timeout_s: float = 30.0) -> bytes:
-        """Read until what was shown is enough."""
+        """Read until ``done`` accepts the output."""
         deadline = time.monotonic() + timeout_s
         while not done(self.shown):
             left = deadline - time.monotonic()
@@ -131,7 +131,7 @@ class Terminal:
             if select.select([self._ours], [], [], min(left, 0.2))[0]:
                 try:
                     self.shown += os.read(self._ours, 65536)
-                except OSError:  # nobody holds the other end any more
+                except OSError:  # the other end is closed
                     assert done(self.shown), f"only this was shown: {self.shown!r}"
         return self.shown
 
@@ -139,11 +139,10 @@ class Terminal:
         os.write(self._ours, text)
 
     def finish(self, timeout_s: float = 30.0, again: bytes = b"") -> bytes:
-        """Read until it ends; all that was shown.
+        """Read until it ends; returns all output.
 
-        again: what somebody types once more who sees that nothing happens. A question is shown a moment before the
-        terminal is prepared for its answer, and that drops what was typed until then: on a busy machine a program is
-        that fast.
+        again: typed again if nothing happens. A question is shown shortly before the terminal is prepared for its
+        answer, which drops earlier input: on a busy machine a program is that fast.
         """
         deadline, retype_at = time.monotonic() + timeout_s, time.monotonic() + RETYPE_S
         while time.monotonic() < deadline:
@@ -169,7 +168,7 @@ class Terminal:
 
 
 class Log:
-    """A log in the making: records of one CP or more, with ascending offsets, as a dump."""
+    """A growing log: records of one CP or more, with ascending offsets, as a dump."""
 
     def __init__(self, partitions: int = 1, topic: str = "__marshal") -> None:
         self.partitions = partitions
@@ -177,7 +176,7 @@ class Log:
         self._next = [0] * partitions
 
     def add(self, record: Record | bytes | None, timestamp_ms: int, partition: int | None = None) -> int:
-        """Append a record (to the CP where it belongs, unless one is named); its offset."""
+        """Append a record (to its own CP unless one is given); returns its offset."""
         if partition is None:
             partition = home(record, self.partitions)
         value = encode(record) if isinstance(record, Record) else record

@@ -15,7 +15,7 @@ from tests.cli.harness import process, start
 @pytest.mark.slow
 @pytest.mark.skipif("KAFKA_MARSHAL_BROKER" in os.environ, reason="another kind of broker was asked for")
 def test_broker_runs_until_ctrl_c(tmp_path: Path, kafka_bootstrap: str) -> None:
-    """(It waits for the session's broker first: that one has fetched the jars.)"""
+    """Waits for the session's broker first, which has fetched the jars."""
     kept = tmp_path / "data"
     with start("broker", "--json", "--keep", str(kept), env={"KAFKA_MARSHAL_BROKER": "native"}) as running:
         assert running.stdout is not None

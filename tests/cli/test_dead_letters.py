@@ -26,7 +26,7 @@ class OrderError(Exception):
     pass
 
 
-#: What is said of a letter that names its topic alone.
+#: Message for a letter that names only its topic.
 ODD = "this letter can't be read: it lacks __dlq.errors.partition, __dlq.errors.offset, __dlq.errors.group"
 
 
@@ -63,7 +63,7 @@ def write(cluster: KafkaCluster, topic: str) -> Iterator[Write]:
         assert errors[-1] is None
         written = time.time_ns() // 1_000_000
         while time.time_ns() // 1_000_000 == written:
-            pass  # of letters of one millisecond none is the earlier one
+            pass  # letters of the same millisecond have no order
 
     yield write_one
     producer.close()
@@ -71,7 +71,7 @@ def write(cluster: KafkaCluster, topic: str) -> Iterator[Write]:
 
 @pytest.fixture
 def some(write: Write) -> None:
-    """Five letters with two reasons and three keys, a copy, a record that is none, and an odd one."""
+    """Five letters with two reasons and three keys, a copy, a record that is no letter, and a malformed one."""
     for offset in (1, 2, 3):
         write(offset)
     write(2)
@@ -271,7 +271,7 @@ def test_the_name_of_a_topic_is_completed(kafka: Command, topic: str, kafka_boot
 
 
 def test_each_odd_letter_is_a_row_that_says_so(kafka: Command, write: Write, topic: str, kafka_bootstrap: str) -> None:
-    """Whatever one record holds, the others are shown."""
+    """A malformed record does not hide the others."""
     good: list[tuple[bytes, bytes | None]] = [(name.encode(), value) for name, value in BY_KAFKA]
     odd: list[list[tuple[bytes, bytes | None]]] = [
         [("Größe".encode("latin-1"), b"1"), *good],

@@ -1,4 +1,4 @@
-"""docs/json.md and docs/exit-codes.md name what commands print, no more and no less."""
+"""docs/json.md and docs/exit-codes.md name exactly what commands print."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fields(value: Any, path: str = "") -> set[str]:
 
 
 def slim(found: set[str]) -> set[str]:
-    """Without what only holds others, and without what depends on the log (codes)."""
+    """Without containers, and without fields that depend on the log (codes)."""
     return {path for path in found if not re.match(r"partitions\[\]\.rejected\.", path)}
 
 

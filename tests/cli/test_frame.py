@@ -1,4 +1,4 @@
-"""What all commands share: options before and after their name, statuses, errors without tracebacks, completion."""
+"""Common to all commands: options before and after their name, exit codes, errors without tracebacks, completion."""
 
 from __future__ import annotations
 

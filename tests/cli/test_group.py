@@ -1,4 +1,4 @@
-"""Coordinated groups as the command shows and steers them, on a real Kafka; their members are records."""
+"""Coordinated groups in the command, on a real Kafka; their members are raw records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 600_000
 
 @pytest.fixture
 def fleet(append: Append) -> Fleet:
-    """A coordinated group, billing, on a log of two partitions; nobody has joined it yet."""
+    """A coordinated group, billing, on a log of two partitions, still without members."""
     made = Fleet("billing", 2, append)
     made.configure()
     return made
@@ -28,7 +28,7 @@ def fleet(append: Append) -> Fleet:
 
 @pytest.fixture
 def two(fleet: Fleet, data: str) -> int:
-    """w1 owns 0 and 1 of three partitions, all with a start, w2 has got 2; the generation."""
+    """w1 owns 0 and 1 of three partitions, all with a start, and w2 owns 2; returns the generation."""
     fleet.join("w1", {data: 3}, instance="host-a/17/0.1.0/x", session=LONG)
     generation = fleet.join("w2", {data: 3}, instance="host-b/18/0.1.0/x", session=LONG)
     fleet.commit("w1", generation, *started(data, 0, 1, 2), let_go(data, 2, 9))
@@ -233,7 +233,7 @@ def test_release_group_and_forget_group(kafka: Command, fleet: Fleet, two: int, 
 
 
 def test_a_group_of_members_only_is_active(kafka: Command, fleet: Fleet, data: str) -> None:
-    """A member that owns nothing keeps positions where they are, too (G21)."""
+    """A member that owns nothing also prevents moving positions (G21)."""
     fleet.join("w1", {data: 3}, session=LONG)
     fleet.join("w2", {data: 3}, session=LONG)
     assert kafka("evict", "--member", "w1", "--yes", "--force").status == 0

@@ -1,4 +1,4 @@
-"""What is said of workers that hold nothing, and of names that nobody has."""
+"""Messages about workers that hold nothing, and about unknown names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_group_without_a_holder_names_the_workers_that_may_run() -> None:
 
 @pytest.mark.parametrize("kind", ["claimed", "coordinated"])
 def test_the_remedy_is_by_age_and_lag(kind: str) -> None:
-    """To drop the positions of a group whose members died just now would be worse than what is wrong with it."""
+    """Dropping the positions of a group whose members have just died would do more harm than the problem."""
     waiting = LeaseRow("my g", "t", 0, cp=0, stable=4, log_start=0, log_end=10, kind=kind)
     state = {"kind": kind, "state": "READY" if kind == "coordinated" else None}
     young = GroupRow("my g", [waiting], silent_ms=35_000, **state)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_who_is_gone_with_nobody_else_there_is_to_be_started_again() -> None:
 
 
 def test_how_many_shall_be_alive() -> None:
-    """Those that hold something, members, and those that wait: not who has gone, or was evicted."""
+    """Counts holders, members and waiting clients, not those that left or were evicted."""
     free = LeaseRow("g", "t", 0, cp=0, log_start=0, log_end=0)
     asks, silent = replace(IDLE, waits=True, silence_ms=100), replace(IDLE, client="b", waits=True, silence_ms=60_000)
     member = replace(IDLE, client="c", is_member=True)
@@ -145,7 +145,7 @@ class Topics:
 def test_a_mistyped_coordination_topic_comes_with_the_one_that_may_be_meant(
     topics: tuple[str | None, ...], notes: list[str]
 ) -> None:
-    """What `init` would make beside it would share out the same work once more."""
+    """The topic that `init` would create beside it would assign the same work a second time."""
     error = TopicMissingError("no such topic")
     name_the_topic(error, Topics(*topics), Options(topic="__marshal_snapshot"))  # type: ignore[arg-type]
     assert getattr(error, "__notes__", []) == notes

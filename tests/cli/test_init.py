@@ -1,4 +1,4 @@
-"""`init` on a real Kafka: makes the topic, checks it, says how to mend it (L1, L2)."""
+"""`init` on a real Kafka: creates the topic, checks it, says how to repair it (L1, L2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOOD = required_settings(1)
 
 @pytest.fixture
 def make(kafka_bootstrap: str, log_topic: str) -> Callable[..., None]:
-    """Makes the topic by hand, as somebody who did not read the manual would."""
+    """Creates the topic by hand, without the required settings."""
 
     def create(partitions: int = 2, **settings: str) -> None:
         changed = GOOD | {name.replace("_", "."): value for name, value in settings.items()}
@@ -76,7 +76,7 @@ def test_check_changes_nothing_and_says_no_where_the_topic_is_missing(
 
 
 def mend(kafka_bootstrap: str, line: str) -> None:
-    """Carry out what a kafka-configs.sh command would do."""
+    """Do what this kafka-configs.sh command would do."""
     words = shlex.split(line)
     assert words[0] == "kafka-configs.sh"
     said = dict(pairwise(words))
@@ -187,7 +187,7 @@ def test_a_creation_that_was_cut_short_gets_what_it_lacks(
     [
         ({0: 0, 1: 0}, [(0, Tick), (0, Upgrade), (1, Tick), (1, Upgrade)]),
         ({0: 2, 1: 1, 2: 0}, [(1, Upgrade), (2, Tick), (2, Upgrade)]),
-        ({0: 3, 1: 1, 2: 0}, [(2, Tick)]),  # somebody is at work: members of an older release, for all that is known
+        ({0: 3, 1: 1, 2: 0}, [(2, Tick)]),  # possibly members of an older release are working
     ],
 )
 def test_what_partitions_lack_of_their_first_records(ends: dict[int, int], wanted: list[tuple[int, type]]) -> None:

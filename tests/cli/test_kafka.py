@@ -41,7 +41,7 @@ def cluster(kafka_bootstrap: str) -> KafkaCluster:
 
 @pytest.fixture
 def append(kafka: Command, cluster: KafkaCluster, log_topic: str) -> Iterator[Append]:
-    """A log of two partitions, and a function that appends to it: record (and CP) → offset."""
+    """Creates a log of two partitions; a function that appends to it: record (and CP) → offset."""
     assert kafka("init", "--partitions", 2).status == 0
     appender = cluster.appender(log_topic, delivery_timeout_ms=10_000)
 
@@ -76,7 +76,7 @@ def data(topic_factory: Callable[..., str], kafka_bootstrap: str) -> str:
 
 
 def digests(cluster: KafkaCluster, topic: str) -> dict[int, str]:
-    """What a worker's replica would hold."""
+    """The digests of a worker's replica."""
     replica = Replica(cluster, topic, 10)
     try:
         replica.catch_up(10)
@@ -271,7 +271,7 @@ def test_lag_of_every_partition_and_in_all(kafka: Command, append: Append, data:
 def test_speed_comes_from_the_log_itself(kafka: Command, append: Append, data: str) -> None:
     epoch = append(ClaimingPartition(*A, data, 2, 100_000))
     begun = time.monotonic()
-    while time.monotonic() - begun < 2.5:  # log time is the broker's own: it has to go by
+    while time.monotonic() - begun < 2.5:  # log time is the broker's: it must pass
         append(Heartbeat(*A, data, 2, epoch, min(29, int(10 * (time.monotonic() - begun)))))
     (each,) = [each for each in kafka("lag", "--json").json["partitions"] if each["claimed"]]
     assert 2 < each["messages_per_second"] < 25
@@ -404,7 +404,7 @@ def test_a_reader_of_the_log_that_has_seen_enough(append: Append, kafka_bootstra
 
 
 def test_a_position_beyond_the_logs_end_is_lost_everywhere(kafka: Command, append: Append, data: str) -> None:
-    """The topic's id says nothing here: no member has marked it."""
+    """The topic's id is unknown here: no member has marked it."""
     epoch = append(ClaimingPartition(*A, data, 0, 100_000))
     append(Heartbeat(*A, data, 0, epoch, 23))  # of a topic that has 10
     for args in (["lag"], ["status"], ["status", "--group", "g"], ["status", "--members"], ["check"]):
@@ -543,7 +543,7 @@ def test_shells_complete_groups_topics_and_clients(
         (f"skip delays {data[:4]}", b"plain," + data.encode() + b":\n"),
         ("release-group delays --client-id w", b"plain,worker-1\n"),
     ):
-        while completed(words) != (wanted, b""):  # a machine may be too busy for the short time there is
+        while completed(words) != (wanted, b""):  # a busy machine may need more than the short time-out
             pass
     found, said = completed("status --group d", "127.0.0.1:1")
     assert (found.strip(), said) == (b"", b""), "out of reach: not a word"

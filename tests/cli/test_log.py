@@ -26,7 +26,7 @@ B = ("b1", "b", "g")
 
 
 def story() -> Log:
-    """Two partitions of a topic, in two CPs; a claims both, b wants one and gets it later."""
+    """Two partitions of a topic, in two CPs; a claims both, b claims one and gets it later."""
     log = Log(4)
     homes = [next(n for n in range(50) if route_lease("t", n, 4) == cp) for cp in (0, 1)]
     first, second = homes
@@ -178,7 +178,7 @@ def test_merging_holds_back_only_as_much_as_partitions_are_read_apart() -> None:
 
 
 def test_the_end_of_a_partition_that_is_no_record_loses_nothing() -> None:
-    """A control record at the end of a CP is never delivered: what waits for it comes in the end all the same."""
+    """A control record at the end of a CP is never delivered: records that wait for it are shown nevertheless."""
     records = runs(story())
     ends = {cp: sum(record[0] == cp for record in records) + 1 for cp in range(4)}
     seen = [each.key for each in in_order(told(Teller(4, EVERYTHING, {}), records), ends)]

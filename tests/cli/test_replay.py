@@ -19,7 +19,7 @@ from tests.cli.harness import ARGV, Command, Log, process, start
 
 EXAMPLES = Path(__file__).parents[1] / "rationalizer" / "examples"
 FOUND = sorted(path.name.removesuffix(".dump.jsonl") for path in EXAMPLES.glob("*.dump.jsonl"))
-# Those of coordinated groups begin with an Upgrade to level 2.
+# Examples of coordinated groups begin with an Upgrade to level 2.
 NAMES = [name for name in FOUND if SUPPORTED_LEVEL >= 2 or not name.startswith("group_")]
 
 
@@ -167,7 +167,7 @@ def test_a_reader_that_has_seen_enough_ends_the_replay_quietly(tmp_path: Path) -
 
 
 def peak_kib(content: bytes, *options: str) -> int:
-    """Peak memory of a replay of its own."""
+    """Peak memory of a replay in its own process (KiB)."""
     replaying = subprocess.Popen([*ARGV, "replay", "-", *options], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert replaying.stdin is not None
     replaying.stdin.write(content)

@@ -1,4 +1,4 @@
-"""A broker that asks who you are and what you may: the command, and a member, with too few rights."""
+"""A broker with authentication and ACLs: the command and a member with insufficient rights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLD = READER[:2]
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[str]:
-    """ann is a member with all she needs, bob may only read; both may read the topic t."""
+    """ann has all rights of a member, bob may only read; both may read the topic t."""
     root = login("root")
     with LocalBroker(properties=broker_properties("ann", "bob"), client_config=root) as broker:
         allow(broker.bootstrap_servers, root, "ann", {"__marshal": MEMBER, "t": TOLD})
@@ -40,7 +40,7 @@ As = Callable[..., tuple[str, ...]]
 
 @pytest.fixture
 def coordination() -> str:
-    """A name of its own for every try: what a try has made is not in the way of the next."""
+    """A new name for every attempt, so that one attempt does not affect the next."""
     return f"__marshal-{uuid.uuid4().hex[:8]}"
 
 
@@ -55,7 +55,7 @@ def log_in(secured: str, coordination: str, tmp_path: Path) -> As:
 
 
 def ann_holds(secured: str, coordination: str) -> None:
-    """The log knows of group g, whose only lease its dead holder still has."""
+    """The log has a group g, whose only lease belongs to a dead holder."""
     ann = Marshal(
         secured, group_id="g", client_id="ann", topic=coordination, heartbeat_interval_ms=60_000, config=login("ann")
     )
@@ -104,7 +104,7 @@ def test_members(secured: str, coordination: str) -> None:
         assert ann.claim("t", 1, timeout=5).epoch >= 0
         with pytest.raises(AuthorizationError, match="forbids it"):
             ann.consumer(["untold"])
-    # Who may read and not write claims nothing, and hears why.
+    # A client that may read but not write claims nothing, and gets the reason.
     with (
         Marshal(secured, client_id="bob", config=login("bob"), **ids) as bob,  # type: ignore[arg-type]
         pytest.raises(AuthorizationError, match="WRITE"),

@@ -1,4 +1,4 @@
-"""`show`: one message by its offset, on a real Kafka; what can't be shown says why."""
+"""`show`: one message by its offset, on a real Kafka, or the reason why it can't be shown."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_names_no_message_is_refused(command: Command, place: str) -> None:
     [
         (b"plain", "text"),
         (b"", "text"),
-        (b'{"a": 1, "a": 2}', "text"),  # one of them would be left out
+        (b'{"a": 1, "a": 2}', "text"),  # one of them would be dropped
         (b'{"a": 0.1000000000000000055511151231257827}', "text"),  # it would be another number
         (b'{"a": 1e400}', "text"),
         (b'{"a": NaN}', "text"),

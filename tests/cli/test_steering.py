@@ -1,4 +1,4 @@
-"""`evict`, `forget-group` and `release-group` on a real Kafka, with members at work."""
+"""`evict`, `forget-group` and `release-group` on a real Kafka, with working members."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def everything(worker: Worker) -> bool:
 
 
 def silent_since(kafka: Command, ms: int) -> None:
-    """Wait until the broker's clock shows the (only) holder silent for so long."""
+    """Wait until, by the broker's clock, the (only) holder has been silent for ``ms``."""
     while kafka("status", "--tick", "--json").json["leases"][0]["silence_ms"] < ms:
         pass
 

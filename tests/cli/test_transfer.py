@@ -1,4 +1,4 @@
-"""`import-group`, `export-group`, `convert-group` as people and programs use them."""
+"""`import-group`, `export-group`, `convert-group` for people and programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ground:
         appender.close()
 
     def claimed(self) -> None:
-        """Partition 0 of group g stands at 8, and 10 … 12 are done."""
+        """Partition 0 of group g is at 8, and 10 … 12 are done."""
         cp = route_lease(self.data, 0, 2)
         self.append((cp, ClaimingPartition(*A, self.data, 0, 60_000)))
         end = self.cluster.watermarks([(self.log_topic, cp)], 10)[self.log_topic, cp][1]
@@ -92,7 +92,7 @@ def test_export_names_what_comes_again_and_a_name_that_may_be_meant(kafka: Comma
     assert "did you mean 'g'?" in unknown.err
     planned = kafka("export-group", "g", "--dry-run")
     assert planned.status == 0
-    # The topic is empty, so that a position of 8 is none of its log.
+    # The topic is empty, so that position 8 is outside its log.
     assert "left out" in " ".join(planned.out.split())
 
 

@@ -1,4 +1,4 @@
-"""What `status` and `lag` compute: speed, the broker's time, lag."""
+"""Computations of `status` and `lag`: speed, the broker's time, lag."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_repositioned_lease_begins_again() -> None:
 
 
 def test_a_reposition_forward_is_no_speed() -> None:
-    """Also where a sample falls between the admin's claim and its release."""
+    """Even if a sample falls between the admin's claim and its release."""
     admin = ("x1", "admin", "g")
     metered = Metered()
     metered.beat(9, 1_000)
@@ -131,7 +131,7 @@ def test_the_brokers_time_is_learned_from_fresh_records() -> None:
     assert clock.local_is_behind_ms == 60_000
     local += 500
     assert clock.now_ms() == 1_060_500
-    clock.heard(1_060_100)  # took longer on its way: says less
+    clock.heard(1_060_100)  # took longer in transit: less accurate
     assert clock.now_ms() == 1_060_500
     clock.heard(1_060_700, "tick")
     assert (clock.source, clock.now_ms()) == ("tick", 1_060_700)
@@ -190,7 +190,7 @@ def test_in_an_outage_nobody_is_seen_or_gone() -> None:
 
 
 def test_a_lag_of_several_is_no_number_where_one_is_not_known() -> None:
-    """0 would say that all is done."""
+    """0 would mean that all is done."""
     done = row(log_start=0, log_end=10, stable=9)
     lost, unknown = row(log_start=0, log_end=10, stuck="position lost: …"), row()
     assert (GroupRow("g", [done]).lag, lag_cell([done]).text) == (0, "0")
@@ -246,7 +246,7 @@ def test_nobody_ever_claimed_it() -> None:
 
 
 def held(number: int = 0, /, **known: object) -> LeaseRow:
-    """A partition that a seen member holds, with ten messages waiting and done nothing of for a minute."""
+    """A partition of a seen member, with ten waiting messages and no progress for a minute."""
     facts: dict[str, object] = {
         "cp": 0,
         "client": "w",
@@ -291,12 +291,12 @@ def test_a_member_that_does_not_hang(changed: dict[str, int | None], why: str) -
 
 
 def test_progress_in_one_partition_is_progress() -> None:
-    """A worker that works through one backlog has not begun with the other."""
+    """A worker that processes one backlog has not begun with the other."""
     assert kinds(held(0), held(1, idle_ms=100)) == []
 
 
 class Message:
-    """The next message of a partition, with its stamp."""
+    """The next message of a partition, with its timestamp."""
 
     def __init__(self, partition: int, stamp: int) -> None:
         self._partition, self._stamp = partition, stamp
@@ -318,7 +318,7 @@ class Message:
 
 
 class Reader:
-    """Reads one message of each partition, appended so many ms before 1,000,000."""
+    """Reads one message of each partition, with its age (ms) at 1,000,000."""
 
     def __init__(self, ages_ms: dict[int, int]) -> None:
         self._messages = [Message(partition, 1_000_000 - age) for partition, age in ages_ms.items()]
@@ -359,7 +359,7 @@ def held_back(*rows: LeaseRow, **ages_ms: int) -> list[LeaseRow]:
 
 
 def test_a_key_that_hangs_is_a_problem_though_the_others_go_on() -> None:
-    """Its worker gets things done, in this partition and in others: no figure of a worker shows it."""
+    """Its worker makes progress, in this partition and in others: no figure of a worker shows the hang."""
     stuck = held(0, idle_ms=100, ranges=((95, 97),), stable_ms=30_000, waiting_ms=None)
     rows = held_back(stuck, held(1, idle_ms=100, waiting_ms=None), p0=50_000)
     assert [row.held_back for row in rows] == ["held back at offset 90 for 30 s by key k7", ""]

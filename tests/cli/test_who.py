@@ -1,4 +1,4 @@
-"""`who`: the history of one lease, and who owned it at a moment."""
+"""`who`: the history of one lease, and its owner at a moment."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_bad_dump_is_named(command: Command) -> None:
 
 
 class GroupLog(Log):
-    """A log of four partitions with a coordinated group g; `now` is the log time of what comes next."""
+    """A log of four partitions with a coordinated group g; `now` is the log time of the next record."""
 
     def __init__(self, **options: str) -> None:
         super().__init__(4)

@@ -1,4 +1,4 @@
-"""Records and outcomes in words: every kind of record, every code."""
+"""Descriptions of records and outcomes: every kind of record, every code."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_long_lists_are_cut() -> None:
 
 
 class Story:
-    """One CP, record after record, with what `reason` says of each."""
+    """One CP, record by record, with the `reason` of each."""
 
     def __init__(self) -> None:
         self.world, self.fold = World(0, 1), Fold()
@@ -193,7 +193,7 @@ def test_why_each_code() -> None:
 
 
 class GroupStory(Story):
-    """One CP at level 2 with a coordinated group; `last` is what was said of the last record."""
+    """One CP at level 2 with a coordinated group; `last` is the description of the last record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ def test_why_each_code_of_a_coordinated_group() -> None:
     assert all(why for code, why in story.told if code != "OK")
 
 
-#: Outcomes of coordinated groups: in the test above, or with the protocol's own words.
+#: Outcomes of coordinated groups: in the test above, or with the protocol's descriptions.
 OF_COORDINATED = {
     *(codes.ALREADY_MEMBER, codes.UNKNOWN_CONSUMER, codes.ILLEGAL_GENERATION, codes.WRONG_KIND, codes.REPLACED),
     *(codes.INCONSISTENT_PARTITIONING_STRATEGY, codes.UNKNOWN_PARTITIONING_STRATEGY, codes.SESSION_TIMEOUT_TOO_HIGH),
@@ -309,7 +309,7 @@ def test_what_only_shows_that_a_member_lives() -> None:
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("commits", [False, True], ids=["beat", "commit"])
 def test_who_finds_another_overdue_tells_more_than_that_it_lives(commits: bool) -> None:
-    """The only record of a member's end is another's sign of life: nobody leaves it out."""
+    """A member's expiry is recorded only in another's record, so its description must mention it."""
     story = GroupStory()
     fleet = story.fleet
     fleet.join("a", {"t": 1})

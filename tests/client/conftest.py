@@ -25,7 +25,7 @@ HI = 600
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
-    """Wait for a condition that nothing signals; fails after timeout_s."""
+    """Poll for a condition; fails after timeout_s."""
     until = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < until, f"not within {timeout_s} s: {what or condition}"
@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
 
 
 class Worker:
-    """A worker in a process of its own; see worker.py."""
+    """A worker in a separate process; see worker.py."""
 
     def __init__(self, scene: Scene, client_id: str, topic: str, folder: Path, **options: object) -> None:
         self.out = folder / f"{client_id}-{uuid.uuid4().hex[:6]}.jsonl"
@@ -52,7 +52,7 @@ class Worker:
         self.process = subprocess.Popen(command)
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it wrote, complete lines only."""
+        """Its complete lines of output."""
         if not self.out.exists():
             return []
         return [json.loads(line) for line in self.out.read_text().split("\n")[:-1]]
@@ -76,7 +76,7 @@ class Worker:
 
 
 class Scene:
-    """One coordination topic of its own, and everything made on it."""
+    """A new coordination topic, and everything made on it."""
 
     def __init__(self, bootstrap: str, new_topic: Callable[..., str]) -> None:
         self.bootstrap = bootstrap
@@ -94,13 +94,13 @@ class Scene:
         return name
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Add partitions, up to so many."""
+        """Add partitions, up to ``partitions``."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(20)
         wait_until(lambda: self.cluster.topic_info([topic], 10)[topic].partitions == partitions)
 
     def publish(self, topic: str, partitions: int, messages: int) -> None:
-        """That many messages to each partition; the value says which it is, counted from 0."""
+        """Publish messages to each partition; the value is the message's number, from 0."""
         options = {"linger.ms": 2, "queue.buffering.max.messages": 10_000_000}
         producer = Producer({"bootstrap.servers": self.bootstrap, **options})
         for number in range(messages):
@@ -136,7 +136,7 @@ def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[S
 
 
 def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[tuple[int, int]]:
-    """Poll count messages and mark them done; (partition, offset) each."""
+    """Poll count messages and mark them as done; returns (partition, offset) of each."""
     found: list[tuple[int, int]] = []
     until = time.monotonic() + timeout_s
     while len(found) < count:

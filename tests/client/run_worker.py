@@ -1,4 +1,4 @@
-"""A worker whose handlers run many at a time: python run_worker.py '{"bootstrap": …}'. It notes each begin and end."""
+"""A worker with many parallel handlers: python run_worker.py '{"bootstrap": …}'. It records each begin and end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ never = threading.Event()
 
 
 def say(what: str, message: Any = None) -> None:
-    """One line, written at once: a killed process keeps what it wrote."""
+    """Write a line at once, so that it survives a kill."""
     place = f"{message.partition()} {message.offset()} {message.key().decode()}" if message is not None else "-1 -1 -"
     os.write(out, f"{what} {pid} {place} {time.monotonic_ns()}\n".encode())
 

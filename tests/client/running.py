@@ -1,4 +1,4 @@
-"""Handlers for tests of ``consumer.run``: functions or coroutines that note what they do, wait at gates, and fail."""
+"""Handlers for tests of ``consumer.run``: functions or coroutines that record events, wait at gates, and fail."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def done_of(marshal: Marshal, topic: str, partition: int = 0) -> tuple[int | Non
 
 
 def consumer_again(crew: Crew, topic: str) -> Iterator[Any]:
-    """What comes again, in another process's place."""
+    """A consumer in another process's place, which gets undone messages again."""
     _, consumer = crew.consumer("z", topic)
     wait_until(consumer.assignment)
     while (message := consumer.poll(1.0)) is not None:
@@ -61,12 +61,12 @@ def consumer_again(crew: Crew, topic: str) -> Iterator[Any]:
         yield message
 
 
-#: A wait that no test needs to the end.
+#: A time-out that no test reaches.
 LONG_S = 20.0
 
 
 class Event(NamedTuple):
-    """Something that a handler did."""
+    """An event of a handler."""
 
     what: str
     key: str | None
@@ -80,7 +80,7 @@ class Event(NamedTuple):
 
 
 class Handlers:
-    """One handler, for any number of runs; ``handle`` is what ``run`` is given."""
+    """One handler, for any number of runs; ``handle`` is passed to ``run``."""
 
     def __init__(self, how: str = "threads", act: Callable[[Any], object] = lambda message: None) -> None:
         self.events: list[Event] = []
@@ -140,7 +140,7 @@ class Handlers:
         wait_until(lambda: wanted <= set(self.ended), 30, f"{len(wanted)} handlings, such as {sorted(wanted)[:3]}")
 
     def check_order(self, by: Callable[[Event], object] = lambda each: (each.partition, each.key)) -> None:
-        """Of one lane nothing begins before what was before it has ended, and first handlings are in offset order."""
+        """In one lane, each handler begins after its predecessor's end, and first handlings are in offset order."""
         running: dict[object, Event] = {}
         furthest: dict[object, int] = {}
         for each in self.events:
@@ -159,7 +159,7 @@ def _key(message: Any) -> str | None:
 
 
 class Running:
-    """A call of ``run`` in a thread of its own."""
+    """A call of ``run`` in a separate thread."""
 
     def __init__(self, consumer: Consumer, handlers: Handlers | Any, **options: Any) -> None:
         self.error: BaseException | None = None
@@ -170,7 +170,7 @@ class Running:
     def _run(self, consumer: Consumer, handle: Any, options: dict[str, Any]) -> None:
         try:
             consumer.run(handle, **options)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it asks
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             self.error = error
 
     @property
@@ -185,7 +185,7 @@ class Running:
 
 
 def publish(scene: Scene, topic: str, keys: Iterable[str | None], partition: int = 0) -> None:
-    """A message for each key, to one partition."""
+    """Publish a message for each key to one partition."""
     producer = Producer({"bootstrap.servers": scene.bootstrap, "linger.ms": 2, "queue.buffering.max.messages": 10**6})
     for key in keys:
         producer.produce(topic, b"x", key, partition=partition)

@@ -1,4 +1,4 @@
-"""kafka_marshal.aio: the same promises where tasks of an event loop do the work. In memory, but for the last ones."""
+"""kafka_marshal.aio: the same guarantees with tasks of an event loop. In memory, except the last tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def left_for_the_next(cluster: MemoryCluster) -> list[int]:
-    """What another process of the group still gets."""
+    """Messages that another process of the group still gets."""
     async with member(cluster) as marshal, marshal.consumer([TOPIC], auto_done=False) as consumer:
         found = []
         while (message := await consumer.poll(0.3)) is not None:

@@ -1,4 +1,4 @@
-"""What people are told of records that could not be appended."""
+"""Messages about records that could not be appended."""
 
 from __future__ import annotations
 

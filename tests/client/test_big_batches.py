@@ -1,4 +1,4 @@
-"""Much news of the log at once: the lock, which messages are handed out under, is not kept for all of it."""
+"""Many records of the log at once: the lock under which messages are delivered is not held for all of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MANY = 10 * AT_ONCE
 
 
 def _applied_when_free(scene: Scene, monkeypatch: pytest.MonkeyPatch, members: str) -> list[int]:
-    """Of MANY records read together by the first of these members of one process: how many were applied each time
-    that others could have the lock."""
-    monkeypatch.setattr(driver_module, "WATCHED", WeakSet())  # not those of other tests
+    """MANY records are read in one batch by the first member of this process: number of records that it applied
+    between two releases of the lock."""
+    monkeypatch.setattr(driver_module, "WATCHED", WeakSet())  # without those of other tests
     driver, *_ = [scene.member(name)._driver for name in members]
     applied: list[int] = []
     when_free: list[int] = []
@@ -40,7 +40,7 @@ def _applied_when_free(scene: Scene, monkeypatch: pytest.MonkeyPatch, members: s
     monkeypatch.setattr(Threads, "give_way", give_way)
     driver.listeners.append(lambda cp, offset, outcome: applied.append(offset) if cp == 0 else None)
     producer = Producer({"bootstrap.servers": scene.bootstrap})
-    with driver.condition:  # who has read the first of them waits here, and finds the others together
+    with driver.condition:  # the reader of the first record waits here, and then gets the others together
         for _ in range(MANY):
             producer.produce(scene.coordination, b"not one of ours", partition=0)
         producer.flush(20)
@@ -59,7 +59,7 @@ def test_members_of_one_process_have_the_lock_between_slices_of_a_batch(
 
 
 def test_a_member_alone_in_its_process_never_gives_way(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by hostile records on a busy machine: a sleep after each slice, and the member fell behind the log."""
+    """Found with hostile records on a busy machine: with a sleep after each slice, the member fell behind the log."""
     assert not _applied_when_free(scene, monkeypatch, "a")
 
 

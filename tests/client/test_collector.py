@@ -1,4 +1,4 @@
-"""Python's collector of cycles rests while a batch is fetched, and never longer."""
+"""Garbage collection is off while a batch is fetched, and never longer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_child_of_who_has_switched_it_off_is_left_without() -> None:
 
 
 def test_it_rests_while_a_backlog_is_fetched_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,500 messages in batches of 1,000: it is off where one is fetched, and on where one is handled."""
+    """2,500 messages in batches of 1,000: it is off while one is fetched, and on while one is handled."""
     cluster = MemoryCluster()
     create_topic(cluster, "__marshal", 1, 10)
     cluster.broker.create_topic("t", 1)
@@ -87,5 +87,5 @@ def test_it_rests_while_a_backlog_is_fetched_and_only_then(monkeypatch: pytest.M
     assert gc.isenabled()
     rested = [rests for came, rests in fetches if came]
     assert rested[1:]
-    assert all(rested[1:])  # the first one ends a wait for whatever comes
+    assert all(rested[1:])  # the first one ends a wait for any message
     cluster.close()

@@ -1,4 +1,4 @@
-"""Consumers, on a real broker: what is handed out, what is done, who gets what."""
+"""Consumers, on a real broker: delivery, done, and the distribution of partitions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: Delivery) -> None:
-    """Sorted, emptied: what is done, and which offsets a batch has, stays what it was."""
+    """Sorting or clearing a list changes neither what is done nor a batch's offsets."""
     topic = scene.topic(1, 60)
     a = scene.member("a")
     with a.consumer([topic], delivery=delivery) as consumer:
@@ -176,7 +176,7 @@ def test_close_takes_less_than_a_second(scene: Scene) -> None:
     take(consumer, 60)
     began = time.monotonic()
     a.close()
-    # Not a measurement: close() promises to release within a second, and this only fails far above it.
+    # Not a measurement: close() must release within a second, and this fails only far above it.
     assert time.monotonic() - began < 5
     b = scene.member("b")
     assert [(lease.client_id, lease.stable) for lease in b.world.leases()] == [(None, 9)] * 6
@@ -196,7 +196,7 @@ def test_handler_timeout_costs_the_lease(scene: Scene) -> None:
 
 
 def test_close_returns_when_all_callbacks_have(scene: Scene) -> None:
-    """Also the one about a lease that was lost just before: what it uses may be gone after the block."""
+    """Including that of a lease lost just before: what it uses may not exist after the block."""
     lost, go = threading.Event(), threading.Event()
 
     def on_lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -269,8 +269,8 @@ def test_stop_from_a_signal_handler_ends_the_loop(scene: Scene) -> None:
 def test_consume_does_not_wait_for_more_with_what_is_to_be_let_go(
     scene: Scene, delivery: Delivery, returned: int
 ) -> None:
-    """At least once, another member got the partition when the time was up; at most once, when messages of it that
-    were granted had not been returned yet (seed 8001209)."""
+    """At least once, another member got the partition at the time-out; at most once, before granted messages of it
+    had been returned (seed 8001209)."""
     topic = scene.topic(2, 3)
     consumer = scene.member("a").consumer([topic], delivery=delivery)
     got: list[tuple[int, int]] = []
@@ -303,7 +303,7 @@ def test_pause_and_resume_keep_the_lease(scene: Scene) -> None:
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("way", ["iterate", "poll", "batches"])
 def test_nothing_comes_of_a_paused_partition_until_it_is_resumed(scene: Scene, delivery: Delivery, way: str) -> None:
-    """Not even what was fetched, claimed or begun with before the pause; and none is missing afterwards."""
+    """Not even messages fetched, granted or begun before the pause; and none is missing afterwards."""
     topic = scene.topic(2, 30)
     consumer = scene.member("a").consumer([topic], delivery=delivery, batch_size=10)
     seen: list[tuple[int, int]] = []
@@ -324,7 +324,7 @@ def test_nothing_comes_of_a_paused_partition_until_it_is_resumed(scene: Scene, d
 
 
 def one_by_one(consumer: Consumer, way: str) -> Iterator[tuple[int, int]]:
-    """(partition, offset) of each message, done when the next one is asked for."""
+    """(partition, offset) of each message, done when the next one is requested."""
     if way == "iterate":
         for message in consumer:
             yield message.partition() or 0, message.offset() or 0
@@ -357,7 +357,7 @@ def test_a_seek_beyond_the_logs_end_is_refused_unless_forced(scene: Scene) -> No
     take(consumer, 1)
     with pytest.raises(ConfigurationError, match=r"log ends at 10.*force=True"):
         consumer.seek(topic, 0, 11)
-    consumer.seek(topic, 0, 10)  # a sink that has everything
+    consumer.seek(topic, 0, 10)  # a sink that already has everything
     consumer.seek(topic, 0, 12, force=True)
     consumer.close()
     assert a.world.lease(topic, 0).stable == 11  # type: ignore[union-attr]
@@ -378,7 +378,7 @@ def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
 def test_q38_who_did_not_see_a_topic_grow_begins_with_its_new_partitions_first_message(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, seen_ms: int, first: int
 ) -> None:
-    """Nobody was there when the topic grew. (Of a group younger than seen_ms nobody can tell: it begins at the end.)"""
+    """No member ran when the topic grew. (A group younger than seen_ms can't know, and begins at the end.)"""
     monkeypatch.setattr(start_offset, "GROWTH_SEEN_MS", seen_ms)
     topic = scene.topic(1, 10)
     a = scene.member("a")
@@ -425,7 +425,7 @@ def test_p11_a_position_beyond_the_log_is_reported_not_looped_on(scene: Scene) -
 def test_p11_a_lost_position_ends_no_loop(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     topic = scene.topic(2, 5)
     scene.member("a").claim(topic, 0).release(99)
-    for first, name in ((0, "b"), (5, "c")):  # a worker, and who comes after it
+    for first, name in ((0, "b"), (5, "c")):  # a worker and its successor
         told = threading.Event()
         with scene.member(name) as member, member.consumer([topic], on_lost=lambda *_: told.set()) as consumer:  # noqa: B023
             assert take(consumer, 5) == [(1, offset) for offset in range(first, first + 5)]
@@ -451,7 +451,7 @@ def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:
     [
         {"delivery": "exactly-once"},
         {"start": "yesterday"},
-        {"start": datetime(2026, 1, 1)},  # noqa: DTZ001  (a moment without a zone is what is tested)
+        {"start": datetime(2026, 1, 1)},  # noqa: DTZ001  (tests a time without a zone)
         {"batch_size": 0},
         {"claim_ahead": True},
         {"handler_timeout": 0},
@@ -465,7 +465,7 @@ def test_wrong_options_are_refused(scene: Scene, options: dict[str, object]) -> 
 
 @pytest.mark.parametrize("topic", ["no such topic!", "", "..", "x" * 250, "flüge", "^[", 7])
 def test_a_name_that_no_topic_can_have_is_refused(scene: Scene, topic: str) -> None:
-    """It would be waited for, silently, for ever."""
+    """The consumer would wait for it silently for ever."""
     with pytest.raises(ConfigurationError, match="topics"):
         scene.member("a").consumer([topic])
     scene.member("b").consumer(["fine-here_1.0", "^fine.*"])

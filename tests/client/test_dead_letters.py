@@ -1,4 +1,4 @@
-"""What a dead letter says of the message that failed, written and read back."""
+"""Dead letters of failed messages, written and read back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OwnError(Exception):
     pass
 
 
-#: As Kafka's share groups write it: no header of ours, and none of the message's.
+#: As written by Kafka's share groups: without our headers and the message's.
 BY_KAFKA: Headers = [
     ("__dlq.errors.topic", b"orders"),
     ("__dlq.errors.partition", b"3"),
@@ -84,7 +84,7 @@ def test_written_and_read_back() -> None:
 
 
 def test_a_letter_that_fails_again_names_the_letter_as_its_source() -> None:
-    """One source for each: the record that failed now. Its own headers are those of the first message still."""
+    """The source is the record that failed now. Its other headers are still the first message's."""
     first = message([("trace", b"1")])
     second = letter_of(first, headers_of(first, "g", 1, 2, ValueError("first")))
     headers = headers_of(second, "fixer", 7, 4, OwnError("second"))
@@ -173,7 +173,7 @@ def test_what_is_wrong_beside_the_source_costs_only_itself() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=4)), max_size=4), st.binary(max_size=9))
 def test_of_any_headers(headers: Headers, value: bytes) -> None:
-    """Whatever stands in a topic is read or left out, and what is not ours comes back as it was."""
+    """Any record is read or skipped, and headers that are not ours are returned unchanged."""
     names: Headers = [(name, value) for name, _ in BY_KAFKA]
     DeadLetter.of(message([*headers, *names]))
     found = DeadLetter.of(message([*BY_KAFKA, *headers]))

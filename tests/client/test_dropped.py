@@ -1,4 +1,4 @@
-"""What nothing refers to any more is closed with a warning; what is in use by any handle stays (notebooks)."""
+"""Unreferenced objects are closed with a warning; those used through any handle stay open (notebooks)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HI = 600
 
 
 class Ground:
-    """A log in memory with two partitions to claim, and a member that watches."""
+    """A log in memory with two partitions to claim, and an observing member."""
 
     def __init__(self) -> None:
         self.cluster = MemoryCluster()
@@ -48,7 +48,7 @@ class Ground:
 
 @pytest.fixture
 def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    monkeypatch.setattr(dropped, "GRACE_S", 0.0)  # else each test waits for it
+    monkeypatch.setattr(dropped, "GRACE_S", 0.0)  # else each test would wait for it
     made = Ground()
     yield made
     made.watcher.close()
@@ -58,7 +58,7 @@ def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
 def test_what_a_notebook_forgets_is_released_with_a_warning(
     ground: Ground, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """The cell is run again: both names are bound to new objects."""
+    """The cell runs again: both names are bound to new objects."""
     if kind == "group_consumer":
         ground.watcher.close()
         ground.watcher = ground.member("watcher")
@@ -147,7 +147,7 @@ def test_what_was_closed_is_dropped_without_a_word(ground: Ground, caplog: pytes
 
 
 def test_the_collector_may_run_while_the_lock_is_held(ground: Ground) -> None:
-    """What it calls takes no lock: it would wait for the thread that it runs in."""
+    """It must take no lock: it would wait for its own thread."""
     held: list[Any] = [marshal := ground.member("a"), marshal.consumer(["t"])]
     ground.wait_holders("a")
     driver = marshal._driver

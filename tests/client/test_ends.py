@@ -1,4 +1,4 @@
-"""P6: what a reader is never given at the end of a partition is done when the reader has passed it."""
+"""P6: offsets without messages at a partition's end are done when the reader has passed them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.broker
 
 
 def transactions(scene: Scene, topic: str, *, aborted: int) -> None:
-    """Three records committed, then so many aborted: the log ends with markers."""
+    """Three committed records, then ``aborted`` aborted ones: the log ends with markers."""
     producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(20)
     for count, end in ((3, producer.commit_transaction), (aborted, producer.abort_transaction)):
@@ -69,7 +69,7 @@ def test_what_is_in_hand_before_the_end_is_not_done(scene: Scene) -> None:
 
 
 def test_q41_a_read_that_was_not_noted_is_read_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that left the reader and were never noted would look like offsets that Kafka never delivers."""
+    """Messages that left the reader unrecorded would look like offsets that Kafka never delivers."""
     topic = scene.topic(1, 20)
     consumer = scene.member("a").consumer([topic])
     assert take(consumer, 5) == [(0, offset) for offset in range(5)]

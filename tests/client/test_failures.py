@@ -1,4 +1,4 @@
-"""What is said of handlers that fail: each kind once with its traceback, then how often; secrets are hidden."""
+"""Log lines about failing handlers: each kind once with its traceback, then its count; secrets are hidden."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafka_marshal.client.tries import cancelled
 
 
 class Said:
-    """Failures on a clock that is set by hand."""
+    """Failures on a manual clock."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now = 5.0
@@ -35,7 +35,7 @@ class Said:
     def fail(self, error: Exception, offset: int = 17) -> Exception:
         try:
             raise error
-        except Exception as raised:  # noqa: BLE001 - whatever it is
+        except Exception as raised:  # noqa: BLE001 - any exception
             self.failures.failed(attempt(offset), raised)
             return raised
 

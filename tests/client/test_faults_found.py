@@ -1,4 +1,4 @@
-"""What chaos and simulation found (docs/chaos.md), each as a test that needs no broker."""
+"""Faults found by chaos and simulation (docs/chaos.md), as tests without a broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HI = 600
 
 
 class Looks(Threads):
-    """Counts the looks at the clock that an iteration makes; the time between messages is what the test says."""
+    """Counts an iteration's reads of the clock; the test sets the time between messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def member(cluster: MemoryCluster, client_id: str = "a") -> Marshal:
 
 
 def looks_at(cluster: MemoryCluster, delivery: Delivery, took_ms: Callable[[int], float]) -> int:
-    """How often the clock is looked at while 400 messages are handled, the nth of which takes so long."""
+    """Reads of the clock while 400 messages are handled; ``took``: time of the nth message."""
     cluster.broker.create_topic("t", 1)
     for number in range(400):
         cluster.broker.produce("t", 0, str(number).encode())
@@ -64,8 +64,8 @@ def looks_at(cluster: MemoryCluster, delivery: Delivery, took_ms: Callable[[int]
 
 @pytest.mark.parametrize("message_ms", [0.7, 0.05])
 def test_t4_the_clock_is_looked_at_before_each_message(cluster: MemoryCluster, message_ms: float) -> None:
-    """A worker that took 0.7 ms a message, stopped by SIGSTOP for 3 HI, was handed seven more when it went on."""
-    assert 400 <= looks_at(cluster, "at-least-once", lambda _: message_ms) <= 412  # one or two more for every run
+    """A worker with 0.7 ms per message, stopped by SIGSTOP for 3 HI, received seven more when it continued."""
+    assert 400 <= looks_at(cluster, "at-least-once", lambda _: message_ms) <= 412  # one or two more per run
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def test_t4_the_clock_is_looked_at_before_each_message(cluster: MemoryCluster, m
     [
         (lambda _: 0.7, 400),
         (lambda _: 0.2, 400),
-        (lambda number: 0.01 if number % 4 else 2.0, 400),  # one quick message says nothing of the next ones
+        (lambda number: 0.01 if number % 4 else 2.0, 400),  # one quick message does not predict the next
         (lambda _: 0.05, 400 / CLOCK_STRIDE),
     ],
 )
 def test_t4_at_most_once_eight_quick_messages_allow_eight_without_a_look(
     cluster: MemoryCluster, took_ms: Callable[[int], float], looks: float
 ) -> None:
-    """They are granted, so nobody else gets them; a stop among them costs no more than a millisecond's work."""
+    """They are granted, so no other member gets them; a stop among them costs at most a millisecond's work."""
     assert looks <= looks_at(cluster, "at-most-once", took_ms) <= looks + 2 * CLOCK_STRIDE
 
 
 def test_t5_messages_of_a_lease_in_doubt_are_waited_for_at_rest(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch could have been handed over long ago (its wait is over): looked at without rest, that takes a core."""
+    """The batch is overdue (its wait is over): checking it without a pause would burn a core."""
     cluster.broker.create_topic("t", 1)
     with member(cluster) as marshal, marshal.consumer(["t"]) as consumer:
         cluster.broker.produce("t", 0, b"first")
@@ -120,7 +120,7 @@ def test_t5_messages_of_a_lease_in_doubt_are_waited_for_at_rest(
 
 
 def held_up(cluster: MemoryCluster) -> Callable[[], None]:
-    """Releases get lost until the returned function is called."""
+    """Lose releases until the returned function is called."""
 
     def fate(_client: str, topic: str, _partition: int, value: bytes) -> AppendFate:
         is_release = topic == "__marshal" and isinstance(decode(value), ReleasingPartition)
@@ -136,7 +136,7 @@ def held_up(cluster: MemoryCluster) -> Callable[[], None]:
 
 
 def test_c8_a_claim_waits_for_our_own_release(cluster: MemoryCluster) -> None:
-    """A claim after a release that was lost with a broker said that this Marshal had the lease, as if wrongly used."""
+    """A claim after a release lost with a broker raised as if this Marshal still had the lease."""
     with member(cluster) as marshal:
         restore = held_up(cluster)
         lease = marshal.claim("t", 0)

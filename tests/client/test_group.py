@@ -1,4 +1,4 @@
-"""Members of coordinated groups, on a real broker: the whole surface, members that come and go, and bad days."""
+"""Members of coordinated groups, on a real broker: the whole API, joins, leaves and faults."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Groups(Scene):
             self.write(Upgrade("x", "admin", "any", 2), cp)
 
     def write(self, record: Record, cp: int | None = None) -> None:
-        """A record of somebody else; None: to the group's home."""
+        """Write a record of another process; cp None: to the group's home."""
         self._producer.produce(self.coordination, encode(record), b"", self.home if cp is None else cp)
         assert self._producer.flush(20) == 0
 
@@ -76,7 +76,7 @@ class Groups(Scene):
 
 
 class Joined:
-    """A member, and what the log shows of its group."""
+    """A member, and its group by the log."""
 
     def __init__(self, marshal: Marshal, consumer: GroupConsumer) -> None:
         self.marshal = marshal
@@ -86,7 +86,7 @@ class Joined:
         return [piece[:2] for piece in self.consumer.pieces() if not piece.revoked]
 
     def member(self, client_id: str = "") -> Member | None:
-        """As this one's replica shows it."""
+        """The member in this one's replica."""
         driver = self.marshal._driver
         with driver.condition:
             group = driver.replica.worlds[route_group(self.marshal.group_id, CPS)].group(self.marshal.group_id)
@@ -110,7 +110,7 @@ def groups(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[
 
 
 def shared_out(count: int, *members: Joined) -> bool:
-    """Whether so many partitions are held, each by one member, and fairly."""
+    """Whether ``count`` partitions are held, each by one member, and evenly."""
     held = [len(set(member.has())) for member in members]
     return sum(held) == count and len({key for x in members for key in x.has()}) == count and max(held) - min(held) <= 1
 
@@ -139,7 +139,7 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     assert {name for name, _ in called} == {"on_assign"}
     assert [x[:2] for x in consumer.assignment()] == [(topic, 0), (topic, 1)]
     assert consumer.assignment() == consumer.position()
-    # Batches, messages by hand, and what is done in any order.
+    # Batches, poll, and done in any order.
     batch = next(iter(consumer.batches(max_messages=20)))
     assert {batch.epoch} == {piece.epoch for piece in pieces}
     batch.done()
@@ -172,7 +172,7 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     assert "closed" in repr(consumer)
     with pytest.raises(ClosedError):
         consumer.poll(0)
-    # One Marshal may have another one after it: a new member, which goes on where the first ended.
+    # A Marshal may make another consumer afterwards: a new member, which continues where the first ended.
     again = a.marshal.group_consumer([topic], session_timeout_ms=SESSION)
     wait_until(lambda: len(again.pieces()) == 2)
     assert sum(x.offset for x in again.committed([(topic, 0), (topic, 1)])) == done
@@ -254,7 +254,7 @@ def test_members_topics_and_partitions_come_and_go(groups: Groups) -> None:
 
 
 def test_where_a_group_begins_and_what_it_refuses(groups: Groups) -> None:
-    """start=, wrong use, and a word for each refusal."""
+    """start=, wrong use, and the message of each rejection."""
     topic = groups.topic(2, 30)
     latest = groups.joined("a", topic, start="latest", strategy="range")
     await_shared(2, latest)
@@ -303,7 +303,7 @@ def test_where_a_group_begins_and_what_it_refuses(groups: Groups) -> None:
 
 
 def test_a_group_becomes_coordinated_under_a_claiming_consumer(groups: Groups) -> None:
-    """Whoever claimed is told once the log refuses it, and claims no more."""
+    """A claiming consumer gets an error once the log rejects it, and stops claiming."""
     name = f"late-{os.urandom(4).hex()}"
     claiming = groups.member("a")
     consumer, ranges = claiming.consumer([name]), claiming.ranges([f"{name}-2"])
@@ -337,7 +337,7 @@ def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCap
     a, b = groups.joined("a", topic), groups.joined("b", topic)
     await_shared(2, a, b)
 
-    # Evict: another process of its name leaves for it.
+    # Evict: another process leaves in its name.
     def leave(whose: Joined, instance: str = "") -> None:
         member = whose.member()
         assert member is not None
@@ -357,7 +357,7 @@ def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCap
     assert time.monotonic() - began >= 3 * SESSION / 1000
     assert any("an operator removed this member" in line for line in caplog.messages)
 
-    # Drain: asked to leave, it finishes what is in hand.
+    # Drain: asked to leave, it finishes messages in flight.
     in_hand = b.consumer.poll(20)
     assert in_hand is not None
     leave(b, "operator")
@@ -368,7 +368,7 @@ def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCap
     b.marshal.close()
     assert any("asks 'b' to hand over" in line for line in caplog.messages)
 
-    # Pause and reposition: progress is replaced, and the members go on from there.
+    # Pause and reposition: progress is replaced, and the members continue from there.
     a.take(19)
     groups.pause(60_000)
     wait_until(lambda: a.member() is None and a.consumer.pieces() == [])
@@ -379,8 +379,8 @@ def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCap
     assert sorted(a.take(4)) == [(0, 8), (0, 9), (1, 8), (1, 9)]
     a.consumer.commit()
 
-    # Forgotten behind the back of a member that can't answer: it ends, and says so.
-    with a.marshal._driver.condition:  # as a process that is stopped
+    # Forgotten while a member can't respond: it ends and reports it.
+    with a.marshal._driver.condition:  # as if its process were stopped
         groups.pause(60_000)
         until = time.monotonic() + SESSION / 1000 + 0.3
         wait_until(lambda: time.monotonic() > until)
@@ -393,7 +393,7 @@ def test_what_an_operator_does_to_a_member(groups: Groups, caplog: pytest.LogCap
 
 
 def test_two_lives_of_one_client_id(groups: Groups) -> None:
-    """A restart without a goodbye moves nothing; two that live at once: the older one ends."""
+    """A restart without a leave moves nothing; of two living processes the older one ends."""
     topic = groups.topic(4, 50)
     a, b = groups.joined("a", topic), groups.joined("b", topic)
     await_shared(4, a, b)
@@ -415,7 +415,7 @@ def test_two_lives_of_one_client_id(groups: Groups) -> None:
         again.consumer.poll(20)
     assert again.consumer.state == "DOWN"
     assert not again.marshal.health().ok
-    # In a forked child nothing is handed out: all is the parent's.
+    # A forked child gets no messages: they belong to the parent.
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -464,7 +464,7 @@ def handled(*workers: Worker) -> Counter[tuple[int, int]]:
 
 
 def at_work(groups: Groups, folder: Path, names: str, **options: Any) -> tuple[Joined, list[Worker]]:
-    """Somebody who looks on, and workers that have six partitions between them; then all of the messages."""
+    """An observer, and workers that share six partitions; then all messages are published."""
     topic = groups.topic(6)
     watcher = Joined(groups.member("watcher"), None)  # type: ignore[arg-type]  # it joins nothing
     workers = [groups.worker(name, topic, folder, session=SESSION, pause_s=0.002, **options) for name in names]
@@ -487,7 +487,7 @@ def test_alo_processes_are_killed_stopped_and_ended(groups: Groups, tmp_path: Pa
     b.go_on()
     wait_until(lambda: members_of(watcher) == {"b", "c"})
     lost = wait_until(lambda: b.offsets("lost"))
-    # What was in hand may be finished; what it had fetched must not be handed out: others have it.
+    # Messages in flight may be finished; fetched ones must not be delivered, as others have them.
     until_told = [line["what"] for line in b.lines()[before:]].index("lost")
     assert until_told <= 1, b.lines()[before:]
     assert len(lost) >= 2
@@ -517,7 +517,7 @@ def test_amo_nothing_is_repeated_at_kill_9_and_a_restart_goes_on(groups: Groups,
 
 @pytest.mark.skipif(TEST_BOOTSTRAP in os.environ, reason="somebody else's broker is not restarted")
 def test_a_broker_that_is_restarted_ends_no_membership(groups: Groups, kafka_broker: RunningKafka) -> None:
-    """Down for longer than the session: nothing is handed out, then all go on with what they had (G8)."""
+    """Down for longer than the session: nothing is delivered, then all continue with what they had (G8)."""
     topic = groups.topic(4, 10)
     a, b = groups.joined("a", topic), groups.joined("b", topic)
     await_shared(4, a, b)

@@ -1,4 +1,4 @@
-"""Q51: a member of a coordinated group, used for nothing else, reads its group's home; what wants more gets it."""
+"""Q51: a Marshal that is only a coordinated group's member reads its home CP; uses that need more read all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = "nowhere"
 
 
 class Crowd(Groups):
-    """Others make traffic in all CPs but the group's home."""
+    """Other groups write to all CPs except the group's home."""
 
     def __init__(self, bootstrap: str, new_topic: Callable[..., str]) -> None:
         super().__init__(bootstrap, new_topic)
@@ -37,12 +37,12 @@ class Crowd(Groups):
         self._claimed = 0
 
     def partition(self, cp: int, count: int = 1) -> int:
-        """A partition of T whose lease belongs to this CP, the count-th of them."""
+        """The count-th partition of T whose lease belongs to this CP."""
         found = [p for p in range(100 * CPS) if route_lease(T, p, CPS) == cp]
         return found[count - 1]
 
     def crowd(self, records: int) -> None:
-        """So many records of another group in each of the others: claims, and beats that are rejected."""
+        """Write ``records`` records of another group to each other CP: claims and rejected heartbeats."""
         for cp in self.others:
             for number in range(records):
                 partition = self.partition(cp, 1 + (self._claimed + number) % 50)
@@ -63,20 +63,20 @@ class Crowd(Groups):
         return replica.worlds
 
     def alone(self, client_id: str, *topics: str, **options: Any) -> Joined:
-        """A member that has joined, and reads the home only."""
+        """A member that has joined and reads only the home."""
         made = self.joined(client_id, *topics, **options)
         wait_until(lambda: made.has() and reads(made.marshal) == [self.home])
         return made
 
     def knows(self, marshal: Marshal) -> bool:
-        """Whether a Marshal's replica is as one that reads all from the beginning (while nobody writes elsewhere)."""
+        """Whether a Marshal's replica equals one that reads everything from the start (without concurrent writes)."""
         truth, driver = self.truth(), marshal._driver
         with driver.condition:
             worlds = driver.replica.worlds
             return all(cp in worlds and worlds[cp].digest() == truth[cp].digest() for cp in self.others)
 
     def other(self, client_id: str) -> Marshal:
-        """A Marshal of a group of its own."""
+        """A Marshal of another group."""
         return self.member(client_id, group_id=f"{self.group}-2")
 
 
@@ -94,7 +94,7 @@ def reads(marshal: Marshal) -> list[int]:
 
 
 def assigned(marshal: Marshal) -> list[int]:
-    """The CPs that its consumer of the log fetches, as librdkafka says."""
+    """The CPs that its log consumer fetches, by librdkafka."""
     reading = marshal._driver.replica.hearing.tail._reading  # type: ignore[attr-defined]
     found: list[int] = []
     reading.use(lambda: found.extend(place.partition for place in reading.consumer.assignment()))
@@ -102,7 +102,7 @@ def assigned(marshal: Marshal) -> list[int]:
 
 
 def counted(marshal: Marshal) -> Counter[int]:
-    """Counts, by CP, the records that its replica takes from now on."""
+    """Counts, by CP, the records that its replica applies from now on."""
     found, replica = Counter[int](), marshal._driver.replica
     apply = replica.apply
 
@@ -120,7 +120,7 @@ def test_a_member_reads_nothing_of_others(crowd: Crowd) -> None:
     assert assigned(a.marshal) == [crowd.home]
     counts = counted(a.marshal)
     crowd.crowd(500)
-    b = crowd.joined("b", topic)  # the group has a generation: it looks into nothing else
+    b = crowd.joined("b", topic)  # the group has a generation: it reads nothing else
     await_shared(4, a, b)
     wait_until(lambda: reads(b.marshal) == [crowd.home])
     a.take(20)
@@ -129,11 +129,11 @@ def test_a_member_reads_nothing_of_others(crowd: Crowd) -> None:
     assert counts[crowd.home] < 100
     assert a.marshal.health().ok
     assert b.consumer.committed([(topic, 0)])[0].offset >= 0
-    # What is asked of the consumer wants no more; a marshal without a consumer reads all.
+    # Calls of the consumer need no more; a marshal without a consumer reads all.
     assert reads(a.marshal) == reads(b.marshal) == [crowd.home]
     watcher = crowd.other("watcher")
     assert reads(watcher) == list(range(CPS))
-    # It ends, and is dead, as ever.
+    # It ends, and its lease expires as usual.
     b.marshal.terminate()
     await_shared(4, a)
     a.consumer.close()
@@ -149,7 +149,7 @@ def test_the_view_of_the_world_is_complete(crowd: Crowd) -> None:
     assert {(x.partition, x.epoch) for x in a.marshal.world.leases()} == epochs
     assert crowd.knows(a.marshal)
     assert a.marshal.world.log_time >= newest
-    # From then on it follows all of it, and its membership has gone on.
+    # From then on it follows all CPs, and its membership continues.
     assert assigned(a.marshal) == list(range(CPS))
     counts = counted(a.marshal)
     crowd.crowd(200)
@@ -197,7 +197,7 @@ def test_a_callback_may_look_at_the_world(crowd: Crowd) -> None:
 
 
 def test_a_level_elsewhere_that_is_not_known_is_told_when_it_is_read(crowd: Crowd) -> None:
-    """E4: the member needs nothing of that CP; whatever does, is refused there."""
+    """E4: the member does not need that CP; calls that do raise."""
     a = crowd.alone("a", crowd.topic(1, 20))
     crowd.write(Upgrade("x", "admin", "any", 99), crowd.others[0])
     crowd.crowd(10)
@@ -229,7 +229,7 @@ def test_many_threads_ask_at_once(crowd: Crowd) -> None:
 
 
 def test_others_write_while_it_is_read(crowd: Crowd) -> None:
-    """Nothing is left out between what is read beside the replica and what the replica reads on from there."""
+    """No record is missed between what is read beside the replica and where the replica continues."""
     topic, stop = crowd.topic(4, 10), threading.Event()
     members = [crowd.alone(name, topic) for name in "abc"]
     writes = 0
@@ -259,10 +259,10 @@ def test_others_write_while_it_is_read(crowd: Crowd) -> None:
 
 
 def test_claims_after_the_group_is_gone(crowd: Crowd) -> None:
-    """The same Marshal: its group is forgotten, and others claim where it does not read."""
+    """The same Marshal: its group is forgotten, and others claim in CPs that it does not read."""
     topic = crowd.topic(1, 10)
     a = crowd.alone("a", topic)
-    wait_until(lambda: a.consumer.committed([(topic, 0)])[0].offset >= 0)  # else there is nothing to be forgotten
+    wait_until(lambda: a.consumer.committed([(topic, 0)])[0].offset >= 0)  # else there is nothing to forget
     a.consumer.close()
     with Admin(crowd.bootstrap, topic=crowd.coordination) as admin:
         assert admin.forget(crowd.group) == 1
@@ -285,7 +285,7 @@ def test_claims_after_the_group_is_gone(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("is_claimed", [False, True])
 def test_a_group_that_is_forgotten_is_looked_for_everywhere(crowd: Crowd, is_claimed: bool) -> None:
-    """G2: with no generation at home, the look into all CPs is due again, and none joins beside a lease."""
+    """G2: without a generation at home, all CPs are read again, and no member joins beside a lease."""
     topic = crowd.topic(1, 30)
     a = crowd.alone("a", topic)
     a.take(5)
@@ -310,7 +310,7 @@ def test_a_group_that_is_forgotten_is_looked_for_everywhere(crowd: Crowd, is_cla
 
 
 def test_a_group_that_is_forgotten_while_its_member_waits(crowd: Crowd) -> None:
-    """It left for a pause, and what was forgotten in it begins again, marked everywhere (G2)."""
+    """It left for a pause; the group forgotten meanwhile starts over, marked everywhere (G2)."""
     topic = crowd.topic(1, 30)
     a = crowd.alone("a", topic)
     a.take(5)
@@ -324,7 +324,7 @@ def test_a_group_that_is_forgotten_while_its_member_waits(crowd: Crowd) -> None:
 
 
 def snapshot_at_the_end(crowd: Crowd) -> dict[int, int]:
-    """Store a snapshot of all other CPs as they are; their next offsets."""
+    """Store a snapshot of all other CPs; returns their next offsets."""
     truth = crowd.truth()
     appender = crowd.cluster.appender(snapshots_topic(crowd.coordination), delivery_timeout_ms=10_000)
     for cp in crowd.others:
@@ -336,7 +336,7 @@ def snapshot_at_the_end(crowd: Crowd) -> dict[int, int]:
 
 
 def test_old_log_is_removed_meanwhile(crowd: Crowd) -> None:
-    """Where it stopped to read is not there any more: it starts from snapshots (S3)."""
+    """The place where it stopped reading is deleted: it starts from snapshots (S3)."""
     a = crowd.alone("a", crowd.topic(1, 10))
     crowd.crowd(300)
     ends = snapshot_at_the_end(crowd)
@@ -359,7 +359,7 @@ def test_old_log_is_removed_meanwhile(crowd: Crowd) -> None:
 
 
 def test_what_cant_be_known_is_refused_and_the_member_works_on(crowd: Crowd) -> None:
-    """Records are gone that no snapshot reaches: nothing is claimed, nothing is shown, again and again."""
+    """Records are deleted without a later snapshot: claims and queries raise, repeatedly."""
     a = crowd.alone("a", crowd.topic(1, 30))
     crowd.crowd(30)
     crowd.cluster.delete_records({(crowd.coordination, cp): 20 for cp in crowd.others}, 10)
@@ -412,7 +412,7 @@ def test_a_broker_that_is_away_and_comes_back(crowd: Crowd, kafka_broker: Runnin
 def test_a_member_that_reads_on_is_not_held_up_by_a_look_into_all(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replica beside it may take its time: beats go out, messages are handed out, and a close ends it."""
+    """The second replica may take long: heartbeats are sent, messages are delivered, and close ends it."""
     a = crowd.alone("a", crowd.topic(1, 200))
     begun, go_on = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""An instance_id says where a Marshal runs, and by which release."""
+"""An instance_id names a Marshal's host and release."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_c8_a_released_lease_takes_no_more(scene: Scene) -> None:
 def test_t4_a_silent_holder_stops_before_it_is_replaced(scene: Scene) -> None:
     a, b = scene.member("a"), scene.member("b")
     lease = a.claim("t", 0)
-    with a._driver.condition:  # the holder's own threads can do nothing, as if the process were stopped
+    with a._driver.condition:  # the holder's threads are blocked, as if the process were stopped
         held = b.claim("t", 0, timeout=20)
         assert not lease.valid
     assert held.epoch > lease.epoch

@@ -1,4 +1,4 @@
-"""``consumer.stop()`` ends one consumer's loops; an exception that leaves a loop says which message was in hand."""
+"""``consumer.stop()`` ends a consumer's loops; an exception that leaves a loop names the message in flight."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_stop_ends_ranges(marshal: Marshal) -> None:
 def test_what_was_in_hand_is_said(
     marshal: Marshal, caplog: pytest.LogCaptureFixture, way: Way, with_consumer: bool
 ) -> None:
-    """As a note of the exception, and as a line: whichever block it leaves first."""
+    """As a note of the exception and as a log line, whichever block it leaves first."""
     caplog.set_level(logging.WARNING, "kafka_marshal")
     first = 5 if way is by_batches else 7
 

@@ -1,4 +1,4 @@
-"""A partition that is to go while a handler hangs: it stays when the reason ends, or goes in time."""
+"""A partition to be released while a handler hangs: it stays if the reason ends, or is released in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_pause_that_ends_leaves_a_partition_with_a_stuck_key_at_work(crew: Cre
     handlers.await_ended({(0, 0), (0, 2)})
     crew.pause(60_000)
     wait_until(lambda: "on_revoke" in calls)
-    if kind == "group":  # a claim is not beaten during a pause, so this would take too long
+    if kind == "group":  # claims get no heartbeat during a pause, so this would take too long
         (held,) = wait_until(lambda: [x for x in a.health().held_back if x.releasing])
         assert (held.offset, held.key, held.releasing) == (1, b"stuck", "the group is paused")
     crew.pause(0)

@@ -1,4 +1,4 @@
-"""Topics that will not do for dead letters are refused, or warned of, before a handler is called."""
+"""Topics unsuitable for dead letters are rejected, or warned of, before a handler is called."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def marshal(cluster: MemoryCluster) -> Iterator[Marshal]:
 
 
 def run(marshal: Marshal, dead_letters: str) -> list[str]:
-    """Messages that were handled."""
+    """The handled messages."""
     handled: list[str] = []
 
     def handle(message: Any) -> None:
@@ -104,7 +104,7 @@ def test_who_may_not_ask_for_settings_works_all_the_same(
 
 
 def test_a_letter_too_large_goes_without_its_traceback(cluster: MemoryCluster, marshal: Marshal) -> None:
-    """The traceback alone must not keep a message from being put aside."""
+    """A long traceback must not keep a message from becoming a dead letter."""
     cluster.broker.create_topic("dead", settings={"max.message.bytes": "400"})
     tried = threading.Event()
 

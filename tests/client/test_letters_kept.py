@@ -1,4 +1,4 @@
-"""Dead letters of ``consumer.run`` on a real Kafka: they have what is in Kafka, whatever handlers make of a message."""
+"""Dead letters of ``consumer.run`` on a real Kafka: they equal the record in Kafka even if handlers change messages."""
 
 from __future__ import annotations
 

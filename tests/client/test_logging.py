@@ -1,4 +1,4 @@
-"""What an operator reads: events with fields, one line for all that happened together, an outage from end to end."""
+"""Log lines for operators: events with fields, one line for simultaneous events, an outage from end to end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Events:
 
 
 def told(events: Events, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    """(event, partitions) of the lines told since the last call."""
+    """(event, partitions) of the lines logged since the last call."""
     events.tell()
     lines = [(getattr(line, "event", ""), spans(getattr(line, "partitions", []))) for line in caplog.records]
     caplog.clear()
@@ -186,7 +186,7 @@ with Marshal(sys.argv[1], group_id="g", client_id="w", heartbeat_interval_ms=int
 
 
 class Told:
-    """A worker process, by its log."""
+    """A worker process and its log."""
 
     def __init__(self, broker: LocalBroker, topic: str, out: Path) -> None:
         self._out = out
@@ -230,7 +230,7 @@ def work(broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[[], Told]]:
 
 @pytest.mark.broker
 def test_in_an_outage_a_worker_says_so_and_ends_in_time(broker: LocalBroker, work: Callable[[], Told]) -> None:
-    """SIGTERM within 8 s: with leases held, after they are lost, and when the broker is gone for good."""
+    """SIGTERM within 8 s: with leases held, after they are lost, and when the broker never returns."""
     worker = work()
     wait_until(lambda: "claimed" in worker.events(), what="claims")
     broker.pause()
@@ -244,7 +244,7 @@ def test_in_an_outage_a_worker_says_so_and_ends_in_time(broker: LocalBroker, wor
     broker.resume()
     wait_until(lambda: worker.events()[-1] == "claimed", what="claims after the outage")
     assert "kafka_back" in worker.events()
-    told = worker.events().count("lost")  # in one line, or in several: parts of the log end at their own times
+    told = worker.events().count("lost")  # in one line or several: parts of the log end at different times
     broker.pause()
     wait_until(lambda: worker.events().count("lost") > told, what="the second outage told")
     worker.ends_within(8.0)

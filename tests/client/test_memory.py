@@ -71,7 +71,7 @@ def test_a_limit_below_one_byte_is_refused(scene: Scene) -> None:
 
 
 def test_what_is_in_hand_and_not_done_counts_and_each_partition_has_one_in_any_case(scene: Scene) -> None:
-    """Nothing is done for a while: memory holds no more than the limit, and goes on where something is done."""
+    """While nothing is done, memory stays within the limit; a partition continues when something of it is done."""
     topic = large_messages(scene)
     limit = 20 * SIZE
     consumer = scene.member("a").consumer([topic], max_bytes_in_flight=limit)

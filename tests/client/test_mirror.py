@@ -1,4 +1,4 @@
-"""mirror_offsets=True: Kafka's own tools see how far a coordinated group is, and nothing of it hurts the group."""
+"""mirror_offsets=True: Kafka's tools see a coordinated group's progress, without harm to the group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Kafka(MemoryCluster):
-    """A cluster that notes what is committed, and answers as it is told."""
+    """A cluster that records commits and answers on request."""
 
     def __init__(self, partitions: int = 2, messages: int = 20) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_a_position_that_stands_still_is_committed_again(kafka: Kafka, monkeypat
     monkeypatch.setattr(mirror, "SETTLE_MS", 0.0)
     monkeypatch.setattr(mirror, "REFRESH_MS", 400.0)
     a = kafka.member()
-    both = {(TOPIC, 0), (TOPIC, 1)}  # one may be taken up before the other
+    both = {(TOPIC, 0), (TOPIC, 1)}  # one may be assigned before the other
     wait_until(lambda: all(sum(key in each for each in kafka.commits) >= 3 for key in both))
     assert {(key, offset) for each in kafka.commits for key, offset in each.items()} == {(key, 0) for key in both}
     a.marshal.close()
@@ -162,7 +162,7 @@ def test_a_refusal_is_logged_once_retried_and_hurts_nobody(kafka: Kafka, caplog:
 def test_beats_and_close_do_not_wait_for_it(
     kafka: Kafka, timeout: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No answer comes: to none, and then to the last one."""
+    """No commit is answered, and then all but the last."""
     monkeypatch.setattr(mirroring, "COMMIT_TIMEOUT_S", 3 * SESSION / 1000)
     a = kafka.member()
     wait_until(lambda: kafka.committed() == {0: 0, 1: 0})
@@ -190,7 +190,7 @@ def test_a_topic_that_is_recreated_gets_no_positions_of_the_old_one(kafka: Kafka
     kafka.broker.produce(TOPIC, 0, b"")
     job = a.marshal._driver.upkeep.jobs[0]
     assert isinstance(job, mirroring.Mirroring)
-    with a.marshal._driver.condition:  # it does not look on its own
+    with a.marshal._driver.condition:  # it does not check by itself
         wait_until(lambda: a.marshal._driver.condition.wait(0.01) or not job._is_running)
         job.end()
     a.take(1)
@@ -237,7 +237,7 @@ def groups(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[
 
 
 def lag(groups: Groups) -> dict[int, tuple[int, int]]:
-    """Partition → (committed, lag), as an outsider finds it."""
+    """Partition → (committed, lag), by Kafka's API."""
     committed = groups.cluster.kafka_group(groups.group, 10).committed
     ends = groups.cluster.watermarks(committed, 10)
     return {key[1]: (offset, ends[key][1] - offset) for key, (offset, _) in sorted(committed.items())}

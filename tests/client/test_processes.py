@@ -1,4 +1,4 @@
-"""Workers in processes of their own: kill -9, SIGSTOP, SIGTERM, restart. What they wrote down is checked afterwards."""
+"""Workers in separate processes: kill -9, SIGSTOP, SIGTERM, restart. Their output is checked afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def holders(watcher: Marshal) -> list[str]:
 
 
 def two_at_work(scene: Scene, tmp_path: Path, **options: object) -> tuple[Worker, Worker, Marshal]:
-    """Two workers with half of the partitions each, before there is anything to do; then all of the messages."""
+    """Two workers with half of the partitions each; then all messages are published."""
     topic = scene.topic(PARTITIONS)
     watcher = scene.member("watcher")
     a = scene.worker("a", topic, tmp_path, pause_s=0.001, **options)
@@ -50,7 +50,7 @@ def test_alo_a_stopped_worker_is_replaced_and_told(scene: Scene, tmp_path: Path)
     a.go_on()
     wait_until(lambda: a.offsets("lost"), 20)
     after = [line for line in a.lines()[before:] if line["what"] == "handled"]
-    # What was in hand may be finished; what had not been handed out must not be, now that others have it.
+    # Messages in flight may be finished; others must not be delivered, as other members have them now.
     assert len(after) <= 8
 
 
@@ -100,5 +100,5 @@ def test_takeover_after_kill_9_within_two_intervals_and_a_second(scene: Scene, t
     lease = b.world.lease(topic, 0)
     assert lease is not None
     assert lease.client_id == "b"
-    # Both stamps are this machine's: the broker's log time of the claim, and the clock of the dead worker.
+    # Both times are of this machine's clock: log time of the claim, and the dead worker's time.
     assert b.world.log_time - died_at < 2 * HI + 1_000 + HI

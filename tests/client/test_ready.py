@@ -1,4 +1,4 @@
-"""Which lane is begun next: half of the workers take the longest, the others the one that has waited longest."""
+"""The next lane: half of the workers take the longest lane, the others the one that has waited longest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafka_marshal.engine.work.lanes import Lane
 
 
 class Waiting:
-    """A lane, as far as it matters here."""
+    """A minimal lane."""
 
     def __init__(self, name: str, messages: int) -> None:
         self.name = name
@@ -54,7 +54,7 @@ def test_a_lane_that_comes_back_is_last_in_turn() -> None:
 
 
 def test_threads_find_each_lane_once() -> None:
-    """As many tries as there are lanes, however they meet."""
+    """As many calls as there are lanes, in any interleaving."""
     ready, found, names = Ready(), deque[str](), [f"{number}" for number in range(20_000)]
 
     def work(longest: bool, mine: list[str]) -> None:
@@ -71,7 +71,7 @@ def test_threads_find_each_lane_once() -> None:
 
 
 def test_what_was_taken_is_not_kept() -> None:
-    """Where all take the longest, and where all take them in turn."""
+    """If all take the longest, and if all take them in turn."""
     for longest in (True, False):
         ready = ready_of(first=1) if longest else ready_of()
         for _ in range(MOST_IN_TURN * 2):

@@ -1,4 +1,4 @@
-"""``consumer.run`` on a real broker: many handlers, each key in order, and handlers that fail."""
+"""``consumer.run`` on a real broker: parallel handlers, order by key, and failing handlers."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_an_empty_topic_ends_with_stop(crew: Crew) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_offsets_that_are_never_delivered_hold_nothing_back(crew: Crew, how: str) -> None:
-    """Those of transactions: of their ends, and of what was aborted."""
+    """Offsets of transaction markers and of aborted messages."""
     topic = crew.topic(1)
     producer = Producer({"bootstrap.servers": crew.bootstrap, "transactional.id": f"t-{topic}", "linger.ms": 0})
     producer.init_transactions(20)
@@ -453,7 +453,7 @@ def test_hooks_are_called_around_each_try_and_cannot_harm_it(
         ("before", 1, 1),
         ("after", 1, 1),
     ]
-    assert "of the hook" in caplog.text or how == "coroutines"  # said once in ten seconds
+    assert "of the hook" in caplog.text or how == "coroutines"  # logged once in ten seconds
 
 
 def test_a_function_that_returns_a_coroutine_is_refused(crew: Crew) -> None:
@@ -469,7 +469,7 @@ def test_a_function_that_returns_a_coroutine_is_refused(crew: Crew) -> None:
 
 
 def test_events_are_in_the_order_of_time() -> None:
-    """The checks above rely on it, and see what is wrong."""
+    """The checks above rely on it and detect violations."""
     handlers = Handlers()
     handlers.events = [Event("begin", "a", 0, 0, 1.0), Event("begin", "a", 0, 1, 2.0)]
     with pytest.raises(AssertionError, match="begins while"):

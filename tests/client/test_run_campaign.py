@@ -1,6 +1,6 @@
-"""``consumer.run`` in processes that are killed, and that come and go: nothing is lost, and each key is in order.
+"""``consumer.run`` in processes that are killed, started and stopped: nothing is lost, each key is in order.
 
-CI does a few of each; ``make campaign ARGS=tests/client/test_run_campaign.py`` a hundred, of either kind of consumer.
+CI runs a few of each; ``make campaign ARGS=tests/client/test_run_campaign.py`` a hundred, of both kinds of consumer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["crew"]
 
 PARTITIONS, KEYS, WORKERS = 6, 200, 4
 
-#: Messages a second, handled in so long at most (s); the most frequent key has a sixth of them.
+#: Messages per second, and the longest handler (s); the most frequent key has a sixth of them.
 RATE, LONGEST_S = 300, 0.008
 
 HI, SESSION = 800, 3_000
 
-#: Between two mishaps so many messages are handled.
+#: Messages handled between two faults.
 BETWEEN = 40
 
 
@@ -57,9 +57,9 @@ class Verdict(NamedTuple):
 
 
 def judge(lines: Iterable[Line], published: set[tuple[int, int]], killed: set[int]) -> Verdict:
-    """By first handlings: of one key none begins before the one before it has ended.
+    """Check first handlings: of one key, each begins after its predecessor's end.
 
-    Handled again is only what a worker had in hand, or had not reported, that was killed (or had lost its lease).
+    Only messages that a killed worker (or one that lost its lease) had in flight or had not reported are handled again.
     """
     excused = killed | {line.pid for line in lines if line.what == "lost"}
     begun: dict[tuple[int, int], int] = {}
@@ -93,7 +93,7 @@ def judge(lines: Iterable[Line], published: set[tuple[int, int]], killed: set[in
 
 
 class Campaign:
-    """Workers, what they wrote, and the mishaps."""
+    """Workers, their output, and the faults."""
 
     def __init__(self, crew: Crew, kind: str, folder: Path, seed: int) -> None:
         self._crew = crew
@@ -144,7 +144,7 @@ class Campaign:
         self.workers.append(subprocess.Popen(command))
 
     def read(self) -> int:
-        """How many messages have been handled."""
+        """Number of handled messages."""
         with self._out.open() as file:
             file.seek(self._read_to)
             text = file.read()

@@ -1,4 +1,4 @@
-"""``consumer.run`` on a real broker: handlers that take too long, ends of all kinds, and calls at a bad moment."""
+"""``consumer.run`` on a real broker: slow handlers, ends of all kinds, and calls at awkward moments."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_a_thread_that_hangs_costs_the_lease_and_when_that_is_back_its_key_waits
     running = Running(consumer, handlers, concurrency=1)
     handlers.await_begun("stuck")
     assert lost.wait(20)
-    handlers.await_ended([(0, 2), (0, 3)])  # by a thread that took the place of the one that hangs
+    handlers.await_ended([(0, 2), (0, 3)])  # by the replacement of the hanging thread
     publish(crew, topic, ["c"] * 5)
     handlers.await_ended([(0, offset) for offset in range(2, 9)])
     epoch = consumer.assignment()[0].epoch
-    for number in range(4):  # two more of its timeouts: the old handler is no reason to end the new lease
+    for number in range(4):  # two more timeouts: the old handler must not end the new lease
         time.sleep(0.3)
         publish(crew, topic, ["d"])
         handlers.await_ended([(0, 9 + number)])
@@ -64,7 +64,7 @@ def test_a_thread_that_hangs_costs_the_lease_and_when_that_is_back_its_key_waits
 
 
 def test_one_that_hangs_costs_no_other_partition_while_all_others_fail(crew: Crew) -> None:
-    """With enough in hand nothing more is asked for, and nothing is done: all the same its handlers are alive."""
+    """With enough in flight nothing more is fetched and nothing is done, yet its handlers are alive."""
     topic = crew.topic(2)
     publish(crew, topic, ["stuck"])
     publish(crew, topic, [f"k{x}" for x in range(300)], 1)
@@ -190,7 +190,7 @@ def test_after_drain_timeout_the_rest_comes_again(crew: Crew, how: str, caplog: 
     assert time.monotonic() < began + 10
     handlers.act = lambda message: None
     again = Running(consumer, handlers)
-    if how == "threads":  # it can't be ended: the rest of its key waits for it
+    if how == "threads":  # a thread can't be ended: the rest of its key waits for it
         assert "run() ends while 1 handler(s) have not returned" in caplog.text
         handlers.await_ended([(0, 2), (0, 3)])
         assert handlers.of("begin", "stuck") == [(0, 0)]
@@ -206,7 +206,7 @@ def test_after_drain_timeout_the_rest_comes_again(crew: Crew, how: str, caplog: 
 
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_handler_left_behind_that_returns_in_a_later_run(crew: Crew, returns: bool) -> None:
-    """With a queue full of lanes behind it, and retries under way: the later run gets all of that."""
+    """With a queue full of lanes and pending retries: the later run gets all of them."""
     topic = crew.topic(1)
     publish(crew, topic, ["stuck", *(f"k{x}" for x in range(300)), "stuck"])
     handlers = Handlers()
@@ -391,7 +391,7 @@ def test_c18_after_an_eviction_a_member_goes_on_once_its_handlers_are_back(crew:
     handlers.check_order()
 
 
-# Calls that come at a bad moment.
+# Calls at awkward moments.
 
 
 @pytest.mark.parametrize("how", HOW)

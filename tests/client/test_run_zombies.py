@@ -1,4 +1,4 @@
-"""A process that is stopped in its handlers until another one has its partition: nothing leaves it when it wakes up."""
+"""A process stopped in its handlers until another has its partition: it has no effect when it continues."""
 
 from __future__ import annotations
 

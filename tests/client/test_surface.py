@@ -1,4 +1,4 @@
-"""What users of the Python surface meet: wrong arguments, calls after stop() and close(), messages never done."""
+"""The Python API: wrong arguments, calls after stop() and close(), messages that are never done."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.faults.stories import GROUP, TOPIC, member, memory_cluster
 
 NAN = math.nan
 
-#: Looks like a session of Spark's, as far as it is looked at.
+#: Passes the check for a Spark session.
 SPARK: Any = SimpleNamespace(readStream=None)
 NONE: Any = None
 
@@ -120,7 +120,7 @@ MADE: list[tuple[str, object, Callable[[Any], object]]] = [
 
 
 async def is_async(*_: object) -> None:
-    """Nobody would await what it returns."""
+    """A coroutine that would never be awaited."""
 
 
 def yields(*_: object) -> Iterator[None]:
@@ -150,7 +150,7 @@ OF_MESSAGES: list[tuple[str, object]] = [
 
 
 def said(name: str, value: object, call: Callable[[], object]) -> str:
-    """Refused by an error that names the argument, and the value where that is short."""
+    """Rejected by an error that names the argument, and the value if it is short."""
     with pytest.raises(ConfigurationError) as caught:
         call()
     text = str(caught.value)
@@ -264,7 +264,7 @@ def test_a_partition_that_does_not_exist_is_refused_with_what_exists(marshal: Ma
     assert all(lease.partition < 2 for lease in marshal.world.leases())
     if call in ("pause", "resume"):
         assert "it reads t" in said("other", 0, lambda: getattr(consumer, call)([("other", 0)]))
-    if call == "seek":  # before anybody is asked where it ends
+    if call == "seek":  # before the end offset is looked up
         for name in ("other", "never", "a\0b"):
             assert "it reads t" in said(name, 0, lambda name=name: consumer.seek(name, 0, 99))  # type: ignore[misc]
 
@@ -314,7 +314,7 @@ def test_after_stop_calls_wait_their_timeout_out(marshal: Marshal, delivery: Any
         (lambda: consumer.poll(0.3), None, 0.3),
         (lambda: consumer.consume(5, 0.3), [], 0.3),
         (lambda: ranges.take(5, timeout=0.3), [], 0.3),
-        (consumer.poll, None, 0.1),  # without one a loop must not spin either
+        (consumer.poll, None, 0.1),  # without one, a loop must not spin either
         (consumer.consume, [], 0.1),
         (lambda: ranges.take(5), [], 0.1),
     ]
@@ -325,7 +325,7 @@ def test_after_stop_calls_wait_their_timeout_out(marshal: Marshal, delivery: Any
     assert not list(consumer)
     assert not list(consumer.batches())
     waiting = Background(lambda: consumer.poll(60))
-    consumer.close()  # ends a wait that stop() does not
+    consumer.close()  # ends a wait that stop() does not end
     waiting.end()
 
 
@@ -377,14 +377,14 @@ def test_iterating_without_auto_done_ends_too(marshal: Marshal) -> None:
 
 
 def forked(call: Callable[[], object]) -> str:
-    """The error that the call raises in a forked child; "": none."""
+    """The error that the call raises in a forked child; "" for none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         raised = ""
         try:
             call()
-        except BaseException as error:  # noqa: BLE001 - the parent gets it
+        except BaseException as error:  # noqa: BLE001 - passed to the parent
             raised = type(error).__name__
         finally:
             os.write(writing, raised.encode())
@@ -455,7 +455,7 @@ def test_many_messages_and_none_done_is_said_once(caplog: pytest.LogCaptureFixtu
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("done", [True, False])
 def test_fewer_are_said_after_a_minute(done: bool) -> None:
-    """On virtual time: four of them, and the second call is a minute ago."""
+    """On virtual time: four of them, and the second call was a minute ago."""
     told: list[tuple[float, str]] = []
     began: list[float] = []
     slept: list[int] = []
@@ -478,11 +478,11 @@ def test_fewer_are_said_after_a_minute(done: bool) -> None:
             slept.append(len(kept))
 
     simulate_one(Scenario(1, (Client("c0", "yours"),), intervals=200), worker)
-    assert slept  # else the story ended before
+    assert slept  # else the story ended earlier
     if done:
         assert not told
     else:
-        assert 1 <= len(told) <= len(began)  # once in each life of the process
+        assert 1 <= len(told) <= len(began)  # once in each start of the process
         assert 59 < told[0][0] - began[0] < 63
 
 

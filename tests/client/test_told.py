@@ -1,4 +1,4 @@
-"""What goes on for long is told now and then."""
+"""Long-lasting conditions are logged repeatedly, at growing intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking topics up while consumers come: an answer to an older question must not pass for one to a newer."""
+"""Topic look-ups while consumers start: an old answer must not count for a newer question."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
 
 
 def test_the_first_look_only_counts_and_the_ids_come_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P11 rests on the ids; describing a thousand partitions is left for when everybody has started."""
+    """P11 needs the ids; describing a thousand partitions is postponed until all consumers have started."""
     topic = scene.topic(partitions=2, messages=3)
     described: list[str] = []
     look_up = KafkaCluster.topic_info

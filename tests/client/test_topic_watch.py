@@ -1,4 +1,4 @@
-"""How closely topics are looked at: small ones thoroughly every time, large ones mostly by counting (P11, L2)."""
+"""How topics are polled: small ones thoroughly every time, large ones mostly by counting (P11, L2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = "__marshal"
 
 
 class Clock(Threads):
-    """A machine on which time stands still unless it is moved."""
+    """A clock that advances only on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Clock(Threads):
 
 
 class Asked(MemoryCluster):
-    """Lists topics without ids, as brokers do, and remembers which it was asked to describe."""
+    """Lists topics without ids, as brokers do, and records which it is asked to describe."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker=broker)
         self.clock = Clock()
         self.runtime = self.clock
         self.described: list[list[str]] = []
-        #: How old an answer might have been, seconds, of each question.
+        #: Allowed age (s) of the answer to each question.
         self.ages: list[float] = []
 
     def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
@@ -115,7 +115,7 @@ def test_q39_however_large_it_is_its_id_is_looked_at_within_half_a_minute(cluste
 
 
 def test_one_that_is_missing_in_the_list_is_looked_for_thoroughly(cluster: Asked, broker: MemoryBroker) -> None:
-    """A listing leaves out what we may not see; only who asks for a topic by name is told that it is gone."""
+    """A listing omits topics that we may not see; only a query by name shows that one is deleted."""
     watching = watch(cluster, "large")
     look(watching)
     broker.delete_topic("large")
@@ -172,7 +172,7 @@ def test_q39_what_others_were_told_must_be_younger_than_the_consumer_and_the_las
 
 
 def test_q39_a_log_made_anew_is_not_gone_for_a_member_that_began_on_it(cluster: Asked) -> None:
-    """It was, for another member of the process, which looked before."""
+    """It was, for another member of this process that polled earlier."""
     watching = TopicWatch(cluster, LOG)
     cluster.clock.now += 300.0
     assert look(watching).keys() == {LOG}

@@ -1,4 +1,4 @@
-"""A worker as a user writes one: python worker.py '{"bootstrap": …}'. It writes what it does as JSON lines."""
+"""A worker as a user writes one: python worker.py '{"bootstrap": …}'. It writes JSON lines of its actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pause_s = arguments.get("pause_s", 0.0)
 
 
 def say(what: str, partition: int, offset: int, **more: object) -> None:
-    """One line, written at once: a killed process keeps what it wrote."""
+    """Write a line at once, so that it survives a kill."""
     line = json.dumps({"what": what, "partition": partition, "offset": offset, "at": time.time(), **more})
     os.write(out, line.encode() + b"\n")
 
@@ -36,7 +36,7 @@ with Marshal(
             say("lost", lost.partition, lost.epoch)
 
     def made() -> Consumer:
-        """Of a coordinated group, if a session is given."""
+        """A consumer of a coordinated group if a session is given."""
         options: dict[str, Any] = {
             "delivery": arguments.get("delivery", "at-least-once"),
             "batch_size": arguments.get("batch_size", 100),

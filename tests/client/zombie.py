@@ -1,4 +1,4 @@
-"""A worker that is stopped in its handlers: python zombie.py '{"bootstrap": …}'. They go on once a file is there."""
+"""A worker stopped in its handlers: python zombie.py '{"bootstrap": …}'. They continue once a file exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sink = SqliteSink(arguments["database"])
 
 
 def say(what: str, offset: int) -> None:
-    """One line, written at once."""
+    """Write a line at once."""
     os.write(out, (json.dumps({"what": what, "partition": 0, "offset": offset}) + "\n").encode())
 
 

@@ -1,4 +1,4 @@
-"""Each contract test runs three times: on the log in memory, on that of the simulation, and on a real broker."""
+"""Each contract test runs three times: on the log in memory, on the simulation's log, and on a real broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test of the simulation's log is a task of the simulation."""
+    """Run a test of the simulation's log as a task of the simulation."""
     made = pyfuncitem.funcargs.get("side")
     if not isinstance(made, SimulatedSide):
         return None

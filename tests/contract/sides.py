@@ -1,4 +1,4 @@
-"""Both implementations of the adapters' interface, and what a test must be able to do behind their backs."""
+"""All implementations of the adapters' interface, and direct access for tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 15.0
 
 
 def eventually(met: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """Wait for a condition, not for a time; returns its value."""
+    """Wait for a condition instead of a fixed time; returns its value."""
     until = time.monotonic() + timeout_s
     while not (value := met()):
         assert time.monotonic() < until, f"{what}: not within {timeout_s} s"
@@ -36,7 +36,7 @@ def eventually(met: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) 
 
 
 def closed_port() -> int:
-    """A port on which nobody listens."""
+    """A port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -54,7 +54,7 @@ class Side(Protocol):
     ) -> None: ...
 
     def produce_transaction(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
-        """Write values, then one offset that no reader is given."""
+        """Write values, then one offset that no reader gets."""
 
     def delete_topic(self, topic: str) -> None: ...
 
@@ -65,7 +65,7 @@ class Side(Protocol):
     def delete_records(self, topic: str, partition: int, before: int) -> None: ...
 
     def unreachable(self) -> Cluster:
-        """A client that no broker answers."""
+        """A client without a reachable broker."""
 
     def close(self) -> None: ...
 
@@ -74,7 +74,7 @@ class Side(Protocol):
 
 
 class _Named:
-    """Gives topics names of their own."""
+    """Gives topics unique names."""
 
     cluster: Cluster
     _numbers = itertools.count(1)
@@ -86,7 +86,7 @@ class _Named:
 
 
 class MemorySide(_Named):
-    """The log in memory, on the time of day."""
+    """The log in memory, in real time."""
 
     name = "memory"
 
@@ -128,7 +128,7 @@ class MemorySide(_Named):
 
 
 class SimulatedSide(MemorySide):
-    """The log of the simulation, in a process of it, on virtual time."""
+    """The log of the simulation, in one of its processes, on virtual time."""
 
     name = "simulation"
 
@@ -143,7 +143,7 @@ class SimulatedSide(MemorySide):
         self.threading = VirtualThreading(self.process)
 
     def _new_process(self, name: str) -> Process:
-        # Nobody keeps account of what it does.
+        # Nothing checks what it does.
         return Process(name, Host(name), self.network, cast("Checks", None), seed=0)
 
     def produce(
@@ -204,7 +204,7 @@ class KafkaSide(_Named):
         for value in values:
             producer.produce(topic, value, b"k", partition)
         producer.commit_transaction(TIMEOUT_S)
-        eventually(lambda: end() == due, "the marker is in the log")  # the broker writes it after it has answered
+        eventually(lambda: end() == due, "the marker is in the log")  # the broker writes it after its answer
 
     def delete_topic(self, topic: str) -> None:
         self._admin.delete_topics([topic])[topic].result(TIMEOUT_S)
@@ -239,13 +239,13 @@ class KafkaSide(_Named):
 
 
 def recreate(side: Side, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
-    """Delete a topic and make it anew under the same name."""
+    """Delete a topic and create it again under the same name."""
     side.delete_topic(topic)
     side.cluster.create_topic(topic, partitions, 1, settings, TIMEOUT_S)
 
 
 def append(side: Side, topic: str, partition: int, values: Sequence[bytes]) -> None:
-    """Append values to the log, and wait until they are there."""
+    """Append values to the log and wait until they are written."""
     appender = side.cluster.appender(topic, delivery_timeout_ms=int(TIMEOUT_S * 1000))
     acks: list[Ack] = []
     for value in values:
@@ -256,7 +256,7 @@ def append(side: Side, topic: str, partition: int, values: Sequence[bytes]) -> N
 
 
 class TailLog:
-    """Everything that a tail has brought so far."""
+    """Everything read from a tail so far."""
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
@@ -288,7 +288,7 @@ class TailLog:
 
 
 class DataLog:
-    """Everything that a data reader has brought so far."""
+    """Everything read from a data reader so far."""
 
     def __init__(self, reader: DataReader) -> None:
         self.reader = reader

@@ -1,4 +1,4 @@
-"""Bootstrap addresses of two clusters: each has a log of its own, so both would say who owns a partition."""
+"""Bootstrap addresses of two clusters: each has its own log, so both would assign the same partitions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_address_is_not_asked(addresses: list[str]) -> None:
 
 
 def test_q35_a_member_that_is_told_later_ends(addresses: list[str]) -> None:
-    """The second cluster's broker comes up when the member is at work already."""
+    """The second cluster's broker starts while the member is working."""
     with pytest.raises(ConfigurationError, match=DIFFERENT):
         _meet_late(addresses)
 

@@ -1,4 +1,4 @@
-"""An AdminClient is never destroyed by one of librdkafka's threads, which would abort the process."""
+"""An AdminClient is never destroyed on a thread of librdkafka, which would abort the process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_client_in_use_outlives_its_close() -> None:
         closer = threading.Thread(target=admin.close)
         closer.start()
         closer.join(10)
-        assert not closer.is_alive()  # it does not wait for those who use it
+        assert not closer.is_alive()  # it does not wait for its users
         with pytest.raises(ClosedError), admin.use():
             pass
         assert all(client.poll(0) >= 0 for client in clients)

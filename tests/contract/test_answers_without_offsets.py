@@ -1,4 +1,4 @@
-"""librdkafka's answer to a look-up may hold neither an offset nor an error (found by chaos): that is no answer."""
+"""An answer of librdkafka with neither an offset nor an error (found by chaos) counts as no answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answers = Mapping[TopicPartition, Future[Any]]
 
 
 class Broken:
-    """The first so many answers about a partition come without an offset; the others are the broker's."""
+    """The first answers about a partition have no offset; later ones are the broker's."""
 
     def __init__(self, partition: int, empty: int) -> None:
         self.partition, self.empty = partition, empty
@@ -63,7 +63,7 @@ def test_it_is_asked_again(monkeypatch: pytest.MonkeyPatch, kafka_bootstrap: str
 def test_a_time_is_not_taken_for_one_after_the_end(
     monkeypatch: pytest.MonkeyPatch, kafka_bootstrap: str, topic: str, empty: int
 ) -> None:
-    """A position at the end would pass everything over."""
+    """A position at the end would skip everything."""
     with closing(KafkaCluster(kafka_bootstrap)) as cluster:
         monkeypatch.setattr(module, "_offsets", broken := Broken(1, empty))
         assert cluster.offsets_for_time([(topic, 1)], 0, TIMEOUT_S) == {(topic, 1): 0}

@@ -97,7 +97,7 @@ def test_many_threads_append_each_in_its_order(side: Side) -> None:
 
 @pytest.mark.parametrize("size", [60_000, 1_100_000])
 def test_a_record_too_large_fails_alone(side: Side, size: int) -> None:
-    """60,000 bytes are refused by the broker, 1,100,000 by the client."""
+    """60,000 bytes are rejected by the broker, 1,100,000 by the client."""
     topic = side.topic(1, {**LOG_TIME, "max.message.bytes": "50000"})
     appender = side.cluster.appender(topic, delivery_timeout_ms=10_000)
     acks: dict[str, Ack] = {}

@@ -71,7 +71,7 @@ def test_a_backlog_comes_in_large_batches_of_the_size_asked_for(side: Side, log:
 
 
 def test_a_read_returns_as_soon_as_something_arrives(side: Side, log: DataLog) -> None:
-    """Asked for 10,000 with a long timeout, it returns with the first."""
+    """A read of up to 10,000 with a long timeout returns with the first message."""
     topic = side.topic(1)
     side.produce(topic, 0, [b"warm"])
     log.reader.assign({(topic, 0): 0})
@@ -177,7 +177,7 @@ def test_steering_what_is_not_assigned_does_nothing(side: Side, log: DataLog) ->
 
 
 def test_steering_beside_a_read(side: Side, log: DataLog) -> None:
-    """Whatever was steered while another thread read: what comes after the last assign() is the log from there on."""
+    """Whatever calls were made during another thread's read, messages after the last assign() follow its position."""
     topic = side.topic(2)
     side.produce(topic, 0, numbers(300))
     side.produce(topic, 1, numbers(300))
@@ -225,13 +225,13 @@ def test_a_partition_that_is_new_can_be_read(side: Side, log: DataLog) -> None:
 
 
 def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> None:
-    """A consumer on standby that gets its first partition: librdkafka by itself asks for new topics once a second."""
+    """A standby consumer gets its first partition: librdkafka alone asks for new topics only once a second."""
     waits = []
     for number in range(7):
         topic = side.topic(1)
         side.produce(topic, 0, [b"v"])
         until = time.monotonic() + 0.2 + 0.03 * number
-        while (left_s := until - time.monotonic()) > 0:  # (a read ends where the end of a log is reached)
+        while (left_s := until - time.monotonic()) > 0:  # (a read ends at the end of a log)
             log.read(timeout_s=left_s)  # connected, and at no particular moment of librdkafka's second
         began = time.monotonic()
         log.reader.assign({(topic, 0): 0})
@@ -242,7 +242,7 @@ def test_a_topic_never_seen_before_flows_at_once(side: Side, log: DataLog) -> No
 
 
 class Watched(Consumer):
-    """Notes which topics it is asked about, each time that means a question to a broker."""
+    """Records the topics of each query to a broker."""
 
     asked: ClassVar[list[str]] = []
 
@@ -259,7 +259,7 @@ class Watched(Consumer):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What readers made from now on ask brokers about."""
+    """Topics that readers made from now on ask brokers about."""
     monkeypatch.setattr(Watched, "asked", found := list[str]())
     monkeypatch.setattr(reading, "Consumer", Watched)
     return found
@@ -269,11 +269,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
     kafka_side: KafkaSide, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look waits behind a fetch, and so do partitions that do not move: 180 ms where the broker is busy."""
+    """The look-up waits behind a fetch, and so do partitions that do not move: 180 ms on a busy broker."""
     log, topic, missing = DataLog(kafka_side.cluster.data_reader("group", {})), kafka_side.topic(3), "not-there"
 
     def assign(partition: int) -> list[str]:
-        """What is asked because of it."""
+        """The queries that an assignment causes."""
         asked.clear()
         log.reader.assign({(topic, partition): 0})
         log.read(timeout_s=0.3)
@@ -283,10 +283,10 @@ def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
     eventually(lambda: len(kafka_side.cluster.watermarks(keys, TIMEOUT_S)) == 3, "the new topic has leaders")
     assert log.reader.partition_counts([topic, missing], TIMEOUT_S) == {topic: 3}
     eventually(lambda: asked == [topic, missing], "it connects, and learns the leaders")
-    log.read(timeout_s=0.3)  # that is over then
+    log.read(timeout_s=0.3)  # completes it
     assert assign(1) == []  # it was met just now
     log.reader.unassign([(topic, 1)])
-    monkeypatch.setattr(data_reader, "MEET_AGAIN_S", 0.0)  # from now on every look is long ago
+    monkeypatch.setattr(data_reader, "MEET_AGAIN_S", 0.0)  # from now on every look-up is outdated
     assert assign(1) == [topic]  # the first of its topic: librdkafka may have forgotten it
     assert assign(2) == assign(0) == []
     log.reader.unassign([(topic, number) for number in range(3)])
@@ -295,7 +295,7 @@ def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
 
 
 def test_where_no_broker_answers_leaders_are_not_looked_up_over_and_over_again(asked: list[str]) -> None:
-    """Each look holds up who reads for a quarter of a second."""
+    """Each look-up delays the reader by a quarter of a second."""
     cluster = KafkaCluster(f"127.0.0.1:{closed_port()}")
     reader = cluster.data_reader("group", {})
     for _ in range(3):
@@ -320,7 +320,7 @@ def test_offsets_without_messages_are_stepped_over(side: Side, log: DataLog) -> 
 
 @pytest.mark.parametrize("start", [1, 9])
 def test_a_position_outside_of_the_log_is_told_and_can_be_mended(side: Side, log: DataLog, start: int) -> None:
-    """P9, P11: retention took it, or it was never there. Nothing is handed out by guess."""
+    """P9, P11: retention deleted it, or it never existed. No message is delivered by guess."""
     topic = side.topic(2)
     side.produce(topic, 0, numbers(5))
     side.produce(topic, 1, numbers(5))
@@ -428,7 +428,7 @@ def test_after_close(side: Side, log: DataLog) -> None:
 def test_a_reader_on_standby_is_woken_by_whoever_steers(
     side: Side, log: DataLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing assigned it does not look up by itself (here: for an hour); an assign or a close ends its wait."""
+    """With nothing assigned it waits (here: for an hour); an assign or a close ends the wait."""
     monkeypatch.setattr(reading, "STANDBY_S", 3600.0)
     topic, ended = side.topic(1), threading.Event()
 
@@ -440,7 +440,7 @@ def test_a_reader_on_standby_is_woken_by_whoever_steers(
             ended.set()
 
     threading.Thread(target=read, daemon=True).start()
-    side.produce(topic, 0, numbers(3))  # takes its time: the reader waits by now
+    side.produce(topic, 0, numbers(3))  # takes long enough that the reader waits by now
     log.reader.assign({(topic, 0): 0})
     eventually(lambda: log.offsets(topic, 0) == [0, 1, 2], "woken by the assignment")
     log.reader.unassign([(topic, 0)])
@@ -452,7 +452,7 @@ def test_a_reader_on_standby_is_woken_by_whoever_steers(
 def test_who_asks_for_a_thousand_unknown_log_ends_has_each_partition_looked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The driver asks for all of them in a row, lock in hand: looking at all of them each time took seconds."""
+    """The driver asks for each in turn under its lock: checking all of them each time took seconds."""
     looks: Counter[str] = Counter()
 
     class Counting(Consumer):

@@ -1,4 +1,4 @@
-"""Dead letters written with the port's producer, and read with Admin, on each of the three logs."""
+"""Dead letters written by the port's producer and read by Admin, on each of the three logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def source(offset: int, key: bytes | None = b"k", value: bytes | None = b"v") ->
 
 
 def write(side: Side, topic: str, messages: Iterable[Any], error: Exception | None = None, group: str = "g") -> None:
-    """A dead letter of each, one after the other."""
+    """Write a dead letter for each message, in order."""
     producer = side.cluster.producer({})
     errors: list[Exception | None] = []
     for each in messages:
@@ -68,7 +68,7 @@ def test_all_partitions_are_merged_by_time(side: Side) -> None:
 
 
 def time_passes(side: Side) -> None:
-    """The next record has a later stamp, to the millisecond."""
+    """Wait until the next record has a later timestamp (ms)."""
     until = time.time() + 0.003
     while time.time() < until:
         time.sleep(0.001)
@@ -94,12 +94,12 @@ def test_copies_are_marked_and_other_records_counted(side: Side) -> None:
 
 
 def test_a_partition_that_is_ahead_is_held(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the topic is, only the next letters of each partition are in memory."""
+    """However long the topic, only the next letters of each partition are in memory."""
     monkeypatch.setattr(reading, "HELD_RECORDS", 5)
     monkeypatch.setattr(reading, "RUN", 3)
     topic = side.topic(2)
     producer = side.cluster.producer({})
-    for partition, key in enumerate((b"21", b"abc")):  # all of one partition are older than those of the other
+    for partition, key in enumerate((b"21", b"abc")):  # all letters of one partition are older than the other's
         for number in range(100):
             headers = headers_of(source(100 * partition + number), "g", 1, 1, ValueError("x"))
             producer.send(topic, b"v", key, headers)
@@ -124,7 +124,7 @@ def test_it_ends_at_the_end_that_was_there_when_it_began(side: Side) -> None:
 
 
 def test_behind_offsets_that_nobody_is_given(side: Side) -> None:
-    """Markers of transactions at the end, and records that retention took at the start."""
+    """Transaction markers at the end, and records deleted by retention at the start."""
     topic = side.topic()
     write(side, topic, [source(1), source(2)])
     side.produce_transaction(topic, 0, [b"not ours"])
@@ -154,7 +154,7 @@ def test_retention_may_take_what_comes_next(side: Side, monkeypatch: pytest.Monk
 
 
 def test_a_topic_that_goes_away_ends_it_with_an_error(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never as if that were all."""
+    """It must not look like the end of the topic."""
     monkeypatch.setattr(reading, "RUN", 1)
     monkeypatch.setattr(reading, "HELD_RECORDS", 1)
     topic = side.topic()

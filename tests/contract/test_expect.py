@@ -1,4 +1,4 @@
-"""What is expected connects ahead; asked for, it is what it would be otherwise, and what nobody asks for goes."""
+"""Expected clients connect ahead; used, they are like any other, and unused ones are closed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka_marshal.ports import Ack
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, append, closed_port, eventually
 
 HI = 1_000
-#: A connected consumer that is assigned a topic it does not know hears of it only after this time (s).
+#: A connected consumer with an unknown topic asks for it only after this time (s).
 ASKED_AGAIN_S = 1.0
 
 
@@ -41,7 +41,7 @@ def first_record_of_an_expected_tail_s(side: KafkaSide) -> float:
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"first"])
     side.cluster.expect(topic, delivery_timeout_ms=HI)
-    for _ in range(100):  # some tenths of a second, as a start has: it is connected then
+    for _ in range(100):  # some tenths of a second, as in a start: it is connected then
         side.cluster.topics(TIMEOUT_S)
     began = time.monotonic()
     log = TailLog(side.cluster.tail(topic, {0: 0}))
@@ -52,7 +52,7 @@ def first_record_of_an_expected_tail_s(side: KafkaSide) -> float:
 
 @pytest.mark.broker
 def test_a_tail_that_was_expected_need_not_ask_twice(kafka_side: KafkaSide) -> None:
-    """One that is connected, and does not know its topic, asks now and then only after a second."""
+    """A connected client that does not know its topic sometimes asks only after a second."""
     took = [first_record_of_an_expected_tail_s(kafka_side) for _ in range(8)]
     assert max(took) < ASKED_AGAIN_S / 2, took
 

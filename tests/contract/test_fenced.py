@@ -1,4 +1,4 @@
-"""Brokers that are up, and take no part for a moment: a topic is created when they do again."""
+"""Brokers that are up but briefly fenced: a topic is created when they are registered again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOO_MANY = KafkaError(
 def test_a_topic_is_created_as_soon_as_brokers_take_part_again(
     monkeypatch: pytest.MonkeyPatch, refusals: list[KafkaError], within_s: float, tries: int, refused: bool
 ) -> None:
-    """Where the controller has heard of no broker for a moment, it says that the replication factor is wrong."""
+    """A controller without heartbeats of any broker answers that the replication factor is invalid."""
     asked: list[float] = []
 
     class Controller:

@@ -1,4 +1,4 @@
-"""A reader that gets nothing of what the log holds, and no error: it is noticed, and mended step by step."""
+"""A reader that receives nothing of the log, and no error: it is detected and repaired step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, 
 
 PATIENCE_S = 0.05
 
-#: What helps, as (tails opened, restarts of the last one) that still hear nothing; and how it is told.
+#: (tails opened, restarts of the last one) that still receive nothing, and the log line of the step that helps.
 STEPS = [
     pytest.param(lambda tails, restarts: restarts == 0, ["it reads again from there"], id="restart"),
     pytest.param(
@@ -65,7 +65,7 @@ def test_what_is_known_to_be_in_the_log_and_does_not_come_has_it_opened_again(
     assert all("partition 1 at offset 0 of 1" in line for line in told(caplog))
     assert tail.ear.deaf == ""
     assert [r.getMessage() for r in caplog.records if getattr(r, "event", "") == "reader_back"]
-    # The next time begins with the first step again.
+    # The next time starts with the first step again.
     memory.broker.faults.deaf = lambda client, topic, partition, tails, restarts: False
     memory.broker.produce("log", 0, b"b")
     log.until(lambda: log.values(0), "the other goes on, too")
@@ -96,7 +96,7 @@ def test_who_appends_nothing_asks_the_leader_of_what_is_quiet(
 
 
 def test_an_outage_proves_nothing(memory: MemoryCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing that the broker said is younger than the outage: the reader is assigned again, and no more."""
+    """The broker has sent nothing since the outage: the reader is assigned again, and no further step is taken."""
     memory.broker.set_reachable(memory.client, False)
     tail = HearingTail(memory, "log", {0: 0, 1: 0}, {1: 1})
     memory.broker.produce("log", 1, b"a")
@@ -147,7 +147,7 @@ def test_a_restart_reads_again_from_there(side: Side) -> None:
 def test_librdkafkas_client_that_fetches_nothing_of_a_partition_does_again(
     side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A paused partition is as one whose fetch is stuck: nothing comes of it, and no error."""
+    """A paused partition behaves like one with a stuck fetch: no messages and no error."""
     if not isinstance(side, KafkaSide):
         pytest.skip("of librdkafka")
     from confluent_kafka import TopicPartition  # of this test alone
@@ -167,7 +167,7 @@ def test_librdkafkas_client_that_fetches_nothing_of_a_partition_does_again(
 
 
 def test_a_range_of_messages_is_read_on_by_a_new_client(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an executor of Spark reads with."""
+    """The reader of a Spark executor."""
     if not isinstance(side, KafkaSide):
         pytest.skip("of librdkafka")
     opened: list[Reading] = []

@@ -1,4 +1,4 @@
-"""Bad days with Kafka, each recognisable: what happened, what it means, what to do."""
+"""Faults of Kafka, each with a message: what happened, what it means, what to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.secured import allow, broker_properties, login
 
 @contextmanager
 def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A port on which somebody listens who is no Kafka."""
+    """A port with a listener that is no Kafka."""
     listener = socket.create_server(("127.0.0.1", 0))
     connections: list[socket.socket] = []
 
@@ -59,7 +59,7 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """As a TLS listener does when it gets something else."""
+    """Close, as a TLS listener does on plain text."""
     try:
         connection.recv(100)
     finally:
@@ -70,7 +70,7 @@ def say_nothing(connection: socket.socket) -> None:
     """A black hole."""
 
 
-# -- nobody, or somebody else, on the port -------------------------------------------------------------------------
+# -- no listener, or another one, on the port ----------------------------------------------------------------------
 
 
 def test_a_closed_port_is_named() -> None:
@@ -190,7 +190,7 @@ def test_an_acl_that_forbids(guarded: LocalBroker) -> None:
 
 @pytest.mark.broker
 def test_describing_is_not_reading(guarded: LocalBroker) -> None:
-    """Metadata is allowed, reading is not: the readers tell."""
+    """Metadata is allowed, reading is not: readers report it."""
     side = KafkaSide(guarded.bootstrap_servers, login("root"))
     topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
     append(side, topic, 0, [b"a"])
@@ -215,7 +215,7 @@ def test_describing_is_not_reading(guarded: LocalBroker) -> None:
 
 
 def test_an_acl_that_forbids_producing(guarded: LocalBroker) -> None:
-    """The idempotent producer itself needs no right on the cluster; a topic that may only be seen refuses a record."""
+    """The idempotent producer needs no right on the cluster; a topic with only DESCRIBE rejects a record."""
     side = KafkaSide(guarded.bootstrap_servers, login("root"))
     topic = side.topic()
     allow(guarded.bootstrap_servers, login("root"), "guest", {topic: (AclOperation.DESCRIBE,)})
@@ -244,7 +244,7 @@ def test_an_acl_that_forbids_producing(guarded: LocalBroker) -> None:
 
 @pytest.mark.broker
 def test_everything_goes_on_after_an_outage() -> None:
-    """Nothing is lost, repeated or out of order; the tail told of the outage."""
+    """Nothing is lost, repeated or out of order; the tail reports the outage."""
     with TcpProxy() as proxy, LocalBroker(advertised_port=proxy.port) as broker:
         proxy.target_port = broker.port
         side = KafkaSide(broker.bootstrap_servers, {})
@@ -330,7 +330,7 @@ def test_errors_of_calls(code: int, ours: type[MarshalError]) -> None:
 
 
 def test_a_leader_that_was_made_anew_is_looked_up_again(kafka_bootstrap: str) -> None:
-    """A broker that restarts may tell its metadata just before its epochs grow; librdkafka keeps it for minutes."""
+    """A restarting broker may send metadata just before its epochs grow; librdkafka keeps it for minutes."""
     with closing(KafkaCluster(kafka_bootstrap)) as cluster:
         fetched: list[float] = []
         shared = cluster._questions._admin
@@ -394,7 +394,7 @@ def test_troubles_of_a_client() -> None:
 
 
 class FakeProducer:
-    """A producer that fails as told: BufferErrors first, then errors."""
+    """A producer that fails on request: BufferErrors first, then errors."""
 
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
@@ -476,7 +476,7 @@ def test_close_notes_a_fatal_error(failing: tuple[KafkaAppender, FakeProducer, T
 
 
 def test_an_ack_may_lack_the_offset(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:
-    """C17: a retry that found its record written already."""
+    """C17: a retry of a record that was already written."""
     appender, producer, _ = failing
     acks: list[Ack] = []
     appender.append(0, b"v", acks.append)
@@ -500,7 +500,7 @@ def test_what_a_cluster_refuses_to_create_is_told_with_its_reason(kafka_bootstra
 
 
 def test_a_broker_that_the_client_itself_has_dropped_is_asked_again() -> None:
-    """Found by chaos, with brokers killed: a look-up that met this ended a Marshal, and all of its leases."""
+    """Found by chaos with killed brokers: a look-up with this error ended a Marshal and all its leases."""
     error = marshal_error(KafkaException(KafkaError(KafkaError._DESTROY_BROKER)), "looking up t", "a:1", Troubles())
     assert isinstance(error, KafkaUnavailableError)
     assert KafkaError._DESTROY_BROKER in RETRY_CODES
@@ -517,7 +517,7 @@ class FakeDataProducer(FakeProducer):
 
 
 class Producing:
-    """A KafkaProducer on fakes, and what it is told."""
+    """A KafkaProducer on fakes, and its acknowledgements."""
 
     def __init__(self) -> None:
         self.made: list[FakeDataProducer] = []

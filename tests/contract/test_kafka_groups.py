@@ -1,4 +1,4 @@
-"""Kafka's own consumer groups: what is committed in them, from outside."""
+"""Kafka's consumer groups: reading and writing their commits from outside."""
 
 from __future__ import annotations
 

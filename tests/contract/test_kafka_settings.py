@@ -1,4 +1,4 @@
-"""What a user may and may not set (L1, L4), and where librdkafka's own words go."""
+"""Settings that users may and may not change (L1, L4), and librdkafka's log lines."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_clients_of_the_log_are_tuned_by_us() -> None:
 
 @pytest.mark.parametrize("role", Role)
 def test_no_client_may_create_a_topic(role: Role) -> None:
-    """librdkafka's default is to ask for it, in producers and AdminClients; a user's own value does not count."""
+    """By default librdkafka's producers and AdminClients ask for it; a user's value is ignored."""
     assert properties(role, "h:1", {"allow.auto.create.topics": True})["allow.auto.create.topics"] is False
 
 
@@ -135,7 +135,7 @@ def kafka(kafka_broker: Any) -> Iterator[KafkaSide]:
 
 
 def test_an_open_transaction_holds_back_data_but_not_the_log(kafka: KafkaSide, kafka_broker: Any) -> None:
-    """L4: all replicas read the same log; user data is read committed unless the user says otherwise."""
+    """L4: all replicas read the same log; user data is read committed unless the user sets otherwise."""
     topic = kafka.topic(1, {"message.timestamp.type": "LogAppendTime"})
     settings = {**kafka_broker.client_config, "bootstrap.servers": kafka_broker.bootstrap_servers}
     producer = Producer({**settings, "transactional.id": topic})
@@ -162,7 +162,7 @@ def test_an_open_transaction_holds_back_data_but_not_the_log(kafka: KafkaSide, k
 def test_librdkafka_speaks_to_logging_and_not_to_stderr(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its endless repetitions, and its complaints about settings of other clients, are left out."""
+    """Without its endless repetitions and its complaints about other clients' settings."""
     port = closed_port()
     cluster = KafkaCluster(f"127.0.0.1:{port}", {"linger.ms": 5, "fetch.min.bytes": 1})
     with caplog.at_level(logging.DEBUG, LOGGER.name):
@@ -199,7 +199,7 @@ def test_the_users_own_logger_and_error_callback_are_used(caplog: pytest.LogCapt
 
 
 def test_a_first_append_does_not_wait_for_librdkafkas_timer(kafka: KafkaSide) -> None:
-    """A record that comes before librdkafka has met the cluster waits 500 ms for its producer id."""
+    """A record produced before librdkafka has connected waits 500 ms for its producer id."""
     topic = kafka.topic(1)
     took = []
     for _ in range(5):
@@ -213,7 +213,7 @@ def test_a_first_append_does_not_wait_for_librdkafkas_timer(kafka: KafkaSide) ->
 
 
 def test_records_go_to_the_log_uncompressed(kafka: KafkaSide) -> None:
-    """L1: whatever the topic's own default is, the producer sends plain batches; large values survive."""
+    """L1: whatever the topic's default, the producer sends uncompressed batches; large values survive."""
     topic = kafka.topic(1, {"max.message.bytes": "2097152", "message.timestamp.type": "LogAppendTime"})
     value = b"z" * 899_999
     append(kafka, topic, 0, [value])

@@ -1,4 +1,4 @@
-"""librdkafka knows the leaders before it is asked about offsets: its search for them may crash the process."""
+"""librdkafka knows the leaders before offsets are looked up: its search for them may crash the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.ports import Cluster
 from tests.contract.sides import TIMEOUT_S, KafkaSide, append
 
-#: What looks for leaders on the caller's thread.
+#: Calls that look up leaders on the caller's thread.
 OF_LEADERS = ("list_offsets", "delete_records")
 
 QUESTIONS: dict[str, Callable[[Cluster, str], object]] = {
@@ -24,7 +24,7 @@ QUESTIONS: dict[str, Callable[[Cluster, str], object]] = {
 
 
 class Spied:
-    """A shared AdminClient that notes what it is asked."""
+    """A shared AdminClient that records its calls."""
 
     def __init__(self, shared: Any) -> None:
         self._shared = shared

@@ -1,4 +1,4 @@
-"""A topic read from here to there."""
+"""Reading ranges of a topic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_lies_between_is_read_and_no_more(side: Side) -> None:
     side.produce(topic, 0, [b"0", b"1", b"2", b"3"])
     side.produce(topic, 1, [b"4", b"5"])
     side.produce_transaction(topic, 1, [b"6"])
-    ranges = {0: (1, 3), 1: (0, 4), 2: (0, 0)}  # 3 of partition 1 is an offset that no reader is given
+    ranges = {0: (1, 3), 1: (0, 4), 2: (0, 0)}  # offset 3 of partition 1 has no message
     told: list[tuple[int, int]] = []
     found: dict[int, list[tuple[int, bytes | None]]] = {}
     for partition, entries in read_range(

@@ -1,4 +1,4 @@
-"""Members of one process make use of each other's looks at topics (Q39), and of nobody else's."""
+"""Members of one process share their topic metadata (Q39), and with no other process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Open = Callable[[Mapping[str, object]], KafkaCluster]
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Open]:
-    """Opens clusters of the session's broker, with settings of their own."""
+    """Opens clusters of the session's broker with different settings."""
     broker = request.getfixturevalue("kafka_broker")
     made: list[KafkaCluster] = []
 

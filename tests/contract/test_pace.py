@@ -1,4 +1,4 @@
-"""How long a reader waits between two looks: short while something comes, ever longer where nothing does."""
+"""A reader's poll interval: short while messages arrive, growing while none do."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, Side, SimulatedS
 
 Errors = list[Exception | None]
 
-#: Keys, and what Java's murmur2 makes of them (from Kafka's own tests).
+#: Keys and their murmur2 hashes in Java (from Kafka's tests).
 HASHES = {
     b"21": -973932308,
     b"foobar": -790332482,
@@ -180,7 +180,7 @@ def test_a_record_too_large_fails_alone(side: Side) -> None:
     topic = side.topic(1, {"max.message.bytes": "60000"})
     producer = side.cluster.producer({})
     errors: dict[str, Exception | None] = {}
-    noise = Random(7).randbytes(70_000)  # nothing for a compressor
+    noise = Random(7).randbytes(70_000)  # incompressible
     for name, value in (("before", b"a"), ("large", noise), ("after", b"b" * 20_000)):
         producer.send(topic, value, b"k", (), lambda error, name=name: errors.__setitem__(name, error))  # type: ignore[misc]
     assert errors == {}
@@ -198,7 +198,7 @@ def test_a_record_too_large_fails_alone(side: Side) -> None:
 
 
 def test_a_record_may_be_as_large_as_the_topic_allows(side: Side) -> None:
-    """The client has no limit of its own below the topic's: what was a message fits as a dead letter."""
+    """The client has no limit below the topic's: any message fits as a dead letter."""
     topic = side.topic(1, {"max.message.bytes": "3000000"})
     producer = side.cluster.producer({})
     errors: Errors = []
@@ -210,7 +210,7 @@ def test_a_record_may_be_as_large_as_the_topic_allows(side: Side) -> None:
 
 @pytest.mark.broker
 def test_a_value_that_fits_compressed_is_taken(kafka_side: KafkaSide) -> None:
-    """Sources hold compressed batches: larger values are in them than a topic takes uncompressed."""
+    """Sources may have compressed batches, with larger values than a topic accepts uncompressed."""
     topic = kafka_side.topic(1, {"max.message.bytes": "60000"})
     producer = kafka_side.cluster.producer({})
     errors: Errors = []
@@ -307,11 +307,11 @@ def test_after_close(side: Side) -> None:
             call()
 
 
-# -- what the doubles can make go wrong ---------------------------------------------------------------------------
+# -- faults of the doubles ----------------------------------------------------------------------------------------
 
 
 def fated(fate: AppendFate) -> tuple[Errors, list[bytes | None]]:
-    """What a producer of the log in memory is told, and what is in the topic then, on a clock that stands still."""
+    """Answers to a producer of the log in memory, and the topic's records, on a stopped clock."""
     now = 1_000.0
     cluster = MemoryCluster(lambda: now)
     cluster.broker.create_topic("t")
@@ -344,7 +344,7 @@ def test_each_fate_in_memory(fate: AppendFate, kinds: list[type | None], written
 
 
 def troubled(trouble: Trouble) -> tuple[Errors, list[bytes | None]]:
-    """What a producer of the simulation is told with this trouble, and what is in the topic in the end."""
+    """Answers to a producer of the simulation with this trouble, and the topic's records at the end."""
     side = SimulatedSide()
     errors: Errors = []
 

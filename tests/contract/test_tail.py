@@ -42,7 +42,7 @@ def test_stamps_are_the_logs(side: Side) -> None:
 
 
 def test_a_clients_stamp_is_no_log_time(side: Side) -> None:
-    """T1: −1 where the stamp is not of type LogAppendTime, also where a topic was altered while it ran."""
+    """T1: −1 if the timestamp is not of type LogAppendTime, even if a topic was altered meanwhile."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"stamped"])
     log = TailLog(side.cluster.tail(topic, {0: 0}))
@@ -77,7 +77,7 @@ def test_the_end_is_told_of_full_and_empty_partitions(side: Side) -> None:
 
 
 def test_the_end_lies_behind_transaction_markers(side: Side) -> None:
-    """C15: a barrier at the high watermark is reached although the last offset holds no record."""
+    """C15: a barrier at the high watermark is reached although the last offset has no record."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a"])
     side.produce_transaction(topic, 0, [b"b"])
@@ -160,7 +160,7 @@ def test_a_position_outside_of_the_log_is_told_once_and_stops_nobody_else(side: 
 
 
 def test_a_log_start_that_overtakes_a_reader_is_told(side: Side) -> None:
-    """Only who has read everything may lose its past."""
+    """Only a reader that has read everything may lose its past."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a", b"b", b"c"])
     log = TailLog(side.cluster.tail(topic, {0: 0}))
@@ -173,7 +173,7 @@ def test_a_log_start_that_overtakes_a_reader_is_told(side: Side) -> None:
 
 
 def test_a_log_made_anew_and_shorter_is_told(side: Side) -> None:
-    """L2: the position lies outside of the new log."""
+    """L2: the position is outside the new log."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a", b"b", b"c"])
     log = TailLog(side.cluster.tail(topic, {0: 0}))
@@ -187,7 +187,7 @@ def test_a_log_made_anew_and_shorter_is_told(side: Side) -> None:
 
 
 def test_a_topic_that_is_gone_harms_nobody(side: Side) -> None:
-    """Look-ups tell (L2); a reader may be silent, but neither raises nor invents."""
+    """Look-ups report it (L2); a reader may be silent, but neither raises nor invents records."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a"])
     log = TailLog(side.cluster.tail(topic, {0: 0}))
@@ -220,7 +220,7 @@ def test_a_partition_that_is_left_is_silent_and_the_others_go_on(side: Side) -> 
 
 
 def test_a_partition_is_followed_from_the_offset_it_is_given(side: Side) -> None:
-    """Nothing that was fetched for an earlier position is handed on, nothing is left out, and the end is told again."""
+    """Records fetched for an earlier position are dropped, none is missed, and the end is reported again."""
     topic = side.topic(2, LOG_TIME)
     log = TailLog(side.cluster.tail(topic, {0: 0}))
     append(side, topic, 1, [b"0", b"1", b"2", b"3"])
@@ -251,7 +251,7 @@ def test_a_partition_is_followed_while_another_thread_reads(side: Side) -> None:
     log.until(lambda: 0 in log.ends, "the end")
 
     def follow() -> None:
-        threading.Event().wait(0.1)  # the other reads by then
+        threading.Event().wait(0.1)  # the other is reading by then
         log.tail.follow({1: 0})
 
     follower = threading.Thread(target=follow)

@@ -1,4 +1,4 @@
-"""A contract test on virtual time: its body is a task of the simulation, and so are the threads that it starts."""
+"""A contract test on virtual time: its body and the threads that it starts are tasks of the simulation."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
 __all__ = ["VirtualThreading", "VirtualTime", "play"]
 
-#: Virtual time that no test comes near (ms).
+#: Virtual time that no test reaches (ms).
 LIMIT_MS = 600_000.0
 
-#: How often a wait looks whether it is over (ms).
+#: Poll interval of a wait (ms).
 LOOK_MS = 1.0
 
 
 def play(process: Process, body: Callable[[], object]) -> None:
-    """Run body as a task of this process, and let happen what it sets off, until it ends; raises what it raised."""
+    """Run body as a task of this process until it ends, with everything it starts; raises what it raised."""
     raised: list[BaseException] = []
     scheduler = process.scheduler
 
     def run() -> None:
         try:
             body()
-        except BaseException as error:  # noqa: BLE001 - pytest's own are among them
+        except BaseException as error:  # noqa: BLE001 - pytest's exceptions are among them
             raised.append(error)
         scheduler.halt()
 
@@ -38,7 +38,7 @@ def play(process: Process, body: Callable[[], object]) -> None:
 
 
 class VirtualTime:
-    """What tests use of the module time."""
+    """The functions of the module time that tests use."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -54,7 +54,7 @@ class VirtualTime:
 
 
 class VirtualThreading:
-    """What tests use of the module threading."""
+    """The classes of the module threading that tests use."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
