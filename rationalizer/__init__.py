@@ -23,7 +23,7 @@ from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
 from rationalizer.progress import Progress
 from rationalizer.routing import key_hash, route_group, route_lease
-from rationalizer.snapshot import SnapshotError
+from rationalizer.state import SnapshotError
 from rationalizer.wire.codec import (
     MalformedError,
     RejectedValueError,

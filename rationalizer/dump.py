@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn
 
 from rationalizer import codes
-from rationalizer.groups.group import Group
-from rationalizer.leases.lease import Lease
-from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, NOTHING_DONE, SNAPSHOT_INTERVAL
+from rationalizer.limits import MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS, SNAPSHOT_INTERVAL
 from rationalizer.log_hash import Entry, LogHash, RunningHash, is_digest
 from rationalizer.snapshot_log import due
+from rationalizer.state import GROUP, LEASE, PAUSE
 from rationalizer.travel import Travels
 from rationalizer.wire.records import JoinGroup
 from rationalizer.world import World
@@ -372,93 +371,8 @@ def state(worlds: Iterable[World]) -> dict[str, object]:
                 "digest": world.digest(),
             }
         )
-        leases += [_lease_object(world, lease) for lease in world.leases()]
-        pauses += [
-            {
-                "partition": world.partition,
-                "group": pause.group_id,
-                "client": pause.client_id,
-                "expires": pause.expires,
-            }
-            for pause in world.pauses()
-        ]
-        groups += [_group_object(world, group) for group in world.groups()]
+        here = {"partition": world.partition}
+        leases += [here | LEASE.shown(lease, world.log_time) for lease in world.leases()]
+        pauses += [here | PAUSE.shown(pause, world.log_time) for pause in world.pauses()]
+        groups += [here | GROUP.shown(group, world.log_time) for group in world.groups()]
     return {"partitions": partitions, "leases": leases, "pauses": pauses, "groups": groups}
-
-
-def _group_object(world: World, group: Group) -> dict[str, object]:
-    settings = group.settings
-    return {
-        "partition": world.partition,
-        "group": group.group_id,
-        "state": group.state(world.log_time),
-        "generation": group.generation,
-        "strategy": group.strategy,
-        "settings": {
-            "accept_individual_commit": settings.accept_individual_commit,
-            "accept_range_fetch": list(settings.accept_range_fetch),
-            "max_session_timeout_ms": settings.max_session_timeout_ms,
-            "max_individual_commits": settings.max_individual_commits,
-        },
-        "topics": dict(sorted(group.counts.items())),
-        "members": [
-            {
-                "slot": member.slot,
-                "member": member.member_id,
-                "client": member.client_id,
-                "instance": member.instance_id,
-                "session_timeout_ms": member.session_timeout_ms,
-                "allow_key_share": member.allow_key_share,
-                "pattern": member.pattern,
-                "topics": sorted(member.topics),
-                "last_beat": member.last_beat,
-                "overdue": member.is_overdue(world.log_time),
-                "joined": member.joined,
-            }
-            for member in group.members.values()
-        ],
-        "partitions": [_assigned_object(group, topic, partition) for topic, partition in group.partitions()],
-    }
-
-
-def _assigned_object(group: Group, topic: str, partition: int) -> dict[str, object]:
-    pieces, kept = group.pieces.get(topic), group.kept(topic, partition)
-    progress = None
-    if kept is not None:
-        progress = {
-            "initial": _or_null(kept.initial),
-            "stable": _or_null(kept.progress.stable),
-            "done_through": [[lo, hi, _or_null(offset)] for lo, hi, offset in kept.progress.done_through],
-            "ranges": [[first, last] for first, last in kept.progress.ranges],
-            "metadata": kept.metadata,
-        }
-    return {
-        "topic": topic,
-        "topic_partition": partition,
-        "pieces": [[*each[:4], *map(_or_null, each[4:])] for each in (() if pieces is None else pieces[partition])],
-        "progress": progress,
-    }
-
-
-def _lease_object(world: World, lease: Lease) -> dict[str, object]:
-    progress = lease.progress
-    return {
-        "partition": world.partition,
-        "group": lease.group_id,
-        "topic": lease.topic,
-        "topic_partition": lease.partition,
-        "holder": {"client": lease.client_id, "instance": lease.instance_id} if lease.held else None,
-        "epoch": lease.epoch,
-        "heartbeat_interval_ms": lease.heartbeat_interval_ms,
-        "last_beat": lease.last_beat,
-        "freshness": lease.freshness(world.log_time),
-        "stable": _or_null(progress.stable),
-        "done_through": [[lo, hi, _or_null(offset)] for lo, hi, offset in progress.done_through],
-        "ranges": [[first, last] for first, last in progress.ranges],
-        "granted": _or_null(progress.granted),
-    }
-
-
-def _or_null(offset: int) -> int | None:
-    """−1 and nil are one position; people are shown null (P2, D4)."""
-    return None if offset == NOTHING_DONE else offset

@@ -40,7 +40,7 @@ LEVELS: Final = (
         "coordinated groups",
         (0, 1),
         records=("JoinGroup", "GroupHeartbeat", "LeaveGroup", "CommitOffsets", "TopicsChanged", "ConfigureGroup"),
-        state=("group", "settings", "member", "partition", "piece", "progress"),
+        state=("group", "settings", "member", "partition", "progress"),
     ),
 )
 

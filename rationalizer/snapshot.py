@@ -13,7 +13,7 @@ SnapshotError says what is wrong with it. A replica must never start from a stat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from msgpack import packb
 from xxhash import xxh3_128_hexdigest
@@ -21,26 +21,15 @@ from xxhash import xxh3_128_hexdigest
 from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import MAX_OFFSET
 from rationalizer.pause import Pause
-from rationalizer.travel import Travels
+from rationalizer.state import PAUSE, SnapshotError, want, want_ascending
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.codec import MalformedError, parse_state
-from rationalizer.wire.unpacking import Message
 
 FORMAT: Final = 1
 
 #: Which of the eight parts the planes' rows are.
 LEASES: Final = 5
 GROUPS: Final = 7
-
-
-class SnapshotError(Travels, ValueError):
-    """Bytes that are no snapshot of a state this release can replay from.
-
-    Nothing was taken over from them. Start from an older snapshot, or from the beginning of the log.
-    """
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"not a usable snapshot: {why}. Nothing was restored from it.")
 
 
 class State(NamedTuple):
@@ -69,7 +58,7 @@ def write(state: State) -> bytes:
             state.log_time,
             state.level,
             state.rows.get(LEASES, ()),
-            [(pause.group_id, pause.client_id, pause.expires) for pause in state.pauses],
+            [PAUSE.row(pause, state.level) for pause in state.pauses],
             state.rows.get(GROUPS, ()),
         )
     )
@@ -95,34 +84,13 @@ def read(snapshot: bytes, partitions: int) -> State:
     want(level <= SUPPORTED_LEVEL, f"it is of level {level}, this release supports {SUPPORTED_LEVEL}")
     arrays = all(type(part) is tuple for part in (leases, pause_rows, groups))
     want(arrays, "leases, pauses and groups must be arrays")
-    pauses = [_pause(row, log_time) for row in pause_rows]
+    pauses = [_pause(row, level, log_time) for row in pause_rows]
     want_ascending("pauses", [pause.group_id for pause in pauses])
     return State(partition, next_offset, log_time, level, pauses, {LEASES: leases, GROUPS: groups})
 
 
-def want(holds: bool, why: str) -> None:
-    """Raise SnapshotError unless this holds."""
-    if not holds:
-        raise SnapshotError(why)
-
-
-def want_ascending(what: str, keys: Sequence[Any]) -> None:
-    """Raise SnapshotError unless these are sorted, and distinct."""
-    want(all(map(_below, keys, keys[1:])), f"its {what} are not sorted, or not distinct")
-
-
-def _below(left: Any, right: Any) -> bool:
-    return bool(left < right)
-
-
-def row_of(what: str, row: object, parts: int) -> Message:
-    """A row of this many parts. Raises SnapshotError."""
-    want(type(row) is tuple and len(row) == parts, f"a {what} has not its {parts} parts")
-    return cast("Message", row)
-
-
-def _pause(row: object, log_time: int) -> Pause:
-    group_id, client_id, expires = row_of("pause", row, 3)
-    want(ok.is_id(group_id) and ok.is_id(client_id), "a pause has no proper name")
-    want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")
-    return Pause(group_id, client_id, expires)
+def _pause(row: object, level: int, log_time: int) -> Pause:
+    said = PAUSE.read(row, level, "pause")
+    pause = Pause(said.group_id, said.client_id, said.expires)
+    want(log_time < pause.expires, f"the pause of {pause.group_id} is over")
+    return pause

@@ -21,7 +21,8 @@ from msgpack.exceptions import UnpackException
 
 from rationalizer.limits import MAX_OFFSET, MAX_PART_BYTES, MAX_PARTITION, MAX_SNAPSHOT_PARTS, SNAPSHOT_INTERVAL
 from rationalizer.log_hash import LogHash, decode_hash
-from rationalizer.snapshot import SnapshotError, digest_of
+from rationalizer.snapshot import digest_of
+from rationalizer.state import SnapshotError
 from rationalizer.travel import Travels
 from rationalizer.world import World
 

@@ -18,8 +18,8 @@ judge (plane.py); what is about a group or the log as a whole is judged here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from rationalizer import codes
 from rationalizer import snapshot as canonical
@@ -31,6 +31,7 @@ from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
 from rationalizer.plane import ApplyContext, Bounds, Handler, Plane, Verdict
 from rationalizer.planes import Planes
+from rationalizer.state import want
 from rationalizer.wire.codec import RejectedValueError, read
 from rationalizer.wire.records import DuringPause, Kind, Upgrade
 from rationalizer.wire.unpacking import Message
@@ -135,10 +136,13 @@ class World:
 
     def snapshot(self) -> bytes:
         """The canonical state (S1)."""
-        rows = {plane.part: plane.rows(self.level) for plane in self._planes.all}
         return canonical.write(
-            canonical.State(self.partition, self.next_offset, self.log_time, self.level, self.pauses(), rows)
+            canonical.State(self.partition, self.next_offset, self.log_time, self.level, self.pauses(), self.rows())
         )
+
+    def rows(self) -> dict[int, Sequence[Any]]:
+        """What the canonical state has of each plane, by its part of the whole: copies, to keep or compare."""
+        return {plane.part: plane.rows(self.level) for plane in self._planes.all}
 
     def digest(self) -> str:
         """The digest of the canonical state: 32 hex digits (S1)."""
@@ -158,9 +162,9 @@ class World:
         for plane in world._planes.all:
             plane.load(found.rows[plane.part], bounds)
         both = [group for group in world._planes.groups.groups if world._planes.leases.knows(group)]
-        canonical.want(not both, f"the group {both} is both claimed and coordinated (G1)" if both else "")
+        want(not both, f"the group {both} is both claimed and coordinated (G1)" if both else "")
         # Whatever else may be odd about the bytes: they have to be the ones that this state is written as.
-        canonical.want(world.snapshot() == snapshot, "it is not in canonical form")
+        want(world.snapshot() == snapshot, "it is not in canonical form")
         return world
 
     # -- replaying -------------------------------------------------------------------------------------

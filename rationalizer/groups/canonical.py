@@ -1,11 +1,11 @@
-"""Groups in the canonical state (S1): one row each, and what such a row must be to be believed."""
+"""Groups of a snapshot: what their rows (S1) must be, besides each field's own rule, to be believed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rationalizer.groups.assignors import NOBODY, STRATEGIES
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
@@ -23,66 +23,16 @@ from rationalizer.limits import (
 )
 from rationalizer.plane import Bounds
 from rationalizer.routing import route_group
-from rationalizer.snapshot import row_of, want, want_ascending
+from rationalizer.state import GROUP, MEMBER, PARTITION, PROGRESS, SETTINGS, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
-__all__ = ["group_row", "load_groups"]
+__all__ = ["load_groups"]
 
 #: How a member_id ends (G6): the text of a UUID of version 5.
 _UUID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _UUID_LENGTH: Final = 36
 
 _NO_TAKERS: Final[frozenset[int]] = frozenset()
-
-
-def group_row(group: Group) -> tuple[object, ...]:
-    """The group as S1 writes it."""
-    settings = group.settings
-    return (
-        group.group_id,
-        group.generation,
-        group.strategy,
-        (
-            settings.accept_individual_commit,
-            settings.accept_range_fetch,
-            settings.max_session_timeout_ms,
-            settings.max_individual_commits,
-        ),
-        sorted(group.counts.items()),
-        [_member_row(member) for member in group.members.values()],
-        [_partition_row(group, topic, partition) for topic, partition in group.partitions()],
-    )
-
-
-def _member_row(member: Member) -> tuple[object, ...]:
-    return (
-        member.slot,
-        member.member_id,
-        member.client_id,
-        member.instance_id,
-        member.session_timeout_ms,
-        member.allow_key_share,
-        member.pattern,
-        sorted(member.topics),
-        member.last_beat,
-        member.joined,
-    )
-
-
-def _partition_row(group: Group, topic: str, partition: int) -> tuple[object, ...]:
-    pieces = group.pieces.get(topic)
-    return (
-        topic,
-        partition,
-        () if pieces is None else pieces[partition],
-        _progress_row(group.kept(topic, partition)),
-    )
-
-
-def _progress_row(kept: PartitionProgress | None) -> tuple[object, ...] | None:
-    if kept is None:
-        return None
-    return kept.initial, kept.progress.done_through, kept.progress.ranges, kept.metadata
 
 
 def load_groups(rows: Sequence[Any], bounds: Bounds) -> list[Group]:
@@ -96,14 +46,14 @@ def load_groups(rows: Sequence[Any], bounds: Bounds) -> list[Group]:
 
 
 def _group(row: object, bounds: Bounds) -> Group:
-    group_id, generation, strategy, settings, topics, members, partitions = row_of("group", row, 7)
-    want(ok.is_id(group_id), "a group has no proper name")
+    said = GROUP.read(row, bounds.level, "group")
+    group_id, members = said.group_id, said.members
     named = f"the group {group_id}"
-    want(ok.is_offset(generation) and generation < max(1, bounds.next_offset), f"the generation of {named} is to come")
-    want(all(type(each) is tuple for each in (topics, members, partitions)), f"{named} has no proper lists")
+    want(said.generation < max(1, bounds.next_offset), f"the generation of {named} is to come")
     group = Group(group_id)
-    group.generation = generation
-    group.settings = _settings(named, settings)
+    group.generation = said.generation
+    group.settings = Settings(*SETTINGS.read(said.settings, bounds.level, f"list of settings of {named}"))
+    want_ascending(f"shared topics of {named}", group.settings.accept_range_fetch)
     for each in members:
         _add_member(named, group, each, bounds)
     want_ascending(f"members of {named}", list(group.members))
@@ -111,79 +61,63 @@ def _group(row: object, bounds: Bounds) -> Group:
     for what in ("client_id", "member_id", "joined"):
         distinct = len({getattr(member, what) for member in group.members.values()})
         want(distinct == len(members), f"{named} has two members of one {what}")
+    strategy = said.strategy
     want(strategy in STRATEGIES if members else strategy is None, f"{named} has another strategy than it can have")
     group.strategy = strategy
-    _add_topics(named, group, topics)
-    _add_partitions(named, group, partitions)
-    listed = [(each[0], each[1]) for each in partitions]
-    want_ascending(f"partitions of {named}", listed)
+    _add_topics(named, group, said.topics)
+    partitions = [PARTITION.read(each, bounds.level, f"partition of {named}") for each in said.partitions]
+    _add_partitions(named, group, partitions, bounds)
+    want_ascending(f"partitions of {named}", [(each.topic, each.partition) for each in partitions])
+    GROUP.restore_added(group, said)
     if route_group(group_id, bounds.partitions) != bounds.partition:
-        bare = generation == 0 and group.settings == Settings() and not members and not partitions
+        bare = GROUP.row(group, bounds.level)[1:] == GROUP.row(Group(group_id), bounds.level)[1:]
         want(bare, f"{named} belongs to another of {bounds.partitions} CPs")
     return group
 
 
-def _settings(named: str, row: object) -> Settings:
-    individual, shared, session, commits = row_of(f"list of settings of {named}", row, 4)
-    values = {
-        "accept_individual_commit": individual,
-        "accept_range_fetch": shared,
-        "max_session_timeout_ms": session,
-        "max_individual_commits": commits,
-    }
-    want(ok.are_settings(values), f"the settings of {named} are none")
-    want_ascending(f"shared topics of {named}", shared)
-    return Settings(**values)
-
-
 def _add_member(named: str, group: Group, row: object, bounds: Bounds) -> None:
-    slot, member_id, client, instance, session, share, pattern, topics, last_beat, joined = row_of("member", row, 10)
-    want(ok.is_offset(slot) and slot <= group.generation, f"a slot of {named} is that of no rebalance")
-    want(ok.is_id(client) and ok.is_id(instance), f"member {slot} of {named} has no proper name")
-    unique = member_id[-_UUID_LENGTH:] if type(member_id) is str else ""
+    said = MEMBER.read(row, bounds.level, f"member of {named}")
+    slot, member_id, topics = said.slot, said.member_id, said.topics
+    want(slot <= group.generation, f"a slot of {named} is that of no rebalance")
+    unique = member_id[-_UUID_LENGTH:]
     good = member_id == f"{group.group_id}-{unique}" and _UUID.fullmatch(unique) is not None
     want(good, f"{named} has an odd member_id")
-    want(ok.is_session_timeout(session), f"the session of member {slot} of {named} is out of range")
-    want(type(share) is bool and ok.is_pattern(pattern), f"member {slot} of {named} subscribes to nothing that can be")
-    good = type(topics) is tuple and len(topics) <= MAX_TOPICS and all(map(ok.is_topic, topics))
-    want(good and bool(topics or pattern), f"the topics of member {slot} of {named} are none")
+    good = len(topics) <= MAX_TOPICS and all(map(ok.is_topic, topics))
+    want(good and bool(topics or said.pattern), f"the topics of member {slot} of {named} are invalid")
     want_ascending(f"topics of member {slot} of {named}", topics)
-    want(
-        ok.is_offset(last_beat) and last_beat <= bounds.log_time,
-        f"the last beat of member {slot} of {named} is to come",
-    )
-    want(ok.is_offset(joined) and slot <= joined < bounds.next_offset, f"member {slot} of {named} has yet to join")
-    member = Member(slot, client)
-    member.instance_id = instance
+    want(said.last_beat <= bounds.log_time, f"the last beat of member {slot} of {named} is to come")
+    want(slot <= said.joined < bounds.next_offset, f"member {slot} of {named} has yet to join")
+    member = Member(slot, said.client_id)
+    member.instance_id = said.instance_id
     member.member_id = member_id
-    member.allow_key_share = share
-    member.pattern = pattern
-    member.joined = joined
+    member.allow_key_share = said.allow_key_share
+    member.pattern = said.pattern
+    member.joined = said.joined
+    MEMBER.restore_added(member, said)
     group.add(member)
     group.report(member, frozenset(topics))
-    group.renew(member, session, last_beat)
+    group.renew(member, said.session_timeout_ms, said.last_beat)
 
 
 def _add_topics(named: str, group: Group, rows: Sequence[Any]) -> None:
-    topics = [row_of(f"topic of {named}", row, 2) for row in rows]
+    want(all(type(row) is tuple and len(row) == 2 for row in rows), f"a topic of {named} has not its 2 parts")
+    topics: Sequence[tuple[Any, Any]] = rows
     good = all(ok.is_topic(topic) and ok.is_partition_count(count) for topic, count in topics)
-    want(good, f"the topics of {named} are none")
+    want(good, f"the topics of {named} are invalid")
     want_ascending(f"topics of {named}", [topic for topic, _ in topics])
     group.restore_counts(dict(topics))
     want(group.counts.keys() == group.reported(), f"the topics of {named} are not those that its members subscribe to")
 
 
-def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
+def _add_partitions(named: str, group: Group, partitions: Sequence[Any], bounds: Bounds) -> None:
     subscribers = group.subscriptions()
     assigned, before, takers = 0, None, _NO_TAKERS
-    for row in rows:
-        topic, partition, pieces, progress = row_of(f"partition of {named}", row, 4)
-        good = ok.is_topic(topic) and ok.is_partition(partition) and type(pieces) is tuple
-        want(good, f"a partition of {named} has no proper name")
+    for said in partitions:
+        topic, partition, pieces, progress = said.topic, said.partition, said.pieces, said.progress
         which = f"{topic}/{partition} of {named}"
         want(bool(pieces) or progress is not None, f"{named} lists {topic}/{partition}, of which it has nothing")
         if progress is not None:
-            _add_progress(which, group.keep(topic, partition), progress)
+            _add_progress(which, group.keep(topic, partition), progress, bounds)
         is_assigned = partition < group.counts.get(topic, 0)
         assigned += is_assigned
         if not pieces and not is_assigned:
@@ -205,8 +139,11 @@ def _add_partitions(named: str, group: Group, rows: Sequence[Any]) -> None:
 
 def _piece(named: str, group: Group, takers: AbstractSet[int], row: object) -> Piece:
     """`takers`: those who could have it as target; none: it is no longer assigned."""
-    lo, hi, owner, since, target, revoked = row_of(f"piece of {named}", row, 6)
-    want(ok.is_offset(lo) and ok.is_offset(hi) and lo <= hi <= MAX_KEY_HASH, f"a piece of {named} is none")
+    parts = len(Piece._fields)
+    want(type(row) is tuple and len(row) == parts, f"a piece of {named} has not its {parts} parts")
+    lo, hi, owner, since, target, revoked = piece = Piece(*cast("tuple[Any, ...]", row))
+    good = ok.is_offset(lo) and ok.is_offset(hi) and lo <= hi <= MAX_KEY_HASH
+    want(good, f"the keys of a piece of {named} are no range")
     want(type(owner) is int and owner in group.members, f"{named} has an owner who is no member")
     fits = type(target) is int and (target in takers if takers else target == NOBODY)
     want(fits, f"{named} has a target who does not subscribe to it")
@@ -215,14 +152,14 @@ def _piece(named: str, group: Group, takers: AbstractSet[int], row: object) -> P
         want(type(revoked) is int and revoked == NEVER, f"{named} is revoked, and is not")
     else:
         want(ok.is_offset(revoked) and since < revoked <= group.generation, f"{named} was revoked when it could not be")
-    return Piece(lo, hi, owner, since, target, revoked)
+    return piece
 
 
-def _add_progress(named: str, kept: PartitionProgress, row: object) -> None:
-    initial, done_through, ranges, metadata = row_of(f"progress of {named}", row, 4)
-    want(initial is not None and ok.is_last_offset(initial), f"the start of {named} is out of range")
-    want(ok.is_metadata(metadata), f"the metadata of {named} is none")
-    kept.initial = initial
-    kept.metadata = metadata
-    kept.progress = load_progress(named, done_through, ranges, NOTHING_DONE)
-    want(len(done_through) <= MAX_KEY_PIECES, f"{named} has more than {MAX_KEY_PIECES:,} pieces of done_through")
+def _add_progress(named: str, kept: PartitionProgress, row: object, bounds: Bounds) -> None:
+    said = PROGRESS.read(row, bounds.level, f"progress of {named}")
+    kept.initial = said.initial
+    kept.metadata = said.metadata
+    kept.progress = load_progress(named, said.done_through, said.ranges, NOTHING_DONE)
+    PROGRESS.restore_added(kept, said)
+    many = len(said.done_through) > MAX_KEY_PIECES
+    want(not many, f"{named} has more than {MAX_KEY_PIECES:,} pieces of done_through")

@@ -6,15 +6,15 @@ the progress and what a member lets go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from rationalizer.groups.assignors import compute_targets
-from rationalizer.groups.pieces import TopicPieces
+from rationalizer.groups.pieces import Piece, TopicPieces
 from rationalizer.groups.reconcile import reconcile
 from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
 from rationalizer.progress import Progress
@@ -94,6 +94,15 @@ class PartitionProgress:
         #: −1: nobody set a start.
         self.initial = NOTHING_DONE
         self.metadata: str | None = None
+
+
+class Assigned(NamedTuple):
+    """A partition of a group, as its state lists it."""
+
+    topic: str
+    partition: int
+    pieces: Sequence[Piece]
+    progress: PartitionProgress | None
 
 
 class Group:
@@ -196,6 +205,12 @@ class Group:
                 joined[key] = sorted(chain.from_iterable([slots[number] for number in numbers]))
             found[topic] = joined[key]
         return found
+
+    def assigned(self) -> Iterator[Assigned]:
+        """All that have pieces or progress, sorted, with both."""
+        for topic, partition in self.partitions():
+            pieces = self.pieces.get(topic)
+            yield Assigned(topic, partition, () if pieces is None else pieces[partition], self.kept(topic, partition))
 
     def partitions(self) -> list[tuple[str, int]]:
         """All that have pieces or progress, sorted."""

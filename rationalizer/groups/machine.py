@@ -26,13 +26,14 @@ from typing import Any, Final
 
 from rationalizer import codes
 from rationalizer.groups.assignors import STRATEGIES
-from rationalizer.groups.canonical import group_row, load_groups
+from rationalizer.groups.canonical import load_groups
 from rationalizer.groups.commits import Commits, reposition_entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Handler, Verdict
 from rationalizer.routing import route_group
 from rationalizer.snapshot import GROUPS
+from rationalizer.state import GROUP
 from rationalizer.wire.records import Belongs, Kind, Topics
 from rationalizer.wire.unpacking import Message
 
@@ -101,9 +102,9 @@ class GroupPlane:
         """How many members and partitions the groups have (S2)."""
         return sum(len(group.members) + group.partition_count() for group in self.groups.values())
 
-    def rows(self, level: int) -> list[tuple[object, ...]]:
+    def rows(self, level: int) -> list[Sequence[Any]]:
         """All groups, sorted (S1)."""
-        return [group_row(self.groups[group_id]) for group_id in sorted(self.groups)]
+        return GROUP.rows([self.groups[group_id] for group_id in sorted(self.groups)], level)
 
     def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
         """Take over the groups of a snapshot."""

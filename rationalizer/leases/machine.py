@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rationalizer import codes
-from rationalizer.leases.canonical import lease_row, load_leases
+from rationalizer.leases.canonical import load_leases
 from rationalizer.leases.fast_path import BeatsFastPath
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import HEAD_FIELDS
 from rationalizer.plane import ApplyContext, Bounds, FastPath, Handler
 from rationalizer.routing import are_routed_to, route_lease
 from rationalizer.snapshot import LEASES
+from rationalizer.state import LEASE
 from rationalizer.wire.records import Belongs, Kind
 from rationalizer.wire.unpacking import Message
 
@@ -95,9 +96,9 @@ class LeasePlane:
         """How many leases there are (S2)."""
         return len(self.leases)
 
-    def rows(self, level: int) -> list[tuple[object, ...]]:
+    def rows(self, level: int) -> list[Sequence[Any]]:
         """All leases, sorted by (group, topic, partition)."""
-        return [lease_row(self.leases[key]) for key in sorted(self.leases)]
+        return LEASE.rows([self.leases[key] for key in sorted(self.leases)], level)
 
     def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
         """Take over the leases of a snapshot."""

@@ -69,12 +69,12 @@ def _between(low: int, high: int) -> Callable[[object], bool]:
 
 is_partition = _between(0, MAX_PARTITION)
 is_offset = _between(0, MAX_OFFSET)
-_is_position = _between(NOTHING_DONE, MAX_OFFSET)
+is_position = _between(NOTHING_DONE, MAX_OFFSET)
 
 
 def is_last_offset(value: object) -> bool:
     """A last_offset: nil, −1, or an offset."""
-    return value is None or _is_position(value)
+    return value is None or is_position(value)
 
 
 def _is_epoch_or_nil(value: object) -> bool:
@@ -203,7 +203,7 @@ def _are_commit_entries(value: object) -> bool:
                 return False
             if action == START and (through is None or lo != 0 or hi != MAX_KEY_HASH):
                 return False
-            if through is not None and (ranges or not _is_position(through)):
+            if through is not None and (ranges or not is_position(through)):
                 return False
             if not (are_ranges_or_none(ranges) and is_metadata(metadata)):
                 return False
@@ -221,7 +221,7 @@ def are_shared_topics(value: object) -> bool:
 
 
 #: The settings of a group (G19), by name.
-_SETTINGS: Final[dict[str, Callable[[object], bool]]] = {
+SETTING_RULES: Final[dict[str, Callable[[object], bool]]] = {
     "accept_individual_commit": _is_bool,
     "accept_range_fetch": are_shared_topics,
     "max_session_timeout_ms": is_session_timeout,
@@ -233,7 +233,9 @@ def are_settings(value: object) -> bool:
     """A map of settings; as read from the wire, the list of its pairs, of which the last of equal keys counts."""
     if type(value) is list:
         value = dict(value)
-    return type(value) is dict and all(name in _SETTINGS and _SETTINGS[name](found) for name, found in value.items())
+    return type(value) is dict and all(
+        name in SETTING_RULES and SETTING_RULES[name](found) for name, found in value.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,7 @@ class Rule:
 
 BEAT_ENTRY_WANTS: Final = "a topic, a partition, an epoch of 0 … 2^63−1, and a last_offset of −1 … 2^63−1 or nil"
 
+ID: Final = Rule(is_id, f"1 … {MAX_ID_BYTES} UTF-8 bytes without control characters")
 TOPIC: Final = Rule(is_topic, f"1 … {MAX_TOPIC_BYTES} UTF-8 bytes without control characters")
 PARTITION: Final = Rule(is_partition, "an int, 0 … 2^31−1")
 EPOCH: Final = Rule(is_offset, "an int, 0 … 2^63−1")
@@ -272,7 +275,7 @@ SEEN: Final = OFFSET
 SESSION_TIMEOUT: Final = Rule(
     is_session_timeout, f"an int, {MIN_SESSION_TIMEOUT_MS} … 2^31−1 (ms; a group's setting may be lower)"
 )
-STRATEGY: Final = Rule(is_id, f"1 … {MAX_ID_BYTES} UTF-8 bytes without control characters")
+STRATEGY: Final = ID
 BOOLEAN: Final = Rule(_is_bool, "a boolean")
 PATTERN: Final = Rule(is_pattern, f"0 … {MAX_PATTERN_BYTES:,} UTF-8 bytes without control characters")
 TOPICS: Final = Rule(_are_topics, _TOPICS_WANT)

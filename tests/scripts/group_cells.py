@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from rationalizer import ConfigureGroup, JoinGroup, Outcome, Record, World
-from rationalizer.groups.canonical import group_row
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.transitions import TRANSITIONS, Effect, Ending, Transition, Who
 from rationalizer.routing import route_group
+from rationalizer.state import GROUP
 
 __all__ = ["GroupCell", "GroupCellMet", "Seen", "cell_of", "codes_of", "ending_of", "moves_of"]
 
@@ -57,7 +57,7 @@ class Seen:
             )
             for slot, each in group.members.items()
         }
-        everything = group_row(group) if group.weight < LARGE else None
+        everything = tuple(GROUP.row(group, world.level)) if group.weight < LARGE else None
         state = group.state(log_time)
         return cls(state, group.generation, group.strategy, dict(group.counts), members, everything)
 

@@ -39,9 +39,10 @@ from rationalizer import (
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import Piece
 from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.state import GROUP, MEMBER, PARTITION, PROGRESS, Part
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["ACTIONS", "Groups", "counts_of", "group_record_of", "group_words", "group_words_of"]
+__all__ = ["ACTIONS", "Groups", "added_words", "counts_of", "group_record_of", "group_words", "group_words_of"]
 
 ACTIONS = {"commits offsets": COMMIT, "lets go": LET_GO, "starts": START, "sets": COMMIT}
 SPACE = MAX_KEY_HASH + 1
@@ -244,14 +245,19 @@ def group_words(group: Group, log_time: int, name_of: Callable[[Member], str]) -
     head = f"{group.group_id} {group.state(log_time)} generation={group.generation}"
     head += f" {group.strategy}:{topics}" if group.strategy else ""
     names = {slot: name_of(member) for slot, member in group.members.items()}
-    lines = [head + "".join(settings)]
+    lines = [" ".join([head + "".join(settings), *added_words(GROUP, group)])]
     lines += [f"  {_member_line(group, member, names[slot], log_time)}" for slot, member in group.members.items()]
-    for topic, partition in group.partitions():
-        pieces = group.pieces[topic][partition] if topic in group.pieces else ()
-        words = [f"  {topic}:{partition}", *(_piece_words(piece, names) for piece in pieces)]
-        kept = group.kept(topic, partition)
-        lines.append(" ".join(words + (["nobody"] if not pieces else []) + ([] if kept is None else _done_words(kept))))
+    for each in group.assigned():
+        words = [f"  {each.topic}:{each.partition}", *(_piece_words(piece, names) for piece in each.pieces)]
+        words += [] if each.pieces else ["nobody"]
+        words += [] if each.progress is None else _done_words(each.progress)
+        lines.append(" ".join([*words, *added_words(PARTITION, each)]))
     return lines
+
+
+def added_words(part: Part, thing: object) -> list[str]:
+    """What later levels added to a part of the state, where it has another value than its default."""
+    return [f"{name}={value}" for name, value in part.added(thing)]
 
 
 def counts_of(group: Group, name_of: Callable[[Member], str]) -> str:
@@ -273,7 +279,7 @@ def _member_line(group: Group, member: Member, name: str, log_time: int) -> str:
     words += [f"pattern={member.pattern}"] if member.pattern else []
     if member.pattern or member.topics != group.counts.keys():
         words.append(f"topics={','.join(sorted(member.topics))}")
-    return " ".join(words)
+    return " ".join([*words, *added_words(MEMBER, member)])
 
 
 def _piece_words(piece: Piece, names: dict[int, str]) -> str:
@@ -296,4 +302,4 @@ def _done_words(kept: PartitionProgress) -> list[str]:
         words.append(f"ranges={','.join(f'{first}-{last}' for first, last in ranges)}")
     words += [f"initial={kept.initial}"] if kept.initial >= 0 else []
     words += [f"metadata={kept.metadata!r}"] if kept.metadata is not None else []
-    return words
+    return words + added_words(PROGRESS, kept)

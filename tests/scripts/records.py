@@ -32,7 +32,8 @@ from rationalizer import (
     Tick,
     Upgrade,
 )
-from tests.scripts.group_records import Groups, group_record_of, group_words_of
+from rationalizer.state import LEASE
+from tests.scripts.group_records import Groups, added_words, group_record_of, group_words_of
 
 __all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spans", "words_of"]
 
@@ -151,7 +152,7 @@ def lease_words(lease: Lease, log_time: int, holder: str) -> str:
         words.append(f"ranges={several}" if len(ranges) <= MANY_RANGES else f"ranges={len(ranges)} of them")
     if progress.granted >= 0:
         words.append(f"granted={progress.granted}")
-    return " ".join(word for word in words if word)
+    return " ".join(word for word in [*words, *added_words(LEASE, lease)] if word)
 
 
 def spans(offsets: list[int]) -> str:

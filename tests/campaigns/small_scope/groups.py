@@ -23,6 +23,7 @@ from rationalizer import (
     World,
     codes,
     encode,
+    state,
 )
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.pieces import NEVER
@@ -372,10 +373,21 @@ def _entry(record: Record) -> CommitEntry:
 
 
 def _rows(world: World) -> object:
-    return [plane.rows(world.level) for plane in world._planes.all], world._pauses
+    return world.rows(), world._pauses
 
 
 # States that are one.
+
+
+def _added(group: Group) -> list[object]:
+    """What later levels added: all of it makes a difference, unless it is put in another form here."""
+    found = list[object](state.GROUP.added(group))
+    for member in group.members.values():
+        found += state.MEMBER.added(member)
+    for each in group.assigned():
+        found += state.PARTITION.added(each)
+        found += [] if each.progress is None else state.PROGRESS.added(each.progress)
+    return found
 
 
 def _key(world: World) -> bytes:
@@ -403,4 +415,5 @@ def _key(world: World) -> bytes:
         for partition, of in pieces.items():
             told += [(partition, p.lo, p.hi, rank[p.owner], rank[p.since], rank[p.target], rank[p.revoked]) for p in of]
         told += [(p, kept.initial, repr(kept.progress)) for _, p, kept in group.all_progress()]
+        told += _added(group)
     return blake2b(repr(told).encode(), digest_size=16).digest()

@@ -44,6 +44,7 @@ from rationalizer import (
     codes,
     encode,
 )
+from rationalizer.state import LEASE
 from rationalizer.wire.records import KINDS
 from tests.campaigns.small_scope.search import BrokenError, Explored, Part, State, search, transitions
 
@@ -308,7 +309,7 @@ def _canonical(world: World, numbered: _Numbered) -> tuple[list[str], str]:
         progress = lease.progress
         rows.append(
             f"{lease.instance_id} {places.get(lease.epoch, -1)} {min(log_time - lease.last_beat, 2 * HI + 1)} "
-            f"{progress.stable} {progress.granted} {progress.ranges} {held}"
+            f"{progress.stable} {progress.granted} {progress.ranges} {held} {list(LEASE.added(lease))}"
         )
     rows.sort()  # the partitions may change places
     pause = world.pause(GROUP)

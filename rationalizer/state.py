@@ -1,0 +1,316 @@
+"""What a state consists of: each field once, with its place in the canonical bytes (S1) and in JSON (D3).
+
+A `Part` is one kind of thing (a lease, a group, a member); its fields stand in the order of S1, and of D3. `levels.py`
+lists which level added a part, or a field to an older part. What a later level added comes last in a row, is not there
+below that level, and is left out where it has its default: so rows that do not use it keep their bytes.
+
+To add a field: an attribute of the thing, a `Field` here, its name in `levels.py`. Everything that reads a state
+follows: snapshots and digests, dumps, the simulation's comparison, the scripts' words.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+from rationalizer.levels import level_of_state
+from rationalizer.limits import NOTHING_DONE
+from rationalizer.travel import Travels
+from rationalizer.wire import wellformed as ok
+from rationalizer.wire.wellformed import Rule
+
+
+class SnapshotError(Travels, ValueError):
+    """Bytes that are no snapshot of a state this release can replay from.
+
+    Nothing was taken over from them. Start from an older snapshot, or from the beginning of the log.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"not a usable snapshot: {why}. Nothing was restored from it.")
+
+
+def want(holds: bool, why: str) -> None:
+    """Raise SnapshotError unless this holds."""
+    if not holds:
+        raise SnapshotError(why)
+
+
+def want_ascending(what: str, keys: Sequence[Any]) -> None:
+    """Raise SnapshotError unless these are sorted, and distinct."""
+    want(all(map(_below, keys, keys[1:])), f"its {what} are not sorted, or not distinct")
+
+
+def _below(left: Any, right: Any) -> bool:
+    return bool(left < right)
+
+
+# -- what a declaration consists of ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the canonical state. `rule`: what a value read back has to be in itself."""
+
+    name: str
+    rule: Rule
+    #: Where the value is in the thing (dotted); "": an attribute of that name.
+    path: str = ""
+    #: Its key in D3; "": the name; None: D3 does not show it by itself.
+    key: str | None = ""
+    #: The value as S1 has it, at a level; None: as it is.
+    row: Callable[[Any, int], object] | None = None
+    #: The value as D3 has it, at a log time; None: as it is.
+    json: Callable[[Any, int], object] | None = None
+    #: Of a field that a later level added than its part: the value with which it is left out.
+    default: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What D3 shows, and other fields say: of the thing, at a log time."""
+
+    key: str
+    get: Callable[[Any, int], object]
+
+
+class Part:
+    """One kind of thing in a state."""
+
+    def __init__(self, name: str, *entries: Field | Shown) -> None:
+        self.name = name
+        self.fields = tuple([entry for entry in entries if isinstance(entry, Field)])
+        self.since = level_of_state(name)
+        #: Fields that a later level added, with that level.
+        self.later = tuple([(f, level) for f in self.fields if (level := level_of_state(name, f.name)) > self.since])
+        self._first = self.fields[: len(self.fields) - len(self.later)]
+        assert not any(field in self._first for field, _ in self.later), "what a later level added comes last"
+        self._holds = [field.rule.holds for field in self.fields]
+        defaults = [field.default for field, _ in self.later]
+        self._values = namedtuple(name, [field.name for field in self.fields], defaults=defaults)  # type: ignore[misc]
+        self._getters = {field.name: attrgetter(field.path or field.name) for field in self.fields}
+        #: All at once: a state may have a hundred thousand leases.
+        self._get: Callable[[Any], tuple[Any, ...]] = attrgetter(*(field.path or field.name for field in self._first))
+        self._converted = tuple([(at, field.row) for at, field in enumerate(self._first) if field.row is not None])
+        self._shown = tuple([each for each in map(self._to_show, entries) if each is not None])
+
+    def row(self, thing: Any, level: int) -> Sequence[Any]:
+        """The thing as S1 has it in a CP at this level."""
+        values = self._get(thing)
+        if not self._converted and not self.later:
+            return values
+        row = list(values)
+        for at, convert in self._converted:
+            row[at] = convert(row[at], level)
+        kept = len(row)
+        for field, since in self.later:
+            if since <= level:
+                value = self._getters[field.name](thing)
+                row.append(value if field.row is None else field.row(value, level))
+                kept = kept if value == field.default else len(row)
+        return row[:kept]
+
+    def rows(self, things: Iterable[Any], level: int) -> list[Sequence[Any]]:
+        """`row` of each."""
+        if not self._converted and not self.later:
+            return list(map(self._get, things))
+        return [self.row(thing, level) for thing in things]
+
+    def shown(self, thing: Any, log_time: int) -> dict[str, Any]:
+        """The thing as D3 has it at this log time."""
+        found = {key: get(thing, log_time) for key, get in self._shown}
+        if self.later:
+            added = dict(self.added(thing))
+            for field, _ in self.later:
+                if field.name not in added and field.key is not None:
+                    del found[field.key or field.name]
+        return found
+
+    def _to_show(self, entry: Field | Shown) -> tuple[str, Callable[[Any, int], object]] | None:
+        if isinstance(entry, Shown):
+            return entry.key, entry.get
+        if entry.key is None:
+            return None
+        get, convert = self._getters[entry.name], entry.json
+        if convert is None:
+            return entry.key or entry.name, lambda thing, _: get(thing)
+        return entry.key or entry.name, lambda thing, log_time: convert(get(thing), log_time)
+
+    def added(self, thing: Any) -> Iterator[tuple[str, Any]]:
+        """(name, value) of each field that a later level added and that has another value than its default."""
+        for field, _ in self.later:
+            value = self._getters[field.name](thing)
+            if value != field.default:
+                yield field.name, value
+
+    def read(self, row: object, level: int, what: str) -> Any:
+        """The values of a row of a snapshot, as attributes; each is what its rule wants. Raises SnapshotError."""
+        fields = (
+            [*self._first, *(field for field, since in self.later if since <= level)] if self.later else self._first
+        )
+        if type(row) is not tuple or not len(self._first) <= len(row) <= len(fields):
+            raise SnapshotError(f"a {what} has not its {len(self._first)} parts")
+        for holds, value in zip(self._holds, row, strict=False):
+            if not holds(value):
+                wrong = next(field for field, value in zip(fields, row, strict=False) if not field.rule.holds(value))
+                raise SnapshotError(f"{wrong.name} of a {what} must be {wrong.rule.wants}")
+        return self._values(*row)
+
+    def restore_added(self, thing: Any, values: Any) -> None:
+        """Set the fields that later levels added, which are attributes of the thing, to what was read."""
+        for field, _ in self.later:
+            setattr(thing, field.path or field.name, getattr(values, field.name))
+
+
+# -- the declarations --------------------------------------------------------------------------------------
+
+
+def _or_null(offset: int, _: int = 0) -> int | None:
+    """−1 and nil are one position; people are shown null (P2, D4)."""
+    return None if offset == NOTHING_DONE else offset
+
+
+def _done_json(pieces: Sequence[tuple[int, int, int]], _: int) -> list[list[int | None]]:
+    return [[lo, hi, _or_null(offset)] for lo, hi, offset in pieces]
+
+
+def _ranges_json(ranges: Sequence[tuple[int, int]], _: int) -> list[list[int]]:
+    return [[first, last] for first, last in ranges]
+
+
+def _or_nil(rule: Rule) -> Rule:
+    return Rule(lambda value: value is None or rule.holds(value), f"nil or {rule.wants}")
+
+
+def _is_array(value: object) -> bool:
+    return type(value) is tuple
+
+
+_ARRAY: Final = Rule(_is_array, "an array")
+_ANY: Final = Rule(lambda value: True, "anything")
+_POSITION: Final = Rule(ok.is_position, "an int, −1 … 2^63−1")
+_METADATA: Final = Rule(ok.is_metadata, "nil or text")
+
+_DONE: Final = (
+    Shown("stable", lambda thing, _: _or_null(thing.progress.stable)),
+    Field("done_through", _ARRAY, "progress.done_through", json=_done_json),
+    Field("ranges", _ARRAY, "progress.ranges", json=_ranges_json),
+)
+
+
+def _holder(lease: Any, _: int) -> dict[str, str] | None:
+    return {"client": lease.client_id, "instance": lease.instance_id} if lease.held else None
+
+
+#: A pause (C10): `Pause`.
+PAUSE: Final = Part(
+    "pause",
+    Field("group_id", ok.ID, key="group"),
+    Field("client_id", ok.ID, key="client"),
+    Field("expires", ok.TIME),
+)
+
+#: A lease of a claimed group: `Lease`.
+LEASE: Final = Part(
+    "lease",
+    Field("group_id", ok.ID, key="group"),
+    Field("topic", ok.TOPIC),
+    Field("partition", ok.PARTITION, key="topic_partition"),
+    Field("client_id", _or_nil(ok.ID), key=None),
+    Field("instance_id", _or_nil(ok.ID), key=None),
+    Shown("holder", _holder),
+    Field("epoch", ok.EPOCH),
+    Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
+    Field("last_beat", ok.TIME),
+    Shown("freshness", lambda lease, log_time: lease.freshness(log_time)),
+    *_DONE,
+    Field("granted", _POSITION, "progress.granted", json=_or_null),
+)
+
+#: What ConfigureGroup sets (G19): `Settings`.
+SETTINGS: Final = Part(
+    "settings",
+    *(
+        Field(name, Rule(holds, "a value that it can have"), json=lambda value, _: _as_list(value))
+        for name, holds in ok.SETTING_RULES.items()
+    ),
+)
+
+#: A member of a coordinated group: `Member`.
+MEMBER: Final = Part(
+    "member",
+    Field("slot", ok.OFFSET),
+    Field("member_id", ok.MEMBER_ID, key="member"),
+    Field("client_id", ok.ID, key="client"),
+    Field("instance_id", ok.ID, key="instance"),
+    Field("session_timeout_ms", ok.SESSION_TIMEOUT),
+    Field("allow_key_share", ok.BOOLEAN),
+    Field("pattern", ok.PATTERN),
+    Field("topics", _ARRAY, row=lambda topics, _: sorted(topics), json=lambda topics, _: sorted(topics)),
+    Field("last_beat", ok.TIME),
+    Shown("overdue", lambda member, log_time: member.is_overdue(log_time)),
+    Field("joined", ok.OFFSET),
+)
+
+#: What is done of a partition of a coordinated group: `PartitionProgress`.
+PROGRESS: Final = Part(
+    "progress",
+    Field("initial", _POSITION, json=_or_null),
+    *_DONE,
+    Field("metadata", _METADATA),
+)
+
+#: A partition of a coordinated group that has pieces or progress: `Assigned`.
+PARTITION: Final = Part(
+    "partition",
+    Field("topic", ok.TOPIC),
+    Field("partition", ok.PARTITION, key="topic_partition"),
+    Field(
+        "pieces",
+        _ARRAY,
+        json=lambda pieces, _: [[*piece[:4], _or_null(piece.target), _or_null(piece.revoked)] for piece in pieces],
+    ),
+    Field(
+        "progress",
+        _ANY,
+        row=lambda kept, level: None if kept is None else PROGRESS.row(kept, level),
+        json=lambda kept, log_time: None if kept is None else PROGRESS.shown(kept, log_time),
+    ),
+)
+
+#: A coordinated group: `Group`.
+GROUP: Final = Part(
+    "group",
+    Field("group_id", ok.ID, key="group"),
+    Shown("state", lambda group, log_time: group.state(log_time)),
+    Field("generation", ok.GENERATION),
+    Field("strategy", _or_nil(ok.STRATEGY)),
+    Field("settings", _ARRAY, row=SETTINGS.row, json=SETTINGS.shown),
+    Field(
+        "topics",
+        _ARRAY,
+        "counts",
+        row=lambda counts, _: sorted(counts.items()),
+        json=lambda counts, _: dict(sorted(counts.items())),
+    ),
+    Field(
+        "members",
+        _ARRAY,
+        row=lambda members, level: MEMBER.rows(members.values(), level),
+        json=lambda members, log_time: [MEMBER.shown(member, log_time) for member in members.values()],
+    ),
+    Field(
+        "partitions",
+        _ARRAY,
+        "assigned",
+        row=lambda assigned, level: PARTITION.rows(assigned(), level),
+        json=lambda assigned, log_time: [PARTITION.shown(each, log_time) for each in assigned()],
+    ),
+)
+
+
+def _as_list(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
