@@ -100,7 +100,7 @@ def drain_bare(bootstrap: str, topic: str, partitions: int, records: int, *, sta
     seen = 0
     began = 0.0
     while seen < records:
-        messages = consumer.consume(min(BATCH, records - seen), 1.0)  # it waits until there are so many
+        messages = consumer.consume(min(BATCH, records - seen), 1.0)  # it waits until it has that number
         began = began or time.perf_counter()
         if stamps:
             for message in messages:

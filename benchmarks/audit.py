@@ -2,7 +2,7 @@
 
     python -m benchmarks.audit [--records N] [--rounds N] [--scale] [--json FILE]
 
-Spark runs as local[2], warm: its start is told apart, and each thing is done once before it is measured. Two logs of
+Spark runs as local[2], warm: its start is reported separately, and each thing is done once before. Two logs of
 the same mix of records (benchmarks.audit_log): one in 8 CPs, which need no cutting, and one in a single CP, cut at the
 snapshots that are stored every 10,000 records.
 

@@ -18,7 +18,7 @@ from kafka_marshal import Marshal
 
 
 def claiming(marshal: Marshal) -> Callable[[int], float]:
-    """A step that claims a partition of its own each time, and lets it go uncounted."""
+    """A step that claims another partition each time, and releases it uncounted."""
 
     def step(number: int) -> float:
         began = time.perf_counter()

@@ -85,7 +85,7 @@ def publish(bootstrap: str, topic: str, records: int) -> None:
 
 
 def claimed(spark: SparkSession, bootstrap: str, scene: dict[str, str], size: int, delivery: Delivery) -> list[Round]:
-    """Read the whole topic as a group of its own; the rounds but the first, which nothing went before."""
+    """Read the whole topic as a separate group; the rounds but the first, which nothing went before."""
     rounds: list[Round] = []
     options = kafka_options(bootstrap, {})
     ended = time.perf_counter()

@@ -53,7 +53,7 @@ def bench_kafka(properties: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 def new_log(bootstrap: str, partitions: int) -> str:
-    """A coordination topic of its own: its name."""
+    """A new coordination topic: its name."""
     name = f"__marshal-{uuid.uuid4().hex[:8]}"
     cluster = KafkaCluster(bootstrap, {})
     create_topic(cluster, name, partitions, 10)

@@ -1,4 +1,4 @@
-"""Build the compiled core into a folder of its own, never into the tree:
+"""Build the compiled core into a separate folder, never into the tree:
 
     python -m benchmarks.compiled [FOLDER]        (default: out/compiled)
 

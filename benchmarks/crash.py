@@ -26,7 +26,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 
-#: Between two records of the topic, so that the successor has one to hand out when it is ready.
+#: Between two records of the topic, so that the successor has one to deliver when it is ready.
 FEED_S = 0.005
 
 IDLE_S = 5.0
@@ -72,7 +72,7 @@ class Feed:
 
 
 def takeover_ms(bootstrap: str, coordination: str, cluster: KafkaCluster, watchdog: bool) -> float:
-    """One crash, with a topic of its own."""
+    """One crash, with its own topic."""
     topic = f"crash-{uuid.uuid4().hex[:8]}"
     cluster.create_topic(topic, 1, 1, {}, 10)
     feed = Feed(bootstrap, topic)
@@ -91,7 +91,7 @@ def takeover_ms(bootstrap: str, coordination: str, cluster: KafkaCluster, watchd
             Marshal(bootstrap, group_id="bench", client_id="heir", topic=coordination) as heir,
             heir.consumer([topic]) as consumer,
         ):
-            assert consumer.poll(1.0) is None  # it waits: somebody else has the only partition
+            assert consumer.poll(1.0) is None  # it waits: another member has the only partition
             began = time.perf_counter()
             process.kill()
             assert consumer.poll(30) is not None

@@ -2,7 +2,7 @@
 
     python -m benchmarks.group_cost [--members 10,50,100] [--seconds N] [--json FILE]
 
-Real members (ten a process) of a group with one partition each, which nobody writes to: all they do is beat. Each
+Real members (ten a process) of a group with one empty partition each, so they only send heartbeats. Each
 record is sent to every member, so the group's traffic grows with the square of its members. The line for 1,000 is
 computed from the first and the last one measured: a member's share grows with their number, the broker's with its
 square, which is an upper bound: a fetch that comes late brings several records.
@@ -98,7 +98,7 @@ def sizes(bootstrap: str, partition: int, first: int, last: int) -> float:
 
 
 def measure(members: int, seconds: float) -> Cost:
-    """With this number of members, on a broker of their own."""
+    """With this number of members, on a separate broker."""
     with LocalBroker() as broker, ExitStack() as stack:
         bootstrap, home = broker.bootstrap_servers, route_group(GROUP, CPS)
         cluster = KafkaCluster(bootstrap, {})

@@ -7,7 +7,7 @@ each member that joins: a fleet that starts costs a thousand of them. Members su
 ("unequal subscriptions") each to a random half of 100. From nothing: there were no targets before. Times are medians.
 
 Records: what `World.apply` takes for one record as a whole, at 1,000 members and 10,000 partitions with progress; what
-it takes for the longest commits, over partitions in a thousand pieces and more; and for joins that nobody should write,
+it takes for the longest commits, over partitions in a thousand pieces and more; for joins that no member should write,
 in nanoseconds a byte. A fleet: 1,000 joins one after the other, and one member that restarts again and again.
 """
 
@@ -100,11 +100,11 @@ def _start_and_join(
 # -- records, applied ----------------------------------------------------------------------------------------
 
 GROUP = "orders"
-#: Log time stands still in here: nobody dies.
+#: Log time does not advance here: no member dies.
 NOW_MS = 1_700_000_000_000
 SESSION_MS = 30_000
 TEN_TOPICS: Topics = tuple((topic, 1_000) for topic in _counts(10))
-#: More restores of a large state would take longer than they tell.
+#: More restores of a large state would take longer than they are worth.
 MOST_RESTORES = 7
 
 
@@ -176,7 +176,7 @@ def grown() -> tuple[bytes, list[float]]:
 
 @cache
 def cut() -> bytes:
-    """One partition, which the first of 1,000 members has and should let go, in nearly 1,000 pieces."""
+    """One partition, which the first of 1,000 members has and should release, in nearly 1,000 pieces."""
     fleet = Fleet()
     fleet.append(ConfigureGroup("1", "admin", GROUP, (("accept_range_fetch", ("t",)),)))
     for number in range(MEMBERS):

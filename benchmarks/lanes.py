@@ -40,13 +40,13 @@ ZIPF_KEYS, EQUAL_KEYS = 1_000, 20
 FAIL_EVERY = 50
 VALUE_BYTES = 100
 
-#: Without a record for so long (s), a contestant has stopped.
+#: Without a record for this long (s), a contestant has stopped.
 QUIET_S = 4.0
 
 #: How much longer than possible a contestant may take before it is ended.
 PATIENCE = 3.0
 
-#: Handlers that do nothing are measured for so long (s), or until all is done.
+#: Handlers that do nothing are measured for this long (s), or until all is done.
 NO_OP_S = 10.0
 
 CONTESTANTS = {

@@ -2,7 +2,7 @@
 
 Three ways to take 100-byte messages from a topic of four partitions: batches, a loop, and run() with 16 handlers in
 threads, which is timed by marshal.timing() as well. Rounds with and without are interleaved; the ratio is the median of
-the rounds' ratios. The scraper is a process of its own, and asks once a second: fifteen times as often as usual.
+the rounds' ratios. The scraper is a separate process, and asks once a second: fifteen times as often as usual.
 
 Each is measured twice: by the clock, which shows the neighbours of a shared machine, too, and as messages for each
 second of this process's processor time, which has the target.

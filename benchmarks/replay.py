@@ -5,7 +5,7 @@
 apply_many decodes, validates, routes and applies; the baseline only decodes (msgpack.unpackb, as it comes). Both take
 turns in one process; rates and the ratio are medians over the rounds. The log: one CP of eight, 60 leases held by
 20 clients, single Heartbeats of about 75 bytes whose offsets and stamps move on. The same beats in HeartbeatBatches are
-a row of their own.
+their own row.
 
 --compiled measures the compiled core too (benchmarks.compiled builds it): the same source through mypyc.
 """

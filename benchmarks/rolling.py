@@ -1,4 +1,4 @@
-"""A rolling restart of ten workers, as a StatefulSet does it: how long each partition stands still.
+"""A rolling restart of ten workers, as a StatefulSet does it: how long each partition pauses.
 
     python -m benchmarks.rolling [--workers N] [--partitions N] [--rounds N] [--only NAME …] [--json FILE]
 
@@ -7,7 +7,7 @@ under its name, wait until it is ready, then the next; beside Kafka's own groups
 25 ms. Its gap is the longest time between two of its records that any worker took, from the first SIGTERM until three
 seconds after the last start; the floor is the same over the seconds before. Ready: the log is read and heartbeats go
 out (ours); an assignment has come (Kafka's groups). Static: with group.instance.id, so a closed member leaves its
-partitions to nobody until it is back.
+partitions to no other member until it is back.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Result:
 
 
 def roll(contestant: Contestant, bootstrap: str, workers: int, partitions: int) -> Result:
-    """One rolling restart, in a topic and a group of its own."""
+    """One rolling restart, in its own topic and group."""
     name = f"rolling-{uuid.uuid4().hex[:8]}"
     cluster = KafkaCluster(bootstrap)
     with TemporaryDirectory() as folder, ExitStack() as fleet:

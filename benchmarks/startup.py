@@ -8,7 +8,7 @@ turns, and times are medians over the rounds. The log ends half an interval behi
 one and a half intervals; members wrote the snapshots as they do in life.
 
 The other rows: a log of a tenth of the length, which should take as long; and what taking a snapshot costs while a log
-runs: the time for which a member's log stands still (state to bytes, under the lock), beside its heartbeat interval.
+runs: the time for which a member reads no log (state to bytes, under the lock), beside its heartbeat interval.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STARTS_A_ROUND = 5
 
 
 def fill(bootstrap: str, topic: str, records: int, leases: int) -> None:
-    """Claims, then heartbeats that move offsets on, up to so many records with the marker of `init`."""
+    """Claims, then heartbeats that move offsets on, up to this number of records with the marker of `init`."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -136,7 +136,7 @@ class Log:
 
 
 def stall(leases: int, rounds: int) -> float:
-    """Milliseconds in which a replica with so many leases turns its state into bytes."""
+    """Milliseconds in which a replica with this number of leases turns its state into bytes."""
     world = World(0, 1)
     for number in range(leases):
         world.apply(number, 1_000, encode(ClaimingPartition("5f0e9a3c1b7d42e8", "worker", GROUP, TOPIC, number, 3_000)))

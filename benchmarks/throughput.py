@@ -114,7 +114,7 @@ def by_whole_batches(consumer: Consumer, records: int) -> float:
 
 
 def by_threads(threads: int) -> Callable[[Consumer, int], float]:
-    """So many threads take batches from one consumer."""
+    """This number of threads take batches from one consumer."""
 
     def loop(consumer: Consumer, records: int) -> float:
         seen, began, ended = [0] * threads, [0.0] * threads, threading.Event()

@@ -114,7 +114,7 @@ class Story:
 
 
 def write(story: Story, pipe: Connection) -> None:
-    """Send the log, run by run, from a process of its own: a broker costs the server no processor either."""
+    """Send the log, run by run, from its own process: a broker costs the server no processor either."""
     for cp, run in story.runs():
         pipe.send_bytes(marshal.dumps((cp, run)))
     pipe.send_bytes(b"")

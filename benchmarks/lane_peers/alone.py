@@ -1,4 +1,4 @@
-"""The work without Kafka: what sleeping alone takes on this machine is nobody's loss."""
+"""The work without Kafka: the time that sleeping alone takes on this machine counts against no contestant."""
 
 from __future__ import annotations
 

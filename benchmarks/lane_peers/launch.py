@@ -42,7 +42,7 @@ class MissingError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contestant has told."""
+    """What a contestant has reported."""
 
     done: int
     seconds: float
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Starter:
-    """Starts contestants, each in a process of its own."""
+    """Starts contestants, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -127,7 +127,7 @@ def java_command() -> Sequence[str]:
 
 
 def with_pyrallel(folder: Path) -> str:
-    """A Python of an environment of its own that has it."""
+    """The Python of a separate environment that has it."""
     python = new_enough_python()
     subprocess.run([python, "-m", "venv", folder], check=True, capture_output=True)
     installed = folder / "bin" / "python"

@@ -1,4 +1,4 @@
-"""pyrallel-consumer, asynchronous, ordered by key. Runs in an environment that has it, and nothing of ours."""
+"""pyrallel-consumer, asynchronous, ordered by key. Runs in an environment that has it, without this package."""
 
 from __future__ import annotations
 

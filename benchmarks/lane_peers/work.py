@@ -1,4 +1,4 @@
-"""What is done with a record, and what is told in the end. With the standard library alone: peers run elsewhere.
+"""What is done with a record, and what is reported in the end. With the standard library alone: peers run elsewhere.
 
 A record's value begins with the offset of the one before it of its key, −1 for the first. A record that is begun before
 that one has ended is out of order: an inversion.
@@ -18,7 +18,7 @@ from typing import NoReturn
 
 __all__ = ["FailedError", "Order", "Work"]
 
-#: Seconds between two looks whether it is over.
+#: Seconds between two checks for the end.
 LOOK_S = 0.02
 
 
@@ -40,9 +40,9 @@ class Order:
     #: The offset of the record whose handler never returns, and its key; −1: none.
     stuck: int
     stuck_key: str
-    #: Of so many records one fails, once; 0: none.
+    #: One in this number of records fails, once; 0: none.
     fail_every: int
-    #: No record for so long (s): it has stopped.
+    #: Without a record for this long (s), it has stopped.
     quiet_s: float
     #: The longest that is measured (s).
     limit_s: float
@@ -80,7 +80,7 @@ class Work:
         self._over = threading.Event()
 
     def count(self) -> None:
-        """One more, where nothing else is measured."""
+        """One more, while nothing else is measured."""
         number = next(self._count)
         if number == 1:
             self._began = time.perf_counter()

@@ -10,7 +10,7 @@ Rules, the same for all sides:
   that stamps of different processes compare.
 - Where there are many workers, they are threads of one process on all sides; where one is killed, each side has one
   process for those that die and one for those that survive.
-- Records keep coming at the same pace on all sides, and are handed out one by one.
+- Records keep coming at the same pace on all sides, and are delivered one by one.
 - Losses are printed like wins.
 
 ``contestants`` says who runs with which settings, ``worker`` and ``loops`` are the process that hosts the workers,

@@ -48,7 +48,7 @@ QUICK: Mapping[str, Callable[[], Event]] = {
     "logs": lambda: BigLog(records=5_000),
 }
 
-#: Who runs in a quick run: nobody who waits for seconds.
+#: The contestants of a quick run: none that waits for seconds.
 QUICK_NAMES = ("kafka-marshal", "classic, delay 0, heartbeat 0.1 s", "bare", "apply_many", "1 ÷")
 
 
@@ -59,7 +59,7 @@ def run(
     keep: Callable[[list[Found]], None],
     quick: bool,
 ) -> list[Found]:
-    """All events, contestants taking turns in every round; tells what it does. keep: called after each event."""
+    """All events, contestants taking turns in every round; prints what it does. keep: called after each event."""
     brokers = Brokers()
     found = [Found(event) for event in events]
     try:
@@ -93,7 +93,7 @@ def tell(what: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0; 1 where a contestant gave no figure at all in an event. Aims that are missed are told, and change nothing."""
+    """0; 1 if a contestant gave no figure at all in an event. Missed targets are printed, and change nothing."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.race",
         description=benchmarks.race.__doc__,

@@ -21,7 +21,7 @@ class Side(StrEnum):
     BYSTANDER = "bystander"
 
 
-#: Static broker settings, by the broker's name: whoever needs others runs on a broker of its own.
+#: Static broker settings, by the broker's name: a contestant that needs others has a separate broker.
 BROKERS: Mapping[str, Mapping[str, str]] = {
     "delay 0": {"group.initial.rebalance.delay.ms": "0"},
     "delay 3 s": {"group.initial.rebalance.delay.ms": "3000"},
@@ -41,7 +41,7 @@ BROKERS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-#: A stopped broker must not be put out of its own cluster for the time it stood still.
+#: A stopped broker must not be fenced from its cluster for the time it was stopped.
 ALL_BROKERS: Mapping[str, str] = {"broker.session.timeout.ms": "86400000", "log.message.timestamp.type": "CreateTime"}
 
 #: What decides latency in librdkafka, measured; our own clients run with the same.

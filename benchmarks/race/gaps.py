@@ -1,4 +1,4 @@
-"""How long a partition stood still at a worker, and how much of that was not the broker's doing."""
+"""How long a partition paused at a worker, without what the broker caused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 __all__ = ["beyond_ms", "first_seen", "longest_ms"]
 
-#: By partition: when each offset was handed out first, seconds.
+#: By partition: when each offset was delivered first, seconds.
 Seen = Mapping[int, Mapping[int, float]]
 
 

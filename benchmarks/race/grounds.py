@@ -25,7 +25,7 @@ CPS = 8
 
 TIMEOUT_S = 30.0
 
-#: All of the heap from the start: growing it takes full collections of a tenth of a second, and whoever is measured
+#: All of the heap from the start: growing it takes full collections of a tenth of a second, and the one measured
 #: then is said to be slow.
 HEAP = ("-Xms512m",)
 
@@ -86,7 +86,7 @@ class Grounds:
 
     @contextmanager
     def feed(self, targets: Sequence[tuple[str, int]], every_s: float) -> Iterator[None]:
-        """While in it, each (topic, partition) gets a record every so often."""
+        """While in it, each (topic, partition) gets a record at each interval."""
         stop = threading.Event()
         thread = threading.Thread(target=self._feed, args=(list(targets), every_s, stop), daemon=True)
         thread.start()
@@ -150,7 +150,7 @@ class Brokers:
         self._current: str | None = None
 
     def only(self, name: str) -> Grounds:
-        """The grounds of that broker; the others stand still from now on."""
+        """The grounds of that broker; the others are stopped from now on."""
         if name != self._current:
             if self._current is not None:
                 self._running[self._current].pause()
@@ -164,7 +164,7 @@ class Brokers:
         return Grounds(self._running[name].bootstrap_servers)
 
     def _await(self, name: str) -> None:
-        """Until a record goes through: a broker that stood still has some catching up with its timers to do."""
+        """Until a record goes through: a broker that was stopped has to catch up with its timers."""
         grounds = Grounds(self._running[name].bootstrap_servers)
         topic = grounds.topic(1)
         grounds.fill(topic, 1, 1)

@@ -30,7 +30,7 @@ class RaceError(Exception):
 
 
 class Host(AbstractContextManager["Host"]):
-    """One process with workers in it. Events wait until somebody asks for them."""
+    """One process with workers in it. Events wait until they are asked for."""
 
     def __init__(self) -> None:
         """Start the process and wait until it has imported everything."""
@@ -111,7 +111,7 @@ class Host(AbstractContextManager["Host"]):
         self.wait("closed", worker)
 
     def watch(self, worker: str, partitions: list[int] | None) -> None:
-        """Be told of the next record of these partitions."""
+        """Report the next record of these partitions."""
         self._early = [x for x in self._early if x["worker"] != worker or x["event"] not in ("seen", "first")]
         self.order("watch", worker, partitions=partitions)
         self.wait("watching", worker)

@@ -1,4 +1,4 @@
-"""How a worker of each side gets its records: one by one, told apart by nothing but the client library in use."""
+"""How a worker of each side gets its records: one by one; only the client library differs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_S = 0.05
 
 
 class Loop:
-    """One worker: made (the clock runs already), run on a thread of its own, closed from another."""
+    """One worker: made (the clock runs already), run on its own thread, closed from another."""
 
     def run(self) -> None:
         """Take records until closed."""
@@ -120,7 +120,7 @@ class ShareLoop(Loop):
                 self._consumer.commit_async()
         while not self._ending:
             self._ended.wait(POLL_S)
-        with contextlib.suppress(Exception):  # what was held is not acknowledged, and nobody waits for it
+        with contextlib.suppress(Exception):  # what was held is not acknowledged, and no one waits for it
             self._consumer.close()
         self._ended.set()
 

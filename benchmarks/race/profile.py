@@ -2,7 +2,7 @@
 
     python -m benchmarks.race.profile [--only claim,replay] [--seconds N] [--out DIR]
 
-Each scene runs again and again for some seconds in a process of its own, under ``py-spy record``; printed are the
+Each scene runs again and again for some seconds in its own process, under ``py-spy record``; printed are the
 functions in which, and below which, the time went (of threads that hold Python's lock: waiting is left out), and the
 stacks stay as out/profile-SCENE.txt (flamegraph.pl and speedscope read them). librdkafka's own threads are not seen.
 """

@@ -32,7 +32,7 @@ class Sight:
         return threading.Event()
 
     def saw(self, partition: int, offset: int) -> None:
-        """A record was handed out."""
+        """A record was delivered."""
         now = monotonic()
         if self._any:
             self._any = False
@@ -43,7 +43,7 @@ class Sight:
         self._seen.append((partition, offset, now))
 
     def watch(self, partitions: list[int] | None) -> None:
-        """Tell of the next record of each of these partitions (None: of the next record at all, as "first")."""
+        """Report the next record of each of these partitions (None: of the next record at all, as "first")."""
         if partitions is None:
             self._any = True
         else:
@@ -72,7 +72,7 @@ class Sight:
             return sorted(self._held)
 
     def take(self) -> list[tuple[int, int, float]]:
-        """Partition, offset and moment of all that was handed out since the last call, and of what was last then."""
+        """Partition, offset and moment of all that was delivered since the last call, and of what was last then."""
         seen, self._seen = self._seen, []
         latest = {partition: (partition, offset, at) for partition, offset, at in seen}
         self._seen[:0] = latest.values()

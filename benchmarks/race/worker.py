@@ -1,10 +1,10 @@
 """The process that hosts workers: orders as JSON lines on stdin, what happened as JSON lines on stdout.
 
-    {"do": "open", "worker": NAME, "side": …, …}    make a worker on a thread of its own; tells "made", then "first"
-    {"do": "watch", "worker": NAME, "partitions": […] or null}    tell of the next record of these: "seen" (or "first")
-    {"do": "close", "worker": NAME}    leave in order; tells "closing" (the moment it begins) and "closed"
-    {"do": "report", "seen": true | false}    tells "report": held partitions, last change, and (true) what was seen
-    {"do": "cpu"}    tells "cpu": seconds of processor time this process has used
+    {"do": "open", "worker": NAME, "side": …, …}    make a worker on its own thread; reports "made", then "first"
+    {"do": "watch", "worker": NAME, "partitions": […] or null}    report the next record of these: "seen" (or "first")
+    {"do": "close", "worker": NAME}    leave in order; reports "closing" (the moment it begins) and "closed"
+    {"do": "report", "seen": true | false}    reports "report": held partitions, last change, and (true) what was seen
+    {"do": "cpu"}    reports "cpu": seconds of processor time this process has used
 
 It ends when stdin does. Everything is imported before the first order is read: "ready" says so.
 """
@@ -66,7 +66,7 @@ class Host:
             loop = self._loops[name] = loop_for(order["side"], sight, order)
             tell("made", name, began=began, at=monotonic())
             loop.run()
-        except Exception:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception:  # noqa: BLE001 - whatever it is, it is reported to the parent
             tell("failed", name, why=traceback.format_exc())
 
     def _close(self, name: str) -> None:
@@ -75,7 +75,7 @@ class Host:
             sight.closing()
         try:
             loop.close()
-        except Exception:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception:  # noqa: BLE001 - whatever it is, it is reported to the parent
             tell("failed", name, why=traceback.format_exc())
         self._sights.pop(name)
         tell("closed", name, at=monotonic())
@@ -95,7 +95,7 @@ def main() -> None:
     tell("ready", "")
     for line in sys.stdin:
         host.obey(json.loads(line))
-    os._exit(0)  # whoever is in the middle of something is done with: the race is over for this process
+    os._exit(0)  # the race is over for this process, whatever its threads are doing
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ten workers and 900 partitions: the last start until everybody has 90; one joins; one leaves; who stands still."""
+"""Ten workers and 900 partitions: the last start until each has 90; one joins; one leaves; which partitions pause."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = ["Balance", "Gaps", "wait_until_stable"]
 WORKERS = 10
 PARTITIONS = 900
 
-#: Every so-manieth partition gets a record so often: gaps are measured on these. A producer sends a request for each
+#: Every 90th partition gets a record each FEED_S: gaps are measured on these. A producer sends a request for each
 #: record then, and 500 a second leave the broker time to answer; with 1,500 records were seconds old on two cores, and
 #: the gaps were the producer's.
 FED = 90
 FEED_S = 0.02
 
-#: Stable is what does not change for so long (longer than a heartbeat of any contestant but KIP-848's 5 s).
+#: Stable is what does not change for this long (longer than a heartbeat of any contestant but KIP-848's 5 s).
 QUIET_S = 2.2
 STEADY_S = 2.0
 
 #: What moves may add to the usual gap of a partition that does not move. Its gaps are measured beside a bystander, who
-#: reads the same records at the same time, in a process of its own and in no group: by how much they are longer. The
+#: reads the same records at the same time, in its own process and in no group: by how much they are longer. The
 #: usual gap is the longest so measured while nothing moved, in the same round. (The longest gap alone says little on
 #: two cores: beside a producer, a broker and ten workers it is 50 to 280 ms while nothing moves.)
 ADDED_GAP_MS = 30.0
@@ -55,7 +55,7 @@ Held = Mapping[str, frozenset[int]]
 
 
 class Balance(Event):
-    """All workers are threads of one process, on all sides; what each holds is told by its own callbacks."""
+    """All workers are threads of one process, on all sides; its own callbacks report what each holds."""
 
     name = "balance"
     title = "10 workers, 900 partitions"
@@ -180,7 +180,7 @@ class Gaps:
         stays = {name: kept for name, partitions in now.items() if (kept := partitions & before.get(name, frozenset()))}
         seen = {name: first_seen(workers[name]["seen"]) for name in stays}
         fed = {name: kept & usual.keys() for name, kept in stays.items()}
-        kept_by = {name: kept for name, kept in fed.items() if kept}  # nobody, where a contestant moved all that is fed
+        kept_by = {name: kept for name, kept in fed.items() if kept}  # none, if a contestant moved all that is fed
         longest = [longest_ms(seen[name], kept, began, at) for name, kept in kept_by.items()]
         found[f"longest gap, {what}"] = [max(longest)] if longest else []
         beyond = [beyond_ms(seen[name], usual, kept, began, at) for name, kept in kept_by.items()]

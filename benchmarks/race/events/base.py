@@ -17,7 +17,7 @@ Samples = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a median should be: at most (or at least) factor × another contestant's, or so many units."""
+    """What a median should be: at most (or at least) factor × another contestant's, or this number of units."""
 
     metric: str
     contestant: str

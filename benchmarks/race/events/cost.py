@@ -18,7 +18,7 @@ __all__ = ["Cost"]
 LEASES = 100
 WINDOW_S = 10.0
 
-#: Idle is who has been idle for so long: ours look less often the longer nothing comes.
+#: Idle is a member after this long: kafka-marshal polls less often the longer nothing comes.
 REST_S = 20.0
 
 

@@ -35,7 +35,7 @@ __all__ = ["Killed", "Stopped"]
 
 FEED_S = 0.01
 
-#: Where a timeout of seconds decides, so many groups of two lose a member at once: the figures are as good, and ten
+#: Where a timeout of seconds decides, this number of groups of two lose a member at once: figures are equal, and ten
 #: rounds do not take an hour. Where milliseconds count there is one.
 PAIRS = 5
 
@@ -45,11 +45,11 @@ AGE = "log time from the last beat to the takeover ÷ 2·HI"
 
 
 class _Crash(Event):
-    """What kill -9 and SIGSTOP have in common. Both workers have a process of their own."""
+    """What kill -9 and SIGSTOP have in common. Both workers have their own process."""
 
     number: ClassVar[signal.Signals]
 
-    #: Who tells of a death within milliseconds: one group of them at a time.
+    #: Contestants that report a death within milliseconds: one group of them at a time.
     one_by_one: Sequence[Contestant] = ()
 
     def __init__(self, contestants: Sequence[Contestant], aims: Sequence[Aim]) -> None:
@@ -137,7 +137,7 @@ Lease = tuple[str, str, int]
 
 
 def takeover_ages(bootstrap: str, coordination: str, leases: Sequence[Lease]) -> Iterator[float]:
-    """How old (÷ 2·HI, by log time) the last beat of each lease was when somebody else was granted it, by replay."""
+    """How old (÷ 2·HI, by log time) the last beat of each lease was when another member was granted it, by replay."""
     worlds = {cp: World(cp, CPS) for cp in range(CPS)}
     ages: dict[Lease, float] = {}
     wanted = set(leases)
@@ -197,7 +197,7 @@ class Killed(_Crash):
 
 
 class Stopped(_Crash):
-    """SIGSTOP: a machine that hangs. Nobody is told."""
+    """SIGSTOP: a machine that hangs. No process is informed."""
 
     name = "stop"
     units: ClassVar = {"stop": "ms", AGE: "×"}

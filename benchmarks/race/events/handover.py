@@ -26,7 +26,7 @@ __all__ = ["Handover", "settled_pair"]
 PARTITIONS = 2
 FEED_S = 0.005
 
-#: A heartbeat's phase is anywhere when somebody leaves: so long the pair runs before, at least and at most.
+#: So that a heartbeat's phase is random when a member leaves, the pair runs this long before, at least and at most.
 PHASE_S = (0.5, 2.5)
 
 
@@ -47,7 +47,7 @@ def settled_pair(first: Host, second: Host, names: tuple[str, str], timeout_s: f
 
 
 class Handover(Event):
-    """Both have a process of their own, and records come every 5 ms."""
+    """Both have their own process, and records come every 5 ms."""
 
     name = "handover"
     title = "close() of one worker → first record of its partition at another"

@@ -95,7 +95,7 @@ def replay(bootstrap: str, topic: str) -> float:
 
 
 def state_mb() -> float:
-    """Megabytes that a world of so many held leases takes, by tracemalloc."""
+    """Megabytes that a world of this number of held leases takes, by tracemalloc."""
     here = [number for number in range(LEASES * 2) if route_lease("flights", number, 2) == 0][:LEASES]
     who = ("instance-0123456789abcdef", "worker-1", "delays")
     log = [(n, 1, encode(ClaimingPartition(*who, "flights", partition, 3000))) for n, partition in enumerate(here)]

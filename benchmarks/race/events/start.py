@@ -27,7 +27,7 @@ RECORDS = 200
 #: The broker has just made topics for one side more than for the other: its work on them is not what is measured.
 CALM_S = 0.5
 
-#: The same worker, killed and started anew within HI, takes back what it held (C7).
+#: The same worker, killed and restarted within HI, takes back what it held (C7).
 RECLAIM = Contestant("kafka-marshal, reclaim", Side.MARSHAL, "delay 0")
 
 
