@@ -13,7 +13,7 @@ from tests.demo.helpers import Run
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system with hardly any room."""
+    """A real file system with hardly any space."""
     folder = tmp_path / "small"
     folder.mkdir()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the demo's tests share: messages without Kafka, and the demo as a process of its own."""
+"""Helpers of the demo's tests: messages without Kafka, and the demo as a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from flights.data import COLUMNS, encode
 from flights.supervisor import ENVIRONMENT
 
-#: The demo with options that the command does not have: faster, and with shorter leases.
+#: The demo with options that the command lacks: faster, and with shorter leases.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -64,7 +64,7 @@ class FakeMessage:
 
 
 def row(**values: str) -> list[str]:
-    """A row of the file; what is not named is some flight that was on time."""
+    """A row of the file; by default a flight that was on time."""
     usual = dict.fromkeys(COLUMNS, "1") | {"carrier": "UA", "tailnum": "N1", "origin": "EWR", "dest": "IAH"}
     usual |= {"time_hour": "2013-01-01T10:00:00Z", "dep_delay": "0", "arr_delay": "0"}
     return [(usual | values)[name] for name in COLUMNS]
@@ -76,7 +76,7 @@ def messages(rows: Sequence[list[str]], first: int = 0) -> list[FakeMessage]:
 
 
 def eventually(met: Callable[[], Any], timeout_s: float = 40.0, what: str = "it") -> Any:
-    """Wait for a condition, not for a time; its value."""
+    """Wait for a condition instead of a fixed time; returns its value."""
     until = time.monotonic() + timeout_s
     while not (value := met()):
         assert time.monotonic() < until, f"{what} did not happen within {timeout_s} s"
@@ -85,7 +85,7 @@ def eventually(met: Callable[[], Any], timeout_s: float = 40.0, what: str = "it"
 
 
 def ask(database: Path, question: str) -> list[tuple[Any, ...]]:
-    """Ask a database that others write; nothing while it is not there yet."""
+    """Query a database that others write; [] while it does not exist yet."""
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=10)) as db:
             return db.execute(question).fetchall()
@@ -153,7 +153,7 @@ def is_spark(pid: int) -> bool:
 
 
 def watchdogs_of(workers: Sequence[int]) -> list[int]:
-    """Process ids of the watchdogs of these processes: nobody's children, found as docs/watchdog.md says."""
+    """Process ids of these processes' watchdogs: no one's children, found as in docs/watchdog.md."""
     found = []
     for pid in workers:
         done = subprocess.run(
@@ -165,7 +165,7 @@ def watchdogs_of(workers: Sequence[int]) -> list[int]:
 
 
 def watchdog_of(worker: int) -> int:
-    """Process id of a worker's watchdog, once it has connections and no kin: it can speak as soon as it is told of."""
+    """Process id of a worker's watchdog, once it is connected and detached: it can release leases from then on."""
 
     def met() -> list[int]:
         kin = set(descendants(worker))
@@ -175,7 +175,7 @@ def watchdog_of(worker: int) -> int:
 
 
 def _connections(pid: int) -> int:
-    """To brokers: not to the worker, which is there from the beginning."""
+    """Connections to brokers, without the initial one to the worker."""
     found = {f"socket:[{line.split()[9]}]" for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]}
     count = 0
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -185,13 +185,13 @@ def _connections(pid: int) -> int:
 
 
 def topics_of(bootstrap: str) -> set[str]:
-    """Topics that runs of the demo have made there."""
+    """Topics that runs of the demo created there."""
     names = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=20).topics
     return {name for name in names if name.startswith("kafka-marshal-demo-")}
 
 
 def demo_command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """kafka-marshal demo …, to its end; without a named Kafka unless variables name one."""
+    """Run kafka-marshal demo … to its end; with a named Kafka only if variables name one."""
     program = "import sys; from kafka_marshal.cli import main; sys.exit(main(['demo', *sys.argv[1:]]))"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -229,7 +229,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        """What it told people so far."""
+        """Its messages so far."""
         return "".join(self._lines)
 
     def says(self, text: str, timeout_s: float = 60.0) -> None:
@@ -244,13 +244,13 @@ class Run:
         eventually(met, timeout_s, f"saying {text!r}")
 
     def ends(self, timeout_s: float = 100.0) -> int:
-        """Wait for its end; its status."""
+        """Wait for its end; returns its exit status."""
         status = self.process.wait(timeout_s)
         self._reader.join(10)
         return status
 
     def result(self, timeout_s: float = 100.0) -> dict[str, Any]:
-        """Wait until it ends well; what it found."""
+        """Wait until it ends successfully; returns its result."""
         status = self.ends(timeout_s)
         assert self.process.stdout is not None
         out = self.process.stdout.read()
@@ -259,15 +259,15 @@ class Run:
         return found
 
     def workers(self) -> list[int]:
-        """Process ids of the workers that run."""
+        """Process ids of running workers."""
         return [pid for pid in descendants(self.process.pid) if is_worker(pid) and alive(pid)]
 
     def drivers(self) -> list[int]:
-        """Process ids of the Spark drivers that run."""
+        """Process ids of running Spark drivers."""
         return [pid for pid in descendants(self.process.pid) if is_driver(pid) and alive(pid)]
 
     def close(self) -> None:
-        """End it, if a test failed and left it."""
+        """End it if a failed test left it running."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:

@@ -1,4 +1,4 @@
-"""What is concluded from a run with Spark drivers: every kind of difference is found, and said."""
+"""The check of a run with Spark drivers: every kind of difference is found and reported."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ LETTERS = Letters(4, FOUND)
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """One that says what the rows say."""
+    """A database that agrees with the rows."""
     path = tmp_path / "delays.sqlite"
     ledger.create(path)
     wanted = reference.compute(ROWS, TABLES)
@@ -258,7 +258,7 @@ def test_letters_that_do_not_say_whence_they_come_are_an_error() -> None:
         collect([letter(b"a", 1), letter(b"b", 1)])
 
 
-# -- what is said -------------------------------------------------------------------------------------------------
+# -- messages -----------------------------------------------------------------------------------------------------
 
 AUDITED = Audited("0 violations in 905 records", True, 0, 905, "audit")
 

@@ -1,4 +1,4 @@
-"""A driver's rounds, without claims: everything is in the sink once, whoever writes when; dead letters go first."""
+"""A driver's rounds, without claims: everything is in the sink once, in any interleaving; dead letters go first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = list(data.read(data.find_file(), 1_200))
 MESSAGES = list(bad_records.messages(ROWS))
-#: Of the one partition that all of them are in.
+#: Last offset of the only partition.
 LAST = len(MESSAGES) - 1
 
 
@@ -45,7 +45,7 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Batch:
-    """What is looked at of a ClaimedBatch."""
+    """The used part of a ClaimedBatch."""
 
     ranges: Sequence[Claimed]
 
@@ -55,7 +55,7 @@ class Batch:
 
 
 class Bench:
-    """Drivers without processes: each with its own connection to one database."""
+    """Drivers without processes, each with its own connection to one database."""
 
     def __init__(self, records: DataFrame, joined: Tables, bootstrap: str, letters: str, folder: Path) -> None:
         self.records, self.joined = records, joined
@@ -96,7 +96,7 @@ class Bench:
             return read_letters(cluster, self.letters_topic)
 
     def is_complete(self) -> None:
-        """The database says what the rows say, and each offset is in one transaction."""
+        """The database agrees with the rows, and each offset is in one transaction."""
         wanted = reference.compute(ROWS, tables.read_tables(tables.find_folder()))
         assert {row[:4]: row[4:] for row in ask(self.database, "SELECT * FROM delays")} == wanted.groups
         assert dict(ask(self.database, "SELECT * FROM quality")) == wanted.quality
@@ -123,11 +123,11 @@ def bench(
 
 
 def test_ranges_that_come_again_differently_cut_count_once(bench: Bench) -> None:
-    """A successor starts where the log says, which may be below what the sink has."""
+    """A successor starts at the log's position, which may be below the sink's."""
     first, second = bench.driver("driver-1"), bench.driver("driver-2")
     bench.run(first, 0, 399, epoch=3)
     bench.run(first, 400, 700, epoch=3)
-    bench.run(second, 0, 99, epoch=9)  # all of it is there
+    bench.run(second, 0, 99, epoch=9)  # the sink has all of it
     bench.run(second, 100, 850, epoch=9)  # some of it is
     bench.run(second, 851, LAST, epoch=9)
     bench.is_complete()
@@ -154,7 +154,7 @@ def test_a_driver_whose_lease_went_to_another_writes_nothing(bench: Bench) -> No
 
 
 def test_a_predecessor_that_is_late_can_not_slip_in_while_spark_adds_up(bench: Bench) -> None:
-    """Its rows are in the new one's sums already: if it could still commit, they would count twice."""
+    """Its rows are already in the successor's sums: if it could still commit, they would count twice."""
     late = bench.driver("late")
     refused: list[StaleEpochError] = []
 
@@ -170,7 +170,7 @@ def test_a_predecessor_that_is_late_can_not_slip_in_while_spark_adds_up(bench: B
 
 
 def test_what_moved_under_the_sums_is_not_written_over(bench: Bench) -> None:
-    """With the same epoch nothing guards it but the look at the last offset: two rounds of one range at once."""
+    """With the same epoch only the check of the last offset guards it: two rounds of one range at once."""
 
     def tell(said: Mapping[str, Any]) -> None:
         if said["event"] == "computed":
@@ -198,7 +198,7 @@ def test_a_crash_between_dead_letters_and_database_repeats_letters_and_loses_non
     letters, there = bench.letters(), bad_records.planted(ROWS)
     assert letters.missing(there) == letters.unexpected(there) == {}
     assert letters.repeated == sum(there.values()) == 3
-    # Whence they come is true: what lies there is what the letter holds.
+    # Their sources are correct: the record there equals the letter's.
     assert {source: value for source, (value, _) in letters.found.items()} == {
         ("flights", 0, at): MESSAGES[at][1] for _, _, at in letters.found
     }

@@ -1,4 +1,4 @@
-"""The file of flights: read, made into messages, and back."""
+"""The file of flights: read, converted to messages, and back."""
 
 from __future__ import annotations
 

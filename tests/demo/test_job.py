@@ -1,4 +1,4 @@
-"""The whole demo with plain workers, as a process: its result, and that it ends well on bad days."""
+"""The whole demo with plain workers, as a process: its result, and its end under faults."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.slow
 
 Demo = Callable[..., Run]
 
-#: Enough to be killed in the middle.
+#: Enough rows for a kill in the middle.
 ROWS = 12_000
-#: The most rows of a batch.
+#: Most rows of a batch.
 BATCH = 1_000
 HI = 500
 
@@ -60,11 +60,11 @@ def test_wherever_the_kill_hits_nothing_is_lost_and_nothing_double(demo: Demo, k
     for each in taken:
         assert each["to"] != each["from"]
         assert each["freed_by"] == "watchdog"
-        # Milliseconds where nothing else runs; two workers share two cores with all the tests.
+        # Milliseconds on an idle machine; two workers share two cores with all the tests.
         assert 0 < each["after_kill_ms"] - each["vacant_ms"] < 2 * HI
     assert "Its watchdog released its" in run.said
     assert state_of(run.folder) == "equal"
-    # Everything that was promised lies there, and says the same when it is replayed by somebody else.
+    # All promised files exist, and an independent replay agrees with them.
     assert Path(found["report"]).stat().st_size > 50_000
     assert (run.folder / "ownership.png").read_bytes()[:4] == b"\x89PNG"
     header, records = read_dump(run.folder / "coordination.jsonl")
@@ -72,8 +72,8 @@ def test_wherever_the_kill_hits_nothing_is_lost_and_nothing_double(demo: Demo, k
     history = history_of(header, records, group, group.replace("-delays", "-flights"))
     assert history.overlaps() == []
     assert history.holders() == {}
-    # A batch that was killed between its transaction and its report may be the last one of its partition: the database
-    # has all rows, so all are asked to end, and nobody is left to be handed it once more.
+    # A batch whose worker was killed between transaction and report may be the last of its partition: the database
+    # has all rows, so all workers are asked to end, and none is left to receive it again.
     told = sum(rows for _, _, rows in history.progress)
     assert ROWS - BATCH <= told <= ROWS
 
@@ -132,7 +132,7 @@ def test_as_fast_as_they_can(demo: Demo, kafka_bootstrap: str) -> None:
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """kafka-marshal demo --plain …; without a named Kafka unless variables name one."""
+    """Run kafka-marshal demo --plain …; with a named Kafka only if variables name one."""
     return demo_command("--plain", *arguments, **variables)
 
 
@@ -145,7 +145,7 @@ def test_the_command_with_a_broker_of_its_own_kept_for_later(tmp_path: Path) -> 
     assert end.index("was killed with -9") < end.index("Takeovers, by the") < end.index(f"Report: {folder}/report.html")
     assert "java" not in (said + done.stderr).lower()
     assert done.stderr == ""
-    # What was kept is a broker's data, with the topics in it.
+    # The kept data is a broker's, with the topics in it.
     with LocalBroker(keep=folder / "kafka") as broker:
         names = set(AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=20).topics)
     assert {"flights", "__marshal"} <= names
@@ -200,7 +200,7 @@ def test_watchdogs_can_be_left_out(monkeypatch: pytest.MonkeyPatch, arguments: l
 def test_without_the_source_it_is_said_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The wheel holds the command, and not the project that it runs."""
+    """The wheel contains the command but not the project that it runs."""
     monkeypatch.setattr("kafka_marshal.cli.local.EXAMPLES", tmp_path)
     assert main(["demo", "--dir", str(tmp_path / "out")]) == 2
     said = " ".join(capsys.readouterr().err.split())
@@ -242,7 +242,7 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# -- bad days -----------------------------------------------------------------------------------------------------
+# -- faults -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.campaign
@@ -260,7 +260,7 @@ def test_a_worker_that_crashes_is_replaced_by_the_others_and_told_of(demo: Demo,
     assert f"{crashed} ended by itself, which was not planned (status -11)" in run.said
     taken = [each for each in found["takeovers"] if each["from"] == crashed]
     assert taken and {each["freed_by"] for each in taken} == {"watchdog"}
-    # What its watchdog wrote to its log afterwards is not its last word.
+    # Lines that its watchdog logs afterwards don't hide its exit.
     assert "died without a goodbye" not in run.said
 
 
@@ -323,7 +323,7 @@ OWN, NAMED = True, False
 def test_an_interruption_anywhere_leaves_nothing_running(
     demo: Demo, kafka_bootstrap: str, at: str, number: signal.Signals, own: bool
 ) -> None:
-    """With a broker of its own, which has to end; on a named Kafka, from which its topics have to go."""
+    """With its own broker, which must end; on a named Kafka, whose topics must be removed."""
     named = {} if own else {"bootstrap": kafka_bootstrap}
     before = topics_of(kafka_bootstrap)
     run = demo(rows=ROWS, seed=1, **named)
@@ -343,7 +343,7 @@ def test_kill_9_of_the_demo_leaves_no_orphans(demo: Demo) -> None:
     eventually(lambda: rows_done(run.folder) > 0, what="the first batch")
 
     def everybody() -> list[int]:
-        """All processes, once they are: the demo kills workers, and starts others."""
+        """All processes, once they run: the demo kills workers and starts others."""
         found = list(descendants(run.process.pid))
         try:
             names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found]
@@ -358,6 +358,6 @@ def test_kill_9_of_the_demo_leaves_no_orphans(demo: Demo) -> None:
     begun = time.monotonic()
     eventually(lambda: not [pid for pid in below if alive(pid)] + watchdogs_of(below), 20, "the end of all processes")
     assert time.monotonic() - begun < 15
-    # Whoever looks into the database later sees that this run never came to an end.
+    # The database shows that this run did not complete.
     assert state_of(run.folder) == "running"
     assert ask(run.folder / "delays.sqlite", "PRAGMA integrity_check") == [("ok",)]

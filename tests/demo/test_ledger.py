@@ -1,4 +1,4 @@
-"""The database as such: made, and noted in; what is said where it can't be. (The fence is the sink's: tests/sinks.)"""
+"""The database: created and written; the message if it can't be. (For the fence see tests/sinks.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owned what when: concluded from logs written by hand."""
+"""Ownership over time, derived from logs written by hand."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rationalizer.history import End
 
 HI = 1_000
 HEADER = DumpHeader("__marshal", 2)
-#: Partitions of "flights" whose leases live in CP 0; in CP 1 the first.
+#: Partitions of "flights" whose leases are in CP 0, and the first one in CP 1.
 P, P2 = [partition for partition in range(50) if route_lease("flights", partition, 2) == 0][:2]
 ELSEWHERE = next(partition for partition in range(50) if route_lease("flights", partition, 2) == 1)
 EPOCH_1 = 0
 
 
 class Log:
-    """A log, with the times at which the broker stamped it; in CP 0, where no other partition is named."""
+    """A log with the broker's timestamps; in CP 0 by default."""
 
     def __init__(self) -> None:
         self.records: list[DumpRecord] = []
@@ -97,7 +97,7 @@ def test_a_watchdog_releases_in_the_name_of_a_dead_holder() -> None:
     [takeover] = log.history().takeovers({"a"})
     assert (takeover.old, takeover.new, takeover.change) == ("a", "b", Change.WATCHDOG)
     assert (takeover.at_ms, takeover.since_last_beat_ms, takeover.vacant_ms) == (1_514, 214, 4)
-    # The log alone does not tell: whoever lives may release so, too.
+    # The log alone does not show it: a living member may release so, too.
     [takeover] = log.history().takeovers()
     assert takeover.change is Change.HANDED_OVER
     [takeover] = log.history().takeovers({"b"})
@@ -105,7 +105,7 @@ def test_a_watchdog_releases_in_the_name_of_a_dead_holder() -> None:
 
 
 def test_what_a_holder_released_before_it_died_was_handed_over() -> None:
-    """It said something after that, about another lease; in another CP, whose records may be read before or after."""
+    """Later it wrote about another lease in another CP, whose records may be read before or after."""
     for cps in ((0, 1), (1, 0)):
         log = Log()
         first = log.claim(1_000, "a")
@@ -130,7 +130,7 @@ def test_a_release_that_says_what_is_done_is_no_watchdogs() -> None:
 
 
 def test_what_a_dead_holder_had_sent_may_arrive_after_its_watchdogs_releases() -> None:
-    """A moment later in another CP, where the lease is still its own; and in the same one, where it is refused."""
+    """Shortly after in another CP, where it still holds the lease; and in the same one, where it is rejected."""
     log = Log()
     first = log.claim(1_000, "a")
     second = log.claim(1_000, "a", partition=ELSEWHERE)

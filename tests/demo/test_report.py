@@ -1,4 +1,4 @@
-"""What a run says in the end: sentences, table, picture and page."""
+"""The report of a run: sentences, table, chart and page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tenure(
 
 
 def watched(verdict: Verdict = EQUAL) -> Findings:
-    """The same with watchdogs: what worker-2 held is released in its name 14 ms after the kill."""
+    """The same with watchdogs: worker-2's leases are released in its name 14 ms after the kill."""
     found = findings(verdict)
     history = found.history
     history.tenures[1][0] = tenure(1, "worker-2", 100, 5_014, End.RELEASED, 4_950, wordless=True)
@@ -56,7 +56,7 @@ def findings(verdict: Verdict = EQUAL, *, calm: bool = False) -> Findings:
             tenure(1, "worker-2", 100, 7_050, End.REPLACED, 4_950),
             tenure(1, "worker-1", 7_050, 9_000, End.RELEASED),
             tenure(1, "worker-3", 9_020, 15_000, End.RELEASED),
-            # All was done by then: those who close last still claim what falls free.
+            # All was done by then: the last workers to close still claim free partitions.
             tenure(1, "worker-1", 15_001, 15_010, End.RELEASED),
         ],
     }
@@ -72,7 +72,7 @@ def findings(verdict: Verdict = EQUAL, *, calm: bool = False) -> Findings:
 
 
 def takeover_in(found: Findings) -> dict[str, object]:
-    """The one that is told to programs."""
+    """The takeover in the JSON."""
     told = json.loads(json.dumps(found.summary()))
     [taken] = told["takeovers"]
     return dict(taken)
@@ -116,7 +116,7 @@ def test_what_a_watchdog_releases_is_taken_over_from_the_dead() -> None:
 
 
 def test_times_by_clocks_that_disagree_are_left_out() -> None:
-    """A named Kafka may be behind this machine by a second: nothing is taken over before the kill."""
+    """A named Kafka's clock may be a second behind: takeovers before the kill don't count."""
     found = watched()
     kill = found.story.kill
     assert kill is not None
@@ -189,7 +189,7 @@ def test_an_end_that_was_not_planned_is_said() -> None:
 
 
 def test_a_crash_that_was_not_planned_is_one_more_death() -> None:
-    """Its watchdog had to speak, too, where a signal ended it; who ends with an error releases by itself."""
+    """If a signal ended it, its watchdog released its leases, too; one that ends with an error releases them itself."""
     for status, change in ((-11, Change.WATCHDOG), (1, Change.HANDED_OVER)):
         found = watched()
         found.story.crashes.append(Crash("worker-1", status, ""))
@@ -206,7 +206,7 @@ def test_a_crash_that_was_not_planned_is_one_more_death() -> None:
 
 
 def size_of(png: bytes) -> tuple[int, int]:
-    """Width and height; that it is a whole PNG is checked on the way."""
+    """Width and height of a PNG, which is checked for completeness."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     place, packed = 8, b""
     while place < len(png):
@@ -226,7 +226,7 @@ def test_the_page_stands_by_itself(tmp_path: Path, verdict: Verdict) -> None:
     assert size_of(picture.read_bytes())[0] >= 1_000
     text = page.read_text()
     assert verdict.equal == ("EQUAL: 1,000 flights" in text and "NOT EQUAL" not in text)
-    # Nothing is fetched from anywhere.
+    # The page loads nothing.
     assert re.findall(r"(?:src|href)=\"(?!data:)[^\"]*\"|url\(|@import|<script", text) == []
     assert text.count("data:image/png;base64,") == 1
     assert "<td>flights 1</td><td>worker-2</td><td>worker-1</td>" in text

@@ -1,4 +1,4 @@
-"""The job's DataFrame functions, held against a plain loop over the same rows: parse, joins, sums, dead letters."""
+"""The job's DataFrame functions against a plain loop over the same rows: parse, joins, sums, dead letters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def joined(spark: SparkSession) -> Tables:
 
 
 def kafka(spark: SparkSession, messages: Iterable[Message], partitions: int = 3) -> DataFrame:
-    """Messages as Spark's connector gives them."""
+    """Messages as Spark's connector returns them."""
     rows = [
         (key, value, "flights", number % partitions, number // partitions)
         for number, (key, value) in enumerate(messages)
@@ -47,7 +47,7 @@ def kafka(spark: SparkSession, messages: Iterable[Message], partitions: int = 3)
 
 
 def add_up(records: DataFrame, joined: Tables) -> tuple[Round, list[Any]]:
-    """A round's result, and the letters that it would write."""
+    """A round's result, and the dead letters that it would write."""
     from flights.on_spark import summarize
 
     with summarize(records, joined) as found:
@@ -61,7 +61,7 @@ def groups_of(found: Round) -> dict[tuple[Any, ...], tuple[Any, ...]]:
 
 
 class Letter:
-    """A row of the dead letters as the message that Kafka would make of it."""
+    """A row of the dead letters as a Kafka message."""
 
     def __init__(self, row: Any, offset: int) -> None:
         self._row, self._offset = row, offset
@@ -103,7 +103,7 @@ def test_every_record_is_accounted_for_in_its_partition(spark: SparkSession, joi
 
 
 def test_rounds_add_up_to_the_same_however_they_are_cut(spark: SparkSession, joined: Tables, tmp_path: Path) -> None:
-    """In the database, through its upserts; with each record in one round."""
+    """In the database, through its upserts, with each record in one round."""
     records = kafka(spark, bad_records.messages(ROWS[:1_500]), partitions=1)
     database = tmp_path / "delays.sqlite"
     ledger.create(database)
@@ -132,7 +132,7 @@ def test_rounds_add_up_to_the_same_however_they_are_cut(spark: SparkSession, joi
 
 
 class FakeTransaction:
-    """A sink's transaction without fence: what is stored is -1."""
+    """A sink's transaction without a fence: the stored offset is -1."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -183,7 +183,7 @@ GOOD = json.loads(data.encode(row(year="2013", hour="5", dep_time="517", sched_d
 
 
 def changed(**values: object) -> bytes:
-    """A good flight with some fields changed; ... takes one away."""
+    """A valid flight with some fields changed; ... removes one."""
     return json.dumps({name: value for name, value in (GOOD | values).items() if value is not ...}).encode()
 
 
@@ -270,7 +270,7 @@ def test_json_that_others_would_refuse_is_refused(spark: SparkSession) -> None:
     assert [value for value, trouble in zip(lax, troubles, strict=True) if trouble is None] == []
 
 
-# -- what is planted ----------------------------------------------------------------------------------------------
+# -- planted rows -------------------------------------------------------------------------------------------------
 
 
 def test_the_same_is_planted_every_time_and_every_kind_of_it() -> None:

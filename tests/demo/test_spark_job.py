@@ -1,4 +1,4 @@
-"""The whole demo with Spark drivers, as a process: whoever is killed when, the result, and that nothing is left."""
+"""The whole demo with Spark drivers, as a process, with any of its processes killed: its result and its cleanup."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spark_run(demo: Demo, **options: object) -> Run:
 
 
 def is_as_it_should_be(run: Run, found: dict[str, Any], rows: int = ROWS) -> None:
-    """Equal, nothing lost, nothing double, every dead letter there, no violation; and the files say the same."""
+    """Equal, nothing lost or doubled, every dead letter written, no violation; and the files agree."""
     assert (found["equal"], found["rows"], found["differences"]) == (True, rows, 0)
     assert (found["lost"], found["double"], found["violations"]) == (0, 0, 0)
     assert found["dead_letters"] == bad_records.count(rows)
@@ -70,10 +70,10 @@ def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafk
     assert found["jvm_gone_ms"] is not None, "its JVM had to be killed, too"
     taken = [each for each in found["takeovers"] if each["from"] == found["killed"]]
     assert taken and all(each["to"] != each["from"] for each in taken)
-    # Its JVM, which lives on for a while, does not keep its watchdog waiting.
+    # Its watchdog does not wait for its JVM, which survives it for a while.
     assert {each["freed_by"] for each in taken} == {"watchdog"}
     assert max(each["after_kill_ms"] - each["vacant_ms"] for each in taken) < found["jvm_gone_ms"]
-    # The report stands by itself, and the audit's lies beside it.
+    # The report is self-contained, and the audit's is beside it.
     page = Path(found["report"]).read_text()
     assert "Messages that are no flights" in page and "Flights that fail a check" in page
     assert 'href="audit/report.html"' in page
@@ -84,7 +84,7 @@ def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafk
 
 @pytest.mark.campaign
 def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_bootstrap: str) -> None:
-    """Drivers and JVMs, while Spark starts and while it works: four kills, and the one of the demo itself."""
+    """Drivers and JVMs, while Spark starts and while it works: four kills, and the demo's own."""
     seed = int(os.environ.get("KAFKA_MARSHAL_TEST_SEED", "20261121"))
     random = Random(seed)
     run = spark_run(demo, bootstrap=kafka_bootstrap, rows=MANY, seed=seed % 1_000)
@@ -104,7 +104,7 @@ def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_boo
         except ProcessLookupError:
             continue  # it was quicker
         killed += 1
-        # What replaces it is given some time to get anywhere, or none.
+        # Its successor gets some time to make progress, or none.
         wanted = random.choice([1, 2])
         eventually(lambda n=wanted: len(run.drivers()) >= n or run.process.poll() is not None, 60, "a successor")  # type: ignore[misc]
     found = run.result(400)
@@ -113,7 +113,7 @@ def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_boo
     assert len(found["successors"]) >= 1
 
 
-# -- bad days -----------------------------------------------------------------------------------------------------
+# -- faults -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

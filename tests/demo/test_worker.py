@@ -1,4 +1,4 @@
-"""One worker process on a real broker, and its bad days: what it could not write is not done, and nothing is lost."""
+"""One worker process on a real broker under faults: unwritten batches are not done, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Stage:
         return sum(rows for _, _, rows in self.history().progress)
 
     def finish(self, published: Published) -> None:
-        """A worker without trouble does the rest, and the result is equal."""
+        """A worker without faults does the rest, and the result is equal."""
         self.crew.start("healthy")
         eventually(lambda: self.rows_done() >= published.rows, what="doing all rows")
-        # Of a partition that was done in the sink alone when its worker was killed, the log hears from its next one.
+        # If a worker was killed between sink and log, the partition's next worker reports its progress.
         eventually(lambda: self.done_by_the_log() >= published.rows, what="telling the log")
         assert self.crew.end() == []
         wanted = compute(data.read(data.find_file(), published.rows), read_tables(find_folder()))
@@ -123,7 +123,7 @@ def test_a_worker_ends_in_order_and_releases_what_it_holds(stage: Stage) -> None
 
 
 def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
-    """The limit on the size of files stands for the disk's: the system refuses the write in the same place."""
+    """A limit on file size stands in for a full disk: the write fails in the same place."""
     published = stage.publish()
     limit = stage.database.stat().st_size + 60_000
     settings = stage.settings("cramped", pace=5_000)
@@ -147,7 +147,7 @@ def test_a_disk_without_room_is_named_and_nothing_is_lost(stage: Stage) -> None:
     assert str(stage.database) in said
     assert "Nothing of this transaction was written" in said or "it was as a whole or not at all" in said
     assert "Traceback" not in said
-    # The last batch it began was never written, and neither database nor log says otherwise.
+    # Its last batch was never written, and neither database nor log contains it.
     assert ['"begun"' in line for line in told.splitlines()[-2:]] == [True, False]
     assert '"failed"' in told.splitlines()[-1]
     done = stage.rows_done()
@@ -247,7 +247,7 @@ def test_what_a_watchdog_says_is_not_its_workers_last_word(stage: Stage) -> None
 
 
 def test_a_watchdog_that_does_not_end_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, it can't speak for a worker that is killed; it must not stay behind all the same."""
+    """Stopped, it can't release a killed worker's leases; it must not stay behind either."""
     stage.publish()
     worker = stage.crew.start("w")
     eventually(lambda: stage.rows_done() > 0, what="the first batch")

@@ -1,4 +1,4 @@
-"""Each command line of the docs is one that the command takes; pages that are walked show what happens."""
+"""The command accepts each command line of the docs; walked pages show its real output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.docs.walk import FENCE, ROOT, walk
 
 PAGES = [ROOT / "README.md", ROOT / "PROTOCOL.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-#: What stands in the docs for a value of the reader's.
+#: Placeholders in the docs for the reader's values.
 PLACEHOLDERS = {
     "CLIENT": "worker-1",
     "DUMP": "log.jsonl",
@@ -37,7 +37,7 @@ PLACEHOLDERS = {
 
 
 def command_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """(what follows kafka-marshal, whether it is meant to be typed as it is)."""
+    """(arguments of kafka-marshal, whether they are to be typed as they are)."""
     blocks = [found[3] for found in FENCE.finditer(text) if found[2] in ("", "console", "bash", "sh", "cron")]
     blocks += re.findall(r"^(?: {4}.*\n)+", text, re.MULTILINE)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
@@ -53,7 +53,7 @@ LINES = {(line.strip(), typed) for page in PAGES for line, typed in command_line
 @pytest.mark.parametrize(("line", "typed"), sorted(LINES))
 def test_the_command_takes_what_the_docs_type(line: str, typed: bool, tmp_path: Path) -> None:
     name, *words = (PLACEHOLDERS.get(word, word) for word in shlex.split(line.replace("[", "").replace("]", "")))
-    for word in words:  # files that the line names are there
+    for word in words:  # files that the line names exist
         if re.search(r"\.(jsonl|json|properties)$", word):
             words[words.index(word)] = str(tmp_path / Path(word).name)
             (tmp_path / Path(word).name).touch()
@@ -63,7 +63,7 @@ def test_the_command_takes_what_the_docs_type(line: str, typed: bool, tmp_path: 
         try:
             command.make_context(name, words, parent=context).close()
         except (click.MissingParameter, click.BadOptionUsage):
-            assert not typed  # in running text a command may stand for itself
+            assert not typed  # in running text, a command's name alone is fine
 
 
 @pytest.mark.broker

@@ -1,4 +1,4 @@
-"""What docs/deploy says to Kubernetes and systemd is valid and true to the library; its worker ends well."""
+"""The files of docs/deploy for Kubernetes and systemd are valid and match the library; its worker ends cleanly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNIT = DEPLOY / "systemd" / "kafka-marshal-worker@.service"
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 #: Settings that the worker reads.
 ASKED = set(re.findall(r'environ(?:\.get\(|\[)"(\w+)"', WORKER.read_text(encoding="utf-8")))
-#: Kinds of KEDA's, which Kubernetes knows only where KEDA is installed.
+#: Kinds of KEDA, unknown to Kubernetes without KEDA.
 FOREIGN = {"ScaledObject"}
 
 

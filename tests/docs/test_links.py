@@ -21,7 +21,7 @@ def without_code(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What can follow a ``#``: headings as GitHub and the site name them, and anchors of the page's own."""
+    """Valid anchors: headings as GitHub and the site name them, and explicit anchors of the page."""
     text = without_code(page)
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)

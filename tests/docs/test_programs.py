@@ -1,4 +1,4 @@
-"""Blocks of Python in README and docs that claim to be programs (``# program: NAME``) run, and end in order."""
+"""Python blocks in README and docs marked as programs (``# program: NAME``) run and end cleanly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:
-    """(name, source) of the blocks that claim to be of a kind."""
+    """(name, source) of the blocks marked as this kind."""
     for page in PAGES:
         for source in BLOCK.findall(page.read_text(encoding="utf-8")):
             if match := re.match(rf"# {kind}: (\S+)\n", source):
@@ -38,13 +38,13 @@ def blocks(kind: str) -> Iterator[tuple[str, str]]:
 PROGRAMS = dict(blocks("program"))
 TESTS = dict(blocks("test"))
 
-#: What a program says by which it shows that it works; others end by themselves.
+#: Output that shows that a program works; others end by themselves.
 SAYS = {"json_log.py": '"event": "claimed"', "own_policy.py": "", "serving.py": "lag"}
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[LocalBroker]:
-    """One of its own: the programs use the names that the docs use."""
+    """A separate broker, as the programs use the docs' names."""
     with LocalBroker() as running:
         cps = Admin(running.bootstrap_servers).init().partitions
         probe = Probe(running.bootstrap_servers)
@@ -136,7 +136,7 @@ def test_the_page_of_errors_names_them_all_and_where_they_are_imported_from() ->
 
 
 def test_the_zip_for_executors_holds_both_packages(tmp_path: Path) -> None:
-    """It holds what is imported here, so an installed package will do; the folder it runs in does not matter."""
+    """It contains the imported package, installed or not; the working directory does not matter."""
     command = [sys.executable, "-m", "kafka_marshal.pipeline.zip", str(tmp_path / "marshal.zip")]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     program = (
@@ -154,7 +154,7 @@ def test_the_zip_for_executors_holds_both_packages(tmp_path: Path) -> None:
 
 
 def _site() -> str:
-    """Where what they need is installed; without what an editable install adds to it."""
+    """The folder of installed dependencies, without the paths of an editable install."""
     import msgpack
 
     return str(Path(msgpack.__file__).parents[1])

@@ -1,4 +1,4 @@
-"""The site of the documentation: it builds without a warning and without the network, and names all that is public."""
+"""The documentation's site builds without warnings and without network, and names everything public."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_page_is_in_the_menu() -> None:
 
 @pytest.mark.campaign
 def test_the_site_builds_without_a_warning() -> None:
-    """With proxies that answer nothing: what is not on this machine can not be had."""
+    """With proxies that don't answer, so that nothing can be downloaded."""
     environment = {**os.environ, "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     command = [sys.executable, str(ROOT / "docs" / "build_site.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

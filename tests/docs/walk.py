@@ -1,12 +1,12 @@
-"""A page of the docs as a newcomer walks it: its files are written, its commands typed into one shell, in order.
+"""Walks a page of the docs: writes its files and types its commands into one shell, in order.
 
     python -m tests.docs.walk docs/first-hour.md [--bootstrap HOST:PORT] [--python .venv/bin/python] [--rewrite]
 
 A block of Python that begins with ``# file: NAME`` is written to that file. In a block of ``console`` each line that
-begins with ``$`` is typed; what follows is what the terminal shows, up to numbers, lengths of time and the width of
-columns. A line ``…`` stands for any lines. Commands that only read are repeated until they show that, since workers
-take their time. --rewrite writes what was shown into the page, and the seconds of each step to standard error. Without
---bootstrap the page's own broker is started, and nothing is renamed.
+begins with ``$`` is typed; the following lines are its output, except for numbers, durations and the width of columns.
+A line ``…`` stands for any lines. Commands that only read are repeated until they show that output, as workers need
+time. --rewrite writes the real output into the page, and the seconds of each step to standard error. Without
+--bootstrap the page's own broker is started, and no names are replaced.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from tests.cli.harness import Terminal
 
 ROOT = Path(__file__).parents[2]
 
-#: A fence: whether what it shows varies, its language, and its body.
+#: A fence: whether its output varies, its language, and its body.
 FENCE = re.compile(r"^(<!-- varies: [^\n]*\n)?```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: What may be typed again until it shows what the page shows.
+#: Commands that may be repeated until they show the page's output.
 READS = re.compile(
     r"kafka-marshal (status|check|lag|groups?|who|log|dead-letters)\b|curl |tail |head |cat |grep |promtool "
 )
 PROMPT = "@ready@ "
-#: Lines about the page's own broker: the walk has one already.
+#: Lines that start the page's broker: the walk already has one.
 BROKER = ("kafka-marshal broker", "broker.log")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
 SPAN = re.compile(r"\b(?:over )?\d+(?:\.\d+)? (?:ms|s|min|h|d)\b(?: \d+ (?:ms|s|min|h)\b)?")
 LIMIT_S = 60.0
-#: What somebody takes to type a command that reads, when a page is written.
+#: Time between two commands while a page is written.
 PACE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command, what the page shows of it, and where that stands in the page's text."""
+    """A command, its output in the page, and the output's place in the text."""
 
     command: str
     shown: str
-    #: What it shows differs from run to run; its first line does not.
+    #: Its output differs between runs, except the first line.
     varies: bool
     begin: int
     end: int
@@ -70,14 +70,14 @@ def steps(text: str) -> Iterator[Step]:
 
 
 def files(text: str) -> Iterator[tuple[str, str]]:
-    """(name, content) of the files that a page gives."""
+    """(name, content) of a page's files."""
     for fence in FENCE.finditer(text):
         if match := re.match(r"# file: (\S+)\n", fence[3]):
             yield match[1], fence[3]
 
 
 def plain(text: str) -> list[str]:
-    """Lines to be compared: without what differs from run to run, such as which worker holds how many partitions."""
+    """Lines to compare, without what differs between runs, such as each worker's number of partitions."""
     lines: list[str] = []
     for line in text.splitlines():
         line = re.sub(r"admin-[\w-]+", "admin", line.replace("partitions", "partition"))
@@ -91,7 +91,7 @@ def plain(text: str) -> list[str]:
 
 
 def matches(step: Step, shown: str) -> bool:
-    """Whether a page says what a terminal showed."""
+    """Whether a page's output matches a terminal's."""
     if step.varies:
         return plain(step.shown)[:1] == plain(shown)[:1]
     pattern = "".join(r"(?:.*\n)*?" if line == "…" else f"{re.escape(line)}\n" for line in plain(step.shown))
@@ -99,7 +99,7 @@ def matches(step: Step, shown: str) -> bool:
 
 
 class Walk:
-    """One shell, in a folder of its own, on a Kafka where names of the docs are given to topics of this walk alone."""
+    """A shell in a temporary folder, on a Kafka where the docs' topic names are replaced by unique ones."""
 
     def __init__(self, folder: Path, page: str, names: Mapping[str, str], python: str | None = None) -> None:
         self._names = names
@@ -132,7 +132,7 @@ class Walk:
         return text.replace(self._host, "host-a")
 
     def _type(self, line: str, answers: int = 0) -> str:
-        """What the terminal shows until it is ready for the next."""
+        """Type a line; returns the output until the next prompt."""
         before = len(self._shell.shown)
         self._shell.type(line.encode() + b"\n")
         for _ in range(answers):
@@ -146,7 +146,7 @@ class Walk:
         return shown.removesuffix(PROMPT)
 
     def step(self, step: Step, *, compare: bool = True) -> str:
-        """Type a command, again while it only reads and does not show what the page shows; what it showed last."""
+        """Type a command, repeated if it only reads until it shows the page's output; returns its last output."""
         if self._names and any(word in step.command for word in BROKER):
             return step.shown
         command, answers = self._here(step.command), step.shown.count("[y/N]")
@@ -161,13 +161,13 @@ class Walk:
             time.sleep(0.3)
 
     def close(self) -> None:
-        """End the shell and all that it started."""
+        """End the shell and everything that it started."""
         self._type("trap '' HUP; kill -9 $(jobs -p) 2>/dev/null; wait 2>/dev/null")
         self._shell.close()
 
 
 def names_for_a_walk(bootstrap: str) -> dict[str, str]:
-    """Names of the docs → names that nothing else on this machine and this Kafka has, as long, so that tables fit."""
+    """Names in the docs → unique names of the same length, so that tables fit."""
     names = {
         name: (uuid.uuid4().hex * 2)[: len(name)] for name in ("__marshal", "flights", "delays", "billing", "orders")
     }
@@ -176,7 +176,7 @@ def names_for_a_walk(bootstrap: str) -> dict[str, str]:
 
 
 def remove_topics(bootstrap: str, names: Mapping[str, str]) -> None:
-    """All that a walk has made."""
+    """Remove all topics of a walk."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     there = admin.list_topics(timeout=10).topics
     ours = tuple(name for name in names.values() if not name[0].isdigit())
@@ -194,7 +194,7 @@ def walk(
     skip: Callable[[str], bool] = lambda command: False,
     rewrite: bool = False,
 ) -> str:
-    """Walk a page; its text, with what was shown where that is asked for."""
+    """Walk a page; returns its text, with the real output if rewriting."""
     text = page.read_text(encoding="utf-8")
     names = names_for_a_walk(bootstrap) if bootstrap else {}
     walked = Walk(folder, text, names, python)

@@ -1,8 +1,8 @@
-"""Policies without engines: who holds what as a table, time in steps, and the rules by which an engine asks a policy.
+"""Policies without engines: holders as a table, time in steps, and the rules by which an engine asks a policy.
 
-What a member sees, how often it may ask for a held partition (one of each topic every HI), that it leaves alone what it
-let go (for 2 · HI) unless that was its surplus, and that wishes are forgotten after 2 · HI or
-when their client lets something go, is as in placement.py and peers.py; all else is instant.
+As in placement.py and peers.py: what a member sees, how often it may claim a held partition (one per topic and HI),
+that it avoids what it released for 2 · HI unless that was its surplus, and that claims are forgotten after 2 · HI or
+when their client releases something. Everything else is instant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Board:
         self.players: dict[str, Player] = {}
         self.asked: dict[Key, float] = {}
         self.waiting: dict[tuple[str, str], float] = {}
-        #: Records, as an engine would write them: claims (granted or not) and releases.
+        #: Number of records that an engine would write: claims (granted or not) and releases.
         self.claims = 0
         self.releases = 0
 
@@ -55,7 +55,7 @@ class Board:
             self._free(key)
 
     def die(self, client_id: str) -> None:
-        """Crash: what it holds falls free after 2 · HI."""
+        """Crash: its leases become free after 2 · HI."""
         del self.players[client_id]
         for key in self.held(client_id):
             self.free_since[key] = self.now + 2 * HI
@@ -102,7 +102,7 @@ class Board:
         )
 
     def turn(self, client_id: str) -> None:
-        """One member looks, and acts."""
+        """One member decides and acts."""
         player = self.players[client_id]
         own = tuple(key for key in self.held(client_id) if key[0] in player.topics)
         view = self.view(player)
@@ -141,7 +141,7 @@ class Board:
         return not self.unowned() and all(low <= count <= low + bool(high) for count in self.counts().values())
 
     def time_until_even(self, limit: float) -> float:
-        """How many HI it takes until everyone has its share; fails after limit."""
+        """HI until every member has its share; fails after limit."""
         began = self.now
         while not self.is_even():
             assert self.now - began <= limit * HI, f"not even within {limit} HI: {self.counts()}, {self.unowned()}"

@@ -1,7 +1,7 @@
 """Drives engines without Kafka: logs as lists, a virtual clock, one member per engine, everything deterministic.
 
-A member does only what an engine's caller must do (core.py): it steps after news and at deadlines, never just because
-time has passed. So each test here also shows that no deadline is forgotten.
+A member does only what an engine's caller must do (core.py): it steps after new records and at deadlines, never just
+because time has passed. So each test here also shows that no deadline is forgotten.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class FakeMessage:
 
 @dataclass
 class DataLog:
-    """One data partition: offsets start … end − 1, without those that are missing (compaction, markers)."""
+    """One data partition: offsets start … end − 1, except missing ones (compaction, markers)."""
 
     start: int = 0
     end: int = 0
     missing: frozenset[int] = frozenset()
-    #: Where offsets_for_time would point, for any datetime.
+    #: Result of offsets_for_time for any datetime.
     at_datetime: int = 0
 
     def offsets(self, first: int, limit: int) -> list[int]:
@@ -80,7 +80,7 @@ class DataLog:
 
 @dataclass
 class Net:
-    """The coordination log and the data logs, with the broker's clock."""
+    """The coordination log, the data logs, and the broker's clock."""
 
     cps: int = 2
     now: float = 1_000_000.0
@@ -88,9 +88,9 @@ class Net:
     data: dict[Key, DataLog] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
-    #: Added to the broker's stamps (T5: somebody set its clock).
+    #: Added to the broker's timestamps (T5: its clock was set).
     stamp_shift: float = 0.0
-    #: How coarse time is, and how often all members are heard at one moment.
+    #: Step of time, and how often all members run at one moment.
     step_ms: float = 10.0
     rounds: int = 4
 
@@ -100,7 +100,7 @@ class Net:
     def topic(
         self, name: str, partitions: int = 1, end: int = 0, start: int = 0, missing: Iterable[int] = (), tid: str = ""
     ) -> None:
-        """Make a topic, or grow it. tid: its id; without one the cluster tells none, and no positions are marked."""
+        """Create a topic or add partitions. tid: its id; without ids no positions are marked."""
         for partition in range(partitions):
             if (name, partition) not in self.data or tid:
                 self.data[name, partition] = DataLog(start, end, frozenset(missing))
@@ -113,7 +113,7 @@ class Net:
         return {n: TopicInfo(n, count, self.topic_ids[n]) for n, count in sorted(counts.items())}
 
     def tell_topics(self) -> None:
-        """Everybody looks at the metadata."""
+        """All members refresh their metadata."""
         for member in self.members:
             member.look_at_topics()
 
@@ -123,7 +123,7 @@ class Net:
         return made
 
     def tick(self, ms: float | None = None) -> None:
-        """Time passes; every live member hears the log and does what is due."""
+        """Let time pass; every live member reads the log and does what is due."""
         self.now += ms or self.step_ms
         for _ in range(self.rounds):
             for member in list(self.members):
@@ -135,7 +135,7 @@ class Net:
             self.tick(step)
 
     def run_until(self, condition: Callable[[], object], ms: float = 60_000.0) -> float:
-        """Let time pass until condition() holds; fails after ms. How long it took."""
+        """Let time pass until condition() holds; fails after ms. Returns how long it took."""
         began, until = self.now, self.now + ms
         while not condition():
             assert self.now < until, f"not reached within {ms} ms of virtual time"
@@ -147,7 +147,7 @@ class Net:
         return len(self.logs[cp]) - 1
 
     def write(self, record: Record, cp: int) -> int:
-        """A record of somebody who is no member here."""
+        """Write a record of another process."""
         return self.append(cp, encode(record))
 
     def pause(self, ms: float, group: str = "g", admin: str = "admin") -> None:
@@ -156,7 +156,7 @@ class Net:
             self.write(ReleaseGroup("admin-1", admin, group, int(self.now + ms)), cp)
 
     def records(self, kind: type[Record] | None = None, client_id: str | None = None, since: int = 0) -> list[Record]:
-        """What is in the log, by CP and offset."""
+        """Records of the log, by CP and offset."""
         found = [decode(value, SUPPORTED_LEVEL) for log in self.logs.values() for ts, value in log if ts >= since]
         return [
             r for r in found if (kind is None or type(r) is kind) and (client_id is None or r.client_id == client_id)
@@ -175,7 +175,7 @@ class Net:
         return lease
 
     def owners(self) -> dict[Key, list[str]]:
-        """Who could be handed a message now, by partition."""
+        """Partition → members that could deliver a message now."""
         found: dict[Key, list[str]] = {key: [] for key in self.data}
         for member in self.members:
             if member.paused:
@@ -188,7 +188,7 @@ class Net:
 
 
 class Member:
-    """One process: a replica, an engine, and a user that handles what it gets."""
+    """One process: a replica, an engine, and a user that handles messages."""
 
     def __init__(
         self,
@@ -202,23 +202,23 @@ class Member:
     ) -> None:
         self.net = net
         self.client_id = client_id
-        #: Our own clock's rate against the broker's.
+        #: Rate of its clock relative to the broker's.
         self.rate = rate
         self.worlds = {cp: World(cp, net.cps) for cp in net.logs}
         ids = (group, client_id, instance_id or f"{client_id}-{len(net.members)}-{net.count()}")
         self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, rng or Random(client_id))
-        #: SIGSTOP: nothing of this process runs, its clock goes on.
+        #: SIGSTOP: nothing of this process runs; its clock continues.
         self.paused = False
-        #: The replica gets nothing (but appends go out).
+        #: The replica receives nothing (appends are still sent).
         self.deaf = False
         #: Appends fail.
         self.drop_appends = False
-        #: Only appends for which this holds are lost.
+        #: Appends for which this holds are lost.
         self.drop_if: Callable[[Record], bool] = lambda record: False
-        #: "now", "late" (see ``deliver_acks``), "lost", or "blank" (no offset told).
+        #: "now", "late" (see ``deliver_acks``), "lost", or "blank" (without offset).
         self.acks = "now"
         self.late_acks: list[tuple[int, int]] = []
-        #: A retry wrote every record twice.
+        #: A retry writes every record twice.
         self.duplicate = False
         self.callbacks: list[tuple[Callback, Key]] = []
         self.hold_callbacks = False
@@ -237,7 +237,7 @@ class Member:
         self.settle()
 
     def clock(self) -> float:
-        """This process's own clock."""
+        """This process's clock."""
         return self.net.now * self.rate
 
     def consumer(self, *topics: str, policy: Policy | None = None, **options: object) -> ConsumerEngine:
@@ -265,7 +265,7 @@ class Member:
     # The caller's duties.
 
     def turn(self) -> None:
-        """Hear the log; do what is due."""
+        """Read the log; do what is due."""
         if self.paused:
             return
         news = False
@@ -276,7 +276,7 @@ class Member:
             self.settle()
 
     def visible(self, cp: int) -> int:
-        """How much of a CP's log has reached us."""
+        """How much of a CP's log has reached this member."""
         return len(self.net.logs[cp])
 
     def apply(self, cp: int, *, live: bool = True) -> bool:
@@ -320,7 +320,7 @@ class Member:
                 self.warnings.append(message)
 
     def send(self, append: Append) -> None:
-        """Hand a record to the broker."""
+        """Send a record to the broker."""
         if self.drop_appends or self.drop_if(append.record):
             self.engine.take(inputs.Acked(append.token, None), self.clock())
             return
@@ -363,7 +363,7 @@ class Member:
     # A user.
 
     def fetch(self, limit: int = 5) -> int:
-        """Deliver up to limit messages of each fetched partition to the engine; how many came."""
+        """Pass up to limit messages of each fetched partition to the engine; returns their number."""
         came = 0
         for key, (number, position) in list(self.fetching.items()):
             log = self.net.data[key]
@@ -379,9 +379,9 @@ class Member:
         return came
 
     def take(self, max_messages: int = 5, iterating: bool = False) -> Run | None:
-        """At least once: take the next messages in hand."""
+        """At least once: take the next messages."""
         for consumer in self.consumers:
-            for came in (None, 0):  # after a turn that was ended early, what is there is read first
+            for came in (None, 0):  # after a turn that ended early, existing messages are read first
                 wanted = Wanted(max_messages, iterating, came=came)
                 match self.engine.take(inputs.Next(consumer.number, wanted), self.clock()):
                     case Take(run):
@@ -389,7 +389,7 @@ class Member:
         return None
 
     def done(self, message: object) -> None:
-        """done(message) of the user."""
+        """The user's done(message)."""
         for consumer in self.consumers:
             if consumer.subscription.matches(TopicInfo(message.topic(), 1, "")):  # type: ignore[attr-defined]
                 self.engine.take(inputs.Done(consumer.number, message), self.clock())  # type: ignore[arg-type]
@@ -411,7 +411,7 @@ class Member:
         self.settle()
 
     def work(self, max_messages: int = 5) -> list[FakeMessage]:
-        """At least once: fetch, take, handle and mark done everything there is for now."""
+        """At least once: fetch, take, handle and mark as done everything available."""
         got: list[FakeMessage] = []
         if self.paused:
             return got
@@ -423,7 +423,7 @@ class Member:
         return got
 
     def work_granted(self, limit: int = 10) -> list[FakeMessage]:
-        """At most once: what a user gets within a turn of the loop (C13): up to limit messages."""
+        """At most once: up to limit messages that a user gets within a turn of the loop (C13)."""
         got: list[FakeMessage] = []
         for consumer in self.consumers:
             if (run := self.granted(consumer)) is not None:
@@ -432,7 +432,7 @@ class Member:
         return got
 
     def granted(self, consumer: ConsumerEngine, fetch: int = 5) -> Run | None:
-        """At most once: what is granted; else the next batch is claimed, and its answer waited for."""
+        """At most once: granted messages; else request the next batch and wait for the answer."""
         came: int | None = None
         run: Run | None = None
         while run is None:
@@ -472,6 +472,6 @@ class Member:
         return next((c.assignments[key].stage for c in self.consumers if key in c.assignments), None)
 
     def can_hand_out(self, key: Key) -> bool:
-        """Would a user's thread be given a message of this partition now?"""
+        """Whether a user's thread could get a message of this partition now."""
         lease = self.engine.book.leases.get(key)
         return lease is not None and self.clock() < lease.hand_out_until

@@ -1,4 +1,4 @@
-"""Lanes, with as much of a consumer as they see."""
+"""Lanes with a minimal consumer."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Record:
 
 
 def records(keys: str, partition: int = 0, first: int = 0) -> list[Message]:
-    """One for each letter, which is its key; "-": without one."""
+    """A record for each letter, which is its key; "-": without key."""
     letters = enumerate(keys, first)
     return [Record(partition, offset, None if key == "-" else key.encode()) for offset, key in letters]
 
 
 class Bench:
-    """Lanes with one owner, and what of a consumer they see."""
+    """Lanes with one owner and a minimal consumer."""
 
     def __init__(self, order: Order = "key", room: int = 10**9) -> None:
         self.room = room
@@ -102,7 +102,7 @@ class Bench:
         return self.lanes.failed(lane, due, self.call)
 
     def lose(self, assignment: Assignment) -> None:
-        """As ``Revocation.lost`` does it."""
+        """Lose an assignment as ``Revocation.lost`` does."""
         assignment.lease = cast(
             "Any", SimpleNamespace(hand_out_until=0.0, keys=None, epoch=1, held=False, most_intervals=60_000)
         )

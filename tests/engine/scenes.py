@@ -1,4 +1,4 @@
-"""Scenes that several tests of the engine begin with."""
+"""Initial scenes of several tests of the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def calls(member: Member) -> list[tuple[object, Callback]]:
 
 
 def evict(net: Net, member: Member) -> None:
-    """Somebody releases in its name (``kafka-marshal evict``), and another client claims."""
+    """An operator releases in its name (``kafka-marshal evict``), and another client claims."""
     ids = member.engine.ids
     net.write(ReleasingPartition(*ids, "t", 0, member.lease(T0).epoch, None), 0)
     net.write(ClaimingPartition("z-1", "z", "g", "t", 0, 100 * HI), 0)

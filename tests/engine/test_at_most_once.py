@@ -1,4 +1,4 @@
-"""C12 and C13: nothing is repeated, and what was granted is handed out or reported."""
+"""C12 and C13: nothing is repeated, and granted messages are delivered or reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def working(end: int = 30, batch_size: int = 5, **options: object) -> tuple[Net,
 
 
 def proposing(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
-    """A ClaimingMessages for 0 … 4 is under way, and was not applied yet."""
+    """A ClaimingMessages for 0 … 4 is in transit and not applied yet."""
     net, member, consumer = working(end)
     member.granted(consumer, 10)
     assert grants(net) == [4]
@@ -51,7 +51,7 @@ def reported(consumer: ConsumerEngine) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("trouble", ["lost", "duplicate", "blank"])
 def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str) -> None:
-    """Sent again until the log answers; any accepted copy counts, and a second one changes nothing (C17)."""
+    """Sent again until the log answers; any accepted copy counts, and a second one has no effect (C17)."""
     net, member, consumer = working(end=23)
     lost: list[object] = []
 
@@ -73,7 +73,7 @@ def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str)
     assert reported(consumer) == []
 
 
-# -- refused ------------------------------------------------------------------------------------------------------
+# -- rejected -----------------------------------------------------------------------------------------------------
 
 
 def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
@@ -93,7 +93,7 @@ def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
 
 
 def test_c13_a_refused_batch_is_proposed_again_unchanged() -> None:
-    """Copies may be under way: were another proposal made meanwhile, a late copy could grant what nobody waits for."""
+    """Copies may be in transit: with another proposal meanwhile, a late copy could grant what no thread waits for."""
     net, member, consumer = working()
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI
@@ -108,7 +108,7 @@ def test_c13_a_refused_batch_is_proposed_again_unchanged() -> None:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost: bool) -> None:
-    """The pause lets the partition go; then it ends, and a copy of the proposal that was under way is granted."""
+    """The pause releases the partition; then it ends, and a copy of the proposal in transit is granted."""
     net, member, consumer = working()
     epoch = member.lease(T0).epoch
     member.drop_if = lambda record: isinstance(record, ClaimingMessages)
@@ -116,7 +116,9 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
     net.pause(10 * HI)
     net.tick()
     member.drop_if = lambda record: False
-    net.run_until(lambda: member.worlds[0].rejected.get(codes.PAUSED))  # sent again, while the partition is let go
+    net.run_until(
+        lambda: member.worlds[0].rejected.get(codes.PAUSED)
+    )  # sent again while the partition is being released
     member.deaf = True
     net.pause(0)
     net.write(ClaimingMessages(*member.engine.ids, "t", 0, epoch, 4), 0)
@@ -136,7 +138,7 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
 
 
 def test_c13_a_grant_answered_after_the_lease_was_lost_is_reported_if_it_was_granted() -> None:
-    """By our clock the lease is over before the replica shows the grant; the log has granted it all the same."""
+    """By our clock the lease is over before the replica shows the grant; by the log it is granted."""
     net, member, consumer = proposing()
     member.deaf = True
     net.run(2.1 * HI)
@@ -149,7 +151,7 @@ def test_c13_a_grant_answered_after_the_lease_was_lost_is_reported_if_it_was_gra
 
 
 def test_c13_a_grant_answered_after_this_member_has_failed_is_reported_too() -> None:
-    """Replaced, as another part of the log showed it first."""
+    """Replaced, as another CP showed first."""
     net, member, consumer = proposing()
     member.engine.fail(ClientReplacedError("a newer instance"), member.clock())
     assert reported(consumer) == [], "not known yet"
@@ -212,7 +214,7 @@ def test_c13_close_with_a_grant_that_never_reached_the_log_reports_nothing() -> 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_c13_an_end_without_release_reports_what_the_log_grants_after_it(refused: bool) -> None:
-    """``terminate`` waits until nothing is awaited any more; the claim of the last moment may be granted (C13)."""
+    """``terminate`` waits until no answer is pending; a claim at the last moment may be granted (C13)."""
     net, member, consumer = working()
     net.run(HI / 2)
     net.stamp_shift = 2.5 * HI if refused else 0.0
@@ -257,7 +259,7 @@ def test_c13_user_pause_keeps_a_partition_from_being_claimed_further() -> None:
 
 
 def test_c13_user_pause_holds_back_what_is_granted() -> None:
-    """Under way, or in the middle of the batch; it comes first when the pause is over."""
+    """In transit or in the middle of the batch; it is delivered first when the pause is over."""
     net, member, consumer = proposing()
     held_back(member, consumer)
     assert read(net, member, HI) == []
@@ -334,7 +336,7 @@ def test_c13_what_is_held_back_counts_for_no_handler() -> None:
 
 
 def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:
-    """At most once, the grant is the progress: what the user says afterwards moves nothing."""
+    """At most once, the grant is the progress: later calls of the user have no effect."""
     net, member, consumer = working(end=5)
     got = read(net, member, HI)
     assert got == [0, 1, 2, 3, 4]
@@ -347,7 +349,7 @@ def test_c13_done_and_beats_by_the_user_do_not_matter() -> None:
 
 
 def ahead(end: int = 30) -> tuple[Net, Member, ConsumerEngine]:
-    """0 … 4 is granted and in hand, 5 … 9 claimed ahead and granted, too."""
+    """0 … 4 are granted and in flight, 5 … 9 requested ahead and granted, too."""
     net, member, consumer = working(end, claim_ahead=True)
     member.granted(consumer, 10)
     net.run_until(lambda: bool(member.work_granted(1)))
@@ -411,7 +413,7 @@ def test_q34_claimed_ahead_the_lease_lost_both_are_reported() -> None:
 
 
 def test_q34_claimed_ahead_waiting_counts_for_no_handler() -> None:
-    """The batch claimed ahead is in nobody's hand: its time begins when the one before it is finished."""
+    """The batch requested ahead is not in flight: its time begins when its predecessor is finished."""
     net, member, consumer = working(handler_timeout_ms=2.0 * HI, claim_ahead=True)
     member.granted(consumer, 10)
     net.run_until(lambda: bool(member.work_granted(1)))
@@ -423,7 +425,7 @@ def test_q34_claimed_ahead_waiting_counts_for_no_handler() -> None:
 
 
 def test_c13_a_wait_that_was_broken_off_is_taken_up_again() -> None:
-    """Ctrl-C in the wait for a grant, and the loop goes on: the same batch is waited for, none is lost unseen."""
+    """Ctrl-C in the wait for a grant, and the loop continues: it waits for the same batch, and none is lost."""
     net, member, consumer = proposing()
     consumer.pull = GrantedPull(consumer)
     assert read(net, member, HI) == list(range(30))

@@ -1,4 +1,4 @@
-"""The user's callbacks: in their order, and what waits for them."""
+"""The user's callbacks: their order, and what waits for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_beats_go_on_while_on_revoke_runs() -> None:
 
 
 def test_what_on_revoke_is_at_work_on_is_released_when_it_returns_though_the_consumer_has_ended() -> None:
-    """``close()`` did not wait for it any longer; or on_revoke itself has called it."""
+    """``close()`` stopped waiting for it, or on_revoke itself called close()."""
     net, member = working()
     member.hold_callbacks = True
     member.close()
@@ -129,7 +129,7 @@ def test_a_lease_lost_during_on_revoke_is_told_and_not_released() -> None:
 
 
 def test_who_was_not_assigned_is_not_told_of_a_loss() -> None:
-    """The lease was lost before on_assign: for the user nothing has happened."""
+    """The lease was lost before on_assign: the user never had it."""
     net = Net(cps=1)
     net.topic("t", 1, end=10)
     member = net.member("a")

@@ -1,4 +1,4 @@
-"""C3, C4, C5, C6, C7, C16 and C17: claims, wishes, restarts, and grants that nobody wants any more."""
+"""C3, C4, C5, C6, C7, C16 and C17: claims, wishes, restarts, and grants that are no longer wanted."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def takeovers(net: Net) -> list[Record]:
 
 
 def test_c3_the_losers_know_at_once_and_claim_something_else() -> None:
-    """A claim that came too late is dropped when the replica shows who won, not after a time-out."""
+    """A late claim is dropped when the replica shows the winner, not after a time-out."""
     net, (a, b) = group_of("ab", partitions=2)
     took = net.run_until(lambda: len(a.held()) == len(b.held()) == 1)
     assert took <= 3 * HI
 
 
 def test_c4_a_claim_on_a_held_partition_is_a_wish_that_the_holder_grants() -> None:
-    """The holder lets one go with its offset, and the waiting client starts after it (C4, C8)."""
+    """The holder releases one with its offset, and the waiting client starts after it (C4, C8)."""
     net = Net(cps=1)
     net.topic("t", 2, end=10)
     a = net.member("a")
@@ -74,7 +74,7 @@ def test_c4_a_wish_moves_as_few_partitions_as_are_missing() -> None:
 
 
 def test_c4_wishes_are_repeated_once_every_hi_while_nobody_gives() -> None:
-    """A Greedy holder never lets go; the waiting client asks at a bounded rate."""
+    """A Greedy holder never releases; the waiting client claims at a bounded rate."""
     net = Net(cps=1)
     net.topic("t", 2, end=10)
     a, b = net.member("a"), net.member("b")
@@ -130,7 +130,7 @@ def test_c4_what_the_last_holder_was_asked_for_the_next_one_is_not() -> None:
 
 
 def test_c5_a_holder_that_sees_another_epoch_stops_at_once() -> None:
-    """Whoever wrote it: the log shows another holder, so what was ours is over."""
+    """The log shows another holder, so our lease is over, whichever process wrote it."""
     net, (a,) = group_of("a")
     net.run(50)
     a.fetch()
@@ -150,7 +150,7 @@ def test_c5_a_holder_that_sees_another_epoch_stops_at_once() -> None:
 
 
 def test_c6_a_late_beat_revives_a_lease_that_nobody_took() -> None:
-    """Beats were lost for so long that the lease is stale in the log, but a new one arrives before any claim."""
+    """Heartbeats were lost until the lease was stale in the log, but a new one arrives before any claim."""
     net, (a,) = group_of("a")
     net.run(50)
     epoch = a.lease(T0).epoch
@@ -195,7 +195,7 @@ def test_c7_a_restart_takes_over_at_once_what_is_fresh() -> None:
 
 
 def test_c7_not_fresh_falls_back_to_a_claim_when_the_lease_opens() -> None:
-    """The takeover comes between HI and 2 · HI after the last beat: rejected, and claimed like anybody else's."""
+    """A takeover between HI and 2 · HI after the last heartbeat is rejected; the lease is claimed like any other."""
     net, _, second = restarted(partitions=1, after=1.4 * HI)
     net.run(20)
     world = second.worlds[second.engine.peers.cp_of(T0)]
@@ -218,7 +218,7 @@ def test_c7_the_new_instance_beats_by_the_lease_s_own_interval() -> None:
 
 
 def test_c7_what_is_taken_over_beside_leases_of_a_longer_interval_is_beaten_in_time() -> None:
-    """The next beat of the CP was due by the longer one: the lease ran out before it (C7, T4)."""
+    """The CP's next heartbeat was due by the longer interval: the lease expired before it (C7, T4)."""
     net = Net(cps=1)
     net.topic("t", 1)
     net.topic("u", 1)
@@ -240,7 +240,7 @@ def test_c7_what_is_taken_over_beside_leases_of_a_longer_interval_is_beaten_in_t
 
 
 def test_c7_an_older_instance_is_told_and_answers_nothing() -> None:
-    """It ends with ClientReplacedError, stops fetching, and appends nothing more: no beat, no release, no claim."""
+    """It ends with ClientReplacedError, stops fetching, and appends nothing more: no heartbeat, release or claim."""
     net, (old,) = group_of("a", partitions=3)
     net.run(50)
     old.fetch()
@@ -264,7 +264,7 @@ def test_c7_an_older_instance_is_told_and_answers_nothing() -> None:
 
 
 def test_c7_an_instance_that_is_letting_go_is_told_too() -> None:
-    """Its release is under way when the newer instance takes over: it is replaced all the same."""
+    """Its release is in transit when the newer instance takes over: it is replaced nevertheless."""
     net, (old,) = group_of("a")
     net.run(50)
     old.drop_if = lambda record: isinstance(record, ReleasingPartition)
@@ -277,7 +277,7 @@ def test_c7_an_instance_that_is_letting_go_is_told_too() -> None:
 
 
 def test_c7_a_second_copy_of_the_takeover_does_not_end_the_new_instance() -> None:
-    """A retry wrote it twice: the copy is rejected (the holding instance sends no nil), and nothing happens."""
+    """A retry wrote it twice: the copy is rejected (the holding instance sends no nil) and has no effect."""
     net, (old,) = group_of("a")
     net.run(50)
     old.kill()
@@ -348,7 +348,7 @@ def test_c7_what_is_claimed_by_hand_is_not_taken_over_by_a_consumer_as_well() ->
 
 
 def test_c16_a_forgotten_group_begins_anew() -> None:
-    """Its leases are gone from the log: whoever still worked has lost them, and a start= applies again (P9)."""
+    """Its leases are gone from the log: working members have lost them, and start= applies again (P9)."""
     net, (a,) = group_of("a")
     net.run(50)
     a.work()
@@ -381,7 +381,7 @@ def test_c17_a_grant_nobody_wants_any_more_is_released_at_once() -> None:
 
 
 def test_c17_late_grants_are_used_if_the_lease_is_wanted() -> None:
-    """Given up after HI, claimed again, and then the first one is granted: one lease, one epoch, no release."""
+    """Given up after HI, claimed again, and then the first claim is granted: one lease, one epoch, no release."""
     net = Net(cps=1)
     net.topic("t", end=5)
     a = net.member("a")
@@ -428,7 +428,7 @@ def test_a_lease_by_hand_waits_for_its_turn_and_gets_it_when_released() -> None:
 
 
 def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() -> None:
-    """Found by the simulation (seed 1997): it was due again from HI on, and nothing could be done while paused."""
+    """Found by the simulation (seed 1997): it was due again after HI, but nothing could be done while paused."""
     net = Net(cps=1)
     a = net.member("a")
     a.drop_appends = True
@@ -443,7 +443,7 @@ def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() 
 
 
 def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
-    """The one that was lost is answered too: the next one shows that the log has passed it."""
+    """A lost heartbeat is answered, too: the next one shows that the log has passed it."""
     net = Net(cps=1)
     a = net.member("a")
     lease = a.engine.leases.claim(T0)

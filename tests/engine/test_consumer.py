@@ -1,4 +1,4 @@
-"""What users rely on: done from anywhere, revocation that waits, pause, seek, close."""
+"""Guarantees of consumers: done from anywhere, revocation that waits, pause, seek, close."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_done_twice_and_done_of_what_was_never_in_hand_is_ignored_and_counted() 
     member.done(messages[0])
     member.done(messages[0])
     member.done(FakeMessage(T0, 50))
-    member.done(FakeMessage(T0, 1))  # the same offset, but another object: not what was handed out
+    member.done(FakeMessage(T0, 1))  # the same offset but another object: not the delivered one
     net.run(HI)
     assert net.world(T0).progress.stable == 0
     assert net.world(T0).progress.ranges == []
@@ -42,7 +42,7 @@ def test_done_twice_and_done_of_what_was_never_in_hand_is_ignored_and_counted() 
 
 
 def test_done_of_an_earlier_epoch_does_not_count_for_the_present_one() -> None:
-    """Lost and won again: what was in hand then comes again, and its old copy means nothing."""
+    """Lost and won again: messages in flight are delivered again, and old copies don't count."""
     net, member = working()
     old = taken(member, 3)
     member.deaf = member.drop_appends = True
@@ -141,7 +141,7 @@ def test_leaving_a_run_after_the_lease_ended_counts_what_was_not_committed() -> 
     run = member.take(10, iterating=True)
     assert run is not None
     run.cursor = 2
-    net.run(HI / 2)  # two are on their way into the log
+    net.run(HI / 2)  # two are in transit to the log
     evict(net, member)
     net.tick()
     run.cursor = 7
@@ -172,7 +172,7 @@ def test_a_revocation_waits_for_what_is_in_hand_and_hands_out_nothing_more() -> 
 
 
 def test_an_iterating_user_lets_a_revoked_partition_go_at_its_next_message() -> None:
-    """hand_out_until turns 0, the user's thread sees it and leaves the run; the rest is the next holder's."""
+    """hand_out_until becomes 0, the user's thread sees it and leaves the run; the next holder gets the rest."""
     net, member = working()
     member.fetch(10)
     run = member.take(10, iterating=True)
@@ -190,7 +190,7 @@ def test_an_iterating_user_lets_a_revoked_partition_go_at_its_next_message() -> 
 
 
 def test_a_lost_lease_purges_the_buffer() -> None:
-    """What was fetched under the old epoch is never handed out, not even after winning the lease again (B19)."""
+    """Messages fetched under the old epoch are never delivered, not even after winning the lease again (B19)."""
     net, member = working()
     member.fetch(10)
     assert member.consumers[0].delivery.fullest(net.now) == 10
@@ -226,7 +226,7 @@ def test_a_greedy_member_is_asked_in_vain() -> None:
 
 @pytest.mark.parametrize("iterating", [False, True])
 def test_handler_timeout_a_message_in_hand_for_too_long_costs_the_lease(iterating: bool) -> None:
-    """Beats alone do not prove that a handler lives: the lease is released, on_lost called, done work kept."""
+    """Heartbeats alone don't prove that a handler lives: the lease is released, on_lost called, done work kept."""
     net, member = working(handler_timeout_ms=3_000.0)
     member.fetch(10)
     run = member.take(5, iterating=iterating)
@@ -241,14 +241,14 @@ def test_handler_timeout_a_message_in_hand_for_too_long_costs_the_lease(iteratin
     net.tick()
     assert net.world(T0).progress.stable == 1
     assert "handler_timeout" in member.warnings[-1]
-    assert member.take() is None  # the user comes back and asks for more
+    assert member.take() is None  # the user asks for more
     member.settle()
     net.run_until(lambda: member.can_hand_out(T0))
     assert member.work()[0].at == 2
 
 
 def test_handler_timeout_is_per_message_when_iterating() -> None:
-    """A long run handled message by message is no slow handler."""
+    """A long run handled message by message is not a slow handler."""
     net, member = working(handler_timeout_ms=1_500.0)
     member.fetch(10)
     run = member.take(10, iterating=True)
@@ -269,7 +269,7 @@ def test_handler_timeout_does_not_run_while_nothing_is_in_hand() -> None:
 
 
 def test_handler_timeout_counts_during_a_revocation() -> None:
-    """Who waits for the partition is not kept waiting for ever by a handler that hangs."""
+    """A hanging handler does not keep a waiting member from the partition for ever."""
     net, member = working(handler_timeout_ms=3_000.0)
     assert taken(member, 1)
     member.consumers[0].revocation.revoke(member.assignment(T0), "a test", net.now)
@@ -278,7 +278,7 @@ def test_handler_timeout_counts_during_a_revocation() -> None:
 
 
 def test_handler_timeout_a_member_whose_handler_hangs_lets_everything_go_and_claims_nothing() -> None:
-    """Its other partitions would starve, and it would win back the one it lost: it leaves them to the others."""
+    """Its other partitions would starve, and it would win the lost one back: it leaves them to other members."""
     net = Net(cps=1)
     net.topic("t", 4, end=50)
     member, other = net.member("a"), net.member("b")
@@ -298,9 +298,9 @@ def test_handler_timeout_a_member_whose_handler_hangs_lets_everything_go_and_cla
 
 
 def test_handler_timeout_counts_on_when_the_lease_is_lost_meanwhile() -> None:
-    """A network fails: the lease is lost, and the handler hangs on, on a connection of its own. Found by simulation.
+    """The network fails: the lease is lost, and the handler keeps hanging on another connection. Found by simulation.
 
-    What the member claims after that nobody would work on, and nothing of it is in hand: others shall have it.
+    The member would claim partitions without working on them, and nothing of them is in flight: others must get them.
     """
     net = Net(cps=1)
     net.topic("t", 4, end=50)
@@ -324,7 +324,7 @@ def test_handler_timeout_counts_on_when_the_lease_is_lost_meanwhile() -> None:
 
 
 def test_handler_timeout_costs_one_lease_only_while_other_threads_go_on() -> None:
-    """One of several threads hangs: its lease is lost, the others' are not."""
+    """One of several threads hangs: its lease is lost, those of the others are not."""
     net, member = working(partitions=2, handler_timeout_ms=3_000.0)
     member.fetch()
     hung = member.take(1)
@@ -406,7 +406,7 @@ def test_seek_within_what_is_buffered() -> None:
 
 
 def test_seek_while_messages_are_in_hand() -> None:
-    """What is below counts as done, in hand or not; done() for it changes nothing."""
+    """Offsets below count as done, in flight or not; done() for them has no effect."""
     net, member = working(end=20)
     messages = taken(member, 5)
     assert member.consumers[0].seek(T0, 10)
@@ -419,7 +419,7 @@ def test_seek_while_messages_are_in_hand() -> None:
 
 
 def test_seek_to_the_end_and_beyond() -> None:
-    """A sink may be ahead of what is in the log yet."""
+    """A sink may be ahead of the log."""
     net, member = working(end=20)
     assert member.consumers[0].seek(T0, 20)
     member.settle()
@@ -534,7 +534,7 @@ def test_one_partition_alone_has_all_the_time_there_is() -> None:
 
 
 def granted(net: Net, member: Member) -> list[FakeMessage]:
-    """What is handed out of the next batch."""
+    """The delivered messages of the next batch."""
     got: list[FakeMessage] = []
     while not got:
         net.tick()

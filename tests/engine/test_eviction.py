@@ -1,4 +1,4 @@
-"""C18, C19: what an operator takes away stays away, and who is asked to hand over does."""
+"""C18, C19: evicted partitions are not claimed back, and a member asked to drain hands over."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T0, T1 = ("t", 0), ("t", 1)
 
 
 def with_two() -> tuple[Net, Member]:
-    """All that there is to be read is in the first partition."""
+    """All messages are in the first partition."""
     net, member = working(partitions=2, end=20)
     net.data[T1].end = 0
     return net, member
 
 
 def evicted(net: Net, member: Member) -> float:
-    """``kafka-marshal evict``: a release in its name, with nobody waiting; when it was written."""
+    """``kafka-marshal evict``: a release in its name, without waiting members; returns when it was written."""
     net.write(ReleasingPartition(*member.engine.ids, *T0, member.lease(T0).epoch, None), member.lease(T0).cp)
     at = net.now
     net.tick()
@@ -117,7 +117,7 @@ def test_a_release_of_its_own_is_no_eviction() -> None:
 
 
 def asked_to_drain(net: Net, member: Member, *, epoch: int | None = None) -> None:
-    """``kafka-marshal drain``: a release by somebody else's instance; it is rejected, and seen."""
+    """``kafka-marshal drain``: a release by another instance; it is rejected, and the member sees it."""
     lease = member.lease(T0)
     wanted = lease.epoch if epoch is None else epoch
     net.write(ReleasingPartition("admin-1", member.client_id, "g", *T0, wanted, None), lease.cp)

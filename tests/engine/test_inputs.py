@@ -1,4 +1,4 @@
-"""A run that was written down and is fed in again makes the same effects, one by one."""
+"""A recorded run that is replayed has the same effects, one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.harness import HI, Net
 
 
 def test_a_recorded_run_is_the_same_when_it_is_fed_in_again() -> None:
-    """Two members share four partitions; one is killed, and the one that is recorded takes over."""
+    """Two members share four partitions; one is killed, and the recorded one takes over."""
     net = Net(cps=2)
     net.topic("t", 4, end=400)
     member = net.member("a")

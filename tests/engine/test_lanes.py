@@ -1,4 +1,4 @@
-"""Lanes: who waits for whom, what is in hand and what comes back, where many handlers work for one consumer."""
+"""Lanes of many handlers of one consumer: their order, messages in flight, and what comes back."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_partition_that_comes_back_waits_for_old_handlers_of_its_keys(bench: B
     assert bench.begin(b) == 1
     assert bench.lanes.oldest(new) == 1.0
     assert bench.done(new, b) is False
-    assert bench.lanes.oldest(new) is None  # the old handler is no reason to end the new lease
+    assert bench.lanes.oldest(new) is None  # the old handler must not end the new lease
     assert bench.failed(a, due=3.0)
     assert (bench.begin(a), a.assignment) == (0, new)
     assert bench.lanes.oldest(new) == 1.0
@@ -158,7 +158,7 @@ def test_a_recall_of_an_assignment_that_is_over_leaves_the_next_one_alone(bench:
 
 
 def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
-    """The lease is over, and what waits of it is recalled a moment later: in between nothing may be left behind."""
+    """The lease is over, and its waiting messages are recalled a moment later: none may be lost in between."""
     old = bench.assignment()
     (a,) = bench.spread(old, records("a"))
     assert bench.begin(a) == 0
@@ -172,7 +172,7 @@ def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
 
 
 def test_c18_what_failed_after_an_eviction_is_in_nobodys_hand(bench: Bench) -> None:
-    """Else the member would wait for it for ever, and claim nothing."""
+    """Else the member would wait for it for ever and claim nothing."""
     one = bench.assignment()
     a, b = bench.spread(one, records("ab"))
     assert (bench.begin(a), bench.begin(b)) == (0, 1)
@@ -202,7 +202,7 @@ def test_what_fails_in_a_partition_that_is_let_go_is_given_back(bench: Bench) ->
 
 
 def next_run(bench: Bench, keep: bool = True) -> Call:
-    """The run ends, and another one begins."""
+    """End the run and begin another one."""
     bench.lanes.is_ended = True
     for assignment in list(bench.assignments.values()):
         bench.in_lanes.recall(assignment, keep=keep)
@@ -220,7 +220,7 @@ def test_a_handler_that_a_run_has_left_behind_returns_in_the_next_one(bench: Ben
     assert bench.begin(a) == 0
     before = next_run(bench)
     (c,) = bench.spread(one, messages[1:])
-    assert bench.lanes.begin(b, 1.0, before) is None  # a worker of the run before finds it in its queue
+    assert bench.lanes.begin(b, 1.0, before) is None  # a worker of the previous run finds it in its queue
     assert bench.counts() == (1, 1)
     if how == "done":
         assert a.message is not None
@@ -271,7 +271,7 @@ def test_messages_at_gaps_are_done_with_those_that_are_there(bench: Bench) -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_shrinks_to_what_is_not_done(bench: Bench, seed: int) -> None:
-    """One message that takes for ever keeps neither its neighbours in memory nor their progress from the log."""
+    """One endless message keeps neither its neighbours in memory nor their progress from the log."""
     rng = Random(seed)
     one, messages = bench.assignment(), cast("list[Message]", [Record(0, 3 * x, str(x).encode()) for x in range(100)])
     lanes = bench.spread(one, messages, covers_from=0)
@@ -352,7 +352,7 @@ def test_what_is_held_back(bench: Bench) -> None:
 
 
 def test_two_handlers_at_one_offset_are_compared(bench: Bench) -> None:
-    """A topic that was made anew has another message where an old handler has one still."""
+    """A recreated topic has another message at an offset that an old handler still has."""
     old = bench.assignment()
     (a,) = bench.spread(old, records("a"))
     bench.begin(a)
@@ -378,7 +378,7 @@ def test_handlers_that_hang_are_found(bench: Bench) -> None:
 
 @pytest.mark.parametrize("taken", [1, 3])
 def test_a_partition_takes_no_more_than_it_leaves_for_all_others(bench: Bench, taken: int) -> None:
-    """Room is what nobody has; a partition that takes all of it at once leaves nothing to those that go on."""
+    """A partition that takes all free memory at once leaves nothing to the others."""
     one = bench.assignment()
     bench.room = 100
     assert bench.in_lanes.share(one, 1_000) == 50
@@ -388,11 +388,11 @@ def test_a_partition_takes_no_more_than_it_leaves_for_all_others(bench: Bench, t
     assert taken + share <= bench.room - share < taken + share + 2
 
 
-# What was given up to be read again later must not come twice.
+# Messages given up to be read again later must not be delivered twice.
 
 
 def test_what_is_given_up_begins_after_all_that_is_in_hand() -> None:
-    """Else a message that a handler has would be read, and handed out, a second time."""
+    """Else a message in flight would be read and delivered a second time."""
     buffer, tracker = Buffer(), Tracker(-1, ())
     messages = records("a" * 10)
     buffer.put(messages, tracker)

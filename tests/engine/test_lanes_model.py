@@ -1,4 +1,4 @@
-"""Lanes against a naive model: whatever happens, in whatever order, each lane is in order and nothing is lost."""
+"""Lanes against a naive model: under any sequence of events, each lane is in order and nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.lanes_bench import FOREVER, Bench, Record
 
 
 class Model:
-    """What lanes must keep to, whatever comes in whatever order: one partition's log, and all handlers of it."""
+    """The model: one partition's log, and all its handlers."""
 
     KEYS = (b"a", b"b", b"c", None)
 
@@ -30,11 +30,11 @@ class Model:
             offset += rng.choice((1, 1, 1, 2, 4))
             self.log.append(cast("Message", Record(0, offset, rng.choice(self.KEYS))))
         self.now = 1.0
-        #: Messages that were handed out at least once, and whose handler has returned.
+        #: Messages delivered at least once whose handler has returned.
         self.ended: set[int] = set()
-        #: With a handler: its lane and message, and the run and assignment it began under.
+        #: For each handler: its lane and message, and the run and assignment that it began under.
         self.running: list[tuple[Lane, Message, Call, Assignment]] = []
-        #: In the queue of this run's workers, and of older ones'.
+        #: Queue entries of this run's workers, and of older ones.
         self.queue: list[tuple[Lane, Call]] = []
         self.assign()
 
@@ -136,7 +136,7 @@ class Model:
         assert len(done) + len(in_hand) + self.one.buffer.size == len(self.log), "a message is lost"
 
     def finish(self) -> None:
-        """No more mishaps: everything ends, and is done."""
+        """Stop faults: everything ends and is done."""
         self.one.lease.hand_out_until = FOREVER  # type: ignore[misc]
         self.rng.random = lambda: 0.9  # type: ignore[method-assign]
         for _ in range(1_000):

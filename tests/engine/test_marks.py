@@ -1,4 +1,4 @@
-"""What of explicit runs is done may be told at once or one by one: what is known afterwards is the same."""
+"""Progress of explicit runs may be marked at once or one by one, with the same result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Lease:
 
 
 def handed_out(offsets: list[int], size: int) -> tuple[Tracker[Lease], list[FakeMessage]]:
-    """A tracker of runs of so many messages each, spread over lanes."""
+    """A tracker of runs of ``size`` messages each, spread over lanes."""
     tracker: Tracker[Lease] = Tracker(-1, [])
     messages = [FakeMessage(("t", 0), offset) for offset in offsets]
     covers_from = 0
@@ -42,7 +42,7 @@ def known(tracker: Tracker[Lease]) -> object:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_at_once_or_one_by_one(seed: int) -> None:
-    """In any order, with gaps that Kafka never delivers, and some twice."""
+    """In any order, with gaps without messages, and some twice."""
     rng = Random(seed)
     offsets = sorted(rng.sample(range(200), 120))
     size = rng.choice([1, 7, 50, 120])
@@ -68,7 +68,7 @@ def test_one_message_keeps_no_others() -> None:
 
 
 def test_what_comes_back_after_many_are_done_covers_what_is_not() -> None:
-    """A run whose done messages were let go of is split as any other."""
+    """A run whose done messages were dropped is split like any other."""
     tracker, messages = handed_out(list(range(10)), 10)
     tracker.mark([messages[index] for index in (1, 2, 4, 6, 8, 9)])
     [run] = tracker.runs.values()

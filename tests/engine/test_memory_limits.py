@@ -1,4 +1,4 @@
-"""What memory may hold: one message in any case."""
+"""Memory limits; one message is always allowed."""
 
 from __future__ import annotations
 

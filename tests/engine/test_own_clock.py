@@ -1,4 +1,4 @@
-"""T3, T4 and T5: stopping in time by one's own clock, whatever the log and the broker's clock do."""
+"""T3, T4 and T5: a member stops in time by its own clock, whatever the log and the broker's clock do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.harness import HI, MARGIN, Key, Member, Net
 
 T0 = ("t", 0)
 ENDS = 2 * HI - MARGIN
-#: A fleet with the default HI, and how long a record takes from one member to the others (ms).
+#: Members of a fleet, its HI (the default), and the time of a record from one member to the others (ms).
 FLEET, FLEET_HI, JOURNEY = 100, 3_000, 5.0
 
 
@@ -24,7 +24,7 @@ def is_beat(record: Record) -> bool:
 
 
 def holding(partitions: int = 1, **options: object) -> tuple[Net, Member]:
-    """A member that holds all of topic t, and has messages to hand out."""
+    """A member that holds all of topic t and has messages to deliver."""
     net = Net(cps=1)
     net.topic("t", partitions, end=100)
     member = net.member("a", **options)
@@ -35,7 +35,7 @@ def holding(partitions: int = 1, **options: object) -> tuple[Net, Member]:
 
 
 def claiming(*, deaf: bool = False, acks: str = "now") -> tuple[Net, Member]:
-    """A member that is about to claim the only partition of topic t."""
+    """A member about to claim the only partition of topic t."""
     net = Net(cps=1)
     net.topic("t", end=100)
     member = net.member("a")
@@ -45,7 +45,7 @@ def claiming(*, deaf: bool = False, acks: str = "now") -> tuple[Net, Member]:
 
 
 def last_sent(net: Net, key: Key = T0) -> float:
-    """When the last record that moved the last beat was sent (clocks agree in these tests)."""
+    """When the last record that moved the last heartbeat was sent (clocks agree in these tests)."""
     return float(net.world(key).last_beat)
 
 
@@ -65,7 +65,7 @@ def test_t3_a_starting_client_ticks_where_there_are_holders() -> None:
 
 
 def test_t3_who_starts_among_the_living_appends_no_tick() -> None:
-    """The next record of anybody tells how late it is (T3): a fleet that starts together needs no Ticks."""
+    """The next record of any member shows log time (T3): a fleet that starts together needs no Ticks."""
     net, _ = holding()
     net.member("b")
     net.write(Tick("x", "x", "x"), 0)
@@ -74,7 +74,7 @@ def test_t3_who_starts_among_the_living_appends_no_tick() -> None:
 
 
 def test_t3_without_ticks_a_claim_is_what_moves_log_time() -> None:
-    """No traffic at all after the holder's death: whoever waits claims when 2 · HI are over by its own clock (T3)."""
+    """No traffic after the holder's death: a waiting member claims when 2 · HI are over by its own clock (T3)."""
     net, first = holding()
     second = net.member("b")
     second.consumer("t")
@@ -86,7 +86,7 @@ def test_t3_without_ticks_a_claim_is_what_moves_log_time() -> None:
 
 
 class Distant(Member):
-    """Hears of a record when it has travelled: where all hear of it at once, one is always first, jitter or none."""
+    """Receives records after a delay: if all received them at once, one would always be first, jitter or not."""
 
     def visible(self, cp: int) -> int:
         log, seen = self.net.logs[cp], self.worlds[cp].next_offset
@@ -96,7 +96,7 @@ class Distant(Member):
 
 
 def fleet(net: Net) -> list[Member]:
-    """So many that start in one moment, and want what somebody else has."""
+    """FLEET members that start at the same moment and want what another member holds."""
     members: list[Member] = [Distant(net, f"w{number}", hi=FLEET_HI) for number in range(FLEET)]
     net.members.extend(members)
     for member in members:
@@ -105,7 +105,7 @@ def fleet(net: Net) -> list[Member]:
 
 
 def until_takeover(net: Net, waiting: list[Member], last: float) -> list[tuple[float, str]]:
-    """What anybody appends between a dead holder's last beat and the takeover: how long after the beat, and what."""
+    """Records between a dead holder's last heartbeat and the takeover: time since the heartbeat, and the record."""
     while not any(member.held() for member in waiting):
         assert net.now < last + 3 * FLEET_HI
         net.tick(1.0)
@@ -114,16 +114,16 @@ def until_takeover(net: Net, waiting: list[Member], last: float) -> list[tuple[f
 
 
 def few(window: float) -> float:
-    """How many of the fleet may append at moments that are spread over so many ms.
+    """Upper limit of members that append at moments spread over ``window`` ms.
 
-    Whom the first one's record reaches before its own moment appends nothing. So in the mean as many append as have
-    theirs within one journey (and a step of the clock) of the window; chance may make it twice as many.
+    A member that receives the first one's record before its own moment appends nothing. So in the mean, those append
+    whose moment is within one journey (and a step of the clock); chance may double their number.
     """
     return 2 * FLEET * (JOURNEY + 1) / window
 
 
 def test_t3_of_a_fleet_that_waits_few_append() -> None:
-    """100 see the same holder fall silent: a few claims when 2 · HI are over, and nothing else from anybody (T3)."""
+    """100 members see the same holder go silent: a few claims after 2 · HI, and no other record (T3)."""
     net, first = holding(hi=FLEET_HI)
     net.rounds = 1
     waiting = fleet(net)
@@ -138,7 +138,7 @@ def test_t3_of_a_fleet_that_waits_few_append() -> None:
 
 
 def test_t3_of_a_fleet_that_starts_in_the_silence_few_append() -> None:
-    """100 start at once, and no record tells how late it is: a few Ticks, later a few claims, and nothing else (T3)."""
+    """100 members start at once, and log time is unknown: a few Ticks, later a few claims, and nothing else (T3)."""
     net, first = holding(hi=FLEET_HI)
     net.rounds = 1
     last = last_sent(net)
@@ -166,8 +166,8 @@ def test_t4_beats_go_out_every_third_of_hi_and_earlier() -> None:
 
 
 def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
-    """Stopped between claim and grant: on waking up the grant is old, and others may have the lease (T4)."""
-    net, member = claiming()  # the claim is in the log, its grant not applied yet
+    """Stopped between claim and grant: afterwards the grant is old, and others may have the lease (T4)."""
+    net, member = claiming()  # the claim is in the log, its grant is not applied yet
     sent = net.now
     member.paused = True
     net.run(1.5 * HI)
@@ -185,7 +185,7 @@ def test_t4_a_grant_that_is_seen_late_is_not_proven_from_then() -> None:
 
 
 def test_t4_a_lagging_replica_does_not_mistake_an_older_claim_for_the_newest() -> None:
-    """Two claims under way, because the log was late: the grant belongs to the first one, sent earlier (T4)."""
+    """Two claims in transit, as the log was late: the grant belongs to the first one, sent earlier (T4)."""
     net, member = claiming(deaf=True, acks="late")
     first_sent = net.now
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
@@ -197,7 +197,7 @@ def test_t4_a_lagging_replica_does_not_mistake_an_older_claim_for_the_newest() -
 
 
 def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending() -> None:
-    """As above, with acknowledgements: the offset tells that it was the first sending."""
+    """As above, with acknowledgements: the offset shows that it was the first sending."""
     net, member = claiming(deaf=True)
     first_sent = net.now
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
@@ -208,7 +208,7 @@ def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending(
 
 
 def test_t4_a_grant_that_nothing_proves_is_given_back() -> None:
-    """Neither the claim's nor any beat's sending can be told: the lease is not kept in limbo."""
+    """The time of neither the claim nor any heartbeat is known: the lease is not kept in limbo."""
     net, member = claiming(acks="lost")
     net.run(20)
     assert member.held() == [T0]
@@ -217,7 +217,7 @@ def test_t4_a_grant_that_nothing_proves_is_given_back() -> None:
 
 
 def test_t4_copies_written_by_a_retry_prove_no_more_than_the_original() -> None:
-    """Each record stands twice in the log; the ack names the first copy (C17, T4)."""
+    """Each record is in the log twice; the acknowledgement names the first copy (C17, T4)."""
     net, member = holding()
     member.duplicate = True
     net.run(4 * HI)
@@ -252,7 +252,7 @@ def test_t4_a_lease_by_hand_ends_by_the_same_clock() -> None:
 
 
 def test_proofs_too_old_to_prove_anything_are_forgotten() -> None:
-    """Acks that never come, and records of which no ack tells, do not pile up."""
+    """Missing acknowledgements, and records without one, do not pile up."""
     net, member = holding()
     for acks in ("lost", "blank", "now"):
         member.acks = acks
@@ -263,7 +263,7 @@ def test_proofs_too_old_to_prove_anything_are_forgotten() -> None:
 
 @pytest.mark.parametrize("how", ["evicted", "replaced", "handed back", "closed", "clock"])
 def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_message(how: str) -> None:
-    """It looks at these two numbers only, without a lock: however a lease ends, they are 0 from then on."""
+    """It reads only these two numbers, without a lock: however a lease ends, they are 0 from then on."""
     net, member = holding()
     run = member.take(5, iterating=True)
     assert run is not None
@@ -287,7 +287,7 @@ def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_messag
 
 
 def test_t4_an_idle_member_is_woken_for_its_beats_and_for_nothing_else() -> None:
-    """What is done beyond gaps is committed when beats go out anyway: a timer of its own would double the wakes."""
+    """Progress beyond gaps is committed together with heartbeats: a separate timer would double the wake-ups."""
     net, member = holding()
     began, until, wakes = int(net.now) + 1, net.now + 10 * HI, 0
     while net.now < until:
@@ -302,7 +302,7 @@ def test_t4_an_idle_member_is_woken_for_its_beats_and_for_nothing_else() -> None
 
 
 def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
-    """The beat sent at the jump ends it, however busy the CP is: there is one jump, not one with each record."""
+    """The heartbeat sent at the jump ends the doubt, however busy the CP: there is one jump, not one per record."""
     net, member = holding()
     net.run(100)
     net.stamp_shift = 3 * HI
@@ -322,7 +322,7 @@ def test_t5_records_of_others_after_the_jump_do_not_prolong_the_doubt() -> None:
 
 
 def test_t5_a_broker_that_runs_fast_for_long_costs_time_but_not_the_lease() -> None:
-    """10 % fast is beyond the margin: hand-out pauses between beats, leases stay."""
+    """10 % fast is beyond the margin: delivery pauses between heartbeats, leases stay."""
     net, member = holding()
     handed_out = 0
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""C10 and E4: a group that is paused, and a partition of the log that this release can't follow any more."""
+"""C10 and E4: a paused group, and a CP that this release can't follow any more."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_c10_no_beats_and_no_claims_during_a_pause() -> None:
 
 
 def test_c10_what_is_in_hand_too_long_ends_by_t4() -> None:
-    """No beats: a handler slower than 2 · HI loses the lease during the pause; the offset is handed in."""
+    """No heartbeats: a handler slower than 2 · HI loses the lease during the pause; the offset is reported."""
     net, (a,) = working()
     a.fetch()
     first, second = a.take(2), a.take(2)
@@ -100,7 +100,7 @@ def test_c10_what_is_in_hand_too_long_ends_by_t4() -> None:
 
 @pytest.mark.parametrize("length", [0.2 * HI, 1.5 * HI, 20 * HI])
 def test_c10_after_the_pause_everyone_comes_back(length: float) -> None:
-    """No record tells that a pause has run out: everybody has to look at the clock."""
+    """No record shows that a pause has expired: every member must check the clock."""
     net, members = working("abc", partitions=6, cps=2)
     net.pause(length)
     net.run(length - 50)
@@ -152,7 +152,7 @@ def test_c10_a_member_that_starts_during_a_pause_waits() -> None:
 
 
 def test_c10_only_one_cp_paused() -> None:
-    """ReleaseGroup goes to every CP one after the other: until then the rest goes on."""
+    """ReleaseGroup is written to one CP after the other: until then the others continue."""
     net, (a,) = working(partitions=4, cps=2)
     net.write(ReleaseGroup("x-1", "x", "g", int(net.now + 5 * HI)), 0)
     net.run(HI)
@@ -161,9 +161,9 @@ def test_c10_only_one_cp_paused() -> None:
 
 
 def test_c10_an_answer_that_says_paused_teaches_when_it_ends() -> None:
-    """By our own clock the pause is over, by log time not yet: one claim, one rejection, and then we wait."""
+    """By our clock the pause is over, by log time not yet: one claim, one rejection, and then we wait."""
     net, (a,) = working()
-    net.stamp_shift = -3 * HI  # stamps are behind the clock that we see
+    net.stamp_shift = -3 * HI  # timestamps are behind our clock
     net.pause(5 * HI)
     net.run(12 * HI)
     assert a.worlds[0].rejected.get(codes.PAUSED, 0) <= 2
@@ -177,7 +177,7 @@ def test_c10_at_most_once_a_grant_under_way_is_answered_and_handed_out() -> None
     a.consumer("t", at_most_once=True, batch_size=5)
     net.run_until(lambda: a.work_granted())
     net.tick()
-    a.work_granted()  # proposes the next batch
+    a.work_granted()  # requests the next batch
     net.pause(1.5 * HI)
     net.tick()
     got: list[FakeMessage] = []
@@ -209,7 +209,7 @@ def by_cp(net: Net, partitions: int) -> dict[int, list[tuple[str, int]]]:
 
 
 def test_e4_leases_in_a_stopped_cp_end_and_the_others_go_on() -> None:
-    """What is in hand is finished and handed in: the record is written, though we can't see it any more."""
+    """Messages in flight are finished and reported: the record is written, though we can't read it any more."""
     net, (a,) = working(partitions=4, cps=2)
     stopped, going = by_cp(net, 4)[0], by_cp(net, 4)[1]
     assert stopped and going
@@ -306,7 +306,7 @@ def test_e4_a_release_under_way_when_the_cp_stops_is_not_waited_for() -> None:
 
 
 def test_e4_a_lease_by_hand_in_a_stopped_cp() -> None:
-    """One that is held ends by T4; one that is wanted is refused with the reason, and not asked for again."""
+    """A held one ends by T4; a claimed one is rejected with the reason and not claimed again."""
     net = Net(cps=1)
     a = net.member("a")
     held = a.engine.leases.claim(T0)

@@ -1,4 +1,4 @@
-"""Policies within engines: large groups in bounded time and records, and when a policy is asked at all."""
+"""Policies within engines: large groups in bounded time and records, and when a policy is asked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kinds(net: Net, since: float) -> Counter[str]:
 
 @pytest.mark.slow
 def test_twenty_members_and_two_hundred_partitions() -> None:
-    """Start at once, then five die, then five come: even shares within a few HI, and few records."""
+    """All start at once, then five die, then five join: even shares within a few HI, with few records."""
     net = Net(cps=8, step_ms=20.0, rounds=1)
     net.topic("t", 200)
     members = fleet(net, [f"m{i:02}" for i in range(20)])
@@ -127,7 +127,7 @@ def test_a_rolling_restart_moves_nothing() -> None:
 
 
 def test_a_standby_takes_over_when_a_holder_dies() -> None:
-    """More members than partitions: those without are silent, and there when needed."""
+    """More members than partitions: those without one are silent and take over when needed."""
     net = Net(cps=1)
     net.topic("t", 2)
     members = fleet(net, ["a", "b", "c", "d"])
@@ -143,7 +143,7 @@ def test_a_standby_takes_over_when_a_holder_dies() -> None:
 
 
 def test_different_subscriptions_end_at_rest() -> None:
-    """The one that reads all gives to each specialist from its own topic, and keeps what nobody else wants."""
+    """The member that reads all gives each specialist partitions of its topic and keeps what no other wants."""
     net = Net(cps=2)
     for topic in ("t", "u", "v"):
         net.topic(topic, 4)
@@ -175,7 +175,7 @@ def test_max_claims_in_a_group_leaves_the_rest_to_the_others() -> None:
 
 
 def test_max_claims_holds_while_something_is_in_hand_of_what_is_let_go() -> None:
-    """Simulation, seed 6161: a lease was claimed in the place of one that was held yet."""
+    """Simulation, seed 6161: a lease was claimed in place of one that was still held."""
     net = Net(cps=1)
     net.topic("t", 3, end=10)
     member = net.member("a")
@@ -201,7 +201,7 @@ def test_max_claims_counts_claims_under_way_where_the_group_is_paused() -> None:
     net = Net(cps=2)
     net.topic("t", 8)
     member = net.member("a")
-    member.drop_if = lambda record: isinstance(record, ClaimingPartition)  # no answer comes, for an HI
+    member.drop_if = lambda record: isinstance(record, ClaimingPartition)  # no answer for an HI
     member.consumer("t", policy=MaxClaims(2))
     net.tick()
     wanted = set(member.engine.book.leases)
@@ -228,7 +228,7 @@ def test_whole_topics_are_shared_out() -> None:
 
 
 def test_release_if_behind_measures_by_the_second_and_lets_go() -> None:
-    """Log ends come with the fetches; a member that handles nothing is behind after three cycles."""
+    """End offsets come with fetches; a member that handles nothing is behind after three cycles."""
     net = Net(cps=1)
     net.topic("t", 2, end=100_000)
     slow = net.member("slow")
@@ -286,7 +286,7 @@ def test_a_policy_is_asked_when_something_changed_and_not_all_the_time() -> None
 
 
 def test_who_has_asked_and_left_is_not_waited_for() -> None:
-    """Its wish is not yet forgotten when it lets go of its last one: the others take over at once, not after an HI."""
+    """Its claim is not yet forgotten when it releases its last lease: others take over at once, not after an HI."""
     net = Net(cps=4)
     net.topic("t", 44)
     members = fleet(net, [f"m{i}" for i in range(10)])
@@ -301,7 +301,7 @@ def test_who_has_asked_and_left_is_not_waited_for() -> None:
 
 
 def test_a_holder_that_came_after_our_wish_is_asked_at_once() -> None:
-    """Whoever starts hears of no wishes; the one that waits sees it take all, and asks again before HI is over."""
+    """A starting member knows no claims; the waiting one sees it take all, and claims again before HI is over."""
     net = Net(cps=1)
     net.topic("t", 4)
     first = net.member("first")
@@ -340,7 +340,7 @@ def test_while_a_wish_is_under_way_there_is_no_other() -> None:
 
 
 def test_surplus_is_taken_back_as_soon_as_there_is_need() -> None:
-    """What was let go for one that then left: nobody waits for 2 HI to have it again."""
+    """A lease released for a member that then left is claimed back without waiting 2 HI."""
     net = Net(cps=2)
     net.topic("t", 6)
     a = net.member("a")
@@ -354,7 +354,7 @@ def test_surplus_is_taken_back_as_soon_as_there_is_need() -> None:
 
 
 def test_what_a_policy_gives_up_for_other_reasons_is_left_alone() -> None:
-    """Alone with it, nobody takes it: we do, after 2 HI."""
+    """If no other member takes it, we do, after 2 HI."""
 
     class Drops(Balanced):
         dropped: ClassVar[list[float]] = []
@@ -376,7 +376,7 @@ def test_what_a_policy_gives_up_for_other_reasons_is_left_alone() -> None:
 
 
 def test_a_member_alone_claims_a_few_first_and_then_ever_more() -> None:
-    """So that others that start with it see it in time; and yet thousands are no matter of seconds."""
+    """So that others that start with it see it in time, while thousands still take less than seconds."""
     net = Net(cps=4)
     net.topic("t", 900)
     [member] = fleet(net, ["a"])
@@ -386,14 +386,14 @@ def test_a_member_alone_claims_a_few_first_and_then_ever_more() -> None:
         before = net.count()
         net.run(LATENCY)
         waves.append(net.count() - before)
-        # Four answers for one more: with two, who began first of ten had up to 200 of 900 before it saw the others.
+        # Four answers per further claim: with two, the first of ten had up to 200 of 900 before it saw the others.
         assert waves[-1] <= FIRST_CLAIMS + sum(waves) // 4, waves
     assert len(waves) <= 25
     assert len(net.records(ClaimingPartition)) == 900
 
 
 def test_a_wave_goes_to_as_few_parts_of_the_log_as_it_can() -> None:
-    """Each part that gets one costs a request, and a fetch of every replica."""
+    """Each CP that gets one costs a request, and a fetch of every replica."""
     net = Net(cps=8)
     net.topic("t", 8 * 3 * FIRST_CLAIMS)
     [member] = fleet(net, ["a"])
@@ -404,7 +404,7 @@ def test_a_wave_goes_to_as_few_parts_of_the_log_as_it_can() -> None:
 
 
 def test_claims_go_out_in_waves() -> None:
-    """The log is heard record by record; what is wanted next goes out when half of the answers are there, together."""
+    """Answers arrive one by one; the next claims are sent together when half of the answers have arrived."""
 
     class Slow(Member):
         heard = 0
@@ -433,9 +433,9 @@ def test_claims_go_out_in_waves() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking only at what changed shows what looking at everything would show, through crashes, pauses and losses.
+    """An incremental view equals a complete one, through crashes, pauses and losses.
 
-    (But for holders that fell silent: those are looked for when the first may be due.)
+    (Except silent holders, which are searched when the first may be due.)
     """
     looked: list[int] = []
     look = PolicyView.look
@@ -461,7 +461,7 @@ def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytes
 
 
 def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:
-    """Paused, stopped and blocked partitions are left out of the view."""
+    """Paused, stopped and blocked partitions are not in the view."""
     seen: list[set[tuple[str, int]]] = []
 
     class Looks(Policy):
@@ -483,7 +483,7 @@ def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:
 
 
 def test_a_tick_is_no_reason_to_look_at_all_and_a_lease_gone_stale_by_it_is() -> None:
-    """Whoever starts asks each CP for the time (T3): ten members of one process looked at 900 partitions each."""
+    """A starting member writes a Tick to each CP (T3): ten members of one process checked 900 partitions each time."""
     looked: list[int] = []
 
     class Looks(Placement):

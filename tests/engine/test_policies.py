@@ -1,4 +1,4 @@
-"""Policies as pure functions: fair shares, few moves, nothing idle, no livelock. The board stands in for engines."""
+"""Policies as pure functions: fair shares, few moves, nothing idle, no livelock. The board replaces engines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ HI = 1_000
 
 
 def keys(*counts: int) -> list[Key]:
-    """Partitions of topics t0, t1 … with so many partitions each."""
+    """Partitions of topics t0, t1 … with these numbers of partitions."""
     return [(f"t{topic}", p) for topic, count in enumerate(counts) for p in range(count)]
 
 
 def view_of(
     holders: dict[Key, str | None], *, me: str = "a", waiting: tuple[str, ...] = (), asked_for: tuple[Key, ...] = ()
 ) -> tuple[View, tuple[Key, ...]]:
-    """A view, free partitions free since 0, and what of it is one's own."""
+    """A view, with free partitions free since 0, and the member's own part of it."""
     partitions = {k: PartitionView(holder, 0.0 if holder is None else None) for k, holder in sorted(holders.items())}
     own = tuple(k for k, holder in sorted(holders.items()) if holder == me)
     topics = frozenset(topic for topic, _ in holders)
@@ -57,7 +57,7 @@ def test_greedy_claims_all_that_is_free_and_never_lets_go() -> None:
 
 
 def test_newcomers_reach_for_different_partitions_first() -> None:
-    """So that few claims collide: each client has an order of its own, the same every time."""
+    """So that few claims collide: each client has its own fixed order."""
     orders = []
     for me in ("a", "b", "c", "d"):
         view, own = view_of(dict.fromkeys(keys(8)), me=me)
@@ -73,7 +73,7 @@ def test_max_claims_is_a_limit_on_what_is_held_not_on_one_round() -> None:
 
 
 def test_max_claims_counts_what_is_being_let_go() -> None:
-    """It is held until what is in hand is done: a claim in its place would be one too many meanwhile."""
+    """It is held until messages in flight are done: a claim in its place would exceed the limit meanwhile."""
     view, own = view_of({**held_by("a", 3), ("t0", 3): None, ("t0", 4): None})
     leaving = replace(view, letting_go=frozenset({own[0]}))
     assert MaxClaims(3).wishes(leaving, own[1:], 0.0).claim == ()
@@ -97,14 +97,14 @@ def test_max_claims_lets_go_what_is_too_much() -> None:
 
 
 def test_max_claims_at_its_limit_does_not_ask() -> None:
-    """A wish that would not be taken up would move partitions for nothing."""
+    """A claim that it could not use would move partitions for nothing."""
     view, own = view_of({**held_by("b", 6), ("t0", 0): "a"})
     assert (Balanced()).wishes(view, own, 0.0).ask
     assert (Balanced() & MaxClaims(1)).wishes(view, own, 0.0).ask == ()
 
 
 def test_max_claims_leaves_room_for_what_it_claims_before_it_asks() -> None:
-    """What is asked for may be granted, too: with a claim for the last free place it would be one too many."""
+    """A claim on a held partition may be granted, too: with one for the last place it would exceed the limit."""
     view, own = view_of({**held_by("b", 6), ("t0", 0): "a", ("t0", 6): None, ("t0", 7): None})
     asking = Wishes(claim=(("t0", 6),), ask=(("t0", 1),))
     assert MaxClaims(2).refine(asking, view, own, 0.0) == Wishes(claim=(("t0", 6),))
@@ -147,11 +147,11 @@ def test_balanced_lets_go_as_many_as_are_missing_and_first_what_was_asked_for() 
 
 def test_balanced_never_drops_below_its_share() -> None:
     view, own = view_of({**held_by("b", 6), ("t0", 0): "a", ("t0", 1): "a", ("t0", 2): "a"}, waiting=("c", "d"))
-    assert len(Balanced().wishes(view, own, 0.0).release) == 1  # of 6 among 4: who has most keeps 2
+    assert len(Balanced().wishes(view, own, 0.0).release) == 1  # of 6 among 4: the largest holder keeps 2
 
 
 def test_balanced_lets_go_of_nothing_while_enough_is_free() -> None:
-    """Of 5 for two, the newcomer finds 2 free; of 6, one more has to be let go."""
+    """Of 5 for two, the newcomer finds 2 free; of 6, one more must be released."""
     view, own = view_of({**held_by("a", 3), ("t0", 8): None, ("t0", 9): None}, waiting=("b",))
     assert Balanced().wishes(view, own, HI).release == ()
     view, own = view_of({**held_by("a", 4), ("t0", 8): None, ("t0", 9): None}, waiting=("b",))
@@ -159,7 +159,7 @@ def test_balanced_lets_go_of_nothing_while_enough_is_free() -> None:
 
 
 def test_balanced_lets_go_only_of_what_those_who_wait_have_asked_for() -> None:
-    """They may not subscribe to the rest, which would lie idle and come back, again and again."""
+    """They may not subscribe to the rest, which would be idle and come back, again and again."""
     view, own = view_of({**dict.fromkeys(keys(3, 3)[3:], "a"), **dict.fromkeys(keys(3), "c")}, waiting=("b",))
     view = replace(view, waiting={"b": frozenset({"t0"})})
     assert Balanced().wishes(view, own, 0.0).release == ()
@@ -168,14 +168,14 @@ def test_balanced_lets_go_only_of_what_those_who_wait_have_asked_for() -> None:
 
 
 def test_balanced_takes_what_lies_idle_although_it_has_its_share() -> None:
-    """The member that counts may be unable to take it (a limit, another subscription, dead)."""
+    """The member entitled to it may be unable to take it (a limit, another subscription, dead)."""
     view, own = view_of({("t", 0): "a", ("t", 1): "a", ("t", 2): None, ("t", 3): "b"})
     assert Balanced().wishes(view, own, HI).claim == ()
     assert Balanced().wishes(view, own, HI + 1).claim == (("t", 2),)
 
 
 def test_balanced_keeps_what_it_took_up_although_somebody_came_second() -> None:
-    """Who came second lacks nothing, but looks like one who waits (seeds 80 and 382 of stories with two topics)."""
+    """The second claimant lacks nothing but seems to wait (seeds 80 and 382 of stories with two topics)."""
     view, own = view_of({("t", 0): "a", ("t", 1): "a", ("t", 2): None, ("t", 3): "b"})
     wishes = Balanced().wishes(view, own, HI + 1)
     assert wishes.idle == {("t", 2)} == set(wishes.claim)
@@ -188,7 +188,7 @@ def test_balanced_keeps_what_it_took_up_although_somebody_came_second() -> None:
 
 
 def test_more_members_than_partitions_those_without_wait_quietly() -> None:
-    """Two hold one each; a third neither asks nor claims, and takes over when one is gone."""
+    """Two hold one each; a third does not claim until one is gone."""
     view, own = view_of({("t", 0): "b", ("t", 1): "c"})
     assert Balanced().wishes(view, own, 0.0) == Wishes()
     view, own = view_of({("t", 0): "b", ("t", 1): None})
@@ -196,7 +196,7 @@ def test_more_members_than_partitions_those_without_wait_quietly() -> None:
 
 
 def claims_of(holders: dict[Key, str | None], *members: str, asked: tuple[str, ...] = ()) -> dict[str, tuple[Key, ...]]:
-    """What each member would claim, all of whom know of each other."""
+    """Each member's claims, if all know of each other."""
     found = {}
     for me in members:
         view, own = view_of(holders, me=me, waiting=tuple(client for client in asked if client != me))
@@ -212,7 +212,7 @@ def test_balanced_deals_out_what_is_free_so_that_no_two_claims_collide() -> None
 
 
 def test_balanced_what_was_claimed_meanwhile_changes_nobody_else_s_part() -> None:
-    """The log shows some claims before others: the rest is dealt out as it was."""
+    """The log shows some claims before others: the rest is assigned as before."""
     holders: dict[Key, str | None] = dict.fromkeys(keys(30))
     before = claims_of(holders, "a", "b", "c", asked=("a", "b", "c"))
     holders.update(dict.fromkeys(before["a"][:4], "a"))
@@ -224,7 +224,7 @@ def test_balanced_what_was_claimed_meanwhile_changes_nobody_else_s_part() -> Non
 
 
 def test_balanced_deals_first_to_those_who_asked() -> None:
-    """One below its share may not want more (a limit, another subscription); one that asks does."""
+    """A member below its share may not want more (a limit, another subscription); one that claims does."""
     holders: dict[Key, str | None] = {**held_by("big", 4), ("t1", 0): "a", **dict.fromkeys(keys(0, 4)[1:])}
     dealt = claims_of(holders, "a", "b", asked=("b",))
     assert (len(dealt["a"]), len(dealt["b"])) == (1, 2)
@@ -233,7 +233,7 @@ def test_balanced_deals_first_to_those_who_asked() -> None:
 
 
 def test_balanced_lets_go_of_nothing_for_claims_that_may_be_refused() -> None:
-    """Of 10 for two, we hold 5 and have claimed 3 more: if they are refused, we have no more than our share."""
+    """Of 10 for two, we hold 5 and have claimed 3 more: if they are rejected, we have no more than our share."""
     view, own = view_of(held_by("a", 10), waiting=("b",))
     view = replace(view, pending=frozenset(keys(10)[5:]))
     assert Balanced().wishes(view, own, 0.0).release == ()
@@ -251,7 +251,7 @@ def test_balanced_marks_what_it_lets_go_as_surplus() -> None:
 
 
 def test_balanced_asks_for_one_of_each_topic_and_no_more_than_it_lacks() -> None:
-    """The wishes say of which topics; how many are missing, the holders see."""
+    """Claims name the topics; holders compute how many are missing."""
     view, own = view_of({**dict.fromkeys(keys(3, 3, 3), "b"), ("t3", 0): "c"})
     asked = Balanced().wishes(view, own, 0.0).ask
     assert sorted(topic for topic, _ in asked) == ["t0", "t1", "t2"]
@@ -263,7 +263,7 @@ def test_balanced_asks_for_one_of_each_topic_and_no_more_than_it_lacks() -> None
 
 
 def test_balanced_what_lies_idle_is_up_to_one_member_at_first() -> None:
-    """Of five that have their share, not all claim it at the same moment."""
+    """Five members that have their share don't all claim it at the same moment."""
     holders: dict[Key, str | None] = {(f"t{n}", p): f"c{n}" for n in range(5) for p in range(4)}
     holders.update({("z", p): None for p in range(4)})
     claims: Counter[Key] = Counter()
@@ -295,7 +295,7 @@ def test_release_if_behind_after_so_many_unhealthy_cycles_in_a_row() -> None:
 
 
 def test_equal_speeds_are_healthy() -> None:
-    """B18: a lag that does not grow is not being behind, however large it is."""
+    """B18: a lag that does not grow does not count as behind, however large."""
     assert behind(*[Cycle(lag=10**6, speed=50.0, growth=50.0)] * 3) == ()
 
 
@@ -312,7 +312,7 @@ def test_speeds_are_per_second_whatever_the_interval() -> None:
 
 
 def test_standing_still_counts() -> None:
-    """B18: a speed of 0 is a speed; offset 0 is an offset."""
+    """B18: a speed of 0 counts as a speed, and offset 0 as an offset."""
     assert behind(*[Cycle(lag=200, speed=0.0, growth=1.0)] * 3) == (("t", 0),)
 
 
@@ -333,7 +333,7 @@ def test_whole_topic_without_the_key_lets_the_rest_go() -> None:
 
 
 def test_balanced_whole_topics_are_shared_out_by_topic() -> None:
-    """Three topics of 8, 1 and 1 partitions and two members: nobody is above its share with the large one."""
+    """Three topics of 8, 1 and 1 partitions and two members: the holder of the large one is not above its share."""
     holders: dict[Key, str | None] = {**dict.fromkeys(keys(8), "a"), ("t1", 0): "b", ("t2", 0): "b"}
     policy = Balanced() & WholeTopic()
     for me, other in (("a", "b"), ("b", "a")):
@@ -366,7 +366,7 @@ def test_balanced_reaches_even_shares_from_any_start_and_then_rests(data: st.Dat
 @settings(max_examples=30)
 @given(st.data())
 def test_balanced_moves_no_more_than_needed_among_those_it_knows(data: st.DataObject) -> None:
-    """Everybody holds something, so everybody counts: exactly what is above a share moves."""
+    """All members hold something, so all count: exactly what is above a share moves."""
     members = data.draw(st.integers(1, 9))
     counts = data.draw(st.lists(st.integers(1, 8), min_size=members, max_size=members))
     board = Board(keys(sum(counts)), data.draw(st.integers(0, 1000)))
@@ -425,7 +425,7 @@ def test_joins_leaves_and_deaths_at_any_time_end_in_even_shares(data: st.DataObj
 
 
 def test_a_dead_client_that_asked_keeps_nothing_idle() -> None:
-    """It is counted until its wishes expire; what was let go for it is taken back."""
+    """It is counted until its claims expire; leases released for it are claimed back."""
     board = Board(keys(6))
     board.join("a")
     board.run(1)
@@ -439,7 +439,7 @@ def test_a_dead_client_that_asked_keeps_nothing_idle() -> None:
 
 
 def test_what_is_dealt_to_another_subscription_goes_to_who_is_below_its_share() -> None:
-    """b lets something go for those who ask. It was dealt to a, who can't take it, and b took it back, for ever."""
+    """b releases something for claiming members. a, which can't take it, was to get it; b took it back, for ever."""
     board = Board(keys(3, 1, 1, 2), 13)
     board.join("b")
     board.join("a", Balanced(), ["t0"])
@@ -464,7 +464,7 @@ ANY = [Balanced(), Greedy(), MaxClaims(3), Balanced() & MaxClaims(2), ReleaseIfB
 @settings(max_examples=30)
 @given(st.data())
 def test_mixtures_and_different_subscriptions_leave_nothing_unowned(data: st.DataObject) -> None:
-    """As long as somebody without a limit subscribes to all."""
+    """As long as a member without a limit subscribes to all."""
     counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     board = Board(keys(*counts), data.draw(st.integers(0, 1000)))
     topics = [f"t{number}" for number in range(len(counts))]
@@ -511,7 +511,7 @@ def test_whole_topics_stay_whole_and_owned(data: st.DataObject) -> None:
 
 
 def test_what_one_cannot_keep_up_with_goes_to_somebody_else() -> None:
-    """The others take what lies idle after HI; whoever gave it up leaves it alone for longer than that."""
+    """Others take idle partitions after HI; the member that gave them up avoids them for longer than that."""
 
     class BehindOnOne(ReleaseIfBehind):
         def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:

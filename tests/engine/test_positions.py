@@ -1,4 +1,4 @@
-"""P9 and P11: where a holder starts, what retention took, and positions that are lost."""
+"""P9 and P11: start positions, messages deleted by retention, and lost positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def starting(
 
 
 def read_all(net: Net, member: Member, ms: float = 2 * HI) -> list[int]:
-    """What the member gets within ms."""
+    """Messages that the member gets within ms."""
     got: list[int] = []
     until = net.now + ms
     while net.now < until:
@@ -58,7 +58,7 @@ def test_p9_start_says_where_a_group_begins(start: object, first: int) -> None:
 
 @pytest.mark.parametrize("held_up", ["lookup", "beat"])
 def test_p9_a_first_holder_lets_go_only_once_the_start_is_in_the_log(held_up: str) -> None:
-    """A newcomer's wish during the first look-up: without a position in the log it would start at the beginning."""
+    """A newcomer claims during the first look-up: without a position in the log it would start at the beginning."""
     net = Net(cps=1)
     net.topic("t", 2, end=50)
     a = net.member("a")
@@ -80,7 +80,7 @@ def test_p9_a_first_holder_lets_go_only_once_the_start_is_in_the_log(held_up: st
 
 
 def test_p9_closing_waits_for_the_start_no_longer_than_hi() -> None:
-    """The leader does not answer: closing goes on all the same (B14)."""
+    """The leader does not answer: closing continues nevertheless (B14)."""
     net, member = starting("latest")
     member.hold_lookups = True
     net.run(50)
@@ -118,7 +118,7 @@ def test_p9_a_topic_that_a_pattern_finds_later_starts_at_the_earliest() -> None:
 
 
 def _starts_after_the_topic_grew(before: int, after: int, **options: object) -> tuple[dict[int, int], Member]:
-    """A group holds partitions and ends; its topic grows; who starts then has not seen it grow."""
+    """A group ends; its topic grows; a member that starts then has not seen it grow."""
     net = Net(cps=2)
     net.topic("t", before, end=20)
     first = net.member("a")
@@ -138,7 +138,7 @@ def _starts_after_the_topic_grew(before: int, after: int, **options: object) -> 
 
 
 def test_q38_who_did_not_see_a_topic_grow_asks_how_old_the_group_is() -> None:
-    """Members that were there would have got the new partitions at once: they came after the first claims (P9)."""
+    """Running members would have got the new partitions at once: they were added after the first claims (P9)."""
     oldest, late = _starts_after_the_topic_grew(2, 4)
     claims = {lookup.key: dict(lookup.claims_before) for lookup in late.held_lookups}
     assert claims.keys() == {("t", 2), ("t", 3)}
@@ -158,7 +158,7 @@ def test_q38_a_group_that_begins_has_no_past() -> None:
 
 
 def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:
-    """A topic is missing in one answer (B22): its partitions are let go and come back, positions and all."""
+    """A topic is missing in one answer (B22): its partitions are released and claimed again, with their positions."""
     net, member = starting()
     net.run(50)
     member.work()
@@ -177,7 +177,7 @@ def test_p9_a_transient_gap_in_the_metadata_costs_nothing_but_time() -> None:
 
 
 def restarted_with_log(net: Net, member: Member, start: int, end: int) -> tuple[Member, ConsumerEngine]:
-    """The member has gone; retention moved the log start; another one comes."""
+    """The member has left; retention moved the log start; another one starts."""
     net.run(HI)
     member.kill()
     net.data[T0].start, net.data[T0].end = start, end
@@ -206,7 +206,7 @@ def test_p9_retention_mid_way_with_nothing_pending() -> None:
 
 
 def test_p9_an_out_of_range_report_that_proves_wrong_loses_nothing() -> None:
-    """The reader says out of range, the leader says the position is there: what is buffered is not jumped over."""
+    """The reader reports out of range, but the leader has the position: buffered messages are not skipped."""
     net, member = starting()
     net.run(50)
     member.fetch(10)
@@ -218,7 +218,7 @@ def test_p9_an_out_of_range_report_that_proves_wrong_loses_nothing() -> None:
 
 
 def test_p9_out_of_range_twice_in_a_row() -> None:
-    """While the leader is being asked, another report comes: one question is enough."""
+    """Another report during the look-up: one query of the leader is enough."""
     net, member = starting(low=20)
     member.hold_lookups = True
     net.run(50)
@@ -249,7 +249,7 @@ def lost_position() -> tuple[Net, Member, ConsumerEngine]:
 
 
 def test_p11_one_lost_position_stops_nothing_else() -> None:
-    """No member of the group ends by it: each leaves that partition alone, says so once, and works on."""
+    """No member of the group ends by it: each skips that partition, reports it once, and continues."""
     net, a = starting(partitions=3)
     read_all(net, a)
     a.close()
@@ -275,7 +275,7 @@ def test_p11_one_lost_position_stops_nothing_else() -> None:
 
 
 def test_p11_repositioning_to_where_it_was_counts() -> None:
-    """The admin says that it is right as it is, for the log has grown again."""
+    """The admin confirms the position, as the log has grown again."""
     net, member, _ = lost_position()
     net.run(3 * HI)
     net.data[T0].end = 60
@@ -285,7 +285,7 @@ def test_p11_repositioning_to_where_it_was_counts() -> None:
 
 
 def recreated() -> tuple[Net, list[Member]]:
-    """Two members at work on two partitions; the topic is deleted and made anew, longer than what was done."""
+    """Two members work on two partitions; the topic is deleted and recreated, longer than their positions."""
     net = Net(cps=1)
     net.topic("t", 2, end=50, tid="id-1")
     members = [net.member("a"), net.member("b")]
@@ -305,7 +305,7 @@ def recreated() -> tuple[Net, list[Member]]:
 def test_p11_partitions_that_the_new_topic_lacks_are_let_go_and_lost_where_they_come_back(
     at_most_once: bool, counted_first: bool
 ) -> None:
-    """Recreated with fewer, then grown: the new offsets below the old position are not skipped in silence."""
+    """Recreated with fewer, then grown: new offsets below the old position are not skipped silently."""
     net = Net(cps=1)
     net.topic("t", 2, end=10, tid="id-1")
     member = net.member("a")
@@ -328,7 +328,7 @@ def test_p11_partitions_that_the_new_topic_lacks_are_let_go_and_lost_where_they_
 
 
 def test_p11_nobody_who_saw_it_goes_on_in_the_new_log_from_the_old_position() -> None:
-    """Neither on what it held itself nor on what another let go, though the old offsets exist in the new log."""
+    """Neither with its own leases nor with those that another released, though the old offsets exist in the new log."""
     net, members = recreated()
     net.run(20 * HI)
     assert [m.held() for m in members] == [[], []]
@@ -340,7 +340,7 @@ def test_p11_nobody_who_saw_it_goes_on_in_the_new_log_from_the_old_position() ->
 
 
 def test_p11_progress_that_was_under_way_does_not_unblock() -> None:
-    """What was done and not reported yet is handed in with the release; it is no reposition."""
+    """Unreported progress is reported with the release; it is no reposition."""
     net, member = starting()
     net.run(50)
     member.work()
@@ -353,7 +353,7 @@ def test_p11_progress_that_was_under_way_does_not_unblock() -> None:
 
 
 def test_p11_a_topic_deleted_and_made_anew_between_two_looks_is_recognised_later_too() -> None:
-    """Gone in one look, back in the next with another id."""
+    """Missing in one poll, back in the next with another id."""
     net, member = starting()
     net.run(50)
     member.work()
@@ -369,7 +369,7 @@ def test_p11_a_topic_deleted_and_made_anew_between_two_looks_is_recognised_later
 
 
 def test_p11_an_unclaimed_partition_of_a_topic_made_anew_is_just_read() -> None:
-    """Nobody of the group ever had a position in it."""
+    """The group never had a position in it."""
     net = Net(cps=1)
     net.topic("t", 2, end=50, tid="id-1")
     member = net.member("a")

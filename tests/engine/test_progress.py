@@ -1,4 +1,4 @@
-"""C14, P6: what is done, in whatever order, reaches the log; what is done already is not handed out again."""
+"""C14, P6: progress in any order reaches the log; messages already done are not delivered again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T0 = ("t", 0)
 
 
 def working(end: int = 100, missing: Iterable[int] = (), done: Iterable[tuple[int, int]] = ()) -> tuple[Net, Member]:
-    """A member at work on t:0, of which the log says that ``done`` is done already."""
+    """A member that works on t:0, of which ``done`` is already done by the log."""
     net = Net(cps=1)
     net.topic("t", 1, end=end, missing=missing)
     if ranges := tuple(done):
@@ -35,7 +35,7 @@ def working(end: int = 100, missing: Iterable[int] = (), done: Iterable[tuple[in
 
 
 def taken(member: Member, count: int = 100, fetch: int = 100) -> list[FakeMessage]:
-    """Messages taken in hand, one by one."""
+    """Messages taken one by one."""
     member.fetch(fetch)
     found: list[FakeMessage] = []
     while len(found) < count and (run := member.take(1)) is not None:
@@ -47,7 +47,7 @@ def taken(member: Member, count: int = 100, fetch: int = 100) -> list[FakeMessag
 
 
 def test_a_terminated_member_s_last_words_carry_what_is_done() -> None:
-    """Ending without a release, for a fast restart (C7): beats and ranges go out first."""
+    """Ending without a release, for a fast restart (C7): heartbeats and ranges are sent first."""
     net, member = working()
     messages = taken(member, 10)
     for at in (0, 1, 4, 5):
@@ -63,7 +63,7 @@ def test_a_terminated_member_s_last_words_carry_what_is_done() -> None:
 
 
 def test_p6_filtering_within_and_across_fetches() -> None:
-    """Whole fetches of what is done, fetches that end within it, and fetches that begin within it."""
+    """Fetches entirely within done offsets, and fetches that end or begin within them."""
     for size in range(1, 12):
         net, member = working(end=30, done=[(3, 8), (10, 10), (12, 20)])
         got: list[int] = []
@@ -74,7 +74,7 @@ def test_p6_filtering_within_and_across_fetches() -> None:
 
 
 def test_p6_holes_beside_what_is_done_already_are_not_left_open() -> None:
-    """41 and 42 never come, and 43 to 45, fetched alone, are done: 46 closes the hole, and stable moves on."""
+    """41 and 42 don't exist, and 43 to 45, fetched alone, are done: 46 closes the gap, and stable advances."""
     for size in (1, 2, 3, 4, 10):
         net, member = working(end=50, missing=[41, 42], done=[(0, 40), (43, 45)])
         got: list[FakeMessage] = []
@@ -101,7 +101,7 @@ def test_p6_a_hole_at_the_end_of_a_fetch() -> None:
 
 
 def test_p6_more_islands_than_one_record_takes() -> None:
-    """10,000 to a CommitRanges; the rest in the next one."""
+    """10,000 per CommitRanges; the rest in the next one."""
     net, member = working(end=25_000)
     messages = taken(member, 25_000, fetch=25_000)
     for message in messages[1::2]:
@@ -113,7 +113,7 @@ def test_p6_more_islands_than_one_record_takes() -> None:
 
 
 def test_p5_more_islands_than_the_log_takes_stay_known_here() -> None:
-    """Our own book has no limit: what is done stays done, whatever the log refuses."""
+    """Our own record has no limit: done offsets stay done, even if the log rejects them."""
     messages: list[Message] = [FakeMessage(T0, at) for at in range(2 * MAX_INTERVALS + 10)]
     tracker: Tracker[Assignment] = Tracker(-1, [(at, at) for at in range(1, 2 * MAX_INTERVALS, 2)])
     tracker.done.commit([(2 * MAX_INTERVALS + 1, 2 * MAX_INTERVALS + 1)], 2**63 - 1)
@@ -122,7 +122,7 @@ def test_p5_more_islands_than_the_log_takes_stay_known_here() -> None:
 
 
 def test_nothing_more_is_handed_out_with_too_much_in_hand() -> None:
-    """MAX_IN_HAND_MESSAGES keeps the islands below the log's limit; one done() lets the next one out."""
+    """MAX_IN_HAND_MESSAGES keeps the islands below the log's limit; one done() allows the next message."""
     net, member = working(end=MAX_IN_HAND_MESSAGES + 100)
     messages: list[FakeMessage] = []
     member.fetch(MAX_IN_HAND_MESSAGES + 100)
@@ -141,7 +141,7 @@ def test_nothing_more_is_handed_out_with_too_much_in_hand() -> None:
 
 @given(st.data())
 def test_any_order_of_done_ends_with_everything_done(data: st.DataObject) -> None:
-    """Against a set of offsets: holes, islands, runs of any length, explicit and iterating, in any order."""
+    """Against a set of offsets: gaps, islands, runs of any length, explicit and iterating, in any order."""
     end = data.draw(st.integers(1, 40))
     missing = data.draw(st.sets(st.integers(0, end - 1), max_size=10))
     already = data.draw(st.sets(st.integers(0, end - 1), max_size=15))

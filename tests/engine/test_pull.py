@@ -1,4 +1,4 @@
-"""What a thread that wants messages is told to do, step by step, without any thread."""
+"""The steps of a thread that wants messages, without any thread."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_nothing_is_waited_for_while_a_lease_of_what_was_collected_ends() -> Non
 
 
 def test_threads_share_a_hand() -> None:
-    """The second one gets what the first one has left; at the end of it, a new one."""
+    """The second thread gets the rest of the first one's run, then a new run."""
     net, member, consumer = scene()
     hand = Hand()
     member.fetch(3)
@@ -117,7 +117,7 @@ ONCE: dict[str, object] = {"at_most_once": True, "batch_size": 5}
 
 
 def claimed(net: Net, member: Member, pull: GrantedPull) -> AwaitGrant:
-    """A full batch is claimed, and the log has answered."""
+    """A full batch was requested, and the log has answered."""
     assert pull.next(Wanted(0), net.now) == Fetch(5, None)
     member.fetch(5)
     assert pull.next(Wanted(0, came=5), net.now) == Fetch(0, None)

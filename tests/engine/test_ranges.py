@@ -1,4 +1,4 @@
-"""Ranges of offsets instead of messages: what is handed out, what comes back, what the log is told (P6, C12 … C14)."""
+"""Ranges of offsets instead of messages: delivered, given back, and reported to the log (P6, C12 … C14)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def places(runs: list[RangeRun]) -> list[tuple[int, int, int]]:
     return sorted((run.assignment.key[1], run.first, run.last) for run in runs)
 
 
-# -- What is handed out -------------------------------------------------------------------------------------------
+# -- Delivery -----------------------------------------------------------------------------------------------------
 
 
 def test_from_done_to_the_end_shared_fairly_and_nothing_is_fetched() -> None:
@@ -140,7 +140,7 @@ def test_shares_are_fair(available: list[int], limit: int) -> None:
 
 @given(st.integers(0, 2**32))
 def test_whatever_order_every_offset_is_open_in_hand_or_done(seed: int) -> None:
-    """Against sets of offsets, the plain way to say the same."""
+    """Against plain sets of offsets."""
     rng = Random(seed)
     net, member, consumer = working(end=60)
     handed: dict[OffsetRange, set[int]] = {}
@@ -294,7 +294,7 @@ def test_given_back_at_most_once_is_reported_and_not_repeated() -> None:
 
 
 def test_c13_given_back_after_its_lease_was_over_is_reported_too_and_once() -> None:
-    """Found by the simulation: it was granted for good, nobody handled it, and nobody heard of it."""
+    """Found by the simulation: it was granted for good, never handled, and never reported."""
     net, member, consumer = working(at_most_once=True)
     (run,) = take(net, member, consumer, 10)
     net.tick()

@@ -1,8 +1,8 @@
 """Large groups: from a change to even shares in a bounded number of rounds and records, the same every time.
 
-A round is a hearing of the log by everybody and what everybody does about it: two journeys to the broker and back. All
-members share one replica here, which each of them hears record by record as its own: with 100 members it is the
-replicas that would take the time, and they are tested elsewhere.
+In a round, all members read the log and react to it: two round trips to the broker. All members share one replica here,
+which each reads record by record as its own: with 100 members, separate replicas would take most of the time, and they
+are tested elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Heard(Outcome):
-    """An outcome with its record built once, for all who hear it."""
+    """An outcome with its record built once for all members."""
 
     built: Record | None = None
 
@@ -59,7 +59,7 @@ class Hall:
     partitions: int
     now: float = 1_000_000.0
     seats: dict[str, Seat] = field(default_factory=dict)
-    #: Records by type and code, beats apart.
+    #: Records by type and code, except heartbeats.
     records: Counter[str] = field(default_factory=Counter)
     worlds: dict[int, World] = field(default_factory=lambda: {cp: World(cp, CPS) for cp in range(CPS)})
     _log: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Hall:
             self._settle(self.seats[client_id])
 
     def leave(self, client_id: str) -> None:
-        """In order: everything is released; its engine is heard no more."""
+        """Close: everything is released, and its engine stops."""
         seat = self.seats.pop(client_id)
         seat.consumer.close(self.now)
         self._settle(seat)
@@ -134,12 +134,12 @@ class Hall:
         raise AssertionError(f"not even: {sorted(len(seat.held()) for seat in self.seats.values())}")
 
     def take_records(self) -> Counter[str]:
-        """What was appended since the last call, beats apart."""
+        """Records appended since the last call, except heartbeats."""
         taken, self.records = self.records, Counter()
         return taken
 
     def rest(self, intervals: float) -> Counter[str]:
-        """Time goes by; what was appended meanwhile, beats apart."""
+        """Let time pass; returns the records appended meanwhile, except heartbeats."""
         self.take_records()
         until = self.now + intervals * HI
         while self.now < until:
@@ -151,9 +151,9 @@ class Hall:
 
 
 def changes(members: int, partitions: int, rest: float) -> tuple[list[int], list[Counter[str]], list[int]]:
-    """All start at once, one leaves, one joins: rounds until even, records, partitions moved, of each.
+    """All start at once, one leaves, one joins: for each, rounds until even, records, and partitions moved.
 
-    After each, nothing moves, and nobody asks, for so many HI.
+    After each, nothing moves and no member claims for ``rest`` HI.
     """
     hall = Hall(partitions)
     rounds, records, moved = [], [], []
@@ -208,7 +208,7 @@ def test_100_members_and_5000_partitions() -> None:
 
 
 def test_each_member_s_leases_lie_in_few_parts_of_the_log() -> None:
-    """So its beats are few records: everybody reads all of them."""
+    """So its heartbeats are few records, all of which every member reads."""
     hall = Hall(900)
     hall.join(*(f"m{number}" for number in range(10)))
     hall.rounds_until_even()

@@ -1,4 +1,4 @@
-"""What stands still is told once, with the way past it; what goes on again is told, too."""
+"""A stuck partition is reported once, with the remedy; its recovery is reported, too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def at_work(end: int = 10) -> tuple[Net, Member, ConsumerEngine]:
 
 
 def looks(net: Net, member: Member, ms: float, *, log_end: int = 10, drained: bool = True) -> None:
-    """What the shell does once in every HI."""
+    """The shell's checks, once in every HI."""
     until = net.now + ms
     while net.now < until:
         for consumer in member.consumers:
@@ -112,9 +112,9 @@ def test_nothing_comes_though_the_log_goes_on() -> None:
 
 
 def test_a_reader_that_has_lost_touch_is_sent_again() -> None:
-    """After a change of leader it may wait for ever, and know of no end beyond what it has read."""
+    """After a change of leader it may wait for ever without knowing a later end offset."""
     net, member, consumer = at_work()
-    member.fetching.clear()  # it does nothing any more …
+    member.fetching.clear()  # it reads nothing any more …
     looks(net, member, SILENT_AFTER_MS, log_end=5)
     assert why(consumer) == [] and consumer.assignments[T0].watch.asked_end == 0
     looks(net, member, 3 * HI, log_end=5)
@@ -137,7 +137,7 @@ def test_a_leader_that_does_not_answer_is_not_asked_again_and_again() -> None:
 
 @pytest.mark.parametrize("case", ["at the end", "nobody reads", "paused", "fetched"])
 def test_who_is_merely_quiet_is_not_stuck(case: str) -> None:
-    """Nothing to come; a user that does not ask, or a queue that is never empty; paused by the user; not taken yet."""
+    """At the end; a user that does not poll, or a queue that is never empty; paused by the user; not taken yet."""
     net, member, consumer = at_work()
     if case == "paused":
         consumer.assignments[T0].user_paused = True
@@ -195,7 +195,7 @@ def test_p11_a_lost_position_stands_still_until_somebody_sets_it() -> None:
 
 
 def test_p9_a_reader_that_is_thrown_out_of_range_again_and_again_asks_the_leader_once_a_second() -> None:
-    """librdkafka reads an offset from a corrupt batch's bytes, and is refused there."""
+    """librdkafka reads an offset from a corrupt batch's bytes, which the broker rejects."""
     net, member, consumer = at_work()
     member.hold_lookups = True
     asked: list[float] = []

@@ -1,4 +1,4 @@
-"""C13, where a user's thread has taken a message while something else happens."""
+"""C13, if a user's thread has taken a message while something else happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.test_at_most_once import T0, held_back, proposing, reported
 
 @pytest.mark.parametrize("left", [True, False], ids=["handed out", "not handed out"])
 def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
-    """A thread has a message that has not left the library when the lease ends: it is reported unless it does."""
+    """A thread has a message that has not left the library when the lease ends: it is reported unless it leaves."""
     net, member, consumer = proposing()
     net.tick()
     run = consumer.delivery.grants.collect(member.assignment(T0), net.now)
@@ -32,7 +32,7 @@ def test_c13_a_lease_that_ends_while_a_thread_has_a_message(left: bool) -> None:
 
 
 def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
-    """Another thread pauses between two messages of an iteration: the second one was taken, and not handed out."""
+    """Another thread pauses between two messages of an iteration: the second was taken but not delivered."""
     net, member, consumer = proposing()
     net.run_until(lambda: bool(member.work_granted(1)))
     run, delivery = consumer.delivery.grants.granted, consumer.delivery
@@ -40,7 +40,7 @@ def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
     taken = next(run.walk)  # the thread has taken message 1 …
     held_back(member, consumer)
     assert taken.offset() == 1
-    del taken  # … and sees that it must not hand it out
+    del taken  # … and sees that it must not deliver it
     assert delivery.grants.next_granted(run, 5, net.now) == []
     member.assignment(T0).user_paused = False
     delivery.grants.take_up(net.now)
@@ -52,7 +52,7 @@ def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
 def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_handed_out_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread hands out what it has taken, and lets go of it, between our look at what has left and our count."""
+    """A thread delivers and drops a taken message between our check of what has left and our count."""
     net, member, consumer = proposing()
     net.tick()
     run = consumer.delivery.grants.collect(member.assignment(T0), net.now)

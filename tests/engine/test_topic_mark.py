@@ -1,4 +1,4 @@
-"""P12: the log knows in which topic a position was reached, also while nobody runs."""
+"""P12: the log records in which topic a position was reached, even while no member runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def marks(net: Net) -> frozenset[int]:
 
 
 def marked(end: int = 500, **options: object) -> Net:
-    """A group that has worked on the first topic of the name, and runs no more."""
+    """A group that worked on the first topic of the name and has ended."""
     net = Net(cps=1)
     net.topic("t", 1, end=end, tid="id-1")
     stopped(net, one_life(net, **options))  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def test_p12_a_mark_that_was_lost_on_its_way_is_sent_again() -> None:
 @pytest.mark.parametrize("at_most_once", [False, True])
 @pytest.mark.parametrize("end", [3, 500])
 def test_p12_a_topic_made_anew_while_nobody_ran_is_noticed(end: int, at_most_once: bool) -> None:
-    """Shorter than the position, and longer: nothing is skipped, and nobody reads on from the old position."""
+    """Shorter than the position, and longer: nothing is skipped, and no member continues at the old position."""
     net = marked(at_most_once=at_most_once)
     stable = net.world(T0).progress.stable
     net.topic("t", 1, end=end, tid="id-2")
@@ -135,7 +135,7 @@ def test_p12_the_same_topic_is_read_on() -> None:
 
 @pytest.mark.parametrize("then", ["id-1", "id-2"])
 def test_p12_nothing_begins_before_the_id_is_known(then: str) -> None:
-    """A member that was told the topic is there, and not yet which one it is."""
+    """A member that knows the topic exists but not yet its id."""
     net = marked()
     member = net.member("b")
     net.topic_ids["t"] = ""
@@ -164,7 +164,7 @@ def test_p12_who_waits_for_the_id_can_close() -> None:
 
 
 def test_p12_the_id_of_a_topic_that_was_gone_is_not_that_of_before() -> None:
-    """Gone in one look, counted in the next, described in a later one."""
+    """Missing in one poll, counted in the next, described in a later one."""
     net = marked()
     member = net.member("b")
     consumer = member.consumer("t")

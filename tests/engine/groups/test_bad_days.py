@@ -1,4 +1,4 @@
-"""Bad days of members of a coordinated group, on virtual time: C10, C17, C19, G1, G4, G12, G20, G21, P9, P11, P12."""
+"""Members of a coordinated group under faults, on virtual time: C10, C17, C19, G1, G4, G12, G20, G21, P9, P11, P12."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_g12_a_pattern_of_its_own_is_reported_though_others_subscribe_to_the_top
     first = join(net, "a")
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
     there = net.topics
-    net.topics = dict  # type: ignore[method-assign]  # it joins before it is shown any topic
+    net.topics = dict  # type: ignore[method-assign]  # it joins before it knows any topic
     second = join(net, "b", "^t$")
     net.run_until(lambda: source(second).member.joined)
     net.topics = there  # type: ignore[method-assign]
@@ -122,7 +122,7 @@ def test_g21_a_member_that_is_paused_with_topics_to_report_does_not_spin() -> No
     net.tell_topics()
     net.run(200)
     net.pause(60_000)
-    net.run(SESSION * 3)  # the harness refuses what is due in the past
+    net.run(SESSION * 3)  # the harness rejects deadlines in the past
     assert source(member).member.joined
 
 
@@ -212,7 +212,7 @@ def test_closing_while_the_join_is_under_way_leaves_no_member_behind() -> None:
 
 
 def test_g20_a_restart_within_its_predecessor_s_session_waits_a_little() -> None:
-    """Others need not compute a rebalance for each life of a process that dies again and again."""
+    """Others need not compute a rebalance for each start of a process that crashes repeatedly."""
     net = net_of()
     first = join(net, "a")
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
@@ -253,7 +253,7 @@ def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_go_on() -
     net.run_until(lambda: works_on(member) == {0})
     member.work()
     net.run(SESSION)
-    net.data["t", 0].start = net.data["t", 0].end = 0  # the log is another one: position 5 is none of it
+    net.data["t", 0].start = net.data["t", 0].end = 0  # another log: position 5 is outside it
     member.engine.take(inputs.OutOfRange(1, ("t", 0)), member.clock())
     member.settle()
     net.run_until(lambda: ("t", 0) in member.consumers[0].blocked)
@@ -285,11 +285,11 @@ def test_a_member_that_closes_with_a_hung_handler_and_hears_no_more_does_not_spi
     assert member.take(3) is not None
     member.deaf = True
     member.close()
-    net.run(SESSION * 2)  # the harness refuses what is due in the past
+    net.run(SESSION * 2)  # the harness rejects deadlines in the past
 
 
 def test_p9_nobody_joins_before_the_cluster_has_told_its_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who joins with none would get the second partition of a group that begins, and take it for one that was added."""
+    """A member without topics would get a partition later and take it for an added one."""
     net = net_of(end=20)
     with monkeypatch.context() as untold:
         untold.setattr(Member, "look_at_topics", lambda self: None)

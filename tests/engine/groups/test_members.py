@@ -111,7 +111,7 @@ def test_g2_every_partition_of_the_log_is_marked_before_the_first_join() -> None
 
 
 def test_g2_before_the_first_join_all_partitions_of_the_log_are_read() -> None:
-    """Where some are not, nothing is marked, nobody joins, and nothing is due; after it they may be left."""
+    """While some are not read, nothing is marked or due, and no member joins; after the join they may be left."""
     net = net_of()
     home = route_group("g", net.cps)
     member = net.member("a")
@@ -135,7 +135,7 @@ def test_g2_before_the_first_join_all_partitions_of_the_log_are_read() -> None:
     net.write(ClaimingPartition("x-1", "x", "other", "t", 0, 600_000), 1 - home)
     net.run(10 * SESSION)
     assert works_on(member) == {0, 1, 2, 3}
-    second = join(net, "b")  # it reads all, and does not need to
+    second = join(net, "b")  # it reads all without needing to
     net.run_until(lambda: all_at_work(member, second))
     assert len(net.records(ConfigureGroup)) == net.cps
 
@@ -398,11 +398,11 @@ def test_g2_below_level_2_it_says_that_an_upgrade_is_due() -> None:
     assert [type(found) for found in member.consumers[0].errors] == [UpgradeRequiredError]
 
 
-# -- A partition that is let go: taken back, or released in time -----------------------------------------------------
+# -- A revoked partition: taken back, or released in time ------------------------------------------------------------
 
 
 def stuck(net: Net, member: Member) -> None:
-    """One message of each partition is in hand, and its handler hangs; two more are done."""
+    """One message of each partition is in flight with a hanging handler; two more are done."""
     for key in sorted(member.consumers[0].assignments):
         member.fetch()
         run = member.take(3)
@@ -419,7 +419,7 @@ def test_g18_a_plan_that_gives_a_partition_back_has_it_handed_out_again() -> Non
     b = join(net, "b")
     net.run_until(lambda: len(works_on(a)) == 1)
     [gone] = {0, 1} - works_on(a)
-    net.members.remove(b)  # it dies before it gets anything
+    net.members.remove(b)  # it dies before it owns anything
     net.run_until(lambda: works_on(a) == {0, 1}, 3 * SESSION)
     read_all(net, a, ms=500)
     assert {(gone, offset) for offset in range(3, 20)} <= handled(a).keys()

@@ -1,4 +1,4 @@
-"""What of a group is due to be committed to the Kafka group of the same name, on virtual time."""
+"""Offsets of a group that are due to be committed to the Kafka group of the same name, on virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engine.harness import Member, Net
 
 
 class Mirrored:
-    """A member with a mirror, and what Kafka has."""
+    """A member with a mirror, and Kafka's committed offsets."""
 
     def __init__(self, member: Member, kafka: dict[int, int]) -> None:
         self.member = member
@@ -51,7 +51,7 @@ def mirrored(net: Net, *names: str) -> list[Mirrored]:
 
 
 def wait(net: Net, ms: float) -> None:
-    """Time passes; the members live on."""
+    """Let time pass while members run."""
     net.run(ms, step=max(20.0, ms / 500) if ms < SESSION * 100 else SESSION / 4)
 
 
@@ -127,7 +127,7 @@ def test_the_last_member_commits_what_it_has_released() -> None:
 
 
 def test_in_doubt_nothing_is_due() -> None:
-    """After SIGSTOP its replica is old, and others are further."""
+    """After SIGSTOP its replica is old, and other members are ahead."""
     net = net_of(1, end=5)
     (a,) = mirrored(net, "a")
     a.member.work()
@@ -205,9 +205,9 @@ def test_failures_are_retried_less_and_less_often_and_leave_a_doubt() -> None:
     [
         ("one", 4, "one", True),
         ("two", 4, "one", False),
-        ("one", 4, "", False),  # not said yet: it may be another one
+        ("one", 4, "", False),  # unknown yet: it may be another one
         ("two", -1, "", True),
-        ("", 4, "one", True),  # a broker that tells no ids
+        ("", 4, "one", True),  # a broker without topic ids
     ],
 )
 def test_p12_a_position_counts_in_its_own_topic_only(topic_id: str, stable: int, marked: str, counts: bool) -> None:

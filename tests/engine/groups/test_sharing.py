@@ -32,7 +32,7 @@ def join(net: Net, client_id: str, *, share: bool = True, at_most_once: bool = F
 
 
 def spans(*members: Member) -> list[tuple[int, int]]:
-    """What they work on, of partition 0."""
+    """Key ranges of partition 0 that they work on."""
     found = []
     for member in members:
         assignment = member.consumers[0].assignments.get(T0)
