@@ -345,7 +345,6 @@ MOST_ATTRIBUTES = 15
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (26, 13),
     "kafka_marshal.admin.client.Admin": (27, 6),
-    "kafka_marshal.engine.groups.client.GroupClient": (65, 17),
     "kafka_marshal.engine.groups.member.Membership": (25, 16),
     "kafka_marshal.engine.work.run.Run": (22, 21),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),

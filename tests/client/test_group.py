@@ -150,7 +150,7 @@ def test_the_surface_of_a_consumer(groups: Groups, caplog: pytest.LogCaptureFixt
     consumer.commit()
     member = a.consumer._member
     with a.marshal._driver.condition:
-        ranges = [member.progress((topic, p)).ranges for p in (0, 1)]  # type: ignore[union-attr]
+        ranges = [member.view.progress((topic, p)).ranges for p in (0, 1)]  # type: ignore[union-attr]
     assert (polled.offset(), polled.offset()) in ranges[polled.partition()], "done beyond a gap"
     for message in reversed(found):
         consumer.done(message)

@@ -473,15 +473,15 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what retention took is not told",
         "located",
-        "if position > 0 or not assignment.is_new:",
+        "if position > 0 or not assignment.origin.is_new:",
         "if position < 0:",
         "P9",
     ),
     Mutation(
         "a start at the end is for every claim",
         "on_granted",
-        "assignment.first_claim = assignment.first_claim and self.source.is_first(assignment.key)",
-        "assignment.first_claim = True",
+        "assignment.origin.is_first = assignment.origin.is_first and self.source.view.is_first(assignment.key)",
+        "assignment.origin.is_first = True",
         "P9",
     ),
     Mutation(
@@ -500,8 +500,8 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "partitions that are added begin at the end",
-        "ClaimsClient.came_later",
-        "return key in self._work.subscription.grown",
+        "LeaseView.came_later",
+        "return key in self._subscription.grown",
         "return False",
         "P9",
     ),

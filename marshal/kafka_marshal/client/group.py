@@ -175,7 +175,7 @@ class GroupConsumer(Consumer):
         return sorted(Piece(*piece.key, *piece.span, piece.epoch, piece.stopped) for piece in held)
 
     def _committed(self, key: Key) -> TopicPartition:
-        progress, piece = self._member.progress(key), self._member.pieces.get(key)
+        progress, piece = self._member.view.progress(key), self._member.pieces.get(key)
         return TopicPartition(
             *key, -1 if progress is None else progress.stable + 1, -1 if piece is None else piece.epoch
         )
@@ -183,7 +183,7 @@ class GroupConsumer(Consumer):
     def _carry_out_commit(self, timeout: float) -> None:
         with self._driver.locked():
             self._drain()
-            self._member.commit_all(self._driver.now_ms())
+            self._member.reports.commit_all()
             self._driver.engine.commits.soon(self._driver.now_ms())
         with self._driver.condition:
             is_over = self._driver.wait_for(lambda: self._is_committed() or self._member.failure is not None, timeout)
@@ -198,10 +198,10 @@ class GroupConsumer(Consumer):
 
     def _is_committed(self) -> bool:
         """Whether the log shows all that is done; the lock is held."""
-        return self._member.is_committed and not any(map(self._has_islands, self._engine.assignments.values()))
+        return self._member.reports.is_committed and not any(map(self._has_islands, self._engine.assignments.values()))
 
     def _has_islands(self, assignment: Assignment) -> bool:
         """Whether something is done beyond a gap that the log does not know yet (P6)."""
         is_reported = assignment.stage in REPORTING and assignment.lease.held and not self._options.at_most_once
-        progress = self._member.progress(assignment.key)
+        progress = self._member.view.progress(assignment.key)
         return is_reported and progress is not None and bool(beyond(assignment.tracker.done.ranges, progress.ranges))

@@ -27,7 +27,8 @@ from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
-from kafka_marshal.engine.groups.client import GroupClient, Host
+from kafka_marshal.engine.groups.applied import Host
+from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource
@@ -78,7 +79,7 @@ class Engine:
         """A new consumer; it begins to claim once metadata was given."""
         number = len(self._numbered) + 1
         if settings.group is None:
-            claims = self.leases.source(number, settings)
+            claims = self.leases.source(number, settings, subscription)
             consumer = self._consumer(number, subscription, settings, claims)
             claims.attach(consumer)
         else:
@@ -241,7 +242,7 @@ class Engine:
                     self.leases.released(lease.key, now)  # the log will not show it to us any more (E4)
         self.commits.step(self.consumers.values(), now, beaten=bool(beaten))
         for member in self.groups.values():
-            member.flush(now)
+            member.reports.flush(now)
 
     def _silent_cps(self, now: float) -> frozenset[int]:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
@@ -255,8 +256,6 @@ class Engine:
         due = min((self.book.deadline(), *self._unknown_time.values()))
         for manual in self.leases.manual.values():
             due = min(due, manual.deadline(now))
-        for member in self.groups.values():
-            due = min(due, member.due(now))
         for consumer in self.consumers.values():
             due = min(due, consumer.schedule.deadline(now))
             if consumer.assignments:

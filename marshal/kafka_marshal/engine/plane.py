@@ -30,7 +30,9 @@ __all__ = [
     "Owner",
     "Ownership",
     "Part",
+    "PartitionReports",
     "PartitionSource",
+    "PartitionView",
     "Work",
 ]
 
@@ -128,6 +130,10 @@ class Ownership(Protocol):
     def heartbeat_interval_ms(self) -> int: ...
 
     @property
+    def claim_expires(self) -> float:
+        """When a claim that the log has not answered counts as lost (own clock, ms); inf: none is under way."""
+
+    @property
     def most_intervals(self) -> int:
         """How many intervals the log keeps beyond what is done without a gap (P5)."""
 
@@ -174,41 +180,33 @@ class Keys(Protocol):
         """Whether a message is of these keys, and not done."""
 
 
-class PartitionSource(Protocol):
-    """Who says what one consumer works on, and tells the log of it. ``own``: something of this source's."""
-
-    #: Whether the log has to be told where a partition starts, wherever that is (G22).
-    tells_start: bool
-    #: Why nothing of the group will be held any more, which every call of the user raises; None: it may be.
-    failure: MarshalError | None
-
-    # What is known.
+class PartitionView(Protocol):
+    """What the log shows of the partitions of a group, as our replica knows it. Nothing here changes anything."""
 
     def progress(self, key: Key) -> Progress | None:
-        """What the group has done, as our replica knows it; None: nobody ever held it."""
+        """What the group has done; None: no member ever held it."""
 
     def is_held(self, key: Key) -> bool:
-        """Whether anybody holds it, and will see for itself what becomes of it."""
+        """Whether a member holds it, and will report itself how far it is."""
 
     def is_first(self, key: Key) -> bool:
-        """Whether nobody of the group ever held it (P9)."""
+        """Whether no member of the group ever held it (P9)."""
 
     def came_later(self, key: Key) -> bool:
         """Whether it is new in a topic that the group works on already: it starts at the earliest offset (P9)."""
 
-    def claims_before(self, key: Key) -> Mapping[int, int] | None:
-        """By CP, an offset that tells how old the group is (P9); None: it begins at the earliest offset anyway."""
+    def is_stopped(self, cp: int) -> bool:
+        """Whether a CP is at a level that this release does not know (E4)."""
 
     def closed(self, cp: int, now: float) -> str:
         """Why nothing in a CP can be held now; "": it can."""
 
-    def lets_all_go(self) -> str:
-        """Why everything is to be let go; "": it is not."""
 
-    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
-        """Whether a partition that is let go for this reason is still to go, for all that this source knows."""
+class PartitionReports(Protocol):
+    """What is reported to the log. ``own``: a partition of the same source."""
 
-    # What the log is told.
+    #: Whether each partition's start is reported, wherever it is (G22).
+    needs_start: bool
 
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         """Out of turn: where a partition starts (P9), or what was granted (C12)."""
@@ -223,15 +221,32 @@ class PartitionSource(Protocol):
         """Release it (C8)."""
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
-        """Release what is over for us, though nobody else may have noticed (C17)."""
+        """What was done of a partition that is over for us: the log says whether it counts (C17)."""
+
+
+class PartitionSource(Protocol):
+    """Why one consumer holds what it works on: leases, or membership of a coordinated group."""
+
+    @property
+    def view(self) -> PartitionView: ...
+
+    @property
+    def reports(self) -> PartitionReports: ...
+
+    #: Why nothing of the group will be held any more, which every call of the user raises; None: it may be.
+    failure: MarshalError | None
+
+    def lets_all_go(self) -> str:
+        """Why everything is to be let go; "": it is not."""
+
+    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+        """Whether a partition that is let go for this reason is still to go, for all that this source knows."""
 
     def lose(self, own: Ownership, reason: Loss, now: float) -> None:
-        """It is over; its owner is told."""
+        """It is over; its owner is notified."""
 
     def drop(self, own: Ownership) -> None:
         """It is wanted no longer, and was not granted."""
-
-    # What the source is told.
 
     def look_again(self, key: Key | None = None) -> None:
         """Something may have changed: about a partition, or (None) about any."""
@@ -242,24 +257,15 @@ class PartitionSource(Protocol):
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
         """How far a partition of ours is."""
 
-    # Time.
-
-    def is_claim_over(self, own: Ownership, now: float) -> bool:
-        """Whether a claim was not answered in time."""
-
-    def claim_due(self, own: Ownership, now: float) -> float:
-        """When that is."""
-
     def step(self, now: float) -> None:
         """Reach for what is wanted, let go what is not."""
 
-    @property
-    def has_left(self) -> bool:
-        """Whether nobody waits for us any more, once nothing is held."""
+    def deadline(self, now: float) -> float:
+        """When something is due again."""
 
     @property
-    def deadline(self) -> float:
-        """When ``step`` has something to do again."""
+    def has_left(self) -> bool:
+        """Whether no other member waits for this one any more, once nothing is held."""
 
 
 class Part(Protocol):
@@ -303,8 +309,17 @@ class Work(Protocol):
     def takes_on(self) -> bool:
         """Whether it wants partitions: it does not close, nor let all go."""
 
-    def take_on(self, key: Key, is_first: bool, want: Callable[[Owner], Ownership]) -> None:
-        """A partition is reached for; want: called once with its owner."""
+    def take_on(
+        self,
+        key: Key,
+        is_first: bool,
+        want: Callable[[Owner], Ownership],
+        claims_before: Mapping[int, int] | None = None,
+    ) -> None:
+        """A partition is reached for; want: called once with its owner.
+
+        claims_before: by CP, an offset that tells how old the group is (P9).
+        """
 
     def let_go(self, key: Key, why: str, now: float) -> None:
         """Finish what is in hand, then release; why is "": do not release it after all."""

@@ -102,7 +102,7 @@ def _lags(
 
 def _from_log(consumer: ConsumerEngine, key: Key, low: int, end: int) -> int:
     """What the log says to be done of a partition that somebody else holds, or nobody, and what is not."""
-    done = consumer.source.progress(key)
+    done = consumer.source.view.progress(key)
     if done is None or done.stable < 0:
         start: Start = consumer.settings.start
         return lag(low, end) if start == "earliest" else 0

@@ -72,7 +72,7 @@ class TopicRounds:
         with self._lock.condition:
             self._watch.add(number, subscription)
             engine = self._lock.engine
-            if engine.topic_ids.has_marks(subscription.names, engine.consumers[number].source.progress):
+            if engine.topic_ids.has_marks(subscription.names, engine.consumers[number].source.view.progress):
                 count = None  # nothing begins before the ids are known (P12)
         told = False
         while not told:

@@ -170,7 +170,7 @@ class Watchdog:
             found = {
                 piece.key: (piece.epoch, last_offset)
                 for member in engine.groups.values()
-                for piece, last_offset in member.uncommitted()
+                for piece, last_offset in member.reports.uncommitted()
             }
             with self._lock:
                 self.last_will.done(found)

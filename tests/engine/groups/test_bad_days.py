@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kafka_marshal.engine import inputs
-from kafka_marshal.engine.groups.client import GroupClient
+from kafka_marshal.engine.groups.holdings import Holdings
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.errors import (
@@ -272,7 +272,7 @@ def test_g4_an_idle_member_goes_through_its_pieces_once_a_generation(monkeypatch
     member = join(net, "a")
     net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
     looks: list[float] = []
-    monkeypatch.setattr(GroupClient, "_look_at_all", lambda _, now: looks.append(now))
+    monkeypatch.setattr(Holdings, "follow_all", lambda _, now: looks.append(now))
     net.run(10 * SESSION)
     assert looks == []
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import cast
 
-from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.claims.prior import Prior
 from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Loss, Ownership, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
 from rationalizer import ClaimingMessages, CommitRanges, Progress
 
@@ -23,41 +24,15 @@ EVICTED_INTERVALS = 3
 
 
 def _lease(own: Ownership) -> HeldLease:
-    return cast("HeldLease", own)  # it comes from ``claim``, below
+    return cast("HeldLease", own)  # it comes from ``ClaimsClient.claim``
 
 
-class ClaimsClient:
-    """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
+class LeaseView:
+    """A :class:`~kafka_marshal.engine.plane.PartitionView` of the leases of a group."""
 
-    tells_start = False
-
-    def __init__(
-        self,
-        settings: EngineSettings,
-        wanted: ConsumerSettings,
-        book: LeaseBook,
-        peers: Peers,
-        outbox: Outbox,
-        lets_all_go: Callable[[], str],
-    ) -> None:
-        self._settings = settings
-        self._wanted = wanted
-        self._book = book
+    def __init__(self, peers: Peers, subscription: Subscription) -> None:
         self._peers = peers
-        self._outbox = outbox
-        self.lets_all_go = lets_all_go
-        #: Does this Marshal hold or want the lease already?
-        self.is_taken: Callable[[object], bool] = book.leases.__contains__
-        self.failure: MarshalError | None = None
-        #: Of use only where a group does not begin at the earliest offset: there may be thousands of leases to look at.
-        self._prior = None if wanted.start == "earliest" else Prior(peers)
-
-    def attach(self, work: Work) -> None:
-        """For whom; once, before anything else."""
-        self._work = work
-        self.placement: Placement = Placement(work, self, self._peers, self._settings, self._wanted)
-
-    # What is known.
+        self._subscription = subscription
 
     def progress(self, key: Key) -> Progress | None:
         lease = self._peers.lease(key)
@@ -71,45 +46,88 @@ class ClaimsClient:
         return key not in self._peers.claimed
 
     def came_later(self, key: Key) -> bool:
-        return key in self._work.subscription.grown
+        return key in self._subscription.grown
 
-    def claims_before(self, key: Key) -> Mapping[int, int] | None:
-        return None if self._prior is None else self._prior.claims_before(key)
+    def is_stopped(self, cp: int) -> bool:
+        return self._peers.is_stopped(cp)
 
     def closed(self, cp: int, now: float) -> str:
-        if self._peers.is_stopped(cp):
+        if self.is_stopped(cp):
             return "its part of the coordination topic needs a newer release"
         return "" if self._peers.paused_until(cp, now) is None else PAUSED
 
-    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
-        return why not in PASSING  # the policy is asked again: ``Placement.wishes``
 
-    # What the log is told.
+class LeaseReports:
+    """A :class:`~kafka_marshal.engine.plane.PartitionReports` of leases."""
+
+    needs_start = False
+
+    def __init__(self, ids: tuple[str, str, str], book: LeaseBook, outbox: Outbox, placement: Placement) -> None:
+        self._ids = ids
+        self._book = book
+        self._outbox = outbox
+        self._placement = placement
 
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         self._book.beat(_lease(own), last_offset, now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
-        self._outbox.append(own.cp, CommitRanges(*self._settings.ids, *own.key, own.epoch, tuple(ranges)))
+        self._outbox.append(own.cp, CommitRanges(*self._ids, *own.key, own.epoch, tuple(ranges)))
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
-        self._outbox.append(own.cp, ClaimingMessages(*self._settings.ids, *own.key, own.epoch, last_offset))
+        self._outbox.append(own.cp, ClaimingMessages(*self._ids, *own.key, own.epoch, last_offset))
 
     def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
         self._book.release(_lease(own), last_offset, now)
-        if why not in (PAUSED, SURPLUS):  # what a pause takes goes to whoever is first after it
-            self.placement.leave_alone(own.key, now)
+        if why not in (PAUSED, SURPLUS):  # what a pause takes goes to the first that claims it afterwards
+            self._placement.leave_alone(own.key, now)
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
         self._book.release_epoch(own.key, own.cp, own.epoch, last_offset)
+
+
+class ClaimsClient:
+    """The source of a consumer's partitions: a :class:`~kafka_marshal.engine.plane.PartitionSource`."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        wanted: ConsumerSettings,
+        subscription: Subscription,
+        book: LeaseBook,
+        peers: Peers,
+        outbox: Outbox,
+        lets_all_go: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._wanted = wanted
+        self._book = book
+        self._peers = peers
+        self._outbox = outbox
+        self.lets_all_go = lets_all_go
+        self.view: LeaseView = LeaseView(peers, subscription)
+        #: Does this Marshal hold or want the lease already?
+        self.is_taken: Callable[[object], bool] = book.leases.__contains__
+        self.failure: MarshalError | None = None
+        #: Needed only if a group does not begin at the earliest offset: it reads every lease of the group.
+        self._prior = None if wanted.start == "earliest" else Prior(peers)
+
+    def attach(self, work: Work) -> None:
+        """For whom; once, before anything else."""
+        self._work = work
+        self.placement: Placement = Placement(work, self, self._peers, self._settings, self._wanted)
+        self.reports: LeaseReports = LeaseReports(self._settings.ids, self._book, self._outbox, self.placement)
+
+    # What its consumer asks.
+
+    def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
+        return why not in PASSING  # the policy is asked again: ``Placement.wishes``
 
     def lose(self, own: Ownership, reason: Loss, now: float) -> None:
         self._book.lose(_lease(own), reason, now)
 
     def drop(self, own: Ownership) -> None:
         self._book.drop(_lease(own))
-
-    # What it is told.
 
     @property
     def has_left(self) -> bool:
@@ -135,19 +153,10 @@ class ClaimsClient:
     def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
         """Reach for a lease."""
         cp = self._peers.cp_of(key)
-        self._work.take_on(key, self.is_first(key), lambda owner: self._book.want(key, cp, owner))
+        before = None if self._prior is None else self._prior.claims_before(key)
+        self._work.take_on(key, self.view.is_first(key), lambda owner: self._book.want(key, cp, owner), before)
         self.placement.touched(key)
         self._book.claim(self._book.leases[key], now, take_over=take_over)
-
-    def is_claim_over(self, own: Ownership, now: float) -> bool:
-        lease = _lease(own)
-        return lease.state is LeaseState.WANTED and (
-            self._peers.is_stopped(lease.cp)
-            or now >= (lease.pending.claim_sent_at or 0.0) + lease.heartbeat_interval_ms
-        )
-
-    def claim_due(self, own: Ownership, now: float) -> float:
-        return (_lease(own).pending.claim_sent_at or now) + own.heartbeat_interval_ms
 
     def step(self, now: float) -> None:
         wishes = self.placement.wishes(now) if self.failure is None else None
@@ -159,6 +168,6 @@ class ClaimsClient:
             if not self.is_taken(key):
                 self.claim(key, now)
 
-    @property
-    def deadline(self) -> float:
-        return self.placement.deadline if self.failure is None else inf
+    def deadline(self, now: float) -> float:
+        wants_none = self.failure is not None or not self._work.takes_on or self.lets_all_go()
+        return inf if wants_none else self.placement.deadline

@@ -127,6 +127,13 @@ class HeldLease:
         return self.valid_until or self.proof.due
 
     @property
+    def claim_expires(self) -> float:
+        """When a claim that the log has not answered counts as lost; inf: none is under way."""
+        if self.state is not LeaseState.WANTED:
+            return inf
+        return (self.pending.claim_sent_at or 0.0) + self.heartbeat_interval_ms
+
+    @property
     def release_due(self) -> float:
         """When a release that the log does not show by then is sent again (C17); inf: none is under way."""
         if self.state is not LeaseState.RELEASING:

@@ -14,6 +14,7 @@ from kafka_marshal.engine.effects import Key, Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.plane import DRAINED, HandIn, Loss
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError
 from rationalizer import (
     ClaimingMessages,
@@ -77,9 +78,9 @@ class LeaseRecords:
         self._moved: set[int] = set()
         self._told = told
 
-    def source(self, number: int, settings: ConsumerSettings) -> ClaimsClient:
+    def source(self, number: int, settings: ConsumerSettings, subscription: Subscription) -> ClaimsClient:
         """For a new consumer."""
-        made = ClaimsClient(self.settings, settings, self.book, self.peers, self.outbox, self.lets_all_go)
+        made = ClaimsClient(self.settings, settings, subscription, self.book, self.peers, self.outbox, self.lets_all_go)
         self.sources[number] = made
         return made
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.effects import Outbox
 from kafka_marshal.engine.groups.proof import MemberProof
-from kafka_marshal.engine.groups.reach import is_blind
 from kafka_marshal.engine.groups.topic_reports import TopicReports
 from kafka_marshal.engine.groups.witness import Witness
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
@@ -139,7 +138,8 @@ class Membership:
         return MemberState.STARTUP
 
     @property
-    def _interval_ms(self) -> float:
+    def interval_ms(self) -> float:
+        """How often it beats at least, and sends again what the log does not answer."""
         return self.options.session_timeout_ms / BEATS_PER_INTERVAL
 
     # Joining.
@@ -157,9 +157,9 @@ class Membership:
 
     def join(self, now: float) -> None:
         """Mark every CP (G2), then join; again where the log does not answer."""
-        if now < self._again_at or is_blind(self.generation, self._worlds, self.settings):
+        if now < self._again_at or _is_blind(self.generation, self._worlds, self.settings):
             return
-        is_first, self._again_at = self._again_at == -inf, now + self._interval_ms
+        is_first, self._again_at = self._again_at == -inf, now + self.interval_ms
         if unmarked := self.unmarked():
             for cp in unmarked:
                 self._outbox.append(cp, ConfigureGroup(*self.settings.ids))
@@ -218,7 +218,7 @@ class Membership:
 
     # Beats.
 
-    def wake(self, now: float, commits: Callable[[float], bool]) -> None:
+    def wake(self, now: float, commits: Callable[[], bool]) -> None:
         """Beat if it is due. commits: sends what is done, which is a beat as well; False: there is nothing new."""
         if not self.joined or self.leaving or now < min(self._next_beat, self.witness.due):
             return
@@ -228,7 +228,7 @@ class Membership:
             if not is_needed and now < self._next_beat:
                 return
         self._beat_later(now)
-        if not commits(now):
+        if not commits():
             self.send(GroupHeartbeat(*self.settings.ids, self.member_id, self.generation), now)
 
     def beat_soon(self, now: float) -> None:
@@ -247,7 +247,7 @@ class Membership:
             self.joining = Joining(token, offset)
 
     def _beat_later(self, now: float) -> None:
-        self._next_beat = now + self._interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)
+        self._next_beat = now + self.interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)
 
     # Topics.
 
@@ -262,7 +262,7 @@ class Membership:
         """Append LeaveGroup; again where the log does not answer."""
         if not self.leaving or now >= self._again_at:
             self.joining, self.leaving = None, True
-            self._again_at = now + self._interval_ms
+            self._again_at = now + self.interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
     def leave_unseen(self) -> bool:
@@ -278,10 +278,15 @@ class Membership:
     def deadline(self, now: float, stays: bool) -> float:
         """When something is due again. stays: it does not let all go, but reports topics, and takes up pieces."""
         if self.leaving or not self.joined:
-            waits = not self.leaving and is_blind(self.generation, self._worlds, self.settings)
+            waits = not self.leaving and _is_blind(self.generation, self._worlds, self.settings)
             return inf if waits else self._again_at
         due = min(self._next_beat, self.witness.due)
         if not stays:
             return due
         due = min(due, self._reports.due)
         return min(due, self.open_at) if now < self.open_at else due
+
+
+def _is_blind(generation: int, worlds: Mapping[int, World], settings: EngineSettings) -> bool:
+    """Whether a member may not join yet: before the first join it must read all CPs (G2). generation: at home."""
+    return generation == 0 and len(worlds) < settings.coordination_partitions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from kafka_marshal.engine.plane import Owner
 from kafka_marshal.ports import Message
@@ -63,6 +64,9 @@ class KeyShare:
 
 class HeldPiece:
     """One partition, or its keys, that the log shows as ours. Its proof is the member's: one beat keeps all (T4)."""
+
+    #: The log grants pieces without a claim.
+    claim_expires = inf
 
     __slots__ = (
         "cp",

@@ -232,6 +232,20 @@ class Watch:
         self.asked_at: float = 0.0
 
 
+class Origin:
+    """Whether the group begins on a partition with this assignment (P9)."""
+
+    __slots__ = ("claims_before", "is_first", "is_new")
+
+    def __init__(self, is_first: bool = False, claims_before: Mapping[int, int] | None = None) -> None:
+        #: No member of the group ever held it: ``start=`` decides where to begin.
+        self.is_first: bool = is_first
+        #: By CP, an offset that tells how old the group is; None: it begins at the earliest offset anyway.
+        self.claims_before: Mapping[int, int] | None = claims_before
+        #: If nothing is done it begins at the log's start: the group missed nothing that was there before it.
+        self.is_new: bool = False
+
+
 class Assignment:
     """State of one assigned partition. Only its consumer engine and that one's parts change it."""
 
@@ -239,11 +253,10 @@ class Assignment:
         "buffer",
         "callbacks_running",
         "consumer",
-        "first_claim",
         "grant",
-        "is_new",
         "key",
         "lease",
+        "origin",
         "releasing",
         "shown",
         "stage",
@@ -263,10 +276,7 @@ class Assignment:
         self.buffer: Buffer = Buffer()
         self.told: Told = Told()
         self.watch: Watch = Watch()
-        #: Nobody of the group ever held this lease: ``start=`` decides where to begin (P9).
-        self.first_claim: bool = False
-        #: That it begins, where nothing is done, at the log's start: nobody missed what was there before the group.
-        self.is_new: bool = False
+        self.origin: Origin = Origin()
         self.grant: Grant | None = None
         #: Callbacks of the user that were called and have not returned.
         self.callbacks_running: int = 0

@@ -14,7 +14,7 @@ from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Origin, Stage
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.pull import GrantedPull, Pull
@@ -69,7 +69,7 @@ class ConsumerEngine:
 
     def known_stable(self, key: Key) -> int:
         """Stable as our replica knows it."""
-        progress = self.source.progress(key)
+        progress = self.source.view.progress(key)
         return -1 if progress is None else progress.stable
 
     @property
@@ -103,10 +103,16 @@ class ConsumerEngine:
             self.callbacks_running += 1
             self.outbox.add(Call(self.number, callback, (assignment.piece,)))
 
-    def take_on(self, key: Key, is_first: bool, want: Callable[[Owner], Ownership]) -> None:
+    def take_on(
+        self,
+        key: Key,
+        is_first: bool,
+        want: Callable[[Owner], Ownership],
+        claims_before: Mapping[int, int] | None = None,
+    ) -> None:
         """A partition is reached for; want: called once with its owner."""
         assignment = Assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
-        assignment.first_claim = is_first
+        assignment.origin = Origin(is_first, claims_before)
         assignment.lease = want(assignment)
         self.assignments[key] = assignment
         self.schedule.look_after(assignment)
@@ -119,9 +125,9 @@ class ConsumerEngine:
     def on_granted(self, assignment: Assignment, now: float) -> None:
         """The lease is ours: find out where to start (P9)."""
         self.source.look_again(assignment.key)
-        assignment.first_claim = assignment.first_claim and self.source.is_first(assignment.key)
+        assignment.origin.is_first = assignment.origin.is_first and self.source.view.is_first(assignment.key)
         self.positions.begin(assignment)
-        assignment.is_new = assignment.first_claim and not self.source.came_later(assignment.key)
+        assignment.origin.is_new = assignment.origin.is_first and not self.source.view.came_later(assignment.key)
         self.positions.marks.begun(assignment)
         self.positions.locate(assignment, now)
 

@@ -81,7 +81,7 @@ class Grants:
         grant = assignment.grant
         if grant is not None:
             grant.sent_at = now
-            self._consumer.source.grant(assignment.lease, grant.last_offset, now)
+            self._consumer.source.reports.grant(assignment.lease, grant.last_offset, now)
 
     def applied(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
         """Our replica applied a ClaimingMessages of ours.
@@ -97,7 +97,7 @@ class Grants:
         elif code not in (codes.STALE, codes.PAUSED) or assignment.stage is Stage.REVOKING:
             grant.accepted = grant.accepted or False
         if accepted and assignment.lease.held:
-            self._consumer.source.beat(assignment.lease, last_offset, now)
+            self._consumer.source.reports.beat(assignment.lease, last_offset, now)
 
     def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
         """Our replica applied a grant that nobody waits for any more. epoch: None where the log does not name it."""

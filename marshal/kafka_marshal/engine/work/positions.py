@@ -36,7 +36,7 @@ class Positions:
 
     def begin(self, assignment: Assignment) -> None:
         """Start anew with what the log says is done."""
-        progress = self._consumer.source.progress(assignment.key)
+        progress = self._consumer.source.view.progress(assignment.key)
         stable, ranges = (NOTHING_DONE, []) if progress is None else (progress.stable, split(progress.ranges).ranges)
         assignment.begin(stable + 1, stable, ranges)
 
@@ -51,9 +51,8 @@ class Positions:
             self._want_ids()
         elif self._needs_start(assignment):
             self._consumer.enter(assignment, Stage.LOCATING)
-            claims_before = self._consumer.source.claims_before(assignment.key)
-            start = self._consumer.settings.start if assignment.is_new else "earliest"
-            self.look_up(assignment, start, claims_before)
+            start = self._consumer.settings.start if assignment.origin.is_new else "earliest"
+            self.look_up(assignment, start, assignment.origin.claims_before)
         elif not self._consumer.closing:
             self.assign(assignment)
         if self._consumer.closing:
@@ -61,14 +60,14 @@ class Positions:
 
     def _needs_start(self, assignment: Assignment) -> bool:
         """Whether the leader is asked where to begin, though the log of a topic may begin at 0 (P9)."""
-        if assignment.is_new and self._consumer.settings.start != "earliest":
+        if assignment.origin.is_new and self._consumer.settings.start != "earliest":
             return True
         return self._has_no_start(assignment)
 
     def _has_no_start(self, assignment: Assignment) -> bool:
         """Whether the log has to be told where it starts, wherever that is (G22)."""
         source = self._consumer.source
-        return source.tells_start and source.is_first(assignment.key)
+        return source.reports.needs_start and source.view.is_first(assignment.key)
 
     def topics_told(self, now: float) -> None:
         """The ids of topics may be known now (P12)."""
@@ -91,16 +90,16 @@ class Positions:
         if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
             return
         position = assignment.buffer.fetch_next
-        if assignment.first_claim:
+        if assignment.origin.is_first:
             position = max(position, start)
         elif position > high:
             self._position_lost(assignment, position, low, high, now)
             return
         if position < low:
-            if position > 0 or not assignment.is_new:
+            if position > 0 or not assignment.origin.is_new:
                 self._gap(assignment, position, low - 1)
             position = low
-        assignment.is_new = False
+        assignment.origin.is_new = False
         if assignment.releasing:  # only its start was waited for
             assignment.told.start_beat = position - 1
             self._consumer.enter(assignment, Stage.POSITIONING)
@@ -120,7 +119,7 @@ class Positions:
         """Tell the log where it starts (P9), again where it does not answer."""
         if assignment.told.start_beat is not None:
             assignment.told.start_beat_sent = now
-            self._consumer.source.beat(assignment.lease, assignment.told.start_beat, now)
+            self._consumer.source.reports.beat(assignment.lease, assignment.told.start_beat, now)
 
     def beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
         """A beat was applied; P9's lets us start."""
@@ -143,7 +142,7 @@ class Positions:
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             self._consumer.enter(assignment, Stage.LOCATING)
-            assignment.first_claim = False
+            assignment.origin.is_first = False
             position, asked_at = assignment.watch.looked_up
             # A reader that comes back at once, though the leader says that we stand in its log, is not asked for more.
             is_again = position == assignment.buffer.fetch_next and now < asked_at + LOOK_UP_AGAIN_MS
@@ -165,8 +164,8 @@ class Positions:
     def topic_recreated(self, topic: str, now: float) -> None:
         """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""
         for key in [key for key in self._subscription.partitions if key[0] == topic]:
-            assignment, progress = self._consumer.assignments.get(key), self._consumer.source.progress(key)
-            is_held = self._consumer.source.is_held(key)
+            assignment, progress = self._consumer.assignments.get(key), self._consumer.source.view.progress(key)
+            is_held = self._consumer.source.view.is_held(key)
             if assignment is not None and assignment.lease.held:
                 self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
             elif progress is not None and (is_held or progress.stable >= 0):

@@ -132,7 +132,7 @@ class RangeDelivery(Delivery):
     def _hand_out(self, run: RangeRun, now: float) -> None:
         assignment = run.assignment
         assignment.tracker.hand_out(run)
-        assignment.is_new = False  # what goes from its log from here on was there for us, and is a gap (P9)
+        assignment.origin.is_new = False  # what goes from its log from here on was there for us, and is a gap (P9)
         assignment.buffer.go_on_at(assignment.tracker.open_from())
         self._turns.move_to_end(assignment)
         if self._consumer.at_most_once:

@@ -56,7 +56,7 @@ class Revocation:
         assignment.lease.stop()
         if (
             assignment.stage is Stage.LOCATING
-            and assignment.first_claim
+            and assignment.origin.is_first
             and not (self._consumer.closing and now >= self._consumer.schedule.close_at)
         ):
             return  # released before its start is known, the next holder would begin at the earliest offset (P9)
@@ -75,7 +75,7 @@ class Revocation:
         consumer, lease = self._consumer, assignment.lease
         if not lease.held or consumer.closing or consumer.schedule.lets_all_go(now):
             return False
-        if consumer.source.closed(lease.cp, now):
+        if consumer.source.view.closed(lease.cp, now):
             return False
         return not consumer.source.still_lets_go(lease, assignment.releasing, now)
 
@@ -157,7 +157,7 @@ class Revocation:
             self._consumer.call(Callback.LOST, assignment)
         if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
             last_offset = self._unreported(assignment)
-            self._consumer.source.give_back(assignment.lease, last_offset)
+            self._consumer.source.reports.give_back(assignment.lease, last_offset)
 
     def try_finish(self, assignment: Assignment, now: float) -> None:
         """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
@@ -176,7 +176,7 @@ class Revocation:
         last_offset = self._unreported(assignment)
         if last_offset is not None or self._consumer.known_stable(assignment.key) >= 0:
             self._consumer.positions.marks.released(assignment, now)
-        self._consumer.source.let_go(assignment.lease, last_offset, assignment.releasing, now)
+        self._consumer.source.reports.let_go(assignment.lease, last_offset, assignment.releasing, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
         """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
@@ -192,7 +192,7 @@ class Revocation:
             return
         if (keys := assignment.lease.keys) is not None and keys.is_part:
             return  # ranges count for every key, and there are other keys' messages between ours
-        progress = self._consumer.source.progress(assignment.key)
+        progress = self._consumer.source.view.progress(assignment.key)
         if progress is None:
             return
         new, told = beyond(assignment.tracker.done.ranges, progress.ranges), assignment.told
@@ -201,4 +201,4 @@ class Revocation:
         told.ranges = new
         told.ranges_due = now + assignment.lease.heartbeat_interval_ms
         for place in range(0, len(new), MAX_COMMIT_RANGES):
-            self._consumer.source.commit(assignment.lease, new[place : place + MAX_COMMIT_RANGES])
+            self._consumer.source.reports.commit(assignment.lease, new[place : place + MAX_COMMIT_RANGES])

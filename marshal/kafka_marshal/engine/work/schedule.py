@@ -90,7 +90,7 @@ class Schedule:
     def _step_one(self, assignment: Assignment, now: float) -> None:
         hi, lease = self._heartbeat_interval_ms, assignment.lease
         if assignment.stage is Stage.CLAIMING:
-            if self._consumer.source.is_claim_over(lease, now):
+            if now >= lease.claim_expires or self._consumer.source.view.is_stopped(lease.cp):
                 self._consumer.source.drop(lease)
                 self._consumer.remove(assignment)
             return
@@ -108,7 +108,7 @@ class Schedule:
             self._consumer.positions.look_up_if_due(assignment, now)
         if assignment.stage is Stage.LOCATING and self._consumer.closing and now >= self.close_at:
             self._consumer.revocation.revoke(assignment, assignment.releasing, now)
-        if why := self._consumer.source.closed(lease.cp, now):
+        if why := self._consumer.source.view.closed(lease.cp, now):
             self._consumer.revocation.revoke(assignment, why, now)
         elif assignment.releasing and self._consumer.revocation.is_moot(assignment, now):
             self._consumer.revocation.take_back(assignment, now)
@@ -126,12 +126,12 @@ class Schedule:
         """When ``step`` has something to do again."""
         hi = self._heartbeat_interval_ms
         timeout = self._consumer.settings.handler_timeout_ms
-        times = [] if self._consumer.closing or self.lets_all_go(now) else [self._consumer.source.deadline]
+        times = [self._consumer.source.deadline(now)]
         for assignment in (self.pending if timeout is None else self._consumer.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
             if assignment.stage is Stage.CLAIMING:
-                times.append(self._consumer.source.claim_due(assignment.lease, now))
+                times.append(assignment.lease.claim_expires)
             elif assignment.stage is Stage.LOCATING:
                 times += [self.close_at] if self._consumer.closing else []
                 times += [assignment.watch.look_up_at] if assignment.watch.look_up_at is not None else []
@@ -142,4 +142,4 @@ class Schedule:
             elif timeout is not None and not assignment.over:  # what is let go no handler can lose any more
                 oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
                 times += [] if oldest is None else [oldest + timeout]
-        return min(times, default=float("inf"))
+        return min(times)

@@ -77,7 +77,7 @@ class TopicMarks:
         self._unmarked.append(assignment)
 
     def _known(self, key: Key) -> frozenset[int]:
-        progress = self._source.progress(key)
+        progress = self._source.view.progress(key)
         return frozenset() if progress is None else split(progress.ranges).marks
 
     def lacking(self) -> set[str]:
@@ -117,7 +117,7 @@ class TopicMarks:
             sent += sent < SENT_AT_ONCE and self._send_if_due(assignment, now)
 
     def _send_if_due(self, assignment: Assignment, now: float) -> bool:
-        progress, sent_at = self._source.progress(assignment.key), assignment.told.mark_sent_at
+        progress, sent_at = self._source.view.progress(assignment.key), assignment.told.mark_sent_at
         if progress is None or not assignment.is_at_work:
             return False
         if sent_at is not None and now < sent_at + assignment.lease.heartbeat_interval_ms:
@@ -135,7 +135,7 @@ class TopicMarks:
         if mark is None:
             return False
         assignment.told.mark_sent_at = now
-        self._source.commit(assignment.lease, [(mark, mark)])
+        self._source.reports.commit(assignment.lease, [(mark, mark)])
         return True
 
 

@@ -192,15 +192,15 @@ class Checks:
         source = member(driver)
         if source is None:
             return
-        end = source._end
+        lose = source.holdings.lose
 
         def note_lost(piece: HeldPiece, reason: Loss, now: float) -> None:
             self._is_lost(process, piece.key, reason)
             if self._terms.is_orderly and reason == Loss.FENCED and process.end.asked_at == inf:
                 self.fail("beats", f"{process.name} lost {name_of(piece.key)} to another, and nothing was wrong (G20)")
-            end(piece, reason, now)
+            lose(piece, reason, now)
 
-        source._end = note_lost  # type: ignore[method-assign]
+        source.holdings.lose = note_lost  # type: ignore[method-assign]
 
     def _is_lost(self, process: Living, key: Key, reason: str) -> None:
         self._holders.lost[process.name, key] = self._scheduler.now

@@ -1,0 +1,176 @@
+"""What a member of a coordinated group concludes from the records that our replica has applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, cast
+
+from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.groups.holdings import Holdings
+from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.groups.refusals import TAKEN_FOR_DEAD, forgotten, refusal_of, replaced
+from kafka_marshal.engine.groups.reports import GroupReports
+from kafka_marshal.engine.groups.view import GroupView
+from kafka_marshal.engine.plane import Loss, Work
+from kafka_marshal.errors import MarshalError
+from rationalizer import (
+    CommitOffsets,
+    ConfigureGroup,
+    ForgetGroup,
+    JoinGroup,
+    LeaveGroup,
+    Outcome,
+    ReleaseGroup,
+    codes,
+)
+from rationalizer.limits import HEAD_FIELDS
+from rationalizer.wire.unpacking import Message
+from rationalizer.wire.wellformed import COMMIT, LET_GO
+
+__all__ = ["AppliedRecords", "Host"]
+
+#: An evicted member leaves the group alone for this many sessions (G20).
+EVICTED_SESSIONS = 3
+
+
+class Host(NamedTuple):
+    """What a member asks of its engine, and tells it."""
+
+    #: Why everything is to be let go; "": it is not.
+    lets_all_go: Callable[[], str]
+    #: An operator, of this instance_id, asks this process to hand over (C19).
+    drain: Callable[[str], object]
+    #: Somebody set these positions (P11).
+    unblock: Callable[[Collection[Key]], object]
+    #: The log answers a grant of what is ours no longer: key, None, last offset, accepted (C13).
+    answered_late: Callable[[Key, None, int, bool], object]
+
+
+class AppliedRecords:
+    """Passes each record on to what it concerns: the membership, the pieces, what was reported."""
+
+    def __init__(
+        self,
+        member: Membership,
+        view: GroupView,
+        reports: GroupReports,
+        holdings: Holdings,
+        outbox: Outbox,
+        work: Work,
+        host: Host,
+        fail: Callable[[MarshalError], object],
+    ) -> None:
+        self._member = member
+        self._settings = member.settings
+        self._view = view
+        self._reports = reports
+        self._holdings = holdings
+        self._outbox = outbox
+        self._work = work
+        self._host = host
+        #: Called with why this process will be no member.
+        self._fail = fail
+
+    def applied(self, cp: int, offset: int, message: Message, outcome: Outcome, now: float) -> None:
+        """Our replica applied a record of our group."""
+        if outcome.type == ConfigureGroup.__name__:
+            self._refused(outcome)
+            self._member.marked(now)
+        if cp != self._member.home:
+            return
+        own = message[2] == self._settings.instance_id and message[3] == self._settings.client_id
+        group = self._member.group
+        if outcome.accepted and group is not None:
+            self._member.witness.heard(group, message[3], now)
+        if own and outcome.type == JoinGroup.__name__:
+            self._member.join_answered()
+            self._join_applied(outcome, now)
+        if own and outcome.accepted and outcome.of_group and outcome.type != LeaveGroup.__name__:
+            self._member.proof.applied(cp, offset, outcome.log_time, now)
+            self._holdings.prove()
+        if outcome.type in (ForgetGroup.__name__, ReleaseGroup.__name__):
+            self._holdings.changed()
+        if outcome.type == LeaveGroup.__name__ and not own and not outcome.accepted:
+            self._ask_to_leave(message)
+        if outcome.type == ForgetGroup.__name__ and outcome.accepted:
+            self._host.unblock(list(self._work.blocked))
+        self._verify(outcome, own, now)
+        if outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
+            fields = message[HEAD_FIELDS:]
+            if not fields[0]:
+                self._positions_set(fields, outcome)
+            elif self._member.joined:
+                self._commits_applied(fields, outcome, own, now)
+        if self._member.joined and not self._holdings.is_current:
+            self._member.witness.look(self._member.group, now)
+            self._holdings.follow_all(now)
+
+    def _join_applied(self, outcome: Outcome, now: float) -> None:
+        if outcome.accepted and outcome.member is not None:
+            self._member.has_joined(outcome.member, now)
+            self._holdings.changed()
+        elif outcome.code == codes.UNKNOWN_CONSUMER:
+            self._expelled(Loss.FENCED, now)
+        else:
+            self._refused(outcome)
+
+    def _refused(self, outcome: Outcome) -> None:
+        error = refusal_of(outcome.code, self._settings, self._member.options)
+        if error is not None and not outcome.accepted:
+            self._fail(error)
+
+    def _ask_to_leave(self, message: Message) -> None:
+        """A LeaveGroup that names us under an instance that is not ours: an operator asks us to hand over (C19).
+
+        A watchdog that speaks late for an older instance names that one's member_id.
+        """
+        if message[3] == self._settings.client_id and message[HEAD_FIELDS] == self._member.member_id:
+            self._host.drain(cast("str", message[2]))
+
+    def _verify(self, outcome: Outcome, own: bool, now: float) -> None:
+        """Whatever happened: the log shows us as a member, or we are none (G20)."""
+        if not self._member.joined or self._member.me is not None:
+            return
+        group = self._member.group
+        if self._member.leaving:
+            self._expelled(Loss.FENCED, now)
+            return
+        if own and outcome.type == LeaveGroup.__name__ and outcome.accepted:  # ours was not sent
+            self._outbox.add(Warn("an operator removed this member from its group (kafka-marshal evict)"))
+            self._expelled(Loss.EVICTED, now, EVICTED_SESSIONS * self._member.options.session_timeout_ms)
+            return
+        if group is None:
+            self._fail(forgotten(self._settings))
+        elif self._settings.client_id in group.clients:
+            self._fail(replaced(self._settings))
+        else:
+            self._outbox.add(Warn(TAKEN_FOR_DEAD))
+        self._expelled(Loss.FENCED, now)
+
+    def _expelled(self, reason: Loss, now: float, again_after_ms: float = 0.0) -> None:
+        self._member.expelled(now, again_after_ms)
+        self._reports.clear()
+        self._holdings.expelled(reason, now)
+
+    def _positions_set(self, fields: Sequence[object], outcome: Outcome) -> None:
+        """By an admin, where no member is (G21): maybe to where they stood."""
+        answers = zip(_entries(fields), outcome.entries or (), strict=True)
+        self._host.unblock([entry[:2] for entry, code in answers if code in codes.ACCEPTED and entry[5] is not None])
+
+    def _commits_applied(self, fields: Sequence[object], outcome: Outcome, own: bool, now: float) -> None:
+        answers = zip(_entries(fields), outcome.entries or (), strict=True)
+        for (topic, partition, _, _, action, through, _, _), code in answers:
+            key = (topic, partition)
+            accepted = code in codes.ACCEPTED
+            if own and (piece := self._holdings.pieces.get(key)) is not None:
+                if self._reports.answered(piece, action, through, code, now):
+                    self._holdings.released(piece, now)
+            elif own and action == COMMIT and through is not None:
+                self._host.answered_late(key, None, through, accepted)
+            if (action == LET_GO and accepted) or (own and not accepted):
+                self._holdings.follow(key, now)
+
+
+def _entries(fields: Sequence[object]) -> Sequence[tuple[str, int, int, int, int, int | None, object, object]]:
+    """Of a CommitOffsets, as on the wire."""
+    return cast("Sequence[tuple[str, int, int, int, int, int | None, object, object]]", fields[-1])

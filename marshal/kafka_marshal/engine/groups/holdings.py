@@ -1,0 +1,189 @@
+"""The pieces that a member works on: they follow what the log shows (G16, G18).
+
+Nothing is asked for. A partition is taken up when all of its keys are owned by this member and meant for it, and let go
+when a part of it is meant for another member: finished, committed, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from kafka_marshal.engine.effects import Key, Note, Outbox
+from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, KeyShare
+from kafka_marshal.engine.groups.reports import GroupReports
+from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_since, span_of
+from kafka_marshal.engine.plane import Loss, Owner, Ownership, Work
+from kafka_marshal.types import SharedEpoch
+from rationalizer import Piece
+from rationalizer.limits import MAX_KEY_HASH
+
+__all__ = ["Holdings"]
+
+
+class Holdings:
+    """Begins and ends pieces, and keeps their proof, which is the member's (T4)."""
+
+    def __init__(
+        self,
+        member: Membership,
+        view: GroupView,
+        reports: GroupReports,
+        pieces: dict[Key, HeldPiece],
+        outbox: Outbox,
+        work: Work,
+        must_go: Callable[[float], bool],
+        starts_late: bool,
+    ) -> None:
+        self._member = member
+        self._view = view
+        self._reports = reports
+        #: By partition.
+        self.pieces: dict[Key, HeldPiece] = pieces
+        self._outbox = outbox
+        self._work = work
+        #: Whether everything is let go now.
+        self._must_go = must_go
+        #: The consumer's ``start=`` is not "earliest": where a partition begins is settled before it is let go (P9).
+        self._starts_late = starts_late
+        #: The generation that was followed last; −1: it is to be followed again.
+        self._seen = -1
+        #: When all partitions are checked again in any case.
+        self.check_at: float = inf
+
+    # Following the log.
+
+    def changed(self) -> None:
+        """Something may have changed about any partition."""
+        self._seen = -1
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the group's generation was followed."""
+        return self._seen == self._member.generation
+
+    def follow_all(self, now: float) -> None:
+        """Follow what the log shows of every partition that this member owns or works on."""
+        group, me = self._member.group, self._member.me
+        if group is None or me is None:
+            return
+        self._seen, self.check_at = group.generation, inf
+        keys = {(name, number) for name, topic in group.pieces.items() for number, _ in topic.owned_by(me.slot)}
+        for key in sorted(keys | self.pieces.keys()):
+            self.follow(key, now)
+
+    def follow(self, key: Key, now: float) -> None:
+        """Follow what the log shows of one partition."""
+        me = self._member.me
+        if me is None:
+            return
+        parts = self._view.parts(key)
+        meant = meant_for(me.slot, parts, share=self._member.options.allow_key_share)
+        piece = self.pieces.get(key)
+        if piece is not None and owned_since(me.slot, parts, *piece.span) != piece.epoch:
+            if piece.letting_go is None:
+                self.lose(piece, Loss.FENCED, now)
+            else:
+                self.released(piece, now)
+            piece = None
+        ours = [part for part in parts if part.owner == me.slot]
+        if piece is None and meant:
+            piece = self._take_up(key, meant, now)
+        elif piece is None and ours and covers(ours, 0, MAX_KEY_HASH) and self._owes_start(key):
+            if self._take_up(key, ours, now) is not None:
+                self._work.let_go(key, REVOKED, now)
+            return
+        elif piece is not None and piece.letting_go is None and piece.span != span_of(meant):
+            self._work.let_go(key, REVOKED, now)  # a share that was cut differently is taken up again as a whole
+        lo, hi = (0, -1) if piece is None else piece.span
+        revoked = [part for part in ours if part.revoked >= 0]
+        self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
+
+    def still_lets_go(self, piece: HeldPiece, now: float) -> bool:
+        """Whether a piece that is being let go is still not meant for this member."""
+        me = self._member.me
+        if me is None or self._member.leaving or self._must_go(now):
+            return True
+        meant = meant_for(me.slot, self._view.parts(piece.key), share=self._member.options.allow_key_share)
+        return piece.span != span_of(meant)
+
+    # Taking up.
+
+    def _owes_start(self, key: Key) -> bool:
+        """Whether this member is the first that can say where a partition begins, and has to before it goes (P9)."""
+        if not self._starts_late or not self._view.is_first(key) or self._view.came_later(key):
+            return False
+        return not self._member.leaving and self._work.takes_on and self._may_take_up(key)
+
+    def _may_take_up(self, key: Key) -> bool:
+        if key in self._work.parts or key in self._work.blocked or self._work.owes:
+            return False
+        return key in self._work.subscription.partitions  # the cluster shows it to this member
+
+    def _take_up(self, key: Key, parts: Sequence[Piece], now: float) -> HeldPiece | None:
+        is_open = now >= self._member.open_at and not self._member.leaving and not self._must_go(now)
+        if not is_open or not self._may_take_up(key):
+            return None
+        lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
+
+        def want(owner: Owner) -> Ownership:
+            keys = KeyShare(lo, hi, lambda: self._view.whole_progress(key))
+            epoch = SharedEpoch(since, lo, hi) if keys.is_part else since
+            progress = self._view.whole_progress(key)
+            told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
+            about = self._member.options.session_timeout_ms, owner, keys if told_apart else None, self._member.group
+            piece = HeldPiece(key, self._member.home, epoch, *about)
+            piece.prove(self._member.proof.valid_until)
+            self.pieces[key] = piece
+            return piece
+
+        self._work.take_on(key, self._view.is_first(key), want)
+        self._outbox.add(Note("claimed", key, words="took up"))
+        self.pieces[key].owner.granted(now)
+        return self.pieces.get(key)
+
+    def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
+        """What was revoked before this member began with it."""
+        if parts and not self._member.leaving:
+            self.check_at = min(self.check_at, now + self._member.interval_ms)  # the log may not answer
+            for part in parts:
+                self._reports.let_go_unworked(key, part.lo, part.hi)
+
+    # Ending.
+
+    def lose(self, piece: HeldPiece, reason: Loss, now: float) -> None:
+        """A piece is over, not by this member's will."""
+        if self.pieces.get(piece.key) is piece:
+            del self.pieces[piece.key]
+        if piece.held:
+            self._outbox.add(Note("lost", piece.key, NOT_OURS if reason is Loss.FENCED else reason))
+        piece.end()
+        piece.owner.lost(reason, now)
+
+    def lose_all(self, reason: Loss, now: float) -> None:
+        """All pieces are over, not by this member's will."""
+        for piece in list(self.pieces.values()):
+            self.lose(piece, reason, now)
+
+    def expelled(self, reason: Loss, now: float) -> None:
+        """This process is no member any more: what it was letting go is released, the rest is lost."""
+        for piece in list(self.pieces.values()):
+            if piece.letting_go is None:
+                self.lose(piece, reason, now)
+            else:
+                self.released(piece, now)
+
+    def released(self, piece: HeldPiece, now: float) -> None:
+        """The log shows that a piece is let go."""
+        if self.pieces.get(piece.key) is piece:
+            del self.pieces[piece.key]
+        piece.end()
+        piece.owner.released(now)
+
+    def prove(self) -> None:
+        """The member's proof may have changed."""
+        until = self._member.proof.valid_until
+        for piece in self.pieces.values():
+            if piece.valid_until != until:
+                piece.prove(until)

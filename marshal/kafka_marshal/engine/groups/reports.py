@@ -1,0 +1,151 @@
+"""What a member reports to the log: entries of CommitOffsets, gathered because many partitions begin or end at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import cast
+
+from kafka_marshal.engine.effects import Key, Note, Outbox
+from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
+from kafka_marshal.engine.groups.view import GroupView
+from kafka_marshal.engine.plane import HandIn, Ownership
+from rationalizer import CommitEntry, CommitOffsets, codes
+from rationalizer.limits import MAX_COMMIT_RANGES
+from rationalizer.wire.wellformed import COMMIT, LET_GO, START
+
+__all__ = ["GroupReports"]
+
+#: Entries of one CommitOffsets. 1,000 entries of the longest names stay below the 900,000 bytes of L1.
+MAX_ENTRIES = 1_000
+
+
+class GroupReports:
+    """A :class:`~kafka_marshal.engine.plane.PartitionReports`: ``flush`` appends what the other methods gather."""
+
+    needs_start = True
+
+    def __init__(
+        self, member: Membership, view: GroupView, pieces: Mapping[Key, HeldPiece], outbox: Outbox, again_ms: float
+    ) -> None:
+        self._member = member
+        self._view = view
+        #: What this member works on.
+        self._pieces = pieces
+        self._outbox = outbox
+        #: A letting-go that the log does not answer is sent again after this time.
+        self._again_ms = again_ms
+        self._entries: list[CommitEntry] = []
+
+    # One partition.
+
+    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+        if self._view.is_first(own.key):
+            self._entries.append(CommitEntry(*own.key, action=START, through=last_offset))
+        elif (progress := self._view.progress(own.key)) is None or last_offset > progress.stable:
+            self._through(own, last_offset)
+        else:  # the log knows: it would not answer
+            _piece(own).owner.beaten(last_offset, True, now)
+
+    def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+        self._entries.append(CommitEntry(*own.key, ranges=tuple(ranges)))
+
+    def grant(self, own: Ownership, last_offset: int, now: float) -> None:
+        self._through(own, last_offset)
+
+    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+        piece = _piece(own)
+        piece.letting_go = LettingGo(last_offset, why, now)
+        piece.prove(piece.valid_until)
+        self._outbox.add(Note("released", piece.key))
+        if last_offset is not None and self._view.is_first(piece.key):
+            # First of all: what is committed of a partition before its start would be its start (G14).
+            self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))
+        self._entries.append(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
+
+    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+        if last_offset is not None:
+            self._through(own, last_offset)
+
+    def let_go_unworked(self, key: Key, lo: int, hi: int) -> None:
+        """Keys that were revoked before this member began with them."""
+        self._entries.append(CommitEntry(*key, lo, hi, LET_GO))
+
+    def _through(self, own: Ownership, last_offset: int) -> None:
+        self._entries.append(CommitEntry(*own.key, *_piece(own).span, through=last_offset))
+
+    # All partitions.
+
+    def uncommitted(self) -> Iterator[tuple[HeldPiece, int]]:
+        """Pieces of which more is done without a gap than the log knows: each with the last offset done."""
+        for piece in self._pieces.values():
+            if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:
+                yield piece, last_offset
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the log shows all that is done without a gap."""
+        return next(self.uncommitted(), None) is None
+
+    def commit_all(self) -> bool:
+        """Gather what is done; False: nothing is to be sent, or this process is no member."""
+        if not self._member.joined:
+            return False
+        for piece, last_offset in self.uncommitted():
+            self._through(piece, last_offset)
+        return bool(self._entries)
+
+    def let_go_again(self, now: float) -> None:
+        """Send each letting-go again that the log has not answered in time."""
+        for piece in self._pieces.values():
+            going = piece.letting_go
+            if going is not None and now >= going.sent_at + self._again_ms:
+                going.sent_at = now
+                self._entries.append(CommitEntry(*piece.key, *piece.span, LET_GO, going.last_offset))
+
+    @property
+    def deadline(self) -> float:
+        """When ``let_go_again`` has something to do."""
+        going = [piece.letting_go for piece in self._pieces.values() if piece.letting_go is not None]
+        return min([letting_go.sent_at + self._again_ms for letting_go in going], default=inf)
+
+    def clear(self) -> None:
+        """This process is no member any more: the log would reject the entries."""
+        self._entries.clear()
+
+    def flush(self, now: float) -> None:
+        """Append all, in as few records as possible."""
+        member = self._member
+        while self._entries and member.joined:
+            taken = ranges = 0
+            for entry in self._entries[:MAX_ENTRIES]:
+                ranges += len(entry.ranges)
+                if taken and ranges > MAX_COMMIT_RANGES:
+                    break
+                taken += 1
+            entries, self._entries = self._entries[:taken], self._entries[taken:]
+            ids = (*member.settings.ids, member.member_id)
+            member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order: nobody asks
+        self._entries.clear()
+
+    # The log's answers.
+
+    def answered(self, piece: HeldPiece, action: int, through: int | None, code: str, now: float) -> bool:
+        """An entry of this member was applied; whether the piece is let go by it."""
+        accepted = code in codes.ACCEPTED
+        if action == START:  # whichever member was first: it continues from what the log says (P9)
+            piece.owner.beaten(through, accepted or code == codes.ALREADY_STARTED, now)
+        elif action == COMMIT and through is not None:
+            piece.owner.beaten(through, accepted, now)
+            piece.owner.answered(through, accepted, code, now)
+        elif action == LET_GO and accepted and piece.letting_go is not None:
+            piece.owner.handed_in(HandIn(through, code, pausing=False))
+            return True
+        elif action == LET_GO and piece.letting_go is not None:
+            piece.letting_go.sent_at = -inf  # by an older order: sent once more, unless it may stay by now (G14)
+        return False
+
+
+def _piece(own: Ownership) -> HeldPiece:
+    return cast("HeldPiece", own)  # made by ``Holdings``

@@ -1,0 +1,114 @@
+"""What the log shows of a coordinated group, as one member reads it (G4, G18)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.groups.member import Membership
+from kafka_marshal.engine.groups.pieces import HeldPiece
+from kafka_marshal.engine.plane import PAUSED
+from rationalizer import Piece, Progress, World
+from rationalizer.limits import MAX_KEY_HASH
+
+__all__ = ["GroupView", "covers", "meant_for", "owned_since", "span_of"]
+
+
+class GroupView:
+    """A :class:`~kafka_marshal.engine.plane.PartitionView`; it changes nothing."""
+
+    def __init__(self, member: Membership, worlds: Mapping[int, World], pieces: Mapping[Key, HeldPiece]) -> None:
+        self._member = member
+        self._worlds = worlds
+        #: What this member works on.
+        self._pieces = pieces
+        #: When (own clock) the log time of the group's coordination partition moved last.
+        self._moved: float | None = None
+
+    def parts(self, key: Key) -> Sequence[Piece]:
+        """A partition's pieces, of every member."""
+        group = self._member.group
+        topic = None if group is None else group.pieces.get(key[0])
+        return () if topic is None else topic[key[1]]
+
+    def progress(self, key: Key) -> Progress | None:
+        progress, piece = self.whole_progress(key), self._pieces.get(key)
+        if progress is None or piece is None or piece.keys is None:
+            return progress
+        ours = Progress()  # as though there were no other keys
+        ours.through(piece.keys.stable())
+        if ranges := [(first, last) for first, last in progress.ranges if last > ours.stable]:
+            ours.commit(ranges)
+        return ours
+
+    def whole_progress(self, key: Key) -> Progress | None:
+        """The progress of all keys of a partition, not of this member's alone."""
+        group = self._member.group
+        kept = None if group is None else group.kept(*key)
+        return None if kept is None else kept.progress
+
+    def is_held(self, key: Key) -> bool:
+        me = self._member.me  # this member reports what it owns, whether or not it works on it
+        return any(me is None or part.owner != me.slot for part in self.parts(key))
+
+    def is_first(self, key: Key) -> bool:
+        return self.whole_progress(key) is None
+
+    def came_later(self, key: Key) -> bool:
+        group = self._member.group
+        return group is not None and bool(group.progress.get(key[0]))
+
+    def is_stopped(self, cp: int) -> bool:
+        return self._worlds[cp].required_level is not None
+
+    def closed(self, cp: int, now: float) -> str:
+        if self.is_stopped(cp):
+            return "its part of the coordination topic needs a newer release"
+        return PAUSED if now < self.paused_until(now) else ""
+
+    def log_time_moved(self, cp: int, now: float) -> None:
+        """A record of a coordination partition was applied."""
+        if cp == self._member.home:
+            self._moved = now
+
+    def paused_until(self, now: float) -> float:
+        """When (own clock) an admin's pause ends; −inf: there is none. If all members have left, no record shows it."""
+        world = self._worlds[self._member.home]
+        pause = world.pause(self._member.settings.group_id)
+        if self._moved is None:
+            self._moved = now
+        return -inf if pause is None else self._moved + pause.expires - world.log_time
+
+
+def meant_for(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] | None:
+    """Neighbouring parts that this slot owns and should own: all keys or, if it shares by key, some."""
+    run: list[Piece] = []
+    for part in parts:
+        ours = part.owner == part.target == slot
+        if run and (not ours or run[-1].hi + 1 != part.lo):
+            break
+        if ours:
+            run.append(part)
+    if not run or not (share or covers(run, 0, MAX_KEY_HASH)):
+        return None
+    return run
+
+
+def owned_since(slot: int, parts: Sequence[Piece], lo: int, hi: int) -> int | None:
+    """The newest generation since which this slot owns keys of lo … hi; None: it does not own all of them."""
+    within = [part for part in parts if part.lo <= hi and lo <= part.hi]
+    if not within or any(part.owner != slot for part in within) or not covers(within, lo, hi):
+        return None
+    return max(part.since for part in within)
+
+
+def span_of(parts: Sequence[Piece] | None) -> tuple[int, int] | None:
+    """From the first to the last key hash of neighbouring parts."""
+    return (parts[0].lo, parts[-1].hi) if parts else None
+
+
+def covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:
+    """Whether these parts, ascending, hold all key hashes lo … hi."""
+    return parts[0].lo <= lo and hi <= parts[-1].hi and all(x.hi + 1 == y.lo for x, y in pairwise(parts))
