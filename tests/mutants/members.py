@@ -271,8 +271,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "granted messages go out when the lease is over",
         "_may_leave",
-        "return lease.may_hand_over(now) if self._options.at_most_once else now < lease.hand_out_until",
-        "return self._options.at_most_once or now < lease.hand_out_until",
+        "return lease.may_hand_over(now) if self._options.settings.at_most_once else now < lease.hand_out_until",
+        "return self._options.settings.at_most_once or now < lease.hand_out_until",
         "T4",
     ),
     # Pauses.

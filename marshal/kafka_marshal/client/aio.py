@@ -299,7 +299,7 @@ class Consumer(Generic[C]):
     def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, one by one; as iterating over :class:`kafka_marshal.Consumer`."""
         consumer = self.sync
-        if consumer._options.at_most_once or not consumer._options.auto_done:
+        if consumer._options.settings.at_most_once or not consumer._options.auto_done:
             return self._poll_on()
         return self._iterate(consumer)
 

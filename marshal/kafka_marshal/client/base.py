@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 from types import TracebackType
@@ -27,6 +27,7 @@ from kafka_marshal.client.closing import (
 )
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
+from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine.effects import Call, Callback, Piece
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
@@ -97,14 +98,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self,
         marshal: Host,
         driver: Driver,
-        topics: Sequence[str],
-        settings: ConsumerSettings,
-        callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
+        options: ConsumerOptions,
         count_partitions: CountPartitions | None = None,
     ) -> None:
         self._marshal = _Loops(marshal)
         self._driver = driver
-        self._callbacks = callbacks
+        self._options = options
         self._closed = False
         #: Not empty: loops end. A list, since iterating threads look at it before each message.
         self._stop_signal: list[bool] = []
@@ -113,14 +112,14 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._engine: ConsumerEngine
         self._leaving: Leaving
         self._entered = False
-        subscription = Subscription(topics, driver.replica.topic)
+        subscription = Subscription(options.topics, driver.replica.topic)
         handle = cast("Self", object.__new__(type(self)))
         handle.__dict__ = self.__dict__
         handle._keeps = marshal
         #: The handle, until the user has it, and as long as it is there.
         self._unfetched: list[Self] = [handle]
         self._user: ref[Self] = ref(handle)
-        self._enter(subscription, settings, count_partitions)
+        self._enter(subscription, options.settings, count_partitions)
         known = {topic for topic, _ in subscription.partitions}
         for topic in sorted(subscription.names - known):
             text = "topic %s does not exist (yet); this consumer waits for it"
@@ -269,14 +268,14 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _call(self, call: Call) -> None:
         """Run the user's callback."""
-        function = self._callbacks.get(call.callback)
+        function = self._options.callbacks.get(call.callback)
         if function is not None:
             calling.set(self)
             before = is_ours.set(False)
             try:
                 found = [self._named(each, call.callback) for each in call.pieces]
                 user = self._user() or self
-                arguments.a_result(str(call.callback), function(user, found))  # type: ignore[arg-type]
+                arguments.a_result(str(call.callback), function(user, found))
                 del user
             finally:
                 is_ours.reset(before)

@@ -69,7 +69,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         A message in hand when the loop is left by ``break`` or by an exception is not done: it comes again, here or
         at the next holder.
         """
-        if self._options.at_most_once:
+        if self._options.settings.at_most_once:
             return self._iterate_granted()
         return self._iterate() if self._options.auto_done else self._poll_on()
 
@@ -242,7 +242,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             wanted -= len(found[-1][1])
             if not found[-1][1]:
                 found.pop()
-            if self._options.at_most_once and deadline is not None and self._driver.monotonic() >= deadline:
+            if self._options.settings.at_most_once and deadline is not None and self._driver.monotonic() >= deadline:
                 break  # there may be more to claim, but each claim takes its time
 
     def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[Batch]:
@@ -254,7 +254,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         max_messages = arguments.a_whole("max_messages", max_messages, 1)
         arguments.seconds("timeout", timeout)
         return (
-            self._batches_granted(max_messages) if self._options.at_most_once else self._batches(max_messages, timeout)
+            self._batches_granted(max_messages) if self._engine.at_most_once else self._batches(max_messages, timeout)
         )
 
     def _batches(self, max_messages: int, timeout: float) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from math import inf
 
 from kafka_marshal.client.attempt import GroupKind
-from kafka_marshal.client.base import Host, Membership, S, TopicPartition
+from kafka_marshal.client.base import Host, Membership, S
 from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.failures import say_in_hand
 from kafka_marshal.client.fetcher import Fetcher
@@ -49,11 +49,9 @@ class FetchingConsumer(Membership[S]):
         marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
-        callbacks: Mapping[str, Callable[[S, list[TopicPartition]], object] | None],
         config: Mapping[str, object],
     ) -> None:
-        self._options = options
-        self._fetcher = Fetcher(self, driver, config, options.max_bytes_in_flight)
+        self._fetcher = Fetcher(self, driver, config, options.settings.max_bytes_in_flight)
         self._undone = Undone()
         self._handled = Handled(driver.cluster.runtime.lock())
         #: What threads take messages from, but for iterating and batches at least once.
@@ -63,14 +61,13 @@ class FetchingConsumer(Membership[S]):
         #: What user threads have said to be done, and the engine does not know yet.
         self._inbox: deque[Message | Run] = deque()
         self._nudged = False
-        settings = options.settings(callbacks)
-        super().__init__(marshal, driver, options.topics, settings, callbacks, self._fetcher.partition_counts)
+        super().__init__(marshal, driver, options, self._fetcher.partition_counts)
         self._leaving.settle = self._end_run
 
     @property
     def _kind(self) -> GroupKind:
         """Who shares out its partitions."""
-        return "claimed" if self._options.group is None else "coordinated"
+        return "claimed" if self._options.settings.group is None else "coordinated"
 
     @property
     def _delivery(self) -> Delivery:
@@ -81,11 +78,11 @@ class FetchingConsumer(Membership[S]):
         if self._closed or self._stop_signal:
             return False
         lease = run.assignment.lease
-        return lease.may_hand_over(now) if self._options.at_most_once else now < lease.hand_out_until
+        return lease.may_hand_over(now) if self._options.settings.at_most_once else now < lease.hand_out_until
 
     def _say(self, what: Message | Run) -> None:
         """This is done (any thread)."""
-        if self._options.at_most_once:
+        if self._options.settings.at_most_once:
             return
         if self._driver.life.forked:
             self._driver.refuse_fork()
@@ -131,7 +128,7 @@ class FetchingConsumer(Membership[S]):
 
     def _reclaim(self, before: float) -> None:
         """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
-        if self._options.at_most_once:
+        if self._options.settings.at_most_once:
             return
         now = self._driver.now_ms()
         if not self._delivery.is_done_said:
@@ -162,7 +159,7 @@ class FetchingConsumer(Membership[S]):
 
     def _serve_hand(self, is_gone: Callable[[], bool], deadline: float | None, collected: Sequence[Run]) -> Run | None:
         hand, until = self._hand, inf if deadline is None else deadline
-        if self._options.at_most_once:
+        if self._options.settings.at_most_once:
             hand.run = run = self._pull(GrantedPull(self._engine, deadline=until, collected=collected), is_gone)
             return run
         with self._driver.locked(step=False):

@@ -64,7 +64,6 @@ class GroupConsumer(Consumer):
         marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
-        callbacks: Mapping[str, Any],
         config: Mapping[str, object],
         mirror_offsets: bool = False,
     ) -> None:
@@ -74,7 +73,7 @@ class GroupConsumer(Consumer):
         with driver.condition:
             driver.listeners.append(self._applied)
         try:
-            super().__init__(marshal, driver, options, callbacks, config)
+            super().__init__(marshal, driver, options, config)
         except BaseException:
             self._listen_no_more()
             raise
@@ -104,7 +103,7 @@ class GroupConsumer(Consumer):
 
     def _look_at_shares(self) -> None:
         """Warn once if partitions may not be shared by key though this member would (the driver's lock is held)."""
-        options, group = self._options.group, self._member.member.group
+        options, group = self._options.settings.group, self._member.member.group
         if options is None or not options.allow_key_share or self._share_said or group is None:
             return
         topics = sorted({topic for topic, _ in self._engine.subscription.partitions})
@@ -202,6 +201,6 @@ class GroupConsumer(Consumer):
 
     def _has_islands(self, assignment: Assignment) -> bool:
         """Whether something is done beyond a gap that the log does not know yet (P6)."""
-        is_reported = assignment.stage in REPORTING and assignment.lease.held and not self._options.at_most_once
+        is_reported = assignment.stage in REPORTING and assignment.lease.held and not self._engine.at_most_once
         progress = self._member.view.progress(assignment.key)
         return is_reported and progress is not None and bool(beyond(assignment.tracker.done.ranges, progress.ranges))

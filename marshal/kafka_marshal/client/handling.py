@@ -155,7 +155,7 @@ class RunOptions:
         deserialize: Callable[[Message], Any] | None,
     ) -> RunOptions:
         """Raises ConfigurationError for what can't work."""
-        if consumer.at_most_once:
+        if consumer.settings.at_most_once:
             raise ConfigurationError(
                 "run(…) is for delivery='at-least-once': it tries again what failed, and reports each message by "
                 "itself, which a batch that was claimed as a whole does not allow. Nothing was handed out. Iterate "

@@ -32,15 +32,14 @@ from kafka_marshal.client.options import (
     Start,
     WhenStuck,
     check_log_name,
-    checked_callbacks,
     checked_group,
     checked_topics,
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
-from kafka_marshal.engine.policies import Balanced, Policy
-from kafka_marshal.engine.settings import REVOKE_RANGES_TIMEOUT_MS, EngineSettings
+from kafka_marshal.engine.policies import Policy
+from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import (
     ClosedError,
     ConfigurationError,
@@ -289,22 +288,21 @@ class Marshal(Watched, OneProcess, WithBlock):
         """
         options = ConsumerOptions.checked(
             checked_topics(topics, self.topic),
-            delivery,
-            policy if policy is not None else Balanced(),
-            start,
-            batch_size,
-            handler_timeout,
-            auto_done,
-            claim_ahead,
-            max_bytes_in_flight,
+            delivery=delivery,
+            policy=policy,
+            start=start,
+            batch_size=batch_size,
+            handler_timeout=handler_timeout,
+            revoke_timeout=revoke_timeout,
+            auto_done=auto_done,
+            claim_ahead=claim_ahead,
+            max_bytes_in_flight=max_bytes_in_flight,
             position_lost=position_lost,
             partition_stuck=partition_stuck,
-            revoke_timeout=revoke_timeout,
+            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
-        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
-        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        return self._made(lambda: Consumer(self, self._driver, options, callbacks, settings))
+        return self._made(lambda: Consumer(self, self._driver, options, settings))
 
     def group_consumer(
         self,
@@ -342,24 +340,21 @@ class Marshal(Watched, OneProcess, WithBlock):
         """
         options = ConsumerOptions.checked(
             checked_topics(topics, self.topic),
-            delivery,
-            Balanced(),
-            start,
-            batch_size,
-            handler_timeout,
-            auto_done,
-            False,
-            max_bytes_in_flight,
+            delivery=delivery,
+            start=start,
+            batch_size=batch_size,
+            handler_timeout=handler_timeout,
+            revoke_timeout=revoke_timeout,
+            auto_done=auto_done,
+            max_bytes_in_flight=max_bytes_in_flight,
             position_lost=position_lost,
             partition_stuck=partition_stuck,
             group=checked_group(strategy, session_timeout_ms, allow_key_share),
-            revoke_timeout=revoke_timeout,
+            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
-        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
-        callbacks: dict[str, Any] = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
         mirrors = arguments.a_flag("mirror_offsets", mirror_offsets)
-        return self._made(lambda: GroupConsumer(self, self._driver, options, callbacks, settings, mirrors))
+        return self._made(lambda: GroupConsumer(self, self._driver, options, settings, mirrors))
 
     def ranges(
         self,
@@ -383,19 +378,21 @@ class Marshal(Watched, OneProcess, WithBlock):
         counts: ranges end at the last stable offset, or, under ``read_uncommitted``, at the high watermark. Read them
         with the same level.
         """
-        wanted, policy = checked_topics(topics, self.topic), policy if policy is not None else Balanced()
         options = ConsumerOptions.checked(
-            *(wanted, delivery, policy, start, 1, handler_timeout, False),
-            position_lost=position_lost,
+            checked_topics(topics, self.topic),
+            delivery=delivery,
+            policy=policy,
+            start=start,
+            handler_timeout=handler_timeout,
             revoke_timeout=revoke_timeout,
-            default_revoke_ms=REVOKE_RANGES_TIMEOUT_MS,
+            position_lost=position_lost,
+            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
+            ranges=True,
         )
-        checked_callbacks(on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
         level = {**self.config, **arguments.a_mapping("config", config)}.get("isolation.level", "read_committed")
         if level not in ("read_committed", "read_uncommitted"):
             raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
-        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        return self._made(lambda: RangeConsumer(self, self._driver, options, callbacks, level == "read_committed"))
+        return self._made(lambda: RangeConsumer(self, self._driver, options, level == "read_committed"))
 
     def _made(self, make: Callable[[], M]) -> M:
         """A consumer, made on a thread of ours; it ends where it does not reach the caller."""

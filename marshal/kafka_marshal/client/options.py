@@ -7,12 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from kafka_marshal import arguments
 from kafka_marshal.engine.effects import Callback
-from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import REVOKE_TIMEOUT_MS, ConsumerSettings, GroupOptions, Why
+from kafka_marshal.engine.policies import Balanced, Policy
+from kafka_marshal.engine.settings import (
+    REVOKE_RANGES_TIMEOUT_MS,
+    REVOKE_TIMEOUT_MS,
+    ConsumerSettings,
+    GroupOptions,
+    Why,
+)
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
@@ -26,8 +32,8 @@ __all__ = [
     "Delivery",
     "Start",
     "WhenStuck",
+    "check_callback",
     "check_log_name",
-    "checked_callbacks",
     "checked_group",
     "checked_topics",
     "is_topic_name",
@@ -45,44 +51,35 @@ class ConsumerOptions:
     """A consumer's options, checked."""
 
     topics: tuple[str, ...]
-    at_most_once: bool
-    policy: Policy
-    start: Start
-    batch_size: int
-    handler_timeout_ms: float | None
+    #: What the engine does with them.
+    settings: ConsumerSettings
+    #: The user's functions by the names of their arguments; None: not given.
+    callbacks: Mapping[str, Any]
     #: Iterating marks a message done when the next one is asked for.
     auto_done: bool
-    #: At most once: claim a batch while the one before it is handled.
-    claim_ahead: bool
-    #: Bytes of message values that are fetched, and in hand, at a time.
-    max_bytes_in_flight: int
-    #: Which partitions that stand still are raised.
-    raises: frozenset[Why]
-    #: As a member of a coordinated group; None: partitions are claimed.
-    group: GroupOptions | None = None
-    #: A partition that is let go waits this long for what is in hand.
-    revoke_timeout_ms: float = REVOKE_TIMEOUT_MS
 
     @classmethod
     def checked(
         cls,
         topics: tuple[str, ...],
+        *,
         delivery: str,
-        policy: Policy,
         start: Start,
-        batch_size: int,
         handler_timeout: float | None,
-        auto_done: bool,
+        revoke_timeout: float | None,
+        position_lost: WhenStuck,
+        callbacks: Mapping[str, Any],
+        policy: Policy | None = None,
+        batch_size: int = 1,
+        auto_done: bool = False,
         claim_ahead: bool = False,
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
-        *,
-        position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
         group: GroupOptions | None = None,
-        revoke_timeout: float | None = None,
-        default_revoke_ms: float = REVOKE_TIMEOUT_MS,
+        ranges: bool = False,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for what can't work."""
+        policy = Balanced() if policy is None else policy
         arguments.one_of("delivery", delivery, get_args(Delivery))
         if not isinstance(start, datetime):
             arguments.one_of("start", start, ("earliest", "latest"), "'earliest', 'latest' or a datetime")
@@ -92,10 +89,9 @@ class ConsumerOptions:
         if type(policy).wishes is Policy.wishes and type(policy).refine is Policy.refine:
             raise arguments.wrong("policy", "of a class that overrides wishes()", policy)
         batch_size = arguments.a_whole("batch_size", batch_size, 1)
-        if handler_timeout is not None:
-            arguments.seconds("handler_timeout", handler_timeout, above=0)
-        if revoke_timeout is not None:
-            arguments.seconds("revoke_timeout", revoke_timeout, above=0)
+        for name, seconds in (("handler_timeout", handler_timeout), ("revoke_timeout", revoke_timeout)):
+            if seconds is not None:
+                arguments.seconds(name, seconds, above=0)
         arguments.a_flag("auto_done", auto_done)
         if arguments.a_flag("claim_ahead", claim_ahead) and delivery != "at-most-once":
             raise ConfigurationError(
@@ -104,42 +100,28 @@ class ConsumerOptions:
         max_bytes_in_flight = arguments.a_whole("max_bytes_in_flight", max_bytes_in_flight, 1)
         for name, value in (("position_lost", position_lost), ("partition_stuck", partition_stuck)):
             arguments.one_of(name, value, get_args(WhenStuck))
+        for name, callback in callbacks.items():
+            check_callback(name, callback)
         lost = frozenset({Why.POSITION}) if position_lost == "raise" else frozenset[Why]()
-        timeout_ms = None if handler_timeout is None else handler_timeout * 1000
-        revoke_ms = default_revoke_ms if timeout_ms is None else timeout_ms
-        at_most_once = delivery == "at-most-once"
-        return cls(
-            topics,
-            at_most_once,
-            policy,
-            start,
-            batch_size,
-            timeout_ms,
-            auto_done,
-            claim_ahead,
-            max_bytes_in_flight,
-            lost | UNREADABLE if partition_stuck == "raise" else lost,
-            group,
-            revoke_ms if revoke_timeout is None else revoke_timeout * 1000,
-        )
-
-    def settings(self, callbacks: Mapping[str, object], *, ranges: bool = False) -> ConsumerSettings:
-        """What the engine is told; callbacks: those that are not None will be called. ranges: instead of messages."""
-        return ConsumerSettings(
-            at_most_once=self.at_most_once,
-            policy=self.policy,
-            start=self.start,
-            batch_size=self.batch_size,
-            handler_timeout_ms=self.handler_timeout_ms,
+        if revoke_timeout is None:
+            revoke_timeout = handler_timeout
+        default_revoke_ms = REVOKE_RANGES_TIMEOUT_MS if ranges else REVOKE_TIMEOUT_MS
+        settings = ConsumerSettings(
+            at_most_once=delivery == "at-most-once",
+            policy=policy,
+            start=start,
+            batch_size=batch_size,
+            handler_timeout_ms=None if handler_timeout is None else handler_timeout * 1000,
             callbacks=frozenset(Callback(name) for name, callback in callbacks.items() if callback is not None),
             ranges=ranges,
-            raises=self.raises,
-            policy_raised=partial(report, f"the policy {type(self.policy).__name__}"),
-            claim_ahead=self.claim_ahead,
-            max_bytes_in_flight=self.max_bytes_in_flight,
-            group=self.group,
-            revoke_timeout_ms=self.revoke_timeout_ms,
+            raises=lost | UNREADABLE if partition_stuck == "raise" else lost,
+            policy_raised=partial(report, f"the policy {type(policy).__name__}"),
+            claim_ahead=claim_ahead,
+            max_bytes_in_flight=max_bytes_in_flight,
+            group=group,
+            revoke_timeout_ms=default_revoke_ms if revoke_timeout is None else revoke_timeout * 1000,
         )
+        return cls(topics, settings, callbacks, auto_done)
 
 
 def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool) -> GroupOptions:
@@ -151,11 +133,10 @@ def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool)
     return GroupOptions(strategy, session, arguments.a_flag("allow_key_share", allow_key_share))
 
 
-def checked_callbacks(**callbacks: object) -> None:
+def check_callback(name: str, callback: object) -> None:
     """Raises ConfigurationError for a callback (None: there is none) that can't be called."""
-    for name, callback in callbacks.items():
-        if callback is not None:
-            arguments.a_function(name, callback, "consumer, partitions")
+    if callback is not None:
+        arguments.a_function(name, callback, "consumer, partitions")
 
 
 def checked_topics(topics: Sequence[str], coordination_topic: str) -> tuple[str, ...]:

@@ -108,7 +108,8 @@ class Runner:
 
     def _made(self) -> Lanes:
         """The lanes, which know of handlers that a run before has left behind."""
-        consumer, order, timeout = self._consumer, self._options.order, self._consumer._options.handler_timeout_ms
+        consumer, order = self._consumer, self._options.order
+        timeout = consumer._engine.settings.handler_timeout_ms
         in_lanes = consumer._delivery.in_lanes
         _wait(consumer, lambda: (before := in_lanes.owner) is None or not before.is_ending)  # who began it may be gone
         with self._driver.locked(step=False):

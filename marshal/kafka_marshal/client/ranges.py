@@ -36,18 +36,15 @@ class RangeConsumer(Membership["RangeConsumer"]):
         marshal: Host,
         driver: Driver,
         options: ConsumerOptions,
-        callbacks: Mapping[str, RangesCallback | None],
         committed: bool,
     ) -> None:
-        self._options = options
         #: Ranges end at the last stable offset, as a read_committed reader does.
         self.committed = committed
         self._marks = Watermarks(driver.cluster, committed=committed)
         #: Called when it has ended; for what serves its readers.
         self.at_end: Callable[[], object] = lambda: None
         self._taker = RangeTaker(self, driver, self._marks)
-        settings = options.settings(callbacks, ranges=True)
-        super().__init__(marshal, driver, options.topics, settings, callbacks)
+        super().__init__(marshal, driver, options)
 
     @property
     def _delivery(self) -> RangeDelivery:
@@ -82,7 +79,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         answer = self._driver.servants.ask(self._taker.serve, max_records, ends, timeout, undo=self.give_back)
         try:
             # At most once, what is granted late is as good as lost: it is waited for.
-            found = answer.wait(None if timeout is None or self._options.at_most_once else timeout + LOOK_S)
+            found = answer.wait(None if timeout is None or self._options.settings.at_most_once else timeout + LOOK_S)
             answer.receipt.out = True; return found  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except EndedError:
             return []
@@ -121,7 +118,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
             if together and not all(map(self._delivery.find, ranges)):
                 return []
             counted = [given for given in ranges if self._delivery.done_range(given, now)]
-            if flush and not self._options.at_most_once:
+            if flush and not self._options.settings.at_most_once:
                 for given in counted:
                     if (lease := engine.book.leases.get((given.topic, given.partition))) is not None:
                         engine.book.beat_soon(lease.cp, now)

@@ -90,7 +90,7 @@ class Tries:
         self.lanes = lanes
         self.ready_wanted = ready_wanted
         self.runtime: Runtime = consumer._driver.cluster.runtime
-        self.handler_timeout_ms: float | None = consumer._options.handler_timeout_ms
+        self.handler_timeout_ms: float | None = consumer._options.settings.handler_timeout_ms
         self.consumer = consumer
         self._give_back = give_back
         self._rng: Random = self.runtime.random()

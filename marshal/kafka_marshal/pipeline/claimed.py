@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_marshal import arguments
 from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.options import checked_callbacks
+from kafka_marshal.client.options import check_callback
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.clock import MOST_STAMP_MS
 from kafka_marshal.engine.policies import Policy
@@ -114,7 +114,7 @@ class ClaimedBatches:
         options = check_options(options)
         arguments.an_instance("marshal", marshal, Marshal, "a Marshal")
         max_records_per_batch = arguments.a_whole("max_records_per_batch", max_records_per_batch, 1)
-        checked_callbacks(on_lost=on_lost)
+        check_callback("on_lost", on_lost)
         if not marshal.bootstrap_servers:
             raise ConfigurationError(
                 "this Marshal is not on a real Kafka, so Spark can't read there. Nothing was claimed"
