@@ -1,4 +1,4 @@
-"""Settings for all tests. The broker fixtures come from the package's own pytest plugin, as they do for users."""
+"""Settings for all tests. The broker fixtures come from the package's pytest plugin, as for users."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent
 
-# No deadlines: on two shared cores they measure the neighbours. CI draws the same examples each time, so that a
-# change of ours, not a throw of dice, turns it red; at home each run looks elsewhere.
+# No deadlines: on two shared cores they measure other processes. CI draws the same examples each time, so that only a
+# change turns it red; local runs draw new ones.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# Sessions of Spark in tests live for a minute, here or in programs of their own: what a JVM learns in that time costs
-# more than it brings (a third of a driver's processor time).
+# Spark sessions in tests last a minute: the JVM's optimizing compiler costs more than it saves in that time (a third of
+# a driver's processor time).
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# The cluster that somebody works on is none to test on; commands under test must not pick it up either.
+# Tests and commands under test must not use the developer's cluster.
 os.environ.pop("KAFKA_MARSHAL_BOOTSTRAP", None)
 
-# Started in the background by a shell, this process and all it starts would ignore Ctrl-C, which some tests press.
+# Started in the background by a shell, this process and its children would ignore Ctrl-C, which some tests send.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Where only a processor is used: neither broker nor time. (But test_costs.py measures.)
+#: Folders of tests that only compute, without a broker or waits. (But test_costs.py measures.)
 ALONE_WITH_A_PROCESSOR = ("rationalizer", "scripts", "engine", "simulation", "mutants")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Here, since pytest asks only this folder's conftest.py before it reads the command line."""
+    """Here, as pytest loads only this folder's conftest.py before it reads the command line."""
     text = "write what comes of each command into the scripts of tests/scripts; read the diff before you commit it"
     parser.addoption("--rewrite-scripts", action="store_true", help=text)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whoever uses a broker's fixture needs a broker, and Spark takes its time: the markers follow from that.
+    """Set markers by fixtures: tests with a broker's fixture need a broker, and tests with Spark are slow.
 
-    With pytest-xdist (make test: --dist loadgroup) one process takes all that share a Spark session, or a cluster of
-    three brokers; what touches Kafka stays together by file, with a broker for each process. What takes longest begins
-    first; what only computes comes last, and goes to whichever process is free, so that all end together.
+    With pytest-xdist (make test: --dist loadgroup) one process runs all tests that share a Spark session or a cluster
+    of three brokers; tests with Kafka stay together by file, with a broker per process. The longest start first; tests
+    that only compute come last, in any free process, so that all processes end together.
     """
     if hasattr(config, "workerinput"):
         for item in items:
@@ -88,31 +88,31 @@ def _only_computes(item: pytest.Item) -> bool:
 
 
 def pytest_sessionfinish() -> None:
-    """Kafka clients that tests dropped go now: later they would speak of a broker that is gone, after the last line."""
+    """Collect Kafka clients that tests dropped: later they would log a missing broker after the last line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Of a test that was tried again (in CI), say why: it may be the neighbours' load, and it may be a defect."""
+    """Print why a test was rerun (in CI): other processes' load, or a defect."""
     for report in terminalreporter.stats.get("rerun", ()):
         crash = getattr(report.longrepr, "reprcrash", None)
         terminalreporter.write_line(f"RERUN {report.nodeid}: {getattr(crash, 'message', report.longrepr)!s:.1000}")
-        for trace, _, _ in getattr(report.longrepr, "chain", ())[:-1]:  # what it came of, in another thread maybe
+        for trace, _, _ in getattr(report.longrepr, "chain", ())[:-1]:  # its cause, possibly in another thread
             terminalreporter.write_line(f"RERUN came of: {trace!s:.3000}")
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark for the whole session: two cores, little memory, nothing to be seen from outside."""
+    """One Spark for the whole session: two cores, little memory, no web page."""
     from kafka_marshal.pipeline.session import spark_session
 
     settings = {
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.session.timeZone": "UTC",
-        # Progress bars would run over pytest's own lines.
+        # Progress bars would overwrite pytest's lines.
         "spark.ui.showConsoleProgress": "false",
     }
     session = spark_session("kafka-marshal tests", master="local[2]", config=settings)

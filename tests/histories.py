@@ -1,4 +1,4 @@
-"""Digests of simulated histories: the same before and after a change of structure.
+"""Digests of simulated histories, to compare before and after a change of structure.
 
 python -m tests.histories --seeds 200 > before; …; python -m tests.histories --seeds 200 | diff before -
 """

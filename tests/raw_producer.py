@@ -1,4 +1,4 @@
-"""Records as programs in C or PHP may write them, with librdkafka itself: names of headers that are no UTF-8."""
+"""Records as programs in C or PHP may write them, with librdkafka itself: header names that are no UTF-8."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COPY = 2
 def produce_raw(
     bootstrap: str, topic: str, records: Sequence[tuple[bytes | None, bytes | None, RawHeaders]], *, at_ms: int = 0
 ) -> None:
-    """Write (key, value, headers) to partition 0, one after the other. at_ms: their timestamp; 0: now."""
+    """Write (key, value, headers) to partition 0, in order. at_ms: their timestamp; 0: now."""
     (path,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob("librdkafka*")
     library = ctypes.CDLL(str(path))
     library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p

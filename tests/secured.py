@@ -1,4 +1,4 @@
-"""Brokers that ask who you are and what you may: settings for LocalBroker, logins, rights."""
+"""Brokers with authentication and ACLs: settings for LocalBroker, logins, rights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["MEMBER", "READER", "Config", "allow", "broker_properties", "certifie
 
 Config = dict[str, str | int | float]
 
-#: What a member needs of the coordination topic; what is needed to read one.
+#: A member's rights on the coordination topic, and a reader's on a topic.
 MEMBER = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
 READER = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
 
@@ -29,12 +29,12 @@ _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 
 
 def password_of(user: str) -> str:
-    """With what it takes to get quoting wrong."""
+    """A password with characters that break wrong quoting."""
     return f"{user}'s"
 
 
 def broker_properties(*users: str, protocol: str = "SASL_PLAINTEXT") -> dict[str, str]:
-    """These users may log in, root may do everything, the others what :func:`allow` says."""
+    """These users may log in; root has all rights, the others those of :func:`allow`."""
     logins = " ".join(f'user_{user}="{password_of(user)}"' for user in ("root", *users))
     return {
         "listener.security.protocol.map": f"CLIENT:{protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -56,7 +56,7 @@ def login(user: str, password: str | None = None, protocol: str = "SASL_PLAINTEX
 
 
 def allow(bootstrap: str, root: Config, user: str, topics: Mapping[str, tuple[AclOperation, ...]]) -> None:
-    """Let a user do that with all topics whose names begin so; done when it returns (s: 30 at most)."""
+    """Grant a user operations on topics by prefix; returns when in force (within 30 s)."""
     admin = AdminClient({**root, "bootstrap.servers": bootstrap})
     wanted = [
         AclBinding(
@@ -70,7 +70,7 @@ def allow(bootstrap: str, root: Config, user: str, topics: Mapping[str, tuple[Ac
 
 
 def certified(folder: Path) -> tuple[Path, Path]:
-    """A key store for a broker on this machine, and its certificate as PEM; made with Java's own tool."""
+    """A key store for a broker on this machine, and its certificate as PEM; made with Java's keytool."""
     keytool = find_java().path.with_name("keytool")
     store, ca = folder / "broker.p12", folder / "ca.pem"
     common = [str(keytool), "-keystore", str(store), "-storepass", "changeit", "-alias", "broker"]
@@ -81,7 +81,7 @@ def certified(folder: Path) -> tuple[Path, Path]:
 
 
 def key_store(store: Path) -> dict[str, str]:
-    """Settings with which a broker's CLIENT listener uses what :func:`certified` made."""
+    """Settings for a broker's CLIENT listener to use the files of :func:`certified`."""
     return {
         "listener.name.client.ssl.keystore.type": "PKCS12",
         "listener.name.client.ssl.keystore.location": str(store),

@@ -1,4 +1,4 @@
-"""A standalone Spark on this machine: a master and two workers, started from PySpark's own classes."""
+"""A standalone Spark on this machine: a master and two workers, started from PySpark's classes."""
 
 from __future__ import annotations
 

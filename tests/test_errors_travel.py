@@ -1,4 +1,4 @@
-"""Every error of the tree crosses processes and copies: pickle, copy, deepcopy, a process pool."""
+"""Every error survives pickle, copy, deepcopy and a process pool."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import kafka_marshal
 import rationalizer
 from kafka_marshal.errors import ExtraMissingError, StaleEpochError
 
-#: By how an annotation begins: what an argument of that type may be.
+#: Beginning of an annotation → a value of that type.
 VALUES: dict[str, object] = {"int": 3, "float": 1.5, "bool": True, "Sequence[tuple[str, int]]": [("t", 1)]}
 MORE_VALUES: dict[str, object] = {"Sequence[tuple[str, int, int, int]]": [("t", 1, 2, 3)], "Kind": None}
 
 
 @cache
 def errors() -> list[type[BaseException]]:
-    """All classes of errors in the tree, but for those that are private to a module."""
+    """All error classes, except those private to a module."""
     found: set[type[BaseException]] = set()
     for package in (kafka_marshal, rationalizer):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -37,7 +37,7 @@ def errors() -> list[type[BaseException]]:
 
 
 def made(kind: type[BaseException]) -> BaseException:
-    """One of these with something in every field, as its constructor's annotations say."""
+    """An instance with a value in every field, by its constructor's annotations."""
     given: list[object] = []
     named: dict[str, object] = {}
     own = next((x for x in kind.__mro__ if "__init__" in vars(x) and x.__module__ != "builtins"), None)
@@ -60,7 +60,7 @@ def raise_it(kind: type[BaseException]) -> None:
 
 
 def says(error: BaseException) -> tuple[object, ...]:
-    """All that it has; the remote traceback that a pool adds is a cause, and no field."""
+    """All its fields; the remote traceback that a pool adds is a cause, not a field."""
     return type(error), str(error), error.args, vars(error), getattr(error, "msg", None), getattr(error, "name", None)
 
 
@@ -76,7 +76,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def changed(error: BaseException) -> Iterator[str]:
-    """The ways on which it is lost, or becomes another."""
+    """The ways that lose or change the error."""
     for name, way in WAYS.items():
         try:
             if says(came := way(error)) != says(error):
@@ -100,7 +100,7 @@ def test_through_a_process_pool() -> None:
 
 
 class OfAUser(StaleEpochError):
-    """A subclass with a constructor of its own."""
+    """A subclass with another constructor."""
 
     def __init__(self, why: int) -> None:
         super().__init__(f"why: {why}", topic="t", partition=1, epoch=why, stored_epoch=3)

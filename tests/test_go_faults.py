@@ -1,6 +1,6 @@
-"""The faults found in the public Go Marshal (B1 … B23): for each, what keeps it from coming back.
+"""The faults found in the public Go Marshal (B1 … B23): what prevents each of them here.
 
-Either tests that would catch it, here or elsewhere (each named one is checked to exist), or why it can't occur.
+Either tests that would catch it, here or elsewhere (which are checked to exist), or why it can't occur.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fault:
     what: str
     #: "path::test", or a script, relative to the repository.
     caught_by: tuple[str, ...] = ()
-    #: Why it can't occur, where there is nothing to test.
+    #: Why it can't occur, if there is nothing to test.
     because: str = ""
 
 
@@ -235,7 +235,7 @@ def test_every_fault_is_caught_by_tests_that_exist_or_can_t_occur(number: str) -
         assert name in names_in(path), f"{number}: there is no {reference}"
 
 
-# -- what no other test says in so many words ----------------------------------------------------------------------
+# -- not covered explicitly elsewhere ------------------------------------------------------------------------------
 
 
 def test_b1_whenever_the_log_is_read_the_holder_is_the_same() -> None:
@@ -255,7 +255,7 @@ def test_b1_whenever_the_log_is_read_the_holder_is_the_same() -> None:
 
 
 def test_b1_a_member_that_starts_long_after_agrees_with_those_that_saw_it() -> None:
-    """The engine, too: what a claim came to is asked of the log, not of a clock."""
+    """The engine, too: the log decides a claim's outcome, not a clock."""
     net = Net(cps=1)
     net.topic("t", 1)
     first, second = net.member("a"), net.member("b")
@@ -269,7 +269,7 @@ def test_b1_a_member_that_starts_long_after_agrees_with_those_that_saw_it() -> N
 
 
 def test_b2_ages_at_the_borders() -> None:
-    """A stamp behind the last beat is no age at all, and at exactly 2 · HI the holder stays."""
+    """A timestamp before the last heartbeat is no age, and at exactly 2 · HI the holder stays."""
     world = World(0, 1)
     world.apply(0, 1_000, encode(ClaimingPartition("a-1", "A", "g", "t", 0, 100)))
     behind = world.apply(1, 0, encode(ClaimingPartition("b-1", "B", "g", "t", 0, 100)))
@@ -279,7 +279,7 @@ def test_b2_ages_at_the_borders() -> None:
 
 
 def test_b7_slashes_in_names_and_the_largest_partition() -> None:
-    """Names are fields of their own, so nothing in them has a meaning; no partition number allocates anything."""
+    """Names are separate fields, so nothing in them has a meaning; no partition number allocates anything."""
     partition = 2**31 - 1
     cp = route_lease("a/b/c", partition, 8)
     world = World(cp, 8)
@@ -295,7 +295,7 @@ def test_b8_the_partitions_of_one_topic_are_spread_over_the_log() -> None:
 
 
 class DeadCluster:
-    """A cluster that answers nothing; any other attribute would be a call too many."""
+    """A cluster that answers nothing; any other call fails."""
 
     runtime = THREADS
 
@@ -331,7 +331,7 @@ def test_b11_a_marshal_that_can_not_start_frees_the_cluster_and_says_why(
 
 
 def test_b12_a_zombie_s_offsets_are_refused_and_change_nothing() -> None:
-    """A member that was stopped says what it has done under an epoch that is over, with a beat and with a release."""
+    """A stopped member reports progress under an old epoch, with a heartbeat and with a release."""
     net = Net(cps=1)
     net.topic("t", 1, end=50)
     zombie = net.member("a")
@@ -354,14 +354,14 @@ def test_b12_a_zombie_s_offsets_are_refused_and_change_nothing() -> None:
 
 
 def test_b13_the_position_is_that_of_the_grant() -> None:
-    """Between the claim's sending and its grant the old holder hands in more: the new one starts behind that."""
+    """Between a claim and its grant the old holder reports more: the new one starts behind that."""
     net = Net(cps=1)
     net.topic("t", 1, end=50)
     first, second = net.member("a"), net.member("b")
     first.consumer("t")
     net.run(50)
     first.work()
-    first.close()  # its release, with offset 4, is in the log, and not seen by the second
+    first.close()  # its release, with offset 4, is in the log but not seen by the second
     second.deaf = True
     second.consumer("t")
     second.deaf = False
@@ -403,7 +403,7 @@ def test_b20_a_restart_takes_back_all_topics(policy: Greedy | WholeTopic) -> Non
 
 
 def test_b21_the_engine_has_nothing_to_block_on() -> None:
-    """Effects are plain data that the shell carries out; callbacks run elsewhere, and beats do not wait for them."""
+    """Effects are plain data that the shell executes; callbacks run elsewhere, and heartbeats don't wait for them."""
     kinds = [getattr(effects, name) for name in effects.__all__]
     assert sum(is_dataclass(kind) for kind in kinds) >= 6
     assert all(field.init for kind in kinds if is_dataclass(kind) for field in fields(kind))

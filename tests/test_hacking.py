@@ -1,4 +1,4 @@
-"""What a new record type, effect or policy touches, as HACKING.md lists it: no place can be forgotten."""
+"""The places that a new record type, effect or policy touches, as listed in HACKING.md: none can be forgotten."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_record_type_is_written_by_the_oracles_author_and_by_the_fuzzs() -
 
 
 def test_the_audit_follows_every_record_type() -> None:
-    """One that changes a lease, and that the audit does not know, is a violation for it in an honest log."""
+    """The audit would report a record type that changes a lease and that it does not know as a violation."""
     for seed in range(5):
         log, _ = write_log(by_seed(seed), 120)
         observer = Observer(World(0, 1), lambda table, rows: None)
@@ -71,7 +71,7 @@ def test_the_audit_follows_every_record_type() -> None:
 
 
 def holding(*texts: str) -> list[Path]:
-    """Python files in which all of these stand."""
+    """Python files that contain all of these."""
     return [path for path in PYTHON_FILES if all(text in path.read_text(encoding="utf-8") for text in texts)]
 
 

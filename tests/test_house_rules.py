@@ -1,4 +1,4 @@
-"""The rules of the house, as tests: what a reviewer would otherwise have to look for in every change."""
+"""The house rules as tests: what a reviewer would otherwise have to check in every change."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LONGEST_FUNCTION = 70
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-#: What a source package holds of us; a user's own files may lie beside it.
+#: Our folders in a source package; a user's own files may be beside them.
 FOLDERS = (".ci", ".github", "benchmarks", "docs", "examples", "marshal", "rationalizer", "tests")
 NO_FILES_OF_OURS = {"__pycache__", ".venv", "build", "dist", "out"}
 
 
 def our_files(root: Path) -> list[Path]:
-    """What git tracks; where there is no git, or no clone, what lies in our folders and at the top by a known name."""
+    """Files tracked by git; without git or a clone, those in our folders and known names at the top."""
     try:
         command = ["git", "ls-files", "-z"]
         listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode()
@@ -90,7 +90,7 @@ def text_files() -> Iterator[Path]:
 
 @pytest.mark.parametrize("with_git", [True, False])
 def test_a_users_own_files_are_not_looked_at(tmp_path: Path, with_git: bool) -> None:
-    """In a clone or in an unpacked source package: a log of a demo, an environment, notes."""
+    """In a clone or an unpacked source package: a log of a demo, an environment, notes."""
     ours = {"README.md", "marshal/kafka_marshal/x.py", "tests/test_x.py"}
     others = {"demo.log", ".venv/lib/y.py", "out/demo/report.html", "mine/notes.py"}
     for name in ours | others:
@@ -111,7 +111,7 @@ def test_no_module_is_too_long() -> None:
 
 
 def length_of(function: Function) -> int:
-    """Lines of a function without its docstring, which tells and does nothing."""
+    """Lines of a function without its docstring."""
     assert function.end_lineno is not None
     length = function.end_lineno - function.lineno + 1
     first = function.body[0]
@@ -256,7 +256,7 @@ def names_taken_from_other_packages() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_all_is_true(name: str) -> None:
-    """``__all__`` is what a module offers beyond its own package: each name is there, and nobody takes another."""
+    """``__all__`` is a module's interface for other packages: each name exists, and no other is imported."""
     listed = all_of(tree_of(MODULES[name]))
     if listed is None:
         return
@@ -278,14 +278,14 @@ def test_the_tree_of_errors_is_drawn_whole() -> None:
 
 
 def is_trivial(function: Function) -> bool:
-    """Its name and types say all there is: a Protocol's bare ``...``."""
+    """Whether it needs no docstring: a Protocol's bare ``...``."""
     body = function.body
     return len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
 
 
 @cache
 def documented_elsewhere() -> set[str]:
-    """Names of methods that a Protocol or another base class of ours describes."""
+    """Names of methods that a Protocol or another of our base classes documents."""
     classes = [node for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
     bases = {getattr(base, "id", "") for node in classes for base in node.bases}
     found = set()
@@ -303,7 +303,7 @@ def classes() -> set[str]:
 
 
 def has_a_foreign_base(node: ast.ClassDef) -> bool:
-    """Its methods are described by another project, as click's are."""
+    """Whether another project documents its methods, such as click."""
     own = {*classes(), "Protocol", "Generic", "Exception", "NamedTuple"}
     bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
     return any(isinstance(base, ast.Attribute) or getattr(base, "id", "") not in own for base in bases)
@@ -341,7 +341,7 @@ def test_everything_public_is_documented() -> None:
 MOST_METHODS = 25
 MOST_ATTRIBUTES = 15
 
-#: Larger than that: (methods, attributes) that they may have, to become fewer.
+#: Larger classes: their limits (methods, attributes), to be reduced.
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (26, 13),
     "kafka_marshal.admin.client.Admin": (27, 6),
@@ -369,7 +369,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 def size_of(node: ast.ClassDef) -> tuple[int, int]:
-    """Methods, and attributes that they set on ``self``. (Fields of a row are no state that anybody has to follow.)"""
+    """Methods, and attributes that they set on ``self``. (Fields of a row don't count as state.)"""
     methods = [each for each in node.body if isinstance(each, Function)]
     names = {
         each.attr
@@ -396,9 +396,9 @@ def test_classes_stay_small() -> None:
     assert LARGE.keys() - large.keys() == set(), "they are small now: take them off the list"
 
 
-# -- a second try -------------------------------------------------------------------------------------------------
+# -- reruns -------------------------------------------------------------------------------------------------------
 
-#: What looks for broken promises: it asserts that there are none.
+#: Calls that search for broken promises.
 CAMPAIGNS = {"fuzz_a_broker", "run_campaign", "run_offline", "simulate", "simulate_one", "soak"}
 
 
@@ -406,7 +406,7 @@ def calls(node: ast.AST) -> set[str]:
     return {ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
 
 
-#: One try; or another one where there was no broker to try it on, which is no promise that was broken.
+#: One try; or another one if there was no broker, which breaks no promise.
 ONE_TRY = "pytest.mark.flaky(reruns=0)"
 ONE_TRY_WITH_A_BROKER = "pytest.mark.flaky(reruns=1, only_rerun=['BrokerDiedError'])"
 
@@ -416,7 +416,7 @@ def has_one_try(marks: Iterable[ast.AST]) -> bool:
 
 
 def test_what_looks_for_broken_promises_has_one_try() -> None:
-    """CI tries what fails again, for a neighbour's load. A promise that was broken once is broken."""
+    """CI reruns failures because of other processes' load. A promise that was broken once is broken."""
     found, marked = [], 0
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = tree_of(path)
@@ -475,7 +475,7 @@ def test_no_message_names_a_rule_by_its_number() -> None:
 
 
 def test_the_library_logs_in_one_way() -> None:
-    """Through ``logs.log``, so that each line has its event."""
+    """Through ``logs.log``, so that each line has an event."""
     found = []
     for name, path in MODULES.items():
         if name.startswith(("kafka_marshal.testing", "kafka_marshal.logs")):
@@ -522,7 +522,7 @@ def test_no_file_holds(what: str) -> None:
 
 
 def test_tests_wait_for_conditions_not_for_times() -> None:
-    """A sleep stands in a loop that looks for something, or paces something."""
+    """A sleep is in a loop that polls or paces something."""
     loops = (ast.While, ast.For, ast.AsyncFor)
     found = []
 
@@ -539,7 +539,7 @@ def test_tests_wait_for_conditions_not_for_times() -> None:
 
 
 def run_at_import(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every node that is evaluated when the module is imported."""
+    """Every node evaluated when the module is imported."""
     left: list[ast.AST] = list(tree.body)
     while left:
         node = left.pop()

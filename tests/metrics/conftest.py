@@ -1,4 +1,4 @@
-"""Members on an in-memory cluster, and what HTTP says of them."""
+"""Members on an in-memory cluster, and their HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[S
 
 
 class ServingWorker:
-    """A worker in a process of its own; see serving_worker.py."""
+    """A worker in a separate process; see serving_worker.py."""
 
     def __init__(self, scene: Scene, topic: str, **options: Any) -> None:
         arguments = {

@@ -1,7 +1,6 @@
-"""A worker that serves its metrics: python serving_worker.py '{"bootstrap": …}'. It takes orders on stdin.
+"""A worker that serves its metrics: python serving_worker.py '{"bootstrap": …}'. It takes commands on stdin.
 
-consume: begin to work · go: let the first message end, for which the handler waits · stall: hold up the background
-thread · end: leave
+consume: start working · go: let the waiting first handler return · stall: block the background thread · end: leave
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ is_free.set()
 
 
 class Stalling(Policy):
-    """Balanced, until it is told not to return."""
+    """Balanced, until it is set to block."""
 
     def wishes(self, view: View, own: tuple[tuple[str, int], ...], now: float) -> Wishes:
         is_free.wait()

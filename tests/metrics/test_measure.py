@@ -1,4 +1,4 @@
-"""Marshal.metrics(): what is counted, and what is so at this moment."""
+"""Marshal.metrics(): counters and gauges."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_member_without_a_consumer(marshal: Marshal) -> None:
 
 
 def test_a_loop_is_counted_message_by_message(marshal: Marshal) -> None:
-    """Though the engine hears of it with the next heartbeat only."""
+    """Although the engine learns of it only with the next heartbeat."""
     with marshal.consumer([TOPIC]) as consumer:
         held(marshal)
         done = 0
@@ -137,14 +137,14 @@ def test_the_time_lag_is_the_age_of_the_next_message_that_is_not_done(age_s: int
             assert found.lag_seconds == pytest.approx(max(0.0, time.time() - stamp_s), abs=0.5)
             seen.append(found.lag_seconds)
             consumer.done(message)
-            consumer.position()  # what is done is told to the engine
+            consumer.position()  # reports progress to the engine
         assert consumer.poll(0.2) is None
         assert seen[0] >= seen[-1] - 0.5
         wait_until(lambda: partition(marshal).lag_seconds == 0.0)
 
 
 def test_what_waits_to_be_fetched_gets_older(marshal: Marshal, cluster: MemoryCluster) -> None:
-    """Nobody asks for messages, so none was fetched: it is as old as it was first seen to be there."""
+    """Nothing polls, so nothing is fetched: its age counts from when it was first seen."""
     with marshal.consumer([TOPIC]) as consumer:
         held(marshal)
         first = partition(marshal).lag_seconds
@@ -188,7 +188,7 @@ def test_records_are_counted_by_type_and_outcome(cluster: MemoryCluster) -> None
 
 
 class _Handling:
-    """Handlers that fail, hang or count, by what the message says."""
+    """Handlers that fail, hang or count, depending on the message."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -244,7 +244,7 @@ def test_ranges_have_a_lag_and_no_messages(marshal: Marshal) -> None:
 
 
 def test_it_waits_for_nobody(marshal: Marshal) -> None:
-    """With the engine's lock in somebody else's hand."""
+    """While another thread holds the engine's lock."""
     with marshal.consumer([TOPIC]):
         held(marshal)
         with marshal._driver.condition:

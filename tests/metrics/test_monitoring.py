@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of docs/monitoring: each metric in them exists, and Prometheus takes them."""
+"""The dashboard and the alert rules of docs/monitoring: each metric exists, and Prometheus accepts them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def panels() -> list[dict[str, Any]]:
 
 
 def queries() -> list[str]:
-    """Of the dashboard, with its variables filled in."""
+    """The dashboard's queries, with variables substituted."""
     found = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
     return [text.replace("$group", ".*").replace("$__rate_interval", "1m") for text in found]
 
 
 def rules() -> list[str]:
-    """The expressions of the alerts, without a parser of YAML: each begins after ``expr:``, folded or not."""
+    """The alerts' expressions, without a YAML parser: each begins after ``expr:``, folded or not."""
     text = ALERTS.read_text(encoding="utf-8")
     return [" ".join(found.split()) for found in re.findall(r"expr: (?:>\n)?(.*?)\n +(?:for|labels):", text, re.DOTALL)]
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry: instruments that observe the same figures, and spans that go on with a message's trace."""
+"""OpenTelemetry: instruments that observe the same figures, and spans that continue a message's trace."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_instruments_observe_what_metrics_says(marshal: Marshal) -> None:
 
 
 class Traced:
-    """What a run with trace_hooks leaves behind."""
+    """The spans of a run with trace_hooks."""
 
     def __init__(self, **options: Any) -> None:
         self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()

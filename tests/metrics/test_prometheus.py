@@ -1,4 +1,4 @@
-"""The text that Prometheus scrapes: names, types, and values that are those of Marshal.metrics()."""
+"""The text that Prometheus scrapes: names, types, and the values of Marshal.metrics()."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, TOPIC, member
 from tests.metrics.conftest import PARTITIONS, get
 
-#: As agreed with OpenTelemetry's conventions, and for our own; dashboards and alerts of users build on them.
+#: By OpenTelemetry's conventions where they exist; users' dashboards and alerts depend on them.
 NAMES = {
     "kafka_consumer_group_lag",
     "kafka_consumer_group_members",

@@ -192,7 +192,7 @@ def test_arguments_are_checked(marshal: Marshal, port: int, host: str) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """No thread is left behind."""
+    """Check that no thread is left behind."""
     before = set(threading.enumerate())
     yield
     wait_until(lambda: not [t for t in threading.enumerate() if t not in before and t.name == "kafka-marshal-http"])
@@ -221,7 +221,7 @@ def test_the_port_of_a_parent_is_not_kept_by_its_forks(marshal: Marshal) -> None
     child = os.fork()
     if not child:
         os.close(tell)
-        os.write(say, b".")  # what is done in a forked child has been done
+        os.write(say, b".")  # the forked child has finished
         os.read(told, 1)  # until it is told to end, or nobody is there who could
         os._exit(0)
     try:

@@ -18,7 +18,7 @@ AGE_S = 120
 
 
 def publish_aged(scene: Scene, topic: str) -> None:
-    """Messages that were sent two minutes ago, as their stamps say."""
+    """Publish messages with timestamps of two minutes ago."""
     producer = Producer({"bootstrap.servers": scene.bootstrap})
     stamp_ms = int((time.time() - AGE_S) * 1000)
     for partition in range(PARTITIONS):
@@ -33,21 +33,21 @@ def test_a_worker_from_its_start_to_a_stall(scene: Scene, serving: Callable[...,
     publish_aged(scene, topic)
     worker = serving(topic, run=run)
 
-    # Ready before it owns anything: a rolling update waits for that, and nothing moves before.
+    # Ready before it owns anything: a rolling update waits for readiness, and nothing moves before.
     assert (worker.get("/readyz").status, worker.get("/livez").status) == (200, 200)
     values = worker.values()
     assert (values["kafka_marshal_leases"], values["kafka_marshal_ready"]) == (0, 1)
     assert json.loads(worker.get("/lag").text)["lag"] == 0
 
-    # It works, and its handlers wait: the lag stands, in messages and in seconds.
+    # It works and its handlers wait: lag is constant in messages and grows in seconds.
     worker.order("consume")
     wait_until(lambda: worker.values().get("kafka_consumer_group_lag") == PARTITIONS * EACH)
-    in_hand = PARTITIONS * EACH if run else 1  # a loop that waits for its first message has asked for no more
+    in_hand = PARTITIONS * EACH if run else 1  # a loop in its first handler has fetched no more
     wait_until(lambda: worker.values()["kafka_marshal_in_hand_messages"] == in_hand)
     values = worker.values()
     assert values["kafka_marshal_leases"] == PARTITIONS
     assert values["kafka_marshal_processed_messages_total"] == 0
-    known = PARTITIONS if run else 1  # what was not fetched is as old as it was first seen
+    known = PARTITIONS if run else 1  # the age of unfetched messages counts from when they were first seen
     assert AGE_S * known <= values["kafka_marshal_time_lag_seconds"] < (AGE_S + 60) * PARTITIONS
     lag = json.loads(worker.get("/lag").text)
     assert (lag["group"], lag["lag"]) == (scene.group, PARTITIONS * EACH)
@@ -56,7 +56,7 @@ def test_a_worker_from_its_start_to_a_stall(scene: Scene, serving: Callable[...,
     assert [worker.get(path).status for path in ("/livez", "/readyz", "/metrics")] == [200, 200, 200]
     assert time.monotonic() - before < 2, "a handler that hangs holds up no probe"
 
-    # More comes: the lag grows though no handler returns.
+    # More messages arrive: lag grows though no handler returns.
     scene.publish(topic, PARTITIONS, 5)
     wait_until(lambda: worker.values()["kafka_consumer_group_lag"] == PARTITIONS * (EACH + 5))
 
@@ -71,7 +71,7 @@ def test_a_worker_from_its_start_to_a_stall(scene: Scene, serving: Callable[...,
         assert values["messaging_process_duration_seconds_count"] == PARTITIONS * (EACH + 5)
     wait_until(lambda: json.loads(worker.get("/lag").text)["lag"] == 0)
 
-    # Its background thread stands still: not live, not ready, and still measured.
+    # Its background thread is blocked: not live, not ready, but still measured.
     worker.order("stall")
     wait_until(lambda: worker.get("/livez").status == 503)
     assert "has not turned" in worker.get("/livez").text

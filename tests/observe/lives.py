@@ -1,6 +1,6 @@
-"""Logs of workers' lives at random, and a naive account of them: every record in the order of the whole log.
+"""Random logs of workers, and a naive account of them: every record in the order of the whole log.
 
-The account asks the worlds who holds what before and after each record, and draws its own conclusions from that.
+The account compares the worlds' holders before and after each record, and draws its own conclusions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """One record, and who held what before and after it in its part of the log; last beats of members, too."""
+    """One record, with holders before and after it in its CP, and members' last heartbeats."""
 
     place: Place
     stamp: int
@@ -140,7 +140,7 @@ class Lives:
         for cp, held in self.held(client).items():
             entries = [BeatEntry("t", number, epoch, self.done(at)) for number, (epoch, at) in sorted(held.items())]
             if self.rng.random() < 0.1:
-                entries[0] = BeatEntry("t", entries[0].partition, 0, None)  # of an epoch that it has not: PARTIAL
+                entries[0] = BeatEntry("t", entries[0].partition, 0, None)  # of an epoch that it does not hold: PARTIAL
             self.add(HeartbeatBatch(*self.ids(client), tuple(entries)), cp)
 
     def _any(self, client: str) -> tuple[int, int, int, int] | None:
@@ -188,7 +188,7 @@ class Lives:
     # -- coordinated -----------------------------------------------------------------------------------------
 
     def member(self) -> str | None:
-        """Somebody who believes to be one."""
+        """A client that believes to be a member."""
         return self.rng.choice(sorted(self.fleet.members)) if self.fleet.members else None
 
     @property
@@ -251,15 +251,15 @@ class Lives:
 
 @dataclass
 class Life:
-    """What became of one run of a worker, as of some moment."""
+    """The state of one run of a worker at some moment."""
 
     instance: str
     first: Place
     heard: Place
-    #: Its last claim or join: when, whether it was refused, and the code.
+    #: Its last claim or join: when, whether it was rejected, and the code.
     claimed: Place | None = None
     refused: str = ""
-    #: What it lost last: when, and how.
+    #: Its last loss: when, and how.
     lost: Place | None = None
     how: str = ""
     evicted: Place | None = None
@@ -270,10 +270,10 @@ class Life:
 
 @dataclass
 class Account:
-    """The naive one: record after record in the order of the whole log."""
+    """The naive account: record by record in the order of the whole log."""
 
     lives: dict[tuple[str, str, str], Life] = field(default_factory=dict)
-    #: Who said that a lease (with its epoch), or a member (with its id), is to go, under its own name.
+    #: Lease (with its epoch) or member (with its id) → the client that asked for its removal in its own name.
     _accusers: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def newest(self) -> dict[tuple[str, str], Life]:
@@ -321,7 +321,7 @@ class Account:
                     self.lives[group, client, instance].asked = step.place
 
     def _losses(self, step: Step) -> bool:
-        """Who lost something by this record; whether that was an operator's doing."""
+        """Clients that lost something by this record, and whether an operator caused it."""
         evicts = False
         for key, (client, instance, epoch, _, _) in step.before.items():
             now = step.after.get(key, ("", "", -1, 0, 0))
@@ -356,7 +356,7 @@ class Account:
             return "replaced", ""
         if isinstance(record, Heartbeat):
             return "restarted", ""
-        return "released", ""  # a piece: those who are no members any more are found by that
+        return "released", ""  # a piece: former members are found by that
 
     def _lose(self, step: Step, group: str, client: str, instance: str, how: str, by: str) -> None:
         life = self.lives.get((group, client, instance))

@@ -1,4 +1,4 @@
-"""What became of workers, as the log's records show it: situations one by one."""
+"""The state of workers by the log's records, in single situations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPERATOR = ("op/1", "operator", "g")
 
 
 class Log:
-    """Two partitions of the log; what is not taken in yet is read partition by partition."""
+    """Two partitions of the log; unread records are read partition by partition."""
 
     def __init__(self) -> None:
         self.worlds = {cp: World(cp, 2) for cp in (0, 1)}
@@ -58,7 +58,7 @@ class Log:
         return next(run for run in self.fold.runs() if run.client == client)
 
 
-#: A partition of topic t in each part of the log.
+#: A partition of topic t in each CP.
 T0, T1 = (("t", next(number for number in range(50) if route_lease("t", number, 2) == cp)) for cp in (0, 1))
 
 
@@ -81,7 +81,7 @@ def test_one_that_waits_and_one_that_released_all() -> None:
 
 
 def test_one_that_gave_up_a_part_and_was_stopped_released_nothing_by_that() -> None:
-    """Whichever part of the log is read first: what it lost last is what others took over."""
+    """Whichever CP is read first: its last loss is what others took over."""
     for released, taken in ((T0, T1), (T1, T0)):
         log, cp = Log(), (0, 1) if released is T0 else (1, 0)
         for place, part in ((released, cp[0]), (taken, cp[1])):
@@ -246,7 +246,7 @@ FINE: dict[str, object] = {
     ],
 )
 def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expected: Verdict | None) -> None:
-    """59 of 60 waited at the window's beginning: fewer is better."""
+    """59 of 60 waited at the start of the window: fewer is better."""
     assert verdict(lag, **{**FINE, **changed}) == expected  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The command and the page say of a log what a naive account says of it, whatever order its parts are read in."""
+"""The command and the page agree with a naive account of a log, in whatever order its CPs are read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def whole(found: Lives) -> Account:
 
 
 def told(life: Life) -> tuple[object, ...]:
-    """What the account says of a run, as questions and answers."""
+    """The account's answers about a run."""
     claimed, lost = life.claimed or (-1, 0, 0), life.lost or (-1, 0, 0)
     evicted = life.evicted is not None and life.evicted > claimed
     is_last = claimed > lost
@@ -65,7 +65,7 @@ def test_who_was_heard_and_what_became_of_what_it_held(seed: int) -> None:
         fold.begin(world)
     order = list(range(CPS))
     rng.shuffle(order)
-    for cp in order:  # one after the other, as they are read
+    for cp in order:  # one CP after the other, as they are read
         for entry in found.entries(cp):
             fold.see(cp, worlds[cp].apply(*entry))
     asked = {
@@ -182,7 +182,7 @@ def test_log_says_how_long_a_former_holder_was_silent_wherever_it_begins(seed: i
 
 
 def moments_of(found: Lives, seed: int) -> Iterator[tuple[int, dict[tuple[str, str, int, int], tuple[str, int]]]]:
-    """Log times, with who held what then, and its next offset."""
+    """Log times, with the holders then and their next offsets."""
     rng = random.Random(seed)
     for at in sorted(rng.sample(sorted({step.place[0] for step in found.steps}), 12)):
         known: dict[tuple[str, str, int, int], tuple[str, int]] = {}
@@ -199,7 +199,7 @@ def moments_of(found: Lives, seed: int) -> Iterator[tuple[int, dict[tuple[str, s
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_page_and_who_agree_on_any_moment(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next offset, too: exact for `who`, a range that holds it on the page."""
+    """Including the next offset: exact for `who`, a range that contains it on the page."""
     from kafka_marshal.ui import index
 
     monkeypatch.setattr(index, "MOST_SAMPLES", 8)
@@ -217,7 +217,7 @@ def test_the_page_and_who_agree_on_any_moment(seed: int, monkeypatch: pytest.Mon
             now = [answer["holder"]["client"] if answer["holder"] else "" for answer in detail["answers"]]
             assert now == [client]
             shown = detail["next"]
-            if shown is None:  # nobody has said where it begins
+            if shown is None:  # its start is unknown
                 assert done == 0
                 continue
             assert shown["low"] <= done <= shown["high"], (group, topic, number, at)
@@ -242,7 +242,7 @@ def _who(found: Lives, key: tuple[str, str, int], at: int) -> Ownership:
 
 
 def test_the_logs_hold_what_they_are_for() -> None:
-    """Every way to lose something, and workers of which each question has either answer."""
+    """They contain every kind of loss, and workers with either answer to each question."""
     ways, answers = set(), set()
     for seed in SEEDS:
         for step, account in accounts(lives(seed)):

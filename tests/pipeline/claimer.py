@@ -33,11 +33,11 @@ gate = Path(arguments["gate"]) if "gate" in arguments else None
 if gate is not None:
     gate.with_suffix(".ready").touch()
 sink = SqliteSink(arguments["database"])
-killed = threading.Event()  # never: whoever kills does not ask
+killed = threading.Event()  # never set: the process is killed
 
 
 def slowly(batches: Iterable[Any]) -> Iterable[Any]:
-    """In an executor, which shall be lost in the middle of it."""
+    """In an executor, which is to be lost meanwhile."""
     threading.Event().wait(arguments.get("task_s", 0.0))
     yield from batches
 
@@ -49,7 +49,7 @@ def places_of(df: DataFrame) -> list[tuple[str, int, int]]:
 
 
 def wait_at(gate: Path) -> None:
-    """As many seconds as the file says, and as long as there is none."""
+    """Wait until the file exists, then for the seconds in it."""
     waiting = gate.with_suffix(".waiting")
     while not gate.exists():
         waiting.touch()
@@ -66,7 +66,7 @@ def put_down(df: DataFrame, batch: ClaimedBatch) -> None:
 
 def copy(df: DataFrame, batch: ClaimedBatch) -> None:
     rows = places_of(df)
-    killed.wait(arguments.get("pause_s", 0.0))  # a round shall last long enough to be hit
+    killed.wait(arguments.get("pause_s", 0.0))  # a round must last long enough to be hit
     if gate is not None:
         wait_at(gate)
     try:

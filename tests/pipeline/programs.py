@@ -1,4 +1,4 @@
-"""Programs on Spark in processes of their own, which copy one topic into one database."""
+"""Spark programs in separate processes, which copy one topic into one database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Places", "kill_groups"]
 
 
 class Places:
-    """Where each message was put down, and by whom; what is written twice is seen twice."""
+    """The process that wrote each message; a message written twice is counted twice."""
 
     def __init__(self, scene: Scene, topic: str, folder: Path) -> None:
         self.scene, self.topic = scene, topic
@@ -25,7 +25,7 @@ class Places:
             connection.execute("CREATE TABLE places (partition INTEGER, offset INTEGER, client TEXT)")  # no key
 
     def arguments(self, client_id: str, **more: object) -> dict[str, object]:
-        """What claimer.py and streamer.py take."""
+        """Arguments of claimer.py and streamer.py."""
         return {
             "bootstrap": self.scene.bootstrap,
             "group": self.scene.group,
@@ -54,7 +54,7 @@ class Places:
 
 
 def kill_groups(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Kill -9 each with all its children, and wait until they are gone; each leads a group of its own."""
+    """Kill -9 each with all its children, and wait until they are gone; each leads a process group."""
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A streaming query as a user submits one: python streamer.py '{"bootstrap": …}'. Places go into a fenced SQLite."""
+"""A streaming query as a user submits one: python streamer.py '{"bootstrap": …}'. Writes places to a fenced SQLite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claimed batches: rounds, commits, cancelled jobs, failures (issue's A.1)."""
+"""Claimed batches: rounds, commits, cancelled jobs, failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Place = tuple[int, int]
 
 
 class Seen:
-    """What fn got, and what was committed."""
+    """Rounds passed to fn, and commits."""
 
     def __init__(self) -> None:
         self.rows: list[Place] = []
@@ -103,7 +103,7 @@ def test_p6_rows_that_are_done_are_filtered_out(spark: SparkSession, scene: Scen
 
 
 def test_what_fn_raises_goes_to_the_caller_and_the_range_comes_again(spark: SparkSession, scene: Scene) -> None:
-    """Sink down: nothing is committed; the next call gets the same batch, under the same id."""
+    """The sink is down: nothing is committed; the next call gets the same batch with the same id."""
     topic = scene.topic(1, 50)
     member, seen = scene.member("a"), Seen()
 
@@ -153,7 +153,7 @@ def test_stop_and_until(spark: SparkSession, scene: Scene) -> None:
 def test_a_lost_lease_cancels_the_job_and_nothing_of_the_round_is_committed(
     spark: SparkSession, scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other partition's range, whose lease still holds, comes again: its rows were part of a cancelled job."""
+    """The other partition's range, whose lease still holds, is repeated: its rows were part of a cancelled job."""
     topic = scene.topic(2, 40)
     member, seen = scene.member("a"), Seen()
     failures: list[str] = []
@@ -169,7 +169,7 @@ def test_a_lost_lease_cancels_the_job_and_nothing_of_the_round_is_committed(
                 assert not batch.valid
                 with pytest.raises(LeaseLostError, match=r"is lost"):
                     batch.require()
-                with pytest.raises(spark_errors):  # another job of the round is cancelled just so
+                with pytest.raises(spark_errors):  # another job of the round is cancelled, too
                     slow(df)
                 raise
         seen(df, batch)
@@ -265,7 +265,7 @@ def test_a_timestamp_that_spark_cannot_represent_is_named_and_there_is_a_way_pas
         def all_columns(df: DataFrame, batch: ClaimedBatch) -> None:
             df.collect()
 
-        with pytest.raises(ValueError, match="out of range") as noted:  # microseconds: Spark has it, datetime has not
+        with pytest.raises(ValueError, match="out of range") as noted:  # microseconds: valid in Spark, not in datetime
             batches.foreach_batch(all_columns, available_now=True)
         assert "offset 4 has the timestamp" in noted.value.__notes__[0]
         batches.foreach_batch(seen, available_now=True)
@@ -363,7 +363,7 @@ def test_a_range_that_retention_takes_while_it_is_read_is_an_error_and_a_gap(spa
 
 
 def test_a_topic_that_is_not_there_is_an_error_at_once(spark: SparkSession, scene: Scene) -> None:
-    with pytest.raises(TopicAbsentError, match="'nowhere' does not exist"):  # (a pattern waits for topics to come)
+    with pytest.raises(TopicAbsentError, match="'nowhere' does not exist"):  # (a pattern waits for topics to appear)
         ClaimedBatches(spark, scene.member("a"), ["nowhere"])
 
 

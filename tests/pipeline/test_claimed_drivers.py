@@ -1,4 +1,4 @@
-"""Several Spark drivers share the topics, in processes of their own: kill -9, SIGSTOP (issue's A.2)."""
+"""Several Spark drivers share the topics, in separate processes: kill -9, SIGSTOP."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Drivers(Places):
         return self.database.with_name(f"{client_id}.gate")
 
     def opens(self, client_id: str, pause_s: float) -> None:
-        """A round of its takes so many seconds from now on."""
+        """Its rounds take ``pause_s`` seconds from now on."""
         new = self.gate(client_id).with_suffix(".new")
         new.write_text(str(pause_s))
         new.replace(self.gate(client_id))
 
     def holds(self, client_id: str) -> None:
-        """It has read a round, and does not write it."""
+        """Let it read a round without writing it."""
         self.gate(client_id).unlink()
         wait_until(self.gate(client_id).with_suffix(".waiting").exists, 60, f"{client_id} holds a round")
 
@@ -65,7 +65,7 @@ def test_two_share_the_work_and_one_goes_on_alone_when_the_other_is_stopped_and_
     drivers.opens("first", 0)
     first = drivers.start("first")
     wait_until(lambda: drivers.written_by("first") > 0, 120, "the first works")
-    drivers.holds("first")  # until there is somebody to share with
+    drivers.holds("first")  # until there is another driver
     drivers.opens("second", 1.5)
     second = drivers.start("second", available_now=True)
     wait_until(drivers.gate("second").with_suffix(".ready").exists, 120, "the second has its Spark")
@@ -73,7 +73,7 @@ def test_two_share_the_work_and_one_goes_on_alone_when_the_other_is_stopped_and_
     wait_until(lambda: drivers.written_by("second") > 0, 60, "the second works")
     assert world.wait_for(lambda seen: owners(seen) == {"first", "second"}, 30)
 
-    # Stopped with a round in hand: replaced, and what it writes afterwards is refused.
+    # Stopped in the middle of a round: replaced, and its later writes are rejected.
     drivers.holds("second")
     drivers.holds("first")
     theirs = {lease.partition for lease in world.leases() if lease.client_id == "first"}
@@ -87,13 +87,13 @@ def test_two_share_the_work_and_one_goes_on_alone_when_the_other_is_stopped_and_
     drivers.opens("first", 0)
     first.send_signal(signal.SIGCONT)
     wait_until(drivers.gate("first").with_suffix(".refused").exists, 30, "the sink refuses its round")
-    drivers.opens("second", 4)  # slowly: something must be left for the first
+    drivers.opens("second", 4)  # slowly: some must be left for the first
     assert world.wait_for(lambda seen: "first" in owners(seen), 60), "it works on, and claims anew"
     drivers.holds("second")
     drivers.holds("first")
     drivers.check_all_once()
 
-    # Killed with a round in hand.
+    # Killed in the middle of a round.
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert written < PARTITIONS * MESSAGES > sum(drivers.count().values()), "in the middle of the work"
@@ -113,7 +113,7 @@ def owners(world: WorldView) -> set[str | None]:
 
 
 def check_lag(drivers: Drivers) -> None:
-    """`kafka-marshal lag` shows Spark's progress like anybody's."""
+    """`kafka-marshal lag` shows Spark's progress like any worker's."""
     command = [sys.executable, "-m", "kafka_marshal.cli", "lag", "--json"]
     place = ["--bootstrap", drivers.scene.bootstrap, "--topic", drivers.scene.coordination]
     answer = subprocess.run([*command, *place], capture_output=True, text=True, timeout=60, check=True)

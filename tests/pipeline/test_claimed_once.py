@@ -1,4 +1,4 @@
-"""At most once in Spark: a batch is granted, then read one time (C12, C13)."""
+"""At most once in Spark: a batch is granted, then read once (C12, C13)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_batch_is_granted_before_it_is_read_and_read_once(spark: SparkSession,
     member, seen = scene.member("a"), Seen()
     before: list[tuple[int | None, int]] = []
 
-    def fn(df: DataFrame, batch: ClaimedBatch) -> None:  # a round has those whose position is known by then
+    def fn(df: DataFrame, batch: ClaimedBatch) -> None:  # a round has the partitions whose position is known by then
         is_granted = granted(member)
         before.extend((is_granted[given.partition], given.last) for given in batch.ranges)
         seen(df, batch)
@@ -147,7 +147,7 @@ def test_a_lost_lease_stops_the_job_and_repeats_nothing(spark: SparkSession, sce
         ({"spark.master": "spark://somewhere:7077"}, "4 tries"),
         ({"spark.master": "yarn", "spark.task.maxFailures": "2"}, "2 tries"),
         ({"spark.master": "local-cluster[2,1,1024]"}, "4 tries"),
-        ({"spark.master": "local[2]", "spark.task.maxFailures": "8"}, None),  # Spark does not look at it there
+        ({"spark.master": "local[2]", "spark.task.maxFailures": "8"}, None),  # Spark ignores it there
         ({"spark.master": "local"}, None),
         ({"spark.master": "local[*]"}, None),
         ({"spark.master": "local[*, 1]"}, None),

@@ -1,4 +1,4 @@
-"""Claimed batches on a real cluster: a master and two workers from PySpark's own classes, the job by spark-submit."""
+"""Claimed batches on a real cluster: a master and two workers from PySpark's classes, the job by spark-submit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.campaign, pytest.mark.timeout(420)]
 
 
 def packed(folder: Path) -> Path:
-    """Our packages as spark-submit --py-files takes them."""
+    """Our packages as a zip for spark-submit --py-files."""
     archive = folder / "marshal.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for package in (kafka_marshal, rationalizer):
@@ -36,7 +36,7 @@ def packed(folder: Path) -> Path:
 
 
 class Job(Places):
-    """A program submitted to a cluster, and what it has put down."""
+    """A program submitted to a cluster, and what it has written."""
 
     program = "claimer.py"
 
@@ -48,7 +48,7 @@ class Job(Places):
 
     def submit(self, client_id: str, *conf: str, **more: object) -> subprocess.Popen[bytes]:
         usual = {"max_records": 80, "available_now": True, "checkpoint": str(self.checkpoint)}
-        arguments = self.arguments(client_id, master=None, **{**usual, **more})  # the master: what spark-submit says
+        arguments = self.arguments(client_id, master=None, **{**usual, **more})  # the master comes from spark-submit
         settings = ("spark.executor.memory=512m", "spark.driver.host=127.0.0.1", *conf)
         job = subprocess.Popen(
             [
@@ -83,7 +83,7 @@ def test_a_job_by_spark_submit_goes_on_when_an_executor_is_lost(cluster: Cluster
 def test_at_most_once_an_executor_lost_costs_its_round_and_repeats_nothing(
     cluster: Cluster, scene: Scene, tmp_path: Path
 ) -> None:
-    """Spark would read the round again on the other executor; the job ends, and the next one goes on behind it."""
+    """Spark would read the round again on the other executor; the job ends, and the next one continues behind it."""
     made = Job(cluster, scene, scene.topic(PARTITIONS, MESSAGES), tmp_path)
     once = {"delivery": "at-most-once", "max_records": 200}
     job = made.submit("first", "spark.task.maxFailures=1", task_s=4.0, **once)
@@ -95,14 +95,14 @@ def test_at_most_once_an_executor_lost_costs_its_round_and_repeats_nothing(
     assert again.wait(150) == 0
     assert set(made.count().values()) == {1}
     missing = PARTITIONS * MESSAGES - len(made.count())
-    # The round in hand, and at most one more that was claimed while it was computed.
+    # The running round, and at most one more that was requested meanwhile.
     assert missing <= 2 * 200
     assert (status != 0) == (missing > 0)
     assert lost >= missing
 
 
 def test_the_stream_source_goes_on_when_an_executor_is_lost(cluster: Cluster, scene: Scene, tmp_path: Path) -> None:
-    """Executors read by themselves, with confluent-kafka; which partitions, and from where, the driver's claims say."""
+    """Executors read with confluent-kafka; the driver's claims decide which partitions, and from where."""
     made = Job(cluster, scene, scene.topic(PARTITIONS, MESSAGES), tmp_path)
     made.program = "streamer.py"
     job = made.submit("query")

@@ -1,4 +1,4 @@
-"""librdkafka's configuration in the words of Spark's connector: translated or refused, never dropped."""
+"""librdkafka's configuration for Spark's connector: translated or refused, never dropped."""
 
 from __future__ import annotations
 

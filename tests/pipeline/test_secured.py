@@ -1,4 +1,4 @@
-"""TLS, SASL and ACLs, from one librdkafka configuration: the marshal, Spark's connector, and executors on their own."""
+"""TLS, SASL and ACLs from one librdkafka configuration: the marshal, Spark's connector, and executors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 MESSAGES = 30
 
-#: Least rights, as docs/security.md has them.
+#: Least rights of docs/security.md.
 RIGHTS = roles_of(PAGE.read_text(encoding="utf-8"))["spark"]
 EVERYTHING = [(partition, offset) for partition in (0, 1) for offset in range(MESSAGES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """A broker that speaks TLS, asks for a password, and lets ann read the topic t and be a member, no more."""
+    """A broker with TLS and passwords, where ann may only read the topic t and be a member."""
 
     bootstrap: str
     ca: Path
@@ -62,7 +62,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def plan_of(df: DataFrame) -> str:
-    """All plans of it, as the pages of Spark's UI and its log show them."""
+    """All its plans, as shown in Spark's UI and log."""
     return str(df._jdf.queryExecution().toString())
 
 

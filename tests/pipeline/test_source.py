@@ -1,4 +1,4 @@
-"""The stream source: claims decide which partitions, the log decides where (issue's A.3)."""
+"""The stream source: claims decide which partitions, the log decides where."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.client.conftest import HI, Scene, wait_until
 
 Place = tuple[int, int]
 
-#: Settings of a topic that takes every timestamp, as brokers before 3.6 do.
+#: Settings of a topic that accepts any timestamp, as brokers before 3.6 do.
 ANY_TIME: dict[str, Any] = {"message.timestamp.after.max.ms": str(2**63 - 1)}
 NANOSECONDS = 1_764_181_740 * 10**9
 
 
 def publish_at(scene: Scene, topic: str, *stamps: int) -> None:
-    """A message for each of these timestamps (ms)."""
+    """Publish a message for each of these timestamps (ms)."""
     producer = Producer({"bootstrap.servers": scene.bootstrap})
     for stamp in stamps:
         producer.produce(topic, b"v", partition=0, timestamp=stamp)
@@ -43,7 +43,7 @@ def publish_at(scene: Scene, topic: str, *stamps: int) -> None:
 
 
 class Stream:
-    """Queries on one group, and what they saw."""
+    """Queries of one group, and their rows."""
 
     def __init__(self, spark: SparkSession, scene: Scene, topic: str, folder: Path) -> None:
         register(spark)
@@ -74,7 +74,7 @@ class Stream:
         writer = self.frame(**options).writeStream.option("checkpointLocation", str(self.folder / checkpoint))
 
         def some(df: DataFrame, number: int) -> None:
-            if each is not None and not df.isEmpty():  # a query's first batch may have nothing yet
+            if each is not None and not df.isEmpty():  # a query's first batch may be empty
                 each(df, number)
 
         query = writer.foreachBatch(self.see if each is None else some).start()
@@ -93,7 +93,7 @@ class Stream:
         return {lease.partition: lease.client_id for lease in self.watcher.world.leases()}
 
     def wait_stable(self, last: int, partitions: int, query: StreamingQuery | None = None) -> None:
-        """Until the log says that all is done up to last."""
+        """Wait until, by the log, all is done up to last."""
 
         def reached() -> bool:
             assert query is None or query.exception() is None, query.exception()
@@ -181,7 +181,7 @@ def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any
     query.stop()
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "stale")
 
-    # No checkpoint at all: on from where the log says.
+    # Without a checkpoint: continues at the log's position.
     s.rows.clear()
     scene.publish(topic, 2, 50)
     query = s.start(checkpoint="none")
@@ -189,7 +189,7 @@ def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any
     query.stop()
     assert sorted(s.rows) == everything(2, 100, 50)
 
-    # One from before: nothing comes twice.
+    # An older checkpoint: nothing is repeated.
     s.rows.clear()
     scene.publish(topic, 2, 20)
     query = s.start(checkpoint="stale")
@@ -197,7 +197,7 @@ def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any
     query.stop()
     assert sorted(s.rows) == everything(2, 120, 100)
 
-    # One that is ahead, since the group was set back: it comes again.
+    # A checkpoint ahead of the log, as the group was set back: those messages are repeated.
     s.rows.clear()
     with Admin(scene.bootstrap, topic=scene.coordination).pause(scene.group, expires_in=60) as pause:
         pause.wait_released(timeout=30)
@@ -210,7 +210,7 @@ def test_when_checkpoint_and_log_disagree_the_log_wins(scene: Scene, stream: Any
 
 @pytest.mark.campaign
 def test_a_batch_that_failed_comes_again(scene: Scene, stream: Any) -> None:
-    """Restarted with its checkpoint, Spark asks for the batch it had written down: it is empty, the next has all."""
+    """Restarted with its checkpoint, Spark asks for the stored batch: it is empty, and the next has everything."""
     topic = scene.topic(2, 40)
     s = stream(topic)
 
@@ -242,7 +242,7 @@ def test_two_queries_share_the_partitions_and_one_takes_over(scene: Scene, strea
     wait_until(lambda: sorted(map(str, s.holders().values())) == ["one"] * 2 + ["two"] * 2, 60, "two each")
     scene.publish(topic, 4, 20)
     s.wait_stable(39, 4, one)
-    # Spark's worker for this query: killed, as the kernel would when memory runs out.
+    # Kill Spark's worker of this query, as the kernel does when memory runs out.
     os.kill(worker, signal.SIGKILL)
     scene.publish(topic, 4, 20)
     s.wait_stable(59, 4, two)
@@ -252,9 +252,9 @@ def test_two_queries_share_the_partitions_and_one_takes_over(scene: Scene, strea
 
 
 def source_workers() -> set[int]:
-    """Processes that Spark's JVM, a child of ours, has started for sources of streams."""
+    """Processes that our Spark JVM has started for stream sources."""
     while True:
-        with suppress(OSError):  # a thread ended while we looked
+        with suppress(OSError):  # a thread ended meanwhile
             children = {pid for jvm in children_of(os.getpid()) for pid in children_of(jvm)}
             return {pid for pid in children if b"streaming_source_runner" in command_of(pid)}
 
@@ -289,7 +289,7 @@ def test_a_lease_lost_during_a_batch_is_refused_by_the_sink_and_not_committed(
     before = source_workers()
     query = s.start(slow)
     assert reached.wait(60)
-    # The member stands still for longer than its lease lasts, as in a swapped out machine; the batch runs on.
+    # The member stops for longer than its lease, as on a swapping machine; the batch continues.
     [worker] = source_workers() - before
     os.kill(worker, signal.SIGSTOP)
     lease = scene.member("other").claim(topic, 0, timeout=20)
@@ -345,7 +345,7 @@ def test_options_that_cannot_work_are_named(scene: Scene, stream: Any, option: s
 
 
 def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene: Scene, stream: Any) -> None:
-    """Without a sink that could refuse: what the query wrote stands, but the log does not count it."""
+    """Without a fenced sink: what the query wrote stays, but by the log it is not done."""
     topic = scene.topic(1, 10)
     reached, go_on = threading.Event(), threading.Event()
     s = stream(topic)
@@ -371,7 +371,7 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
 
 @pytest.mark.skipif(IS_TOLD_OF_AVAILABLE_NOW, reason="from Spark 4.2 on a Python source is told of availableNow")
 def test_before_spark_4_2_available_now_hands_out_nothing(scene: Scene, stream: Any) -> None:
-    """Its first question comes when this member has its leases, at once after a kill: the same name takes over."""
+    """Its first question comes when this member has its leases: at once after a kill, as the same name takes over."""
     topic = scene.topic(1, 100)
     s = stream(topic)
     killed = scene.member("query")

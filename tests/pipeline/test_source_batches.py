@@ -1,4 +1,4 @@
-"""Which batch holds which ranges, and when they are done: the source's driver side, without Spark."""
+"""The ranges of each batch, and when they are done: the source's driver side, without Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def options(scene: Scene, topic: str, **more: str) -> SourceOptions:
 
 
 class Driver:
-    """A stream asked as Spark asks: every answer goes through JSON."""
+    """A stream queried as by Spark: every answer passes through JSON."""
 
     def __init__(self, settings: SourceOptions) -> None:
         self.stream = ClaimedStream.open(settings)
@@ -61,7 +61,7 @@ class Driver:
         return json.loads(json.dumps(self.stream.latest()))
 
     def next(self) -> Any:
-        """The end of a batch with something in it."""
+        """The end of the next non-empty batch."""
         before = self.latest()
         return before if before["ranges"] and self.stream._taken else wait_until(self._new)
 
@@ -70,7 +70,7 @@ class Driver:
         return end if self.stream._taken else None
 
     def stables(self) -> dict[int, int]:
-        """The last offset done of each partition, -1: none."""
+        """Partition → last offset done, -1 for none."""
         leases = self.stream._marshal.world.leases()
         return {lease.partition: -1 if lease.stable is None else lease.stable for lease in leases}
 
@@ -145,7 +145,7 @@ def test_what_runs_when_the_query_ends_is_not_done(scene: Scene, drivers: Any) -
 
 
 def test_batches_of_an_earlier_run_are_empty_and_never_make_anything_done(scene: Scene, drivers: Any) -> None:
-    """When it starts, Spark asks for the ranges of its last batch, whether it will run them or not."""
+    """At its start, Spark asks for the ranges of its last batch, whether it will run them or not."""
     topic = scene.topic(1, 10)
     old = drivers(options(scene, topic))
     end = old.next()
@@ -174,7 +174,7 @@ def test_a_lease_lost_meanwhile_commits_nothing(scene: Scene, drivers: Any, capl
     topic = scene.topic(1, 10)
     driver = drivers(options(scene, topic))
     driver.stream.plan(driver.next())
-    # A newer instance of the same client takes the lease over (C7).
+    # A newer instance of the same client takes over the lease (C7).
     _kept = scene.member("query").consumer([topic])
     wait_until(lambda: not driver.stream._consumer.assignment(), what="the lease is gone")
     driver.stream._finish()
@@ -183,7 +183,7 @@ def test_a_lease_lost_meanwhile_commits_nothing(scene: Scene, drivers: Any, capl
 
 
 def test_one_lease_lost_commits_nothing_of_the_batch_and_the_rest_comes_again(scene: Scene, drivers: Any) -> None:
-    """The sink refused all of it: had the others been done, their rows would be nowhere."""
+    """The sink rejected all of it: if the others counted as done, their rows would be lost."""
     topic = scene.topic(2, 10)
     driver = drivers(options(scene, topic))
     wait_until(lambda: len(driver.stream._consumer.assignment()) == 2)
@@ -266,7 +266,7 @@ def test_a_batch_read_is_refused() -> None:
         source.reader(source.schema())  # type: ignore[arg-type]
 
 
-# -- how much, and up to where: Spark 4.2 asks; older releases ask for the default ------------------------------------
+# -- limits and ends: Spark 4.2 passes them; older releases use the default --------------------------------------------
 
 
 def test_a_limit_of_sparks_is_kept(scene: Scene, drivers: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages as rows of the stream source: what has no value of its column's type is null, as in Spark's own source."""
+"""Messages as rows of the stream source: values outside a column's type are null, as in Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kafka_marshal.clock import LEAST_STAMP_MS, MOST_STAMP_MS, is_moment
 from kafka_marshal.pipeline.source_rows import to_arrow
 
-#: Kinds of timestamps, in librdkafka's numbers.
+#: librdkafka's timestamp types.
 NONE, CREATED, APPENDED = 0, 1, 2
 
 

@@ -11,7 +11,7 @@ __all__ = ["drain", "offsets", "scene"]
 
 
 def offsets(ranges: Iterable[OffsetRange]) -> set[tuple[int, int]]:
-    """(partition, offset) of all that is to be handled."""
+    """(partition, offset) of everything to handle."""
     return {
         (given.partition, offset)
         for given in ranges
@@ -21,7 +21,7 @@ def offsets(ranges: Iterable[OffsetRange]) -> set[tuple[int, int]]:
 
 
 def drain(consumer: RangeConsumer, wanted: int, max_records: int = 50) -> list[OffsetRange]:
-    """Take and do wanted records."""
+    """Take wanted records and mark them as done."""
     found: list[OffsetRange] = []
     while sum(given.count for given in found) < wanted:
         taken = consumer.take(max_records, timeout=20)

@@ -1,4 +1,4 @@
-"""RangeConsumer on a real broker: ranges, what is done, handover, retention, transactions."""
+"""RangeConsumer on a real broker: ranges, progress, hand-over, retention, transactions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_ranges_and_messages_share_one_progress(scene: Scene) -> None:
 def test_two_members_share_and_the_second_gets_its_part_at_a_handover(scene: Scene) -> None:
     topic = scene.topic(4, 200)
     revoked: list[int] = []
-    slowly = {"heartbeat_interval_ms": 2_000}  # a loaded machine shall not cost the lease
+    slowly = {"heartbeat_interval_ms": 2_000}  # so that a busy machine does not lose the lease
     a = scene.member("a", **slowly).ranges(
         [topic], on_revoke=lambda _, partitions: revoked.extend(x[1] for x in partitions)
     )
@@ -236,7 +236,7 @@ def test_amo_grants_first_and_never_hands_out_twice(scene: Scene) -> None:
     taken = consumer.take(40, timeout=20)
     assert {given.partition: given.last for given in taken} == {0: 19, 1: 19}
     assert [lease.granted for lease in member.world.leases()] == [19, 19], "granted before it is handed out"
-    member.terminate()  # as a crash would: nothing is released, nothing done
+    member.terminate()  # as in a crash: nothing is released or done
     again = scene.member("b").ranges([topic], delivery="at-most-once")
     found: list[OffsetRange] = []
     while len(offsets(found)) < 160:

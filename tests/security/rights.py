@@ -1,4 +1,4 @@
-"""The table of least rights, as docs/security.md has it, and users who have exactly some of them."""
+"""The table of least rights in docs/security.md, and users with exactly some of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["IMPLY_DESCRIBE", "PAGE", "Right", "give", "roles_of"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
-#: Kafka's own rule: who may do one of these may look, too.
+#: In Kafka, each of these operations implies DESCRIBE.
 IMPLY_DESCRIBE = frozenset({"READ", "WRITE", "DELETE", "ALTER"})
 
 _KINDS = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
@@ -34,7 +34,7 @@ _HEAD = "| role | on | operations |"
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One operation on one resource; ``name`` as on the page until it is that of a trial."""
+    """One operation on one resource; ``name`` is the page's, later the trial's."""
 
     kind: str
     name: str
@@ -45,7 +45,7 @@ class Right:
 
 
 def roles_of(page: str) -> dict[str, tuple[Right, ...]]:
-    """Role → its rights. A row without a role belongs to the one above; "all of `x`" takes over what x has."""
+    """Role → its rights. A row without a role belongs to the one above; "all of `x`" copies the rights of x."""
     found: dict[str, list[Right]] = {}
     role = ""
     for cells in _rows(page):
@@ -74,7 +74,7 @@ def _rows(page: str) -> Iterator[list[str]]:
 
 
 def give(bootstrap: str, wanted: Mapping[str, Iterable[Right]], root: Config | None = None) -> None:
-    """Let each user do just that; done when the broker knows (s: 30 at most)."""
+    """Grant exactly these rights; returns when the broker applies them (within 30 s)."""
     admin = AdminClient({**(root or login("root")), "bootstrap.servers": bootstrap})
     bindings = [
         AclBinding(
@@ -91,7 +91,7 @@ def give(bootstrap: str, wanted: Mapping[str, Iterable[Right]], root: Config | N
     ]
     for answer in admin.create_acls(bindings).values():
         answer.result(30)
-    every: Any = AclBindingFilter  # which takes None for whatever it is, and is not typed so
+    every: Any = AclBindingFilter  # None matches anything, but the types don't allow it
     all_of_them = every(
         *(ResourceType.ANY, None, ResourcePatternType.ANY, None, None), AclOperation.ANY, AclPermissionType.ANY
     )

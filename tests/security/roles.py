@@ -1,4 +1,4 @@
-"""What each role of docs/security.md does, as briefly as can be: each action raises where its user may not."""
+"""A short action for each role of docs/security.md, which raises if its user lacks a right."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PATIENCE_S = 5.0
 
 
 class RefusedError(Exception):
-    """The action did not come about; the text is all that people were told."""
+    """The action failed; the text is all that a user sees."""
 
 
 @dataclass
 class Trial:
-    """One user who tries one role's action."""
+    """One user that tries one role's action."""
 
     bootstrap: str
     user: str
@@ -61,7 +61,7 @@ class Trial:
         return login(self.user)
 
     def end_of(self, name: str) -> int:
-        """Where the log of partition 0 of a topic ends; name: as on the page."""
+        """The end offset of partition 0 of a topic; name: as on the page."""
         key = (self.names[name], 0)
         return self.cluster.watermarks([key], PATIENCE_S)[key][1]
 
@@ -78,7 +78,7 @@ class Trial:
         )
 
     def run(self, *args: str) -> None:
-        """The command, as this user."""
+        """Run the command as this user."""
         reach = ("--bootstrap", self.bootstrap, "--config", self.config_file, "--topic", self.topic, "--timeout", "5")
         ran = self.command(*reach, *args)
         self.said.append(ran.err)
@@ -88,7 +88,7 @@ class Trial:
 
 @contextmanager
 def heard(trial: Trial) -> Iterator[None]:
-    """What the library logs meanwhile is said, too."""
+    """Add what the library logs meanwhile to the error's text."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -139,7 +139,7 @@ def _mirror(trial: Trial) -> None:
 
 
 def committed(trial: Trial) -> bool:
-    """Whether Kafka's own group of that name has an offset."""
+    """Whether Kafka's group of that name has an offset."""
     consumer = KafkaConsumer({**login("root"), "bootstrap.servers": trial.bootstrap, "group.id": trial.group})
     try:
         return consumer.committed([TopicPartition(trial.data, 0)], timeout=PATIENCE_S)[0].offset >= 0
@@ -173,7 +173,7 @@ def _dead_letters(trial: Trial) -> None:
 
 
 def _snapshots(trial: Trial) -> None:
-    """A member reads the newest snapshots at its start, and writes the one that is due (S2)."""
+    """A member reads the newest snapshots at its start, and writes a due one (S2)."""
     before = trial.end_of("__marshal_snapshots")
     with heard(trial), trial.marshal() as marshal, marshal.consumer([trial.data]) as consumer:
         _first(consumer)
@@ -198,7 +198,7 @@ def _commands(*commands: tuple[str, ...]) -> Callable[[Trial], None]:
 
 
 def _after_work(*command: str) -> Callable[[Trial], None]:
-    """On a group that has done something, as others."""
+    """Run a command on a group with progress of other users."""
 
     def act(trial: Trial) -> None:
         with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
@@ -211,7 +211,7 @@ def _after_work(*command: str) -> Callable[[Trial], None]:
 def _steer(trial: Trial) -> None:
     """A dead holder's lease, a living worker, and the group as a whole."""
     dead = trial.marshal(login("root"))
-    consumer = dead.consumer([trial.data])  # dropped, it would be closed
+    consumer = dead.consumer([trial.data])  # unreferenced, it would be closed
     _first(consumer)
     dead.terminate()
     trial.run("evict", trial.group, trial.data, "0", "--yes", "--force")
@@ -276,14 +276,14 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
 }
 
 
-# -- what is there before -------------------------------------------------------------------------------------------
+# -- preparation ----------------------------------------------------------------------------------------------------
 
-#: Roles whose action needs a coordination topic of its own.
+#: Roles whose action needs a separate coordination topic.
 OWN_TOPIC = frozenset({"init", "upgrade", "prune", "after-prune", "snapshots"})
 
 
 def prepare(role: str, cluster: KafkaCluster, bootstrap: str, topic: str) -> None:
-    """Make the coordination topic that this role's action needs. cluster: as root."""
+    """Create the coordination topic for this role's action. cluster: as root."""
     if role == "upgrade":
         _below_newest_level(cluster, topic)
     elif role in ("prune", "after-prune"):
@@ -307,7 +307,7 @@ def _append(cluster: KafkaCluster, topic: str, values: list[bytes]) -> None:
 
 
 def _with_snapshots(cluster: KafkaCluster, topic: str, *, cut: bool) -> None:
-    """Ticks, with a snapshot after every third; cut: the first ones are gone."""
+    """Ticks, with a snapshot after every third; cut: the first ones are deleted."""
     create_topic(cluster, topic, 1, 10)
     _append(cluster, topic, [encode(Tick("1", "a", "g"))] * 12)
     world, places = World(0, 1), []
@@ -326,7 +326,7 @@ def _with_snapshots(cluster: KafkaCluster, topic: str, *, cut: bool) -> None:
 
 
 def _almost_due(cluster: KafkaCluster, bootstrap: str, topic: str) -> None:
-    """The next snapshot is due after the next few records."""
+    """Fill the log until the next snapshot is due within a few records."""
     create_topic(cluster, topic, 1, 10)
     _append(cluster, f"{topic}_snapshots", list(encode_snapshot(World(0, 1))))
     producer = Producer({**login("root"), "bootstrap.servers": bootstrap, "linger.ms": 20})

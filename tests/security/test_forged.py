@@ -1,6 +1,6 @@
-"""What somebody who may append to the coordination topic can do, as docs/security.md says it, and what it cannot do.
+"""What a client with WRITE on the coordination topic can and can't do, as documented in docs/security.md.
 
-The broker does not tell readers who wrote a record: ids and epochs in it are what its writer says.
+The broker does not tell readers which client wrote a record: ids and epochs in it are the writer's claims.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INTERVAL_MS = 600
 
 
 class Victim:
-    """A coordination topic of one partition, a data topic, and who works on it."""
+    """A coordination topic of one partition, a data topic, and its workers."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         self.bootstrap = bootstrap
@@ -55,7 +55,7 @@ class Victim:
         assert self._producer.flush(20) == 0
 
     def forge(self, record: Record) -> None:
-        """Append what anybody with WRITE may append."""
+        """Append a record as any client with WRITE can."""
         self._producer.produce(self.topic, encode(record), b"", 0)
         assert self._producer.flush(20) == 0
 
@@ -65,7 +65,7 @@ class Victim:
         )
 
     def holder(self, marshal: Marshal) -> tuple[str, int]:
-        """Instance and epoch of who holds the partition: public."""
+        """Instance and epoch of the partition's holder, which are public."""
         lease = marshal.world.lease(self.data, 0)
         assert lease is not None and lease.instance_id is not None
         return lease.instance_id, lease.epoch
@@ -114,7 +114,7 @@ def test_a_release_in_the_holders_name_takes_its_lease_and_an_old_epoch_writes_n
 
 @pytest.mark.broker
 def test_progress_in_the_holders_name_makes_its_successor_skip_and_an_operator_goes_back(victim: Victim) -> None:
-    """The log holds it to be done. Nothing of the data is gone: positions can be moved back."""
+    """By the log it is done. No data is lost: positions can be moved back."""
     first = victim.member()
     consumer = first.consumer([victim.data])
     assert offsets(consumer, 1) == [0]
@@ -198,7 +198,7 @@ def test_an_upgrade_to_an_unknown_level_ends_all_work_on_one_coordination_topic_
 
 
 def test_two_snapshots_that_bear_each_other_out_deceive_who_starts_and_not_who_replays_the_log(story: Story) -> None:
-    """S3 finds a snapshot that lies by the next one. Of two that tell the same lie, only a replay tells."""
+    """S3 detects a forged snapshot by the next one. Two consistent forgeries are detected only by a replay."""
     lying = World(0, 1)
 
     def follow(forged: Record | None = None) -> None:

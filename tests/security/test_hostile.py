@@ -1,4 +1,4 @@
-"""Names from the log are shown, and do nothing: to a terminal, a page, a log, or a shell they are pasted into."""
+"""Names from the log are shown without effect on a terminal, a page, a log, or a shell they are pasted into."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from rationalizer import (
 from tests.cli.harness import Command, Terminal
 from tests.test_house_rules import MODULES, named, tree_of
 
-#: What E2 lets into an id: all but control characters. A shell, a browser, rich, printf and a reader would each act.
+#: E2 allows all but control characters in an id: this one affects a shell, a browser, rich, printf and a reader.
 NASTY = "\u202e\u200b\u2028\u00a0'\"`$(reboot);<script>alert(1)</script>[red]{0}%s\\"
-#: What may never reach a terminal as it is.
+#: Must never reach a terminal unescaped.
 UNSEEN = ("\u202e", "\u200b", "\u2028", "\u00a0", "\x1b]", "\x07", "\x9b")
 
 GROUP, CLIENT, INSTANCE = f"g{NASTY}", f"c{NASTY}", f"i{NASTY}"
@@ -44,7 +44,7 @@ WHO = (INSTANCE, CLIENT, GROUP)
 
 
 class Hostile(NamedTuple):
-    """A coordination topic where somebody has written what E2 allows, and what it does not."""
+    """A coordination topic with records that E2 allows, and others."""
 
     bootstrap: str
     topic: str
@@ -87,7 +87,7 @@ OFTEN = [
     ("evict", TEAM, "--member", CLIENT, "--dry-run"),
     ("export-group", TEAM, "--dry-run"),
 ]
-#: The others: they print by the same functions.
+#: Other commands, which print with the same functions.
 SELDOM = [
     ("status",),
     ("status", "--group", GROUP),
@@ -135,7 +135,7 @@ def test_a_terminal_gets_no_sequence_of_theirs(hostile: Hostile, terminal: Calla
 
 
 def test_a_suggested_command_can_be_pasted() -> None:
-    """A group's name that is a command of its own stays one word."""
+    """A group's name that contains a command stays one word."""
     group = GroupRow("x; touch y", [], [], 0, [], "coordinated", state="READY")
     texts = [problem.text for problem in problems_of(group)]
     for text in texts:
@@ -143,15 +143,15 @@ def test_a_suggested_command_can_be_pasted() -> None:
             assert shlex.split(suggested)[0] == "x; touch y"
 
 
-#: Calls that give words for a shell.
+#: Calls that return shell words.
 QUOTING = {"quote", "shlex.quote", "topic_option", "options.reach"}
-#: Words of ours; and a topic that is read from, so that Kafka has checked its name.
+#: Fixed words; and a topic that is being read, so that Kafka has checked its name.
 SAFE = {"other", "to", "where", "topic"}
 SUGGESTED = re.compile(r"kafka-marshal (?:[a-z]+-?)+ (?:[^.;:()]*)$")
 
 
 def unquoted(node: ast.JoinedStr) -> Iterator[str]:
-    """Names in a suggested command that are more than one word to a shell, should they hold a blank."""
+    """Names in a suggested command that would be several words to a shell if they contained a blank."""
     said = ""
     for part in node.values:
         if isinstance(part, ast.Constant):
@@ -165,7 +165,7 @@ def unquoted(node: ast.JoinedStr) -> Iterator[str]:
 
 
 def is_format_of_names(node: ast.Call) -> bool:
-    """A log line whose format holds a name, which may hold a %s."""
+    """Whether a log line's format contains a name, which may contain a %s."""
     is_log = isinstance(node.func, ast.Name | ast.Attribute) and ast.unparse(node.func).rpartition(".")[2] == "log"
     return is_log and len(node.args) > 3 and isinstance(node.args[2], ast.JoinedStr)
 

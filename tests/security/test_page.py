@@ -1,4 +1,4 @@
-"""docs/security.md says nothing that is not so: the tests it names are there, its figures are those of the code."""
+"""docs/security.md is correct: the tests that it names exist, and its figures are the code's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Least rights: with the rights of docs/security.md a role does its work; without any of them it says which."""
+"""Least rights: with the rights of docs/security.md a role works; without any one of them, the error names it."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 ROLES = roles_of(PAGE.read_text(encoding="utf-8"))
 
-#: Tried by Spark's own tests (tests/pipeline/test_secured.py).
+#: Covered by Spark's tests (tests/pipeline/test_secured.py).
 ELSEWHERE = {"spark"}
 
-#: Names on the page → those on this module's broker, for trials that need nothing of their own.
+#: Names on the page → names on this module's broker, for trials that need no separate topics.
 SHARED = {"__marshal": "__marshal", "__marshal_snapshots": "__marshal_snapshots", "orders": "orders"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A role, and the right that is taken away; None: none."""
+    """A role, and the withheld right; None: none."""
 
     role: str
     without: Right | None
-    #: Looking stays allowed where the right has it in it: so the operation itself is what fails.
+    #: DESCRIBE stays allowed if the right implies it, so that the operation itself fails.
     may_look: bool = False
 
     @property
     def rights(self) -> set[Right]:
-        """What the user of this trial has, by the names of the page."""
+        """The rights of this trial's user, with the page's names."""
         left = {right for right in ROLES[self.role] if right != self.without}
         if self.may_look and self.without is not None:
             left.add(Right(self.without.kind, self.without.name, "DESCRIBE"))
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def user(self) -> str:
-        """One of his own: rights that change under a user take effect at no certain moment."""
+        """A separate user: changed rights of an existing user take effect at an unknown moment."""
         return f"u{CASES.index(self)}"
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ WITH_ALL = [Case(role, None) for role in ACTIONS]
 WITHOUT_ONE = [case for role in ACTIONS for case in without_one(role)]
 CASES = [*WITH_ALL, *WITHOUT_ONE]
 
-#: Of those without one right: in every run. (All of them: make campaign.)
+#: Cases without one right that run every time. (All of them: make campaign.)
 IN_EVERY_RUN = {
     "member-without-DESCRIBE_CONFIGS-on-topic-'__marshal'",
     "member-without-WRITE-on-topic-'__marshal'",
@@ -89,7 +89,7 @@ IN_EVERY_RUN = {
     "export-without-READ-on-topic-'orders'-but-look",
 }
 
-#: Roles that take too long for every run.
+#: Roles that take too long to run every time.
 SLOW = {"snapshots"}
 
 
@@ -112,7 +112,7 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[Secured]:
-    """A broker with every user of this module; whose rights they have is settled before the first test."""
+    """A broker with all users of this module, whose rights are in force before the first test."""
     root = login("root")
     users = [case.user for case in CASES]
     with LocalBroker(properties=broker_properties(*users), client_config=root) as broker:
@@ -174,11 +174,11 @@ def test_without_one_of_them_it_says_which(trial: Try, case: Case) -> None:
     with pytest.raises((MarshalError, RefusedError)) as refused:
         ACTIONS[case.role](tried)
     text = f"{refused.value}\n" + "\n".join(tried.said)
-    if (case.role, case.without.name) == ("import", "orders"):  # Kafka leaves such topics out, and does not say which
+    if (case.role, case.without.name) == ("import", "orders"):  # Kafka omits such topics without naming them
         assert "lacks the right DESCRIBE" in text
         return
     name = tried.names[case.without.name]
-    # Without READ or WRITE the first look is refused already, which they would have allowed.
+    # Without READ or WRITE even the first DESCRIBE is refused, which they would imply.
     looks = [] if case.may_look else ["DESCRIBE"]
     wanted = "|".join([case.without.operation, *looks])
     assert re.search(rf"needs the right ({wanted}) on {case.without.kind} '{re.escape(name)}'", text), text

@@ -1,6 +1,6 @@
-"""No log line, error, page, report or process's command line shows a password, key or token.
+"""No log line, error, page, report or process's command line contains a password, key or token.
 
-Each setting that holds a secret gets one that can be recognised. Pages of another server are one more line of SERVERS.
+Each setting with a secret gets a recognizable one. Pages of another server are one more line of SERVERS.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from kafka_marshal.testing.layout import BrokerLayout
 from tests.cli.harness import Command, start
 from tests.client.conftest import wait_until
 
-#: Stands in all secrets here, and nowhere else.
+#: Part of all secrets here, and of nothing else.
 MARK = "hunter2"
 
 NOBODY = "127.0.0.1:1"
 
-#: Settings with secrets that librdkafka takes together, whatever the protocol.
+#: Settings with secrets that librdkafka accepts together, with any protocol.
 PLANTED: dict[str, object] = {
     "sasl.username": "ann",
     "sasl.password": f"{MARK} sasl 'quoted' \"twice\"",
@@ -65,7 +65,7 @@ BAD_KEY = f"-----BEGIN PRIVATE KEY-----\n{MARK}\n-----END PRIVATE KEY-----\n"
 
 
 class Printed:
-    """All that was printed, logged and raised."""
+    """Everything printed, logged and raised."""
 
     def __init__(self) -> None:
         self._texts: list[tuple[str, str]] = []
@@ -75,7 +75,7 @@ class Printed:
         self._texts.append((where, text if isinstance(text, str) else repr(text)))
 
     def raised(self, where: str, call: Callable[[], object]) -> None:
-        """The call fails, and what is raised may be printed in any way."""
+        """Check that the call fails, and record its error in all printed forms."""
         with pytest.raises(Exception) as caught:
             call()
         self.add(where, str(caught.value))
@@ -83,7 +83,7 @@ class Printed:
         self.add(where, "".join(traceback.format_exception(caught.value)))
 
     def logged(self) -> str:
-        """By all loggers, at DEBUG."""
+        """Lines of all loggers, at DEBUG."""
         return self.lines.getvalue()
 
     def check(self) -> None:
@@ -93,7 +93,7 @@ class Printed:
 
 @pytest.fixture
 def printed() -> Iterator[Printed]:
-    """With all that anybody logs, at DEBUG."""
+    """Record all log lines, at DEBUG."""
     found = Printed()
     handler = logging.StreamHandler(found.lines)
     root, ours = logging.getLogger(), logging.getLogger("kafka_marshal")
@@ -153,7 +153,7 @@ def test_configurations_that_are_refused(printed: Printed, wrong: dict[str, obje
 
 @pytest.mark.parametrize("config", [PLANTED, OIDC], ids=["plain", "oidc"])
 def test_what_librdkafka_says_when_it_says_all(printed: Printed, config: dict[str, object]) -> None:
-    # A logger of theirs: ours leaves out lines that it has passed on a moment ago.
+    # A separate logger: ours drops lines that it has just passed on.
     cluster = KafkaCluster(NOBODY, {**config, "debug": "all", "logger": logging.getLogger("theirs")})
     printed.raised("topics", lambda: cluster.topics(0.7))
     tail = cluster.tail("t", {0: 0})
@@ -215,7 +215,7 @@ def test_dsns_of_sinks(printed: Printed, dsn: str) -> None:
 
 
 def test_the_command(printed: Printed, command: Command, tmp_path: Path, kafka_bootstrap: str) -> None:
-    """A login that fails, settings that are wrong, lines that are none; each with --debug."""
+    """A failing login, wrong settings, invalid lines; each with --debug."""
     path = tmp_path / "client.properties"
     for more in (
         {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN"},
@@ -240,14 +240,14 @@ def metrics_server(marshal: Marshal, _: tuple[str, ...]) -> Iterator[str]:
 
 @contextmanager
 def ui_server(_: Marshal, reach: tuple[str, ...]) -> Iterator[str]:
-    """The page of the command; its address, without the last slash."""
-    quiet = [option for option in reach if option != "--debug"]  # or what nobody reads fills its pipe
+    """The command's page; its address without the last slash."""
+    quiet = [option for option in reach if option != "--debug"]  # or unread output fills its pipe
     with start("ui", "--port", "0", "--json", *quiet) as running:
         assert running.stdout is not None
         yield str(json.loads(running.stdout.readline())["url"]).rstrip("/")
 
 
-#: Whatever answers over HTTP, from a member and the options with which the command reaches the same log, and its paths.
+#: All HTTP servers, made from a member and the command's options for the same log, and their paths.
 SERVERS: list[tuple[Callable[[Marshal, tuple[str, ...]], AbstractContextManager[str]], tuple[str, ...]]] = [
     (metrics_server, ("/metrics", "/livez", "/readyz", "/lag", "/nowhere")),
     (ui_server, ("/", "/api/log", "/api/state?group=g", "/api/jobs", "/api/nowhere")),
@@ -263,7 +263,7 @@ def page(url: str) -> str:
 
 
 def test_a_member_at_work(printed: Printed, command: Command, tmp_path: Path, coordination_topic: Any) -> None:
-    """Its pages, figures and log, what it writes to Kafka, and the command lines of its processes."""
+    """Its pages, metrics and log, its records in Kafka, and the command lines of its processes."""
     bootstrap, topic = coordination_topic.bootstrap, coordination_topic.name
     config = {**PLANTED, "debug": "all"}
     with Marshal(
@@ -292,15 +292,15 @@ def test_a_member_at_work(printed: Printed, command: Command, tmp_path: Path, co
 
 
 def test_files_with_passwords_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """A local broker's users, in a folder that was kept, and may be readable."""
+    """A local broker's users, in a kept folder that may be readable."""
     layout = BrokerLayout(tmp_path / "broker-1", 1, 1, 1, 2, 3)
-    for _ in range(2):  # the second time the file is there
+    for _ in range(2):  # the second time the file exists
         layout.write([layout], {"listener.name.client.plain.sasl.jaas.config": f'password="{MARK}"'})
         assert MARK in layout.properties_file.read_text()
         assert stat.S_IMODE(layout.properties_file.stat().st_mode) == 0o600
 
 
-# -- what hides them ------------------------------------------------------------------------------------------------
+# -- redaction ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in PLANTED if "user" not in name and "url" not in name])
@@ -336,7 +336,7 @@ def test_plain_texts_stay_as_they_are() -> None:
 
 
 def test_a_long_word_is_read_once() -> None:
-    """Not from each of its letters: that took minutes."""
+    """Not from each of its letters, which took minutes."""
     for letter in "x-":
         assert scrub(letter * 50_000) == letter * 50_000
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 Times = Callable[[str, float], None]
 
-#: What the start of a member may take (s), at best of so many tries: the machine has other work.
+#: Time limit for a member's start (s), and the number of attempts, as the machine may be busy.
 READY_S = 2.0
 TRIES = 3
 
@@ -25,7 +25,7 @@ _TOLD: list[str] = []
 
 @pytest.fixture
 def times(request: pytest.FixtureRequest) -> Times:
-    """Takes down what took how many seconds; told after the session."""
+    """Records durations, which are printed after the session."""
     name = request.node.name
 
     def tell(what: str, seconds: float) -> None:
@@ -35,7 +35,7 @@ def times(request: pytest.FixtureRequest) -> Times:
 
 
 def in_time(what: str, times: Times, attempt: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-    """Try until it takes no longer than a start may; undo is for what came too late. The best time is reported."""
+    """Repeat until it is within the limit; undo cleans up late attempts. Reports the best time."""
     best = float("inf")
     for tries_left in reversed(range(TRIES)):
         began = time.monotonic()
@@ -50,7 +50,7 @@ def in_time(what: str, times: Times, attempt: Callable[[], T], undo: Callable[[T
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How long members took to start, or to be told why they can't."""
+    """Print how long members took to start or to fail."""
     if _TOLD:
         terminalreporter.section("log shapes")
         for line in _TOLD:

@@ -1,9 +1,9 @@
-"""Shapes that a coordination log can take on a real broker: a member that starts is ready soon, or is told why not.
+"""Shapes of a coordination log on a real broker: a starting member is ready soon, or gets an error that says why not.
 
-What else is known of them: tests/contract/test_tail.py (positions outside of the log, markers at the end, stamps set
-by clients), tests/contract/test_kafka_settings.py (an open transaction does not hold the log back),
+Others are in tests/contract/test_tail.py (positions outside the log, markers at the end, timestamps set by clients),
+tests/contract/test_kafka_settings.py (an open transaction does not hold the log back),
 tests/snapshots/test_start.py and test_kafka.py (logs cut at and beyond snapshots), tests/cli/test_init.py (settings
-that are refused). Here members are at work while it happens, and others start after it.
+that are rejected). Here members work while it happens, and others start after it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MESSAGES = 2_000
 
 
 class Work:
-    """Two members that share a topic, and what they have handled."""
+    """Two members that share a topic, and the messages they have handled."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -52,13 +52,13 @@ class Work:
         return one == other and all(client_id is not None for _, _, client_id, _ in one)
 
     def go_on(self) -> None:
-        """Each handles some more: it still may."""
+        """Check that each can still handle messages."""
         for consumer in self.consumers:
             self.handled += take(consumer, 20)
         assert len(set(self.handled)) == len(self.handled), "something was handed out twice"
 
     def fails_with(self, error: type[CoordinationTopicError], words: str, timeout_s: float = 30.0) -> None:
-        """Every member is told, and hands out nothing more."""
+        """Check that every member fails with this error and delivers nothing more."""
 
         def told(consumer: Consumer) -> bool:
             message = consumer.poll(0.1)
@@ -88,14 +88,14 @@ def side(kafka_bootstrap: str) -> Iterator[KafkaSide]:
 
 
 def starts(scene: Scene, times: Times, name: str = "c") -> Marshal:
-    """A member that starts now, in time, and can claim."""
+    """A member that starts now in time and can claim."""
     member = in_time(f"ready: {name}", times, lambda: scene.member(name), Marshal.close)
     assert member.claim("elsewhere", len(scene.members), timeout=5).valid
     return member
 
 
 def refused(scene: Scene, error: type[CoordinationTopicError], words: str, times: Times) -> None:
-    """A member that starts now is told in time why it can't."""
+    """Check that a member that starts now fails in time with this error."""
 
     def late() -> None:
         with pytest.raises(error, match=words):
@@ -105,7 +105,7 @@ def refused(scene: Scene, error: type[CoordinationTopicError], words: str, times
 
 
 def transaction(scene: Scene) -> Producer:
-    """One that has begun, with a record in each CP that somebody's claim would be."""
+    """An open transaction with a claim in each CP."""
     producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": f"shapes-{time.time_ns()}"})
     producer.init_transactions(20)
     producer.begin_transaction()
@@ -126,7 +126,7 @@ def test_transactions_open_and_aborted_and_markers_at_the_end(scene: Scene, work
     transaction(scene).commit_transaction(20)
     for member in scene.members:
         member.close()
-    # Nothing but markers at the end of the log: what a start waits for is never delivered.
+    # Only markers at the end of the log: the record that a start waits for is never delivered.
     transaction(scene).abort_transaction(20)
     digests = []
     for begin in (Begin.HISTORY, Begin.SNAPSHOT):
@@ -160,7 +160,7 @@ def test_q37_altered_to_create_time_while_members_work(
     with caplog.at_level(logging.WARNING, "kafka_marshal"):
         side.alter_topic(scene.coordination, {"message.timestamp.type": "CreateTime"})
         wait_until(lambda: caplog.text.count("altered to CreateTime") >= 2, what="both say so")
-    # Their leases are proven by their own clocks, and the log takes their beats: they go on, for longer than any lease.
+    # Their leases are proven by their own clocks, and the log accepts their heartbeats: they continue past any lease.
     until = time.monotonic() + 3 * HI / 1000
     work.go_on()
     before, log_time = encoded(work.members[0]), work.members[0].world.log_time
@@ -169,7 +169,7 @@ def test_q37_altered_to_create_time_while_members_work(
     assert (encoded(work.members[0]), work.members[0].world.log_time) == (before, log_time)
     assert caplog.text.count("altered to CreateTime") == 2, "once each"
     refused(scene, TopicUnsafeError, "message.timestamp.type is CreateTime", times)
-    # Who dies meanwhile is not replaced, until somebody mends it.
+    # A member that dies meanwhile is not replaced until the topic is repaired.
     work.members[0].terminate()
     side.alter_topic(scene.coordination, {"message.timestamp.type": "LogAppendTime"})
     wait_until(lambda: "the broker's time again" in caplog.text, what="it is told")
@@ -210,7 +210,7 @@ def test_more_cps_while_members_work(scene: Scene, work: Work, side: KafkaSide, 
 
 
 def test_cps_that_are_empty(scene: Scene, topic_factory: Callable[..., str], times: Times) -> None:
-    """Made by hand: without as much as a marker."""
+    """Created by hand, even without a marker."""
     settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "retention.bytes": "-1"}
     settings |= {"max.message.bytes": "2097152"}
     scene.coordination = topic_factory(5, settings=settings)
@@ -219,7 +219,7 @@ def test_cps_that_are_empty(scene: Scene, topic_factory: Callable[..., str], tim
 
 
 def fill(scene: Scene, cp: int, records: int) -> None:
-    """One claim, and beats, up to so many records in the CP."""
+    """Write one claim and heartbeats, up to ``records`` records in the CP."""
     producer = Producer({"bootstrap.servers": scene.bootstrap, "linger.ms": 5})
     epoch = ends(scene)[cp]
     producer.produce(scene.coordination, encode(ClaimingPartition("1", "x", "other", "t", 3, 600_000)), b"", cp)
@@ -229,7 +229,7 @@ def fill(scene: Scene, cp: int, records: int) -> None:
 
 
 def test_cut_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
-    """Cut behind two snapshots: who starts, starts from there. Cut beyond them: told so. Who works, works on."""
+    """Cut behind two snapshots: members start there. Cut beyond them: they get an error. Running members continue."""
     cp = 0
     fill(scene, cp, 500)
     replica = Replica(scene.cluster, scene.coordination, 10)
@@ -254,8 +254,8 @@ def test_cut_while_members_work(scene: Scene, work: Work, side: KafkaSide, times
 
 @pytest.fixture
 def tidy(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A scene on a broker whose cleaner does not rest between two rounds."""
-    request.getfixturevalue("kafka_broker")  # a broker is wanted: the marker follows from that
+    """A scene on a broker whose log cleaner runs without pauses."""
+    request.getfixturevalue("kafka_broker")  # sets the marker of tests with a broker
     with LocalBroker(properties={"log.cleaner.backoff.ms": "100"}) as broker:
         probe = Probe(broker.bootstrap_servers)
 
@@ -271,7 +271,7 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 @pytest.mark.slow
 def test_compacted_while_members_work(tidy: Scene, times: Times) -> None:
-    """A log with holes: all keys are alike, so compaction leaves of a segment only its last record."""
+    """A log with gaps: all keys are equal, so compaction leaves only the last record of a segment."""
     scene, side = tidy, KafkaSide(tidy.bootstrap, {})
     work = Work(scene)
     before = encoded(work.members[0])
@@ -289,13 +289,13 @@ def test_compacted_while_members_work(tidy: Scene, times: Times) -> None:
     def holes() -> bool:
         for consumer in work.consumers:
             drained(consumer)
-        # A segment ends when something is written after its time.
+        # A segment ends when a record is written after its time.
         for cp in range(CPS):
             fill(scene, cp, 0)
         return all(first(cp) > 0 for cp in range(CPS))
 
     wait_until(holes, 60, "the broker's cleaner has been there")
-    # Those who were there know more than the log does, and go on.
+    # Running members know more than the log does, and continue.
     work.go_on()
     assert encoded(work.members[0]) == before
     side.alter_topic(scene.coordination, {"cleanup.policy": "delete"})
@@ -315,7 +315,7 @@ def encoded(member: Marshal) -> list[tuple[str, int, str | None, int]]:
 
 
 def test_q36_a_log_without_its_first_record_is_refused_wherever_it_is_read() -> None:
-    """The same without waiting for a broker's cleaner."""
+    """The same without waiting for a broker's log cleaner."""
     cluster = MemoryCluster()
     cluster.create_topic("__marshal", 1, 1, settings(), 5)
     cluster.broker.skip("__marshal", 0, 3)

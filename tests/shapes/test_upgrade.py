@@ -1,4 +1,4 @@
-"""A level that this release does not know (E4): the fleet stops there, and says so."""
+"""A level unknown to this release (E4): the fleet stops there and reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drop(consumer: Consumer) -> bool:
 
 
 def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene, times: Times) -> None:
-    """In the CP that was raised, and nowhere else."""
+    """Only in the CP that was raised."""
     topic = scene.topic(4, 50)
     members = [scene.member(name) for name in ("a", "b")]
     consumers = [member.consumer([topic]) for member in members]
@@ -39,7 +39,7 @@ def test_e4_at_an_upgrade_the_fleet_stops_and_says_so(scene: Scene, times: Times
         assert caught.value.level == 109
     with pytest.raises(UpgradeRequiredError, match="level 109"):
         members[0].claim(topic, 0, timeout=5)
-    # Who comes later is told, too, and the other CPs go on.
+    # A later member reports it, too, and the other CPs continue.
     later = in_time("ready", times, lambda: scene.member("later"), Marshal.close)
     told = later.consumer([scene.topic()])
 

@@ -1,4 +1,4 @@
-"""Small scope: every order of a few records, and that a rule that is broken is seen."""
+"""Small scope: every order of a few records, and a broken rule is found."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_short_cut_of_the_replay_is_tried(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_prints_what_was_met(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     path.write_text('{"engine": {"states": 7}}')
-    # Not every transition can be met in two records.
+    # Two records can't reach every transition.
     assert exhaustive.main(["--depth", "2", "--json", str(path)]) == 1
     assert "not met: " in capsys.readouterr().out
     kept = json.loads(path.read_text())

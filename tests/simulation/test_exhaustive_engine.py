@@ -1,4 +1,4 @@
-"""Small scope with real engines: every order of a few moves, and that what is broken in the engine is seen."""
+"""Small scope with real engines: every order of a few moves, and a broken engine is found."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_command_tells_what_was_searched_and_what_was_not_met(
 
 
 class Broken:
-    """The engine, broken in one place each."""
+    """Engines that are each broken in one place."""
 
     @staticmethod
     def trusts_for_three_hi(patch: Callable[..., None]) -> None:

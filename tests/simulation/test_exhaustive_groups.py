@@ -1,4 +1,4 @@
-"""Small scope of coordinated groups: every order of a few records, and that a rule that is broken is seen."""
+"""Small scope of coordinated groups: every order of a few records, and a broken rule is found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_order_of_four_records_and_every_transition() -> None:
 
 def test_the_command_searches_groups_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "found.json"
-    # Not every transition can be met in two records.
+    # Two records can't reach every transition.
     assert exhaustive.main(["--groups", "--depth", "2", "--jobs", "1", "--json", str(path)]) == 1
     assert "CommitOffsets" in capsys.readouterr().out
     assert '"groups"' in path.read_text()
@@ -43,7 +43,7 @@ def _on(where: object, name: str, value: object) -> Plant:
 
 
 def _give(topic: TopicPieces, targets: list[Target], gone: AbstractSet[int], generation: int) -> None:
-    """A rebalance that asks nobody to let go."""
+    """A rebalance without revocations."""
     topic.grow(len(targets))
     for partition, target in enumerate(targets):
         parts = ((0, MAX_KEY_HASH, target),) if isinstance(target, int) else target

@@ -1,4 +1,4 @@
-"""Stories of members of coordinated groups, and that they have stories of their own."""
+"""Stories of coordinated groups, which differ from those of claims."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kafka_marshal.testing.simulation import Scenario, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report, simulate
 from tests.simulation.workers import member
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
 
 
 def _in_short(seeds: range) -> Report:
-    """Stories that are a quarter as long as usual."""
+    """Run stories of a quarter of the usual length."""
     report = Report()
     for seed in seeds:
         report.add(simulate_one(Scenario.from_seed(seed, intervals=20, coordinated=True)))
@@ -21,7 +21,7 @@ def _in_short(seeds: range) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # on a machine that others use, too
+@pytest.mark.timeout(300)  # on a busy machine
 def test_thirty_seeds() -> None:
     report = _in_short(range(30))
     report.raise_for_violation()
@@ -49,6 +49,6 @@ def test_an_own_worker_is_a_member() -> None:
 
 
 def test_evicted_while_a_call_gathers_messages_a_member_comes_back() -> None:
-    # What consume() had gathered of a lost partition was in hand for ever, and the member never joined again.
+    # Messages that consume() had collected of a lost partition stayed in flight, and the member never joined again.
     result = simulate_one(Scenario.from_seed(20, coordinated=True))
     assert result.violation is None, result.tell()

@@ -1,4 +1,4 @@
-"""Exceptions out of nowhere: workers' calls that are interrupted, reads that are torn; and what must not be logged."""
+"""Asynchronous exceptions in workers' calls and in reads; and log lines that must not occur."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka_marshal.engine.work.run import Run
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate_one
 from kafka_marshal.testing.simulation.scenario import INTERRUPTED
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
 
 KINDS = ("interrupts", "torn reads")
@@ -36,7 +36,7 @@ WORKERS = [
 def test_nothing_is_lost_where_calls_and_reads_raise(worker: str, delivery: Delivery) -> None:
     result = simulate_one(_scenario(worker, *KINDS, delivery=delivery))
     assert result.violation is None, result.tell()
-    least = 3 if worker == "lanes" else 10  # one call lasts for many messages
+    least = 3 if worker == "lanes" else 10  # one call handles many messages
     assert result.counts["interrupted"] > least
     assert result.counts["torn"] > least
 
@@ -54,7 +54,7 @@ def test_seeds_have_them() -> None:
 
 
 def test_a_loop_that_is_left_after_an_error_gives_its_messages_back() -> None:
-    """The error kept the frames that it had come through, and one of them the loop: it was never closed (seed 1993)."""
+    """The error kept its frames, and with them the loop, which was never closed (seed 1993)."""
     scenario = Scenario(
         seed=1993,
         clients=(Client("c0", "batches", claims_ahead=True), Client("c2", claims_ahead=True), Client("c3", "poll")),

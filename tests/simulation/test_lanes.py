@@ -1,4 +1,4 @@
-"""Stories of workers with lanes (``consumer.run``): of claims, and of members of coordinated groups."""
+"""Stories of workers with lanes (``consumer.run``), with claims and in coordinated groups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kafka_marshal.testing.simulation import Job, Scenario, simulate, simulate_o
 from kafka_marshal.testing.simulation.campaign import Report
 from tests.mutants.lane_stories import LANE_STORIES
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # on a machine that others use, too
+@pytest.mark.timeout(300)  # on a busy machine
 @pytest.mark.parametrize("coordinated", [False, True])
 def test_half_a_dozen_seeds(coordinated: bool) -> None:
     report = Report()
@@ -34,13 +34,13 @@ def test_a_few_seeds() -> None:
 
 @pytest.mark.parametrize("number", range(len(LANE_STORIES)))
 def test_a_story_that_is_written_down(number: int) -> None:
-    """Each shows, where a bug is planted, what seeds meet too seldom."""
+    """Each exposes a planted bug that seeds meet too rarely."""
     result = simulate_one(LANE_STORIES[number])
     assert result.violation is None, result.tell()
 
 
 def test_a_member_that_joins_first_when_its_successor_has_left_may_join_again() -> None:
-    # It was stopped before it had joined; a handler that hung made it leave and join once more.
+    # It was stopped before it had joined; a hanging handler made it leave and join again.
     result = simulate_one(Scenario.from_seed(35, intervals=40, coordinated=True, lanes=True))
     assert result.violation is None, result.tell()
 
@@ -72,7 +72,7 @@ def test_an_own_worker_has_lanes() -> None:
 
 
 def forgets(job: Job) -> None:
-    """It takes its handlers to be faster than they are."""
+    """Wrong: assumes that its handlers are faster than they are."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         consumer.run(lambda message: job.start(lambda: job.handle(message)), order=job.order)
 

@@ -1,4 +1,4 @@
-"""A worker from outside: right ones pass, wrong ones are found, and the script that is printed shows it."""
+"""Users' workers: correct ones pass, wrong ones are found, and the printed script reproduces it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kafka_marshal.testing.simulation import (
 )
 from tests.simulation import workers
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
 
 FILE = str(Path(workers.__file__))
@@ -68,7 +68,7 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker, se
 )
 @pytest.mark.timeout(600)
 def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, promise: str) -> None:
-    report = simulate(worker, 40, jobs=1)  # all are found soon, and no second process searches on
+    report = simulate(worker, 40, jobs=1)  # all are found soon, and no second process keeps searching
     [found] = report.broken
     assert found.violation is not None
     assert found.violation.promise == promise
@@ -84,7 +84,7 @@ def test_a_worker_that_stops_the_simulation_is_told_where(
     worker: Worker, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stall_detector, "LOOK_AFTER_S", 1.0)
-    report = simulate(worker, 1, jobs=2)  # in a process of its own: pytest-timeout has this one's SIGALRM
+    report = simulate(worker, 1, jobs=2)  # in a child process: pytest-timeout uses this one's SIGALRM
     [found] = report.broken
     assert found.violation is not None
     assert found.violation.promise == "hangs"
@@ -92,14 +92,14 @@ def test_a_worker_that_stops_the_simulation_is_told_where(
 
 
 def _told_to_end(worker: Worker) -> Result:
-    """One member, alone, is sent a SIGTERM and comes back."""
+    """A single member receives a SIGTERM and is restarted."""
     workers.SEEN.clear()
     before = signal.getsignal(signal.SIGTERM)
     clients = (Client("c0", "yours"), Client("c1", joins=20))
     faults = (Fault(at=10, kind="term", client="c0", intervals=5),)
     result = simulate_one(Scenario(seed=1, clients=clients, faults=faults, intervals=30), worker)
     assert result.violation is None, result.tell()
-    assert signal.getsignal(signal.SIGTERM) is before  # it was the simulated process's own
+    assert signal.getsignal(signal.SIGTERM) is before  # it belonged to the simulated process
     return result
 
 
@@ -120,7 +120,7 @@ def test_a_handler_that_exits_ends_the_main_thread_in_order() -> None:
 def test_sigterm_kills_who_has_no_handler_and_not_who_ignores_it() -> None:
     starts = [line.split()[2] for line in _told_to_end(workers.plain).history() if line.split()[1] == "start"]
     assert "c0#2" in starts
-    assert "c0#1" not in _ends(_told_to_end(workers.plain))  # it got no turn any more
+    assert "c0#1" not in _ends(_told_to_end(workers.plain))  # it got no further turn
     starts = [line.split()[2] for line in _told_to_end(workers.that_ignores_it).history() if line.split()[1] == "start"]
     assert "c0#2" not in starts
 
@@ -157,7 +157,7 @@ def test_a_worker_that_delivers_otherwise_than_its_story_is_told_so(capsys: pyte
     assert command.main(["--seeds", "1", "--jobs", "1", "--as-found", "--worker", f"{FILE}:at_most_once"]) == 1
     said = capsys.readouterr()
     assert "run it with --delivery at-most-once" in said.out
-    assert said.err.startswith("broken: seed 0: worker: ")  # at once: the rest may take a while
+    assert said.err.startswith("broken: seed 0: worker: ")  # at once: shrinking may take a while
 
 
 def test_a_worker_of_a_group_of_its_own_is_told_that_a_story_has_one() -> None:
@@ -216,7 +216,7 @@ sys.exit(simulate.main(["--seeds", "100000", "--jobs", "{jobs}"]))
     ) as process:
         assert process.stderr is not None
         assert re.match(r"\d+ of 100000 seeds, 0 broken, \d+ s\n", process.stderr.readline())
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the parent and its processes
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the parent and its children
         said, complained = process.communicate()
     assert process.returncode == 130
     assert re.match(r"[1-9]\d* seeds, 0 broken; ", said)

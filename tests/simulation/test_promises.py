@@ -1,4 +1,4 @@
-"""Each promise is really looked at: a product that breaks it is found. And what the simulator has found."""
+"""Each promise is checked: a product that breaks it is found. And faults that the simulator has found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafka_marshal.testing.simulation.network import SimulatedTail
 from rationalizer import Outcome, ReleasingPartition, World, codes
 from rationalizer.progress import Progress
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -121,7 +121,7 @@ def _scenario(*faults: Fault, worker: str = "iterate", **options: Any) -> Scenar
 
 
 def test_batches_waits_where_what_it_had_is_gone() -> None:
-    """Leases that ended took away what a batch was waited to fill for: from then on the loop turned without a wait."""
+    """Ended leases took away the messages of a waiting batch: from then on the loop spun without waiting."""
 
     def fills_for_long(job: Job) -> None:
         with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
@@ -136,7 +136,7 @@ def test_batches_waits_where_what_it_had_is_gone() -> None:
 
 
 def test_consume_leaves_out_what_it_got_before_its_lease_ended() -> None:
-    """It had some messages and waited for more; meanwhile their lease was lost, and it returned them (seed 35)."""
+    """It had messages and waited for more; meanwhile their lease was lost, and it returned them (seed 35)."""
     late, returned = list[tuple[str, int]](), list[int]()
 
     def consumes(job: Job) -> None:
@@ -172,7 +172,7 @@ def test_consume_leaves_out_what_it_got_before_its_lease_ended() -> None:
 
 
 def test_consume_keeps_its_timeout_at_most_once() -> None:
-    """Each claim of another message took its time, and the clock was looked at only when there was no other."""
+    """Each request of another message took time, and the clock was read only when there was no other."""
     waited: list[float] = []
 
     def consumes(job: Job) -> None:
@@ -192,7 +192,7 @@ def test_consume_keeps_its_timeout_at_most_once() -> None:
         Scenario(1, clients, delivery="at-most-once", intervals=40, recovers=False, handling_ms=0.1), consumes
     )
     assert result.violation is None, result.violation
-    assert max(waited) < 0.2 + 2 * 0.5  # one claim may be under way: its record, and its way back
+    assert max(waited) < 0.2 + 2 * 0.5  # one request may be in transit: its record and the answer
 
 
 def test_a_loop_that_never_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,13 +212,13 @@ def test_other_threads_of_the_process_sleep_as_ever() -> None:
         try:
             for _ in range(3):
                 time.sleep(0.001)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is wrong
+        except BaseException as error:  # noqa: BLE001 - any exception is wrong
             errors.append(error)
         slept.set()
 
     def worker(job: Job) -> None:
         inside.set()
-        slept.wait(20)  # the other thread sleeps while a task of the simulation has its turn
+        slept.wait(20)  # the other thread sleeps during a turn of a simulated task
 
     thread = threading.Thread(target=sleeper)
     thread.start()

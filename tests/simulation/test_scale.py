@@ -1,7 +1,7 @@
-"""A hundred members that share 5,000 partitions: the real client on virtual time, each with a replica of its own.
+"""A hundred members that share 5,000 partitions: the real client on virtual time, each with its own replica.
 
-What the simulation looks at with every record takes as long as there are members and leases together: little for four
-members, most of the time for a hundred. Here one more replica follows the log, and all are compared once, at the end.
+The simulation's checks of every record cost time proportional to members and leases: little for four members, most of
+the time for a hundred. Here one more replica follows the log, and all are compared once, at the end.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rationalizer import World, encode
 from rationalizer.marker import marker
 
 HI, CPS = 3_000, 8
-#: All start within this time, and what a broker sends comes in fetches, one every so many ms.
+#: All start within this time (ms), and the fetch interval (ms).
 START_MS, FETCH_MS = 50.0, 5.0
 BEATS = {"Heartbeat OK", "HeartbeatBatch OK"}
 
-#: (topic, partition) → (client_id, epoch) of who holds it.
+#: (topic, partition) → (client_id, epoch) of its holder.
 Holders = dict[tuple[str, int], tuple[str | None, int]]
 
 
@@ -48,7 +48,7 @@ def holders(worlds: Mapping[int, World]) -> Holders:
 
 
 class Members(Checks):
-    """Knows who takes part, and looks at nothing."""
+    """Records the members and checks nothing."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler) -> None:
         super().__init__(scenario, scheduler)
@@ -93,7 +93,7 @@ class Crowd:
         self.records[f"{judged.type} {judged.code}"] += 1
 
     def open_cluster(self, config: object) -> SimulatedCluster:
-        """What a member's Marshal gets."""
+        """The cluster of a member's Marshal."""
         task = self.scheduler.current
         assert task is not None
         assert isinstance(task.process, Process)
@@ -105,12 +105,12 @@ class Crowd:
             self.scheduler.run_until(self.scheduler.now + FETCH_MS)
 
     def shares(self) -> list[int]:
-        """How many partitions each member has, as it knows itself."""
+        """Each member's number of partitions, by its own count."""
         books = [driver.engine.book for driver in self.members.drivers.values()]
         return [sum(lease.held for lease in book.leases.values()) for book in books]
 
     def digest(self) -> str:
-        """Of the log: every stamp and every byte."""
+        """A digest of the log: all timestamps and bytes."""
         digest = sha256()
         for log in self.broker.existing[self.network.topic].partitions:
             digest.update(repr([(message.timestamp(), message.value()) for message in log.messages]).encode())
@@ -138,7 +138,7 @@ class Shown:
 
 
 def share_out(seed: int, members: int, partitions: int, rest: float) -> Shown:
-    """From the start to even shares, and then, for so many HI, nothing but beats."""
+    """From the start to even shares, and then only heartbeats for ``rest`` HI."""
     with crowd(seed, members, partitions) as group:
         group.wait(lambda: group.shares() == [partitions // members] * members, until=HI)
         took = group.scheduler.now
@@ -155,11 +155,11 @@ def share_out(seed: int, members: int, partitions: int, rest: float) -> Shown:
 
 
 def check(shown: Shown, members: int, partitions: int) -> None:
-    """Soon after the last one has started all is even, and few records were needed.
+    """Shares are even soon after the last start, with few records.
 
     A round is two fetches, there and back: five rounds, as in tests/engine/test_scale.py. Each member's first claims
-    may be refused, for it has not heard of the others yet; all later ones are dealt out. Who came first has more than
-    its share by then, and lets that go: in the mean, no partition moves more than once.
+    may be rejected, as it does not know the others yet; all later ones succeed. Early members have more than their
+    share by then and release it: in the mean, no partition moves more than once.
     """
     records = shown.records
     assert shown.took <= START_MS + 5 * 2 * FETCH_MS
@@ -186,6 +186,6 @@ def test_forty_members_and_1600_partitions() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # 70 s of a processor that others use, too, and 800 MB
+@pytest.mark.timeout(900)  # 70 s of a shared processor, and 800 MB
 def test_100_members_and_5000_partitions() -> None:
     check(share_out(4, 100, 5_000, rest=1.2), 100, 5_000)

@@ -1,4 +1,4 @@
-"""Sixty stories, and that a story is the same wherever it is told."""
+"""Sixty stories, and a story is the same in every process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate, simulate_one
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
 
 ENOUGH = {"clients": 4, "partitions": 8, "CPs": 2, "HI": 100, "faults": 5, "records": 1_000, "messages": 1_000}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # on a machine that others use, too
+@pytest.mark.timeout(600)  # on a busy machine
 def test_thirty_seeds() -> None:
     report = simulate(seeds=range(30, 60), jobs=os.cpu_count() or 1)
     report.raise_for_violation()
@@ -32,7 +32,7 @@ def test_thirty_seeds() -> None:
 
 
 def test_a_log_gets_its_records_though_one_slow_member_holds_all() -> None:
-    # A greedy client that beats seldom had all partitions: the story was over at 795 records.
+    # A greedy client with rare heartbeats had all partitions: the story ended at 795 records.
     assert simulate_one(Scenario.from_seed(40_003_931)).counts["records"] >= ENOUGH["records"]
 
 
@@ -64,7 +64,7 @@ def test_seeds_differ_and_runs_in_one_process_do_not_touch_each_other() -> None:
 
 
 def test_who_is_stopped_twice_at_once_goes_on_when_the_later_stop_ends() -> None:
-    # It counted as running from the end of the second one on, and had no turn until the end of the first (seed 100166).
+    # It counted as running from the end of the second stop, but got no turn until the end of the first (seed 100166).
     scenario = Scenario(
         seed=100166,
         clients=(
@@ -107,7 +107,7 @@ def test_what_an_admin_passed_over_and_went_back_behind_may_be_missing_in_a_sink
 
 def test_who_gave_up_its_claim_before_it_read_the_grant_is_not_ended_by_its_takeover() -> None:
     scenario = (
-        Scenario(  # of seed 1569: stopped with a claim on its way; its successor takes over what that was granted
+        Scenario(  # of seed 1569: stopped with a claim in transit; its successor takes over what that was granted
             seed=1569,
             clients=(
                 Client("c0", rate=1.03, fetches_every=0.3),
@@ -137,19 +137,19 @@ def test_who_gave_up_its_claim_before_it_read_the_grant_is_not_ended_by_its_take
 
 
 def test_what_an_admin_puts_beyond_the_end_of_a_log_is_reached_in_the_end() -> None:
-    # The partition's last message lay below the position: its readers were told that it is lost, for ever (P11).
+    # The partition's last message was below the position: readers reported it as lost for ever (P11).
     result = simulate_one(Scenario.from_seed(821914))
     assert result.violation is None, result.tell()
 
 
 def test_a_batch_fills_no_longer_than_it_may_though_its_lease_is_in_doubt_again_and_again() -> None:
-    # Each doubt (T5) began the wait for a full batch anew: what was fetched was not handed out until more came.
+    # Each doubt (T5) restarted the wait for a full batch: fetched messages were not delivered until more came.
     result = simulate_one(Scenario.from_seed(3002105))
     assert result.violation is None, result.tell()
 
 
 def test_a_limit_holds_where_the_log_is_paused_in_part() -> None:
-    # Claims waited for answers in a CP that was paused; they did not count, and as many went to the other CP.
+    # Claims waited for answers in a paused CP; they did not count, and as many were sent to the other CP.
     result = simulate_one(Scenario.from_seed(5005970))
     assert result.violation is None, result.tell()
 
@@ -174,7 +174,7 @@ def test_what_is_granted_again_after_an_admin_moved_the_position_back_may_begin_
 
 
 def test_what_consume_had_gathered_does_not_go_out_when_its_lease_was_over_meanwhile() -> None:
-    """At most once: whoever is stopped within ``consume`` would begin it an hour later (T4; seed 12300008)."""
+    """At most once: a process stopped within ``consume`` would begin it an hour later (T4; seed 12300008)."""
     stops = tuple(Fault(at=10 + 6.3 * i, kind="stop", client=f"c{i % 2}", intervals=3) for i in range(8))
     scenario = Scenario(
         seed=5,
@@ -190,7 +190,7 @@ def test_what_consume_had_gathered_does_not_go_out_when_its_lease_was_over_meanw
 
 
 def test_a_worker_that_sets_messages_aside_forgets_all_of_a_lease_that_was_lost() -> None:
-    scenario = Scenario(  # of seed 9007429: some were in the list that it was going through, with a slow one in front
+    scenario = Scenario(  # of seed 9007429: some were in the list being handled, behind a slow one
         seed=9007429,
         clients=(
             Client("c0", rate=1.005, claims_ahead=True, fetches_every=0.4),
@@ -220,7 +220,7 @@ def test_a_worker_that_sets_messages_aside_forgets_all_of_a_lease_that_was_lost(
 
 
 def test_what_lies_idle_among_readers_of_other_topics_is_not_let_go_for_who_came_second() -> None:
-    """The one who came second looked like one who waits; it was let go for it, lay idle, and so on, for ever."""
+    """The second claimant looked like a waiting one; a lease was released for it, was idle, and so on, for ever."""
     scenario = Scenario(  # of seed 382
         seed=382,
         clients=(
@@ -253,7 +253,7 @@ def test_a_group_that_is_forgotten_at_work_begins_anew(seed: int, delivery: str)
     assert result.violation is None, result.tell()
 
 
-#: Each of these seeds has found a bug. Stories have grown since, so to them these seeds are new.
+#: Seeds that found a bug. Stories have changed since, so these seeds are new ones now.
 FOUND_SOMETHING = (35, 1997, 3022, 6161, 9333, 50037, 50196, 825463, 827231, 827523, 828555, 9620984)
 
 

@@ -1,4 +1,4 @@
-"""The cheap state by which replicas are compared tells apart what the canonical one tells apart (S1)."""
+"""The cheap state for comparing replicas distinguishes everything that the canonical one does (S1)."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_two_are_equal_exactly_where_the_canonical_bytes_are() -> None:
     for skipped in [
         None,
         *range(len(records)),
-    ]:  # in each but the first, one record is replaced by one that says nothing
+    ]:  # in each except the first, one record is replaced by one without effect
         world = World(0, 1)
         for offset, record in enumerate(records):
             world.apply(offset, 1_000 + 10 * offset, b"" if offset == skipped else encode(record))
             worlds.append((state_of(world), world.snapshot()))
-    # And what differs in one thing alone.
+    # And states that differ in a single field.
     claim, grant = ClaimingPartition(*A, "t", 0, 100), ClaimingMessages(*A, "t", 0, 0, 20)
     logs: list[tuple[Record, ...]] = [
         (claim, Tick(*A)),

@@ -1,4 +1,4 @@
-"""Workers as somebody writes them who has read api.md, right and wrong ones."""
+"""Workers as written by readers of api.md, correct and wrong ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kafka_marshal import Admin, Marshal, MarshalError, MaxClaims
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.testing.simulation import Job
 
-#: What happened in workers that ran in this process.
+#: Events in workers that ran in this process.
 SEEN: Counter[str] = Counter()
 
 
@@ -40,7 +40,7 @@ def plain(job: Job) -> None:
 
 
 def member(job: Job) -> None:
-    """A member of a coordinated group, as docs/simulation.md has it."""
+    """A member of a coordinated group, as in docs/simulation.md."""
     assert job.strategy is not None
     with (
         job.marshal() as marshal,
@@ -63,7 +63,7 @@ def with_a_handler(job: Job) -> None:
 
 
 def whose_handler_exits(job: Job) -> None:
-    """What many do: ``sys.exit`` in the handler, and all ``with`` blocks end in order."""
+    """A common pattern: ``sys.exit`` in the handler, and all ``with`` blocks are left."""
 
     def leave(_: Marshal) -> None:
         SEEN["SIGTERM"] += 1
@@ -83,7 +83,7 @@ def that_ignores_it(job: Job) -> None:
 
 
 def by_any_clock(job: Job) -> None:
-    """It took functions out of ``time``: all clocks are virtual, and a minute's sleep takes none."""
+    """Imports functions from ``time``: all clocks are virtual, and a minute's sleep takes no time."""
     began, of_day, own, minute = perf_counter(), time_ns(), monotonic_ns(), 60.0
     while perf_counter() < began + minute:
         sleep(minute / 2)
@@ -93,7 +93,7 @@ def by_any_clock(job: Job) -> None:
 
 
 def two_threads(job: Job) -> None:
-    """Both iterate over one consumer; what ends the Marshal ends both."""
+    """Both iterate over one consumer; stopping the Marshal ends both."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
 
         def work() -> None:
@@ -105,7 +105,7 @@ def two_threads(job: Job) -> None:
 
 
 def whose_thread_falls_over(job: Job) -> None:
-    """Wrong: the thread's error is seen by nobody."""
+    """Wrong: the thread's error is never noticed."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         job.start(lambda: int("none"))
         for message in consumer:
@@ -126,7 +126,7 @@ def at_most_once(job: Job) -> None:
 
 
 def tries_again(job: Job) -> None:
-    """Wrong at most once: what may have failed is handled again."""
+    """Wrong at most once: a message that may have failed is handled again."""
     with job.marshal() as marshal, marshal.consumer([job.topic], delivery="at-most-once") as consumer:
         for message in consumer:
             job.handle(message)
@@ -135,7 +135,7 @@ def tries_again(job: Job) -> None:
 
 
 def leads(job: Job) -> None:
-    """Works, and does a chore now and then while it holds a name that is no topic's."""
+    """Works, and sometimes does a chore while it holds a claimed name that is no topic."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         next_try, said = 0.0, 0
         for message in consumer:
@@ -152,14 +152,14 @@ def leads(job: Job) -> None:
 
 
 def begins_at_the_end(job: Job) -> None:
-    """Wants nothing of what was there before it."""
+    """Skips messages from before its start."""
     with job.marshal() as marshal, marshal.consumer([job.topic], start="latest") as consumer:
         for message in consumer:
             job.handle(message)
 
 
 def reads_on(job: Job) -> None:
-    """Wrong: handles what it thinks is next, of a partition that is with somebody else."""
+    """Wrong: handles an assumed next message of a partition that another member holds."""
     with job.marshal() as marshal, marshal.consumer([job.topic], policy=MaxClaims(1)) as consumer:
         for message in consumer:
             job.handle(message)
@@ -169,7 +169,7 @@ def reads_on(job: Job) -> None:
 
 
 def of_another_group(job: Job) -> None:
-    """Reads by a group of its own, of which the story knows nothing."""
+    """Reads with another group, which the story does not know."""
     with job.marshal(group_id="mine") as marshal, marshal.consumer([job.topic]) as consumer:
         for message in consumer:
             job.handle(message)
@@ -180,7 +180,7 @@ def in_a_transaction(job: Job) -> None:
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         for batch in consumer.batches(max_messages=20, timeout=0.1):
             began = time.monotonic()
-            time.sleep(0.005)  # virtual, as the clock is
+            time.sleep(0.005)  # virtual, like the clock
             assert 0.004 < time.monotonic() - began < 60.0
             with job.database.transaction() as tx:
                 last = tx.fence(batch.topic, batch.partition, batch.epoch)
@@ -190,7 +190,7 @@ def in_a_transaction(job: Job) -> None:
 
 
 def looks_at_its_admin(job: Job) -> None:
-    """Works, and looks at the group with an Admin now and then."""
+    """Works, and sometimes queries the group with an Admin."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         for message in consumer:
             job.handle(message)
@@ -208,7 +208,7 @@ def commits_first(job: Job) -> None:
 
 
 def ignores_on_lost(job: Job) -> None:
-    """Wrong: what was fetched is handled whatever became of the lease."""
+    """Wrong: fetched messages are handled even if the lease is lost."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         while not marshal.stopping:
             for message in consumer.consume(200, 0.5):
@@ -217,7 +217,7 @@ def ignores_on_lost(job: Job) -> None:
 
 
 def forgets_the_stored_offset(job: Job) -> None:
-    """Wrong: fenced, but what the sink has already is written again."""
+    """Wrong: fenced, but rows that the sink already has are written again."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         for batch in consumer.batches(max_messages=20, timeout=0.1):
             job.sleep(0.02)
@@ -230,7 +230,7 @@ def forgets_the_stored_offset(job: Job) -> None:
 
 
 def falls_over(job: Job) -> None:
-    """Wrong: raises what no fault can cause."""
+    """Wrong: raises an error that no fault can cause."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         for message in consumer:
             job.handle(message)
@@ -238,11 +238,11 @@ def falls_over(job: Job) -> None:
 
 
 def waits_for_a_queue(job: Job) -> None:
-    """Nobody will ever put anything into it, for all threads run one at a time."""
+    """Waits for ever, as threads run one at a time and none puts anything into the queue."""
     queue.Queue[int]().get()
 
 
 def goes_round(job: Job) -> None:
-    """It asks for nothing, so no time passes."""
+    """Spins without entering the simulation, so no time passes."""
     while not SEEN.get("never"):
         continue

@@ -1,4 +1,4 @@
-"""Both sinks, behind one interface; a PostgreSQL of our own, thrown away at the end."""
+"""Both sinks, behind one interface; a temporary PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _AS_OTHER += "os.execv(sys.argv[3], sys.argv[3:])"
 
 
 def binary(name: str) -> str | None:
-    """A program of PostgreSQL's server: on PATH, or where Debian keeps it."""
+    """A program of PostgreSQL's server: on PATH or in Debian's folder."""
     debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
     return shutil.which(name) or next((str(each) for each in debian), None)
 
 
 class Postgres:
-    """A server on a free port of 127.0.0.1, with its data in a folder of its own."""
+    """A server on a free port of 127.0.0.1, with its data in a temporary folder."""
 
     def __init__(self, folder: Path, server: str, initdb: str) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ def postgres() -> Iterator[Postgres]:
     server, initdb = binary("postgres"), binary("initdb")
     if server is None or initdb is None:
         pytest.skip("no PostgreSQL server here (Debian, Ubuntu: apt-get install postgresql)")
-    # Not under pytest's own folder, which only its owner may enter.
+    # Not under pytest's folder, which only its owner may enter.
     running = Postgres(Path(tempfile.mkdtemp(prefix="kafka-marshal-postgres-")), server, initdb)
     yield running
     running.processes.end()
@@ -90,21 +90,21 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture
 def database(postgres: Postgres, request: pytest.FixtureRequest) -> str:
-    """A dsn of a database that nobody else uses."""
+    """The dsn of a new database."""
     name = f"d{os.urandom(6).hex()}"
     postgres.ask(f"CREATE DATABASE {name}")
     return postgres.dsn(name)
 
 
 class Kind:
-    """How tests make sinks of one kind that share one database."""
+    """Makes sinks of one kind that share one database."""
 
     def __init__(self, name: str, where: str) -> None:
         self.name, self.where = name, where
         self.opened: list[FencedSink[Any]] = []
 
     def sink(self, wait_s: float = 30.0) -> FencedSink[Any]:
-        """One more writer; wait_s: how long it waits for others."""
+        """A further writer; wait_s: how long it waits for others."""
         made: FencedSink[Any] = sink_of(self.name, self.where, wait_s)
         self.opened.append(made)
         return made
@@ -161,7 +161,7 @@ def sink_of(name: str, where: str, wait_s: float = 30.0) -> FencedSink[Any]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
-    """Each test runs against both."""
+    """Each test runs with both."""
     where = str(tmp_path / "results.db") if request.param == "sqlite" else request.getfixturevalue("database")
     kind = Kind(request.param, where)
     kind.setup()

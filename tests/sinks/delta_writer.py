@@ -1,6 +1,6 @@
-"""A process that writes to a Delta table by one epoch until it is refused, killed, or done.
+"""A process that writes to a Delta table with one epoch until it is rejected, killed, or done.
 
-``python -m tests.sinks.delta_writer TABLE EPOCH ROWS PARTITION…``: it says "ready", waits for a line, then says a line
+``python -m tests.sinks.delta_writer TABLE EPOCH ROWS PARTITION…``: prints "ready", waits for a line, then prints a line
 for each batch, and "stale" or "end".
 """
 
@@ -27,7 +27,7 @@ def batch(partition: int, epoch: int, first: int, last: int) -> pa.Table:
 
 
 def write(sink: DeltaSink, epoch: int, first: int, last: int, partition: int = 0) -> int:
-    """What a worker does with a batch; how many rows it wrote."""
+    """Handle a batch as a worker does; returns the number of rows written."""
     with sink.transaction("group", [("flights", partition, epoch, last)]) as tx:
         first = max(first, tx.last_offset("flights", partition) + 1)
         if first <= last:
@@ -46,7 +46,7 @@ def main(table: str, epoch: int, rows: int, *partitions: int) -> None:
     todo = {partition: 0 if stored is None else stored.last_offset + 1 for partition, stored in at.items()}
     while todo:
         partition = draw.choice(list(todo))
-        # The log may know less than the table does: some of it comes again.
+        # The log may be behind the table: some rows are repeated.
         first = max(0, todo[partition] - draw.randint(0, 3))
         last = min(rows - 1, todo[partition] + draw.randint(0, 5))
         try:
@@ -81,7 +81,7 @@ class Writer:
         )
 
     def hear(self, lines: int = 1) -> str:
-        """The last of so many lines; empty: it has ended."""
+        """Read ``lines`` lines; returns the last, or "" if it has ended."""
         assert self.process.stdout is not None
         return [self.process.stdout.readline().strip() for _ in range(lines)][-1]
 
@@ -91,7 +91,7 @@ class Writer:
         self.process.stdin.flush()
 
     def rest(self) -> str:
-        """Its last line, once it has ended in order."""
+        """Its last line, once it has ended successfully."""
         said, _ = self.process.communicate(timeout=60)
         self.log.seek(0)
         assert self.process.returncode == 0, self.log.read()

@@ -1,4 +1,4 @@
-"""Delta tables: who may write, what comes again, and commits that meet."""
+"""Delta tables: epochs, repeats, and concurrent commits."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def sink(tmp_path: Path) -> DeltaSink:
 
 
 def again(sink: DeltaSink) -> DeltaSink:
-    """One more writer, as it arrives at another process."""
+    """A further writer, as unpickled in another process."""
     made: DeltaSink = pickle.loads(pickle.dumps(sink))
     return made
 
 
 def rows(sink: DeltaSink) -> list[tuple[int, int, int]]:
-    """(partition, offset, epoch), sorted, as an outsider reads them."""
+    """(partition, offset, epoch), sorted, read with deltalake."""
     table = DeltaTable(sink._table).to_pyarrow_table()
     return sorted(tuple(row[name] for name in SCHEMA.names) for row in table.to_pylist())
 
@@ -49,7 +49,7 @@ def progress(sink: DeltaSink) -> dict[tuple[str, int], Progress]:
 
 
 def commits(table: Path) -> list[tuple[dict[str, int], int]]:
-    """(versions of ids, rows) of each commit, as the log on disk has it."""
+    """(versions of ids, rows) of each commit, from the log on disk."""
     found = []
     for path in sorted((table / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
@@ -184,7 +184,7 @@ def test_checkpoint_and_cleaning_of_the_log_keep_the_fence(tmp_path: Path) -> No
     assert offsets(sink) == list(range(9))
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- rejections --------------------------------------------------------------------------------------------------------
 
 
 def test_single_records_in_any_order_are_refused_with_the_reason(sink: DeltaSink) -> None:
@@ -242,14 +242,14 @@ def test_what_is_no_table_no_schema_or_no_rows(sink: DeltaSink, tmp_path: Path) 
 
 
 def test_after_a_fork_it_says_what_to_do(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """deltalake itself would panic, with an exception that nobody catches."""
+    """deltalake itself would panic, with an exception that no handler catches."""
     write(sink, 7, 0, 0)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(SinkError, match=r'used before this process was forked.*Nothing of.*get_context\("spawn"\)'):
         write(sink, 7, 1, 1)
 
 
-# -- commits that meet -------------------------------------------------------------------------------------------------
+# -- concurrent commits ------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_after_anothers_epoch_is_refused_although_its_check_went_well(sink: DeltaSink) -> None:
@@ -264,7 +264,7 @@ def test_a_commit_after_anothers_epoch_is_refused_although_its_check_went_well(s
 def test_a_commit_between_check_and_commit_is_found_by_the_conflict(
     sink: DeltaSink, theirs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later than any check of ours: only Delta itself can see it."""
+    """Later than any of our checks: only Delta itself can detect it."""
     write(sink, 7, 0, 0)
     commit, met = DeltaSink._commit, list[bool]()
 
@@ -319,7 +319,7 @@ def test_writers_that_start_together_create_the_table_once(sink: DeltaSink) -> N
 def test_two_processes_at_the_same_time_never_lose_or_double(
     sink: DeltaSink, rows_each: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Both want partition 0, the second by a newer epoch; each has one of its own besides."""
+    """Both write partition 0, the second with a newer epoch; each has another partition besides."""
     write(sink, 1, 0, 0)
     old, new = (Writer(tmp_path / "table", epoch, rows_each, 0, epoch) for epoch in (2, 3))
     for each in (old, new):

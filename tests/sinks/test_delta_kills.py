@@ -1,4 +1,4 @@
-"""Writers to a Delta table that are killed or frozen at any moment."""
+"""Writers to a Delta table that are killed or stopped at any moment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sinks.test_delta import check_log, offsets
 def test_each_row_is_written_once_however_often_the_writer_is_killed(
     kills: int, rows: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Some are frozen instead, and go on once the next one writes: they are refused."""
+    """Some are stopped instead, and continue once the next one writes: they are rejected."""
     draw, table = random.Random(kills), tmp_path / "table"
     sink = DeltaSink(table, schema=SCHEMA)
     epoch, frozen = 1, []

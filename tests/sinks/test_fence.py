@@ -1,4 +1,4 @@
-"""Who may write: epochs, last offsets, all or nothing; the same for both databases."""
+"""Fencing: epochs, last offsets, all or nothing; the same for both databases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sinks.conftest import Kind
 
 
 def write(kind: Kind, sink: FencedSink[Any], epoch: int, first: int, last: int, partition: int = 0) -> int:
-    """What a worker does with a batch; how many rows it wrote."""
+    """Handle a batch as a worker does; returns the number of rows written."""
     with sink.transaction("group", [("flights", partition, epoch, last)]) as tx:
         done = tx.last_offset("flights", partition)
         rows = [(offset, f"{partition}:{epoch}") for offset in range(first, last + 1) if offset > done]
@@ -197,7 +197,7 @@ def test_it_goes_along_to_an_executor(kind: Kind) -> None:
 
 
 def test_a_new_holder_waits_for_the_old_ones_transaction_and_goes_on_after_it(kind: Kind) -> None:
-    """The old one is in the middle when the new one begins: its rows count, and are not written twice."""
+    """The old one is in its transaction when the new one begins: its rows count and are not written twice."""
     old, new = kind.sink(), kind.sink()
     write(kind, old, 7, 0, 0)
     with ThreadPoolExecutor(1) as pool:
@@ -212,7 +212,7 @@ def test_a_new_holder_waits_for_the_old_ones_transaction_and_goes_on_after_it(ki
 
 
 class Writer:
-    """A worker that goes on from what it believes, and claims anew where it is refused."""
+    """A worker that continues from its own state, and claims again if it is rejected."""
 
     def __init__(self, kind: Kind, epochs: Iterator[int], total: int) -> None:
         self.kind, self.sink, self.epochs, self.total = kind, kind.sink(), epochs, total
@@ -232,7 +232,7 @@ class Writer:
         except StaleEpochError:
             self.refused += 1
             self.epoch = next(self.epochs)
-            # The log may know less than the sink does: some comes again.
+            # The log may be behind the sink: some rows are repeated.
             self.at = max(0, self.sink.progress("group")[("flights", 0)].last_offset + 1 - size)
 
 
@@ -248,7 +248,7 @@ def test_writers_that_take_turns_never_lose_or_double(kind: Kind, seed: int) -> 
 
 
 def test_writers_at_the_same_time_never_lose_or_double(kind: Kind) -> None:
-    epochs = itertools.count(1)  # its next() is one step of the interpreter: threads may share it
+    epochs = itertools.count(1)  # its next() is atomic in the interpreter: threads may share it
     writers = [Writer(kind, epochs, 120) for _ in range(3)]
 
     def run(writer: Writer) -> None:
@@ -262,7 +262,7 @@ def test_writers_at_the_same_time_never_lose_or_double(kind: Kind) -> None:
 
 
 def test_many_writers_of_many_partitions_do_not_deadlock(kind: Kind) -> None:
-    """Each names its partitions in an order of its own."""
+    """Each names its partitions in a different order."""
     sink = kind.sink()
     claims = [("flights", partition, 5, 1) for partition in range(8)]
 
@@ -312,7 +312,7 @@ def test_tokens_of_a_coordinated_group_fence_as_epochs_do(kind: Kind) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("claimed", "coordinated"), ("coordinated", "claimed")])
 def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(kind: Kind, before: Any, after: Any) -> None:
-    """However the numbers compare: they are offsets of different partitions of the log."""
+    """Whatever the numbers: they are offsets of different partitions of the log."""
     sink = kind.sink()
     write_as(kind, sink, before, 50, 0)
     for epoch in (0, 49, 50, 51, 2**40):
@@ -333,7 +333,7 @@ def test_epochs_of_the_other_kind_are_refused_until_the_sink_is_converted(kind: 
 
 
 def test_a_sink_of_an_older_release_refuses_its_writers_once_the_group_is_coordinated(kind: Kind) -> None:
-    """It knows no kinds: to it a token is an epoch that is newer than any."""
+    """It knows no kinds: it takes a token for an epoch newer than any."""
     sink = kind.sink()
     write_as(kind, sink, "claimed", 50, 0)
     sink.convert("group", "coordinated")

@@ -1,4 +1,4 @@
-"""Writers of single records that are killed at any moment, and others that go on although a newer epoch writes."""
+"""Writers of single records that are killed at any moment, and others that continue although a newer epoch writes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.sinks.conftest import Kind
 RECORDS = 300
 THREADS = 6
 
-#: Once it is told to, writes all records that are not done, in an order of its own, with THREADS threads. Says
-#: "before N" after its first: so many rows there were by older epochs; then a line for each; and "stale" or "end".
+#: On a line of input, writes all records that are not done, in a random order, with THREADS threads. Prints "before N"
+#: after its first, the number of rows of older epochs; then a line for each; and "stale" or "end".
 WRITER = f"""
 import random, sys, threading
 sys.path[:0] = ["marshal", "."]
@@ -64,7 +64,7 @@ say("stale" if stale.is_set() else "end")
 
 
 class Writer:
-    """A process that writes by one epoch."""
+    """A process that writes with one epoch."""
 
     def __init__(self, kind: Kind, epoch: int, log: Path) -> None:
         self.epoch, self.said, self.lines = epoch, queue.Queue[str](), list[str]()
@@ -87,7 +87,7 @@ class Writer:
             self.said.put(line)
 
     def hear(self, lines: int) -> None:
-        """Wait for so many lines, or the end."""
+        """Wait for ``lines`` lines, or the end."""
         until = time.monotonic() + 60
         while lines and (self.thread.is_alive() or not self.said.empty()):
             assert time.monotonic() < until, self.lines[-3:]
@@ -115,7 +115,7 @@ class Writer:
 
     @property
     def before(self) -> int | None:
-        """How many rows of older epochs there were after its first record."""
+        """Number of rows of older epochs after its first record."""
         found = [int(line.split()[1]) for line in self.lines if line.startswith("before")]
         return found[0] if found else None
 
@@ -135,7 +135,7 @@ def test_each_record_is_written_once_whoever_dies_and_whoever_goes_on(
     for each in writers[:-1]:
         each.go()
         each.hear(draw.randint(5, 30))
-        # One half is killed in the midst of it; the other half writes on until it is refused.
+        # One half is killed in the middle; the other half continues until it is rejected.
         if draw.random() < 0.5:
             each.end(kill=True)
         else:

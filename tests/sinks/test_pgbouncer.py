@@ -1,4 +1,4 @@
-"""Behind PgBouncer each transaction may get another server connection, which other programs use before and after."""
+"""Behind PgBouncer each transaction may get another server connection, shared with other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.broker.helpers import eventually
 from tests.sinks.conftest import Postgres
 from tests.sinks.test_records import message
 
-#: A second name for the database, on one server connection: whatever stays on it meets the next transaction.
+#: A second name for the database, with one server connection: its state affects the next transaction.
 _CONFIGURATION = """
 [databases]
 {name} = host=127.0.0.1 port={server} dbname={name} user=marshal
@@ -32,13 +32,13 @@ auth_type = any
 pool_mode = transaction
 default_pool_size = {pool}
 """
-#: Fewer than the writers below, so that each transaction meets connections that others used.
+#: Fewer than the writers below, so that each transaction gets connections that others used.
 _POOL = 4
 _CLAIM = [("flights", 0, 7, 9)]
 
 
 class Pooled:
-    """A database with a strict default, reached through a PgBouncer of its own."""
+    """A database with a strict default, behind its own PgBouncer."""
 
     def __init__(self, postgres: Postgres, pgbouncer: str) -> None:
         self.postgres = postgres
@@ -82,7 +82,7 @@ def pooled(postgres: Postgres) -> Iterator[Pooled]:
 
 
 def test_an_older_epoch_that_waited_for_a_newer_one_is_refused(pooled: Pooled) -> None:
-    """In repeatable read it would go on with what it saw before it waited: an epoch that is no more."""
+    """In repeatable read it would continue with the state from before its wait: an old epoch."""
     for form in ("transaction", "record"):
         old, new = PostgresSink(pooled.dsn()), PostgresSink(pooled.dsn())
         with old.transaction(form, _CLAIM):
@@ -113,7 +113,7 @@ def test_many_writers_on_few_connections_write_every_row_once(pooled: Pooled) ->
     sink, together = PostgresSink(pooled.dsn()), threading.Barrier(12)
 
     def records(number: int) -> None:
-        together.wait(30)  # rows that are absent are made at one moment, by more writers than there are connections
+        together.wait(30)  # missing rows are created at the same moment, by more writers than there are connections
         for offset in range(20):
             with sink.record(message(offset, number), group_id="many", epoch=7, kind="claimed") as tx:
                 tx.execute("INSERT INTO results VALUES (%s, %s)", (number, offset))
@@ -181,7 +181,7 @@ def test_what_another_program_left_does_not_count(pooled: Pooled, left_behind: s
             pass
         pooled.ask(left_behind, "one")
         try:
-            for _ in range(6):  # a driver prepares what runs often
+            for _ in range(6):  # a driver prepares frequent statements
                 with pytest.raises(StaleEpochError), old.transaction(group, _CLAIM):
                     pytest.fail("it may not get here")
             with new.transaction(group, [("flights", 0, 9, 10)]):

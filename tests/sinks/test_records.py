@@ -1,4 +1,4 @@
-"""Single records, done in any order: each one's rows once, by the newest epoch; the same for both databases."""
+"""Single records, done in any order: each one's rows once, with the newest epoch; the same for both databases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T0 = ("flights", 0)
 
 
 class Fetched:
-    """A message, as far as sinks ask."""
+    """A message, as far as sinks need it."""
 
     def __init__(self, offset: int, partition: int = 0, topic: str = "flights") -> None:
         self._at = topic, partition, offset
@@ -64,7 +64,7 @@ def attempt(
 
 
 def handle(database: Kind, sink: FencedSink[Any], offset: int, epoch: int = 7, **more: Any) -> bool:
-    """What a handler does; whether it wrote."""
+    """Handle a record; returns whether it was written."""
     with attempt(offset, epoch, **more), sink.record() as tx:
         if not tx.is_done:
             tx.execute(database.insert(), (offset, str(epoch)))
@@ -99,7 +99,7 @@ def test_records_end_in_any_order_and_each_is_written_once(kind: Kind) -> None:
 
 
 def test_what_a_block_writes_of_a_record_that_is_done_is_rolled_back(kind: Kind) -> None:
-    """Who does not ask is safe, too."""
+    """A handler that does not check is safe, too."""
     sink = kind.sink()
     for _ in range(3):
         with attempt(4), sink.record() as tx:
@@ -183,7 +183,7 @@ def test_epochs_of_the_other_kind_are_refused(kind: Kind) -> None:
 
 @pytest.mark.parametrize("offset", [5, 6])
 def test_a_new_epochs_first_record_waits_for_the_old_ones(kind: Kind, offset: int) -> None:
-    """Whichever it is, so that no row of theirs comes after it; the same one is found."""
+    """Whichever record it is, so that no older row follows it; the same record is found."""
     old, new = kind.sink(), kind.sink()
     handle(kind, old, 0, epoch=7)
     with ThreadPoolExecutor(1) as pool:
@@ -199,7 +199,7 @@ def test_a_new_epochs_first_record_waits_for_the_old_ones(kind: Kind, offset: in
 
 
 def test_a_stream_of_old_records_does_not_keep_the_new_epoch_out(kind: Kind) -> None:
-    """Shared locks of a row would: each is granted while another one is held."""
+    """Shared row locks would: each is granted while another one is held."""
     sink, started, ended = kind.sink(), threading.Semaphore(0), []
     threads = 8 if kind.name == "sqlite" else 16
     pause = threading.Event()
@@ -231,7 +231,7 @@ def test_a_stream_of_old_records_does_not_keep_the_new_epoch_out(kind: Kind) -> 
 
 
 def test_sixteen_threads_of_one_partition(kind: Kind) -> None:
-    """Each record comes twice, in a random order."""
+    """Each record is delivered twice, in a random order."""
     sink = kind.sink()
     todo = [offset for offset in range(250) for _ in range(2)]
     random.Random(1).shuffle(todo)
@@ -303,7 +303,7 @@ def test_postgres_a_record_whose_row_is_merged_away_meanwhile_is_done(postgres: 
 
 
 def test_postgres_merging_waits_for_no_transaction(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a record's in hand, nor another that merges."""
+    """Neither a running handler's nor another merge's."""
     monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 2)
     kind = Kind("postgres", database)
     kind.setup()
@@ -380,7 +380,7 @@ def test_whatever_is_merged_no_record_is_forgotten(kind: Kind, monkeypatch: pyte
 
 
 def test_offsets_that_never_come_are_left_behind_by_what_is_stable(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other offset is a marker, say."""
+    """For example, every other offset is a marker."""
     monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 10)
     sink = kind.sink()
     for offset in range(1, 100, 2):
@@ -397,7 +397,7 @@ def test_offsets_that_never_come_are_left_behind_by_what_is_stable(kind: Kind, m
 
 
 def test_an_interval_around_what_is_stable_is_kept(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merging reads no lower than it has to, so it may not see it."""
+    """Merging reads no lower than necessary, so it may not see it."""
     monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 3)
     sink = kind.sink()
     for offset in (10, 11, 12, 13, 20, 22, 24):
@@ -414,7 +414,7 @@ def test_an_interval_around_what_is_stable_is_kept(kind: Kind, monkeypatch: pyte
 
 
 def test_what_was_stable_does_not_outlive_a_reposition(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reposition ends leases, so a new epoch begins after it."""
+    """A reposition ends leases, so a new epoch follows it."""
     monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 2)
     sink = kind.sink()
     with attempt(50), sink.record(stable=40):
@@ -425,7 +425,7 @@ def test_what_was_stable_does_not_outlive_a_reposition(kind: Kind, monkeypatch: 
     assert sink.progress("group")[T0].last_offset == 9
 
 
-# -- what else there is -----------------------------------------------------------------------------------------------
+# -- other tests ------------------------------------------------------------------------------------------------------
 
 
 def test_rewind_forgets_single_records_above(kind: Kind) -> None:
@@ -472,7 +472,7 @@ def test_a_second_table_of_another_shape_is_named(kind: Kind) -> None:
 
 
 def test_postgres_an_older_database_and_no_right_to_make_tables(postgres: Postgres, database: str) -> None:
-    """The last-offset form goes on; single records say what is missing, until somebody makes it."""
+    """The last-offset form works; single records name the missing table until an operator creates it."""
     kind = Kind("postgres", database)
     kind.setup()
     kind.sink().progress("group")

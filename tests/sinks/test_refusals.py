@@ -1,4 +1,4 @@
-"""Where records end in any order: what a sink refuses, and why it says so."""
+"""If records end in any order: what a sink rejects, and its reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases that can't: what is said, what was written, and whether trying again makes sense."""
+"""Failing databases: the message, what was written, and whether a retry makes sense."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_postgres_the_connection_is_lost_in_the_middle(postgres: Postgres, datab
     assert sink.progress("group") == {("flights", 0): Progress(-1, -1)}
     with sink.transaction("group", CLAIM):
         pass
-    # One that lay idle while it was cut is replaced without a word.
+    # A connection cut while idle is replaced silently.
     postgres.ask(
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database.rpartition('=')[2]}'"
     )

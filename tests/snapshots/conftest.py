@@ -1,4 +1,4 @@
-"""A coordination log in memory with its snapshots, true ones and others, and what a replica makes of them."""
+"""A coordination log in memory with correct and wrong snapshots, and replicas that start from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_until(met: Callable[[], object], what: str, timeout_s: float = 20.0) ->
 
 
 class Story:
-    """One CP. `truth` is the state after all that was appended."""
+    """One CP. `truth` is the state after all records."""
 
     def __init__(self) -> None:
         self.cluster = MemoryCluster()
@@ -39,13 +39,13 @@ class Story:
         self.truth = World(0, 1)
         self.members: list[Marshal] = []
         self._taken = 0
-        #: Digests of the truth at places that were asked for.
+        #: Digests of the truth at requested places.
         self.digests: dict[int, str] = {}
         self._asked_for: set[int] = set()
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Let the truth take in what was appended behind its back."""
+        """Let the truth apply records that others appended."""
         log = self.broker.log(TOPIC, 0)
         assert log is not None
         for message in log.messages[self._taken :]:
@@ -65,7 +65,7 @@ class Story:
         self.catch_up()
 
     def beat(self, times: int = 1) -> None:
-        """Beats of partition 0, each with something new done."""
+        """Heartbeats of partition 0, each with progress."""
         lease = self.truth.lease("g", "t", 0)
         if lease is None:
             self.claim()
@@ -77,7 +77,7 @@ class Story:
             self.catch_up()
 
     def up_to(self, next_offset: int) -> None:
-        """Beats until that place is reached, or passed: members append records of their own, whenever they like."""
+        """Heartbeats until that place is reached or passed: members append records at any time."""
         self._asked_for.add(next_offset)
         while self.end < next_offset:
             self.beat()
@@ -90,12 +90,12 @@ class Story:
             self.broker.produce(SNAPSHOTS, 0, value)
 
     def snapshot(self) -> int:
-        """A true one of now; its place."""
+        """Store a correct snapshot of now; returns its place."""
         self.store(*encode_snapshot(self.truth))
         return self.end
 
     def lie(self, next_offset: int | None = None) -> int:
-        """A snapshot that is well formed, and not true: somebody else holds another lease."""
+        """Store a well-formed but wrong snapshot: another client holds another lease."""
         place = self.end if next_offset is None else next_offset
         lying = World(0, 1)
         lying.apply(place - 1, 1_000, encode(ClaimingPartition("9", "liar", "g", "t", 0, HI)))
@@ -104,25 +104,25 @@ class Story:
         return place
 
     def damage(self) -> int:
-        """One whose bytes are not those of its digest."""
+        """Store a snapshot whose bytes don't match its digest."""
         self.store(*encode_state(0, self.end, self.truth.snapshot()[:-1] + b"\xff", self.truth.digest()))
         return self.end
 
     def stored(self) -> list[tuple[int, str]]:
-        """(next offset, digest) of all whole ones, as they were written."""
+        """(next offset, digest) of all complete snapshots, as written."""
         log, parts = self.broker.log(SNAPSHOTS, 0), SnapshotParts(0)
         assert log is not None
         found = [whole for message in log.messages if (whole := parts.add(message.value())) is not None]
         return [(whole.next_offset, whole.digest) for whole in found]
 
     def hashes(self) -> list[LogHash]:
-        """Hashes of the log that were stored beside them."""
+        """Hashes of the log stored beside them."""
         log = self.broker.log(SNAPSHOTS, 0)
         assert log is not None
         return [found for message in log.messages if (found := decode_hash(message.value())) is not None]
 
     def hash_of(self, since: int, next_offset: int) -> LogHash:
-        """That of the log as it is."""
+        """The hash of the present log."""
         log, running = self.broker.log(TOPIC, 0), RunningHash(since)
         assert log is not None
         entries = [(each.offset(), each.timestamp()[1], each.value()) for each in log.messages]
@@ -139,7 +139,7 @@ class Story:
         replica = Replica(self.cluster, TOPIC, TIMEOUT_S, begin)
         replica.catch_up(TIMEOUT_S)
         replica.close()
-        self.catch_up()  # with what members have appended
+        self.catch_up()  # with members' records
         return replica
 
     def member(self, client_id: str) -> Marshal:
@@ -147,7 +147,7 @@ class Story:
         member = Marshal.on_cluster(cluster, group_id="g", client_id=client_id, topic=TOPIC, heartbeat_interval_ms=HI)
         self.members.append(member)
         if any(lease.held for lease in self.truth.leases()):
-            # It asks how late it is (T3), after some milliseconds; what follows counts records.
+            # It writes a Tick (T3) after some milliseconds; the following code counts records.
             wait_until(lambda: self.end > before, "the member's Tick")
             self.catch_up()
         return member
@@ -166,7 +166,7 @@ def story() -> Iterator[Story]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Members write without a jitter and look often."""
+    """Members write without jitter and poll often."""
     from kafka_marshal.snapshots import publisher
 
     def now() -> None:

@@ -1,4 +1,4 @@
-"""A member that is killed with -9 when it has written the first part of a snapshot: BOOTSTRAP TOPIC."""
+"""A member killed with -9 after it has written the first part of a snapshot: BOOTSTRAP TOPIC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots on a real Kafka: written, started from, pruned; writers killed with -9; what the command says."""
+"""Snapshots on a real Kafka: written, used for a start, pruned; writers killed with -9; the command's output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHO = ("1", "worker-1", "g")
 
 
 class Logged:
-    """A coordination topic of one partition, and its log of snapshots."""
+    """A coordination topic of one partition, and its snapshots topic."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -44,7 +44,7 @@ class Logged:
         self.members: list[Marshal] = []
 
     def fill(self, records: int, leases: int = 10, id_bytes: int = 0) -> None:
-        """Claims, then beats in turn, up to so many records with the marker."""
+        """Write claims, then heartbeats in turn, up to ``records`` records including the marker."""
         end = self.end()
         producer = Producer(
             {"bootstrap.servers": self.bootstrap, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
@@ -67,7 +67,7 @@ class Logged:
         return self.cluster.watermarks([(self.topic, 0)], 10)[self.topic, 0][0]
 
     def places(self) -> list[int]:
-        """Next offsets of the whole snapshots that hold."""
+        """Next offsets of the complete, valid snapshots."""
         reader = SnapshotReader.find(self.cluster, self.snapshots, 10)
         assert reader is not None
         reader.read_newest(1_000)
@@ -162,7 +162,7 @@ def test_l1_prune_as_a_user_does_it(logged: Logged) -> None:
     assert logged.places() == places[2:]
     assert b"nothing to remove" in logged.command("prune", "--yes").stdout
 
-    # Everything works on with what is left.
+    # Everything continues with the rest.
     assert logged.command("init", "--check").returncode == 0
     assert logged.digest(Begin.SNAPSHOT) == (places[3], logged.digest(Begin.HISTORY)[1])
     status = logged.command("status", "--json")
@@ -186,7 +186,7 @@ def test_s2_prune_says_no_to_a_forged_one_and_names_it(logged: Logged) -> None:
     (value,) = encode_snapshot(replica.worlds[0])
     other = Logged(logged.bootstrap)
     try:
-        other.fill(50)  # the same claims at other times: a state as good as any, of another log
+        other.fill(50)  # the same claims at other times: a valid state of another log
         other.store(value)
         ran = other.command("prune", "--yes", "--keep", "2")
     finally:

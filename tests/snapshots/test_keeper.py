@@ -1,4 +1,4 @@
-"""Taking snapshots, and comparing with those of others (S2)."""
+"""Taking snapshots, and comparing with those of other members (S2)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_s2_one_that_lies_is_an_alarm_that_names_the_offset(
 def test_s2_one_between_two_places_is_an_alarm_though_nobody_takes_one_there(
     story: Story, at_once: Callable[[], None]
 ) -> None:
-    """Two lies that agree deceive a start, and a forger would write them where no member compares."""
+    """Two equal wrong snapshots deceive a start, and a forger would write them where no member compares."""
     story.up_to(K - 5)
     member = story.member("a")
     story.up_to(K + 7)
@@ -134,7 +134,7 @@ def test_s4_a_member_stores_the_hash_of_what_it_has_read_between_two_snapshots(
 def test_s4_a_start_notices_that_the_log_was_changed_since_it_was_read(
     story: Story, at_once: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a stamp, which leads to the same state; a member of an earlier release has stored the other snapshot."""
+    """A changed timestamp leads to the same state; a member of an earlier release has stored the other snapshot."""
     for place in (K, 2 * K):
         story.up_to(place)
         story.snapshot()
@@ -263,7 +263,7 @@ def test_s2_an_outage_is_no_news_and_made_up_for(story: Story, caplog: pytest.Lo
     with caplog.at_level(logging.DEBUG, "kafka_marshal"):
         assert keeper.work(JITTER_MS, [0]) == []
         assert keeper.work(2 * JITTER_MS, [0]) == []
-    assert [record.levelno for record in caplog.records] == [logging.DEBUG]  # the member tells of it, once
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]  # the member logs it once
     assert keeper.due_at() == 2 * JITTER_MS + RETRY_MS
     story.broker.set_reachable("cut off", True)
     keeper.work(keeper.due_at(), [0])
@@ -294,7 +294,7 @@ def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> No
 
 
 def test_q51_of_what_is_not_read_nothing_is_written_nor_compared(story: Story) -> None:
-    """Q51: a member of a coordinated group leaves it to others; read again, it is followed from there on."""
+    """Q51: a member of a coordinated group leaves them to others; a CP that is read again is followed from there on."""
     keeper = keeper_of(story)
     story.beat(10)
     keeper.note(0, story.end, story.truth.snapshot(), 0.0)
@@ -318,7 +318,7 @@ def test_s2_only_the_two_youngest_states_are_kept_until_they_are_written(story: 
 
 
 def test_the_log_of_snapshots_is_read_in_time(story: Story) -> None:
-    """A reader that meets records of no use to it ends all the same."""
+    """A reader that gets only irrelevant records ends nevertheless."""
     story.store(*[b"junk"] * 100)
     reader = SnapshotReader.find(story.cluster, SNAPSHOTS, TIMEOUT_S)
     assert reader is not None

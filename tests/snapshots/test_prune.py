@@ -1,4 +1,4 @@
-"""Old log and old snapshots go together, up to a checked one, never further (L1, S2, S3)."""
+"""Old log and old snapshots are removed together, up to a checked snapshot, never further (L1, S2, S3)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def snapshots(story: Story, count: int) -> list[int]:
 
 
 def starts_true(story: Story) -> int:
-    """A replica can start, and holds the truth; where it began."""
+    """Check that a replica can start with the correct state; returns where it began."""
     replica = story.replica()
     assert replica.worlds[0].snapshot() == story.truth.snapshot()
     return replica.starts[0].begun_at
@@ -105,7 +105,7 @@ def test_it_goes_on_from_where_it_was_cut(story: Story) -> None:
 
 
 def test_s4_never_past_records_that_were_changed(story: Story) -> None:
-    """Every snapshot agrees with the log: the change leads to the same states."""
+    """Every snapshot matches the log: the change leads to the same states."""
     places = [0, *snapshots(story, 6)]
     story.store(*(encode_hash(story.hash_of(since, end)) for since, end in pairwise(places)))
     assert prune(story, dry_run=True).differences == ()
@@ -165,7 +165,7 @@ def test_s2_damaged_ones_do_not_count(story: Story) -> None:
 
 def test_l1_a_log_cut_by_somebody_else_is_not_cut_further(story: Story) -> None:
     snapshots(story, 5)
-    story.cut(5)  # at no snapshot: what it begins with is proven by nothing
+    story.cut(5)  # at no snapshot: nothing proves its beginning
     plan = prune(story)
     assert plan.records_removed == plan.snapshots_removed == 0
     assert "proven by nothing" in plan.partitions[0].why
@@ -181,7 +181,7 @@ def test_l1_a_log_cut_too_far_can_not_be_pruned(story: Story) -> None:
 
 
 def test_l1_ground_that_is_contradicted_is_none(story: Story) -> None:
-    """Somebody cut the log at a forged snapshot."""
+    """The log was cut at a forged snapshot."""
     story.beat(10)
     lie = story.lie()
     snapshots(story, 4)

@@ -1,4 +1,4 @@
-"""Where a replica starts (S3): the state is always that of the whole log, or it refuses."""
+"""Where a replica starts (S3): it has the state of the whole log, or it refuses to start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, WHO, Story
 
 
 def check(story: Story, begun_at: int, *wrong: int, begin: Begin = Begin.SNAPSHOT) -> Replica:
-    """The replica began there, holds the true state, and names these places."""
+    """Check that the replica began there, has the correct state, and names these places."""
     replica = story.replica(begin)
     assert replica.worlds[0].snapshot() == story.truth.snapshot()
     assert replica.starts[0].begun_at == begun_at
@@ -167,7 +167,7 @@ def test_q31_one_beyond_the_end_of_the_log_is_a_lie(story: Story) -> None:
 
 
 def test_q31_one_written_while_the_end_is_asked_for_is_none(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log's end is asked for beside its snapshots: what they say of records that came since is no lie."""
+    """The log's end is looked up beside its snapshots: one that covers later records is not wrong."""
     story.beat(10)
     second = story.snapshot()
     asked, marks, info = threading.Event(), story.cluster.watermarks, story.cluster.topic_info
@@ -225,7 +225,7 @@ def test_q32_a_log_cut_too_far_is_refused(story: Story, snapshots: int) -> None:
         story.beat(10)
         last = story.snapshot()
     story.beat(10)
-    story.cut(last if snapshots else 5)  # of two, the newest is still reached, and nothing leads to it
+    story.cut(last if snapshots else 5)  # of two, the newest is still reachable, but nothing proves it
     with pytest.raises(LogCutError, match=r"partition\(s\) \[0\].*nothing was claimed.*init"):
         story.replica()
     with pytest.raises(LogCutError):
@@ -243,7 +243,7 @@ def test_s3_a_cut_log_with_a_newest_that_lies_refuses_to_guess(story: Story) -> 
         story.replica()
     with pytest.raises(SnapshotDifferenceError):
         story.member("worker")
-    story.snapshot()  # by a member that is still at work
+    story.snapshot()  # by a member that still works
     check(story, first, lie)
 
 
@@ -291,7 +291,7 @@ def test_s3_without_the_topic_it_starts_from_the_beginning(story: Story) -> None
 
 
 class Closed(MemoryCluster):
-    """Nobody may look at the log of snapshots."""
+    """A cluster where the snapshots topic can't be described."""
 
     def topic_info(self, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
         names = list(names)
@@ -313,7 +313,7 @@ def test_s3_without_the_right_to_read_them_it_starts_from_the_beginning(
         member = Marshal.on_cluster(cluster, group_id="g", client_id="x", topic=TOPIC)
         story.members.append(member)
         assert member._driver.replica.starts[0].begun_at == 0
-        # (While a look is under way, none is planned.)
+        # (None is planned during a poll.)
         assert member.world.wait_for(lambda _: 0 < member._driver.upkeep.topics.next_at < inf, 10)
         before = member._driver.upkeep.topics.next_at
         assert member.world.wait_for(lambda _: before < member._driver.upkeep.topics.next_at < inf, 10)
@@ -392,7 +392,7 @@ def test_s3_whatever_is_there_the_state_is_true_or_the_start_is_refused(deeds: l
     story = Story()
     true_places, lies = [], []
     for number, deed in enumerate(deeds):
-        story.beat()  # each in a place of its own
+        story.beat()  # each at a different place
         match deed:
             case "snapshot":
                 true_places.append(story.snapshot())

@@ -1,4 +1,4 @@
-"""The page of a story that was dumped, served for real; and Chromium."""
+"""The page of a dumped story, really served; and Chromium."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def served(
     names: Sequence[str] = (),
     payloads: ReadMessage | None = None,
 ) -> Iterator[str]:
-    """The server on a free port; its address."""
+    """Run the server on a free port; its address."""
     import uvicorn
 
     with socket.socket() as listener:
@@ -88,7 +88,7 @@ def archive(dump: bytes, tmp_path_factory: pytest.TempPathFactory) -> Archive:
 
 
 def archive_of(dump: bytes, folder: Path) -> Archive:
-    """As ``kafka-marshal ui --dump`` reads it."""
+    """Read a dump as ``kafka-marshal ui --dump`` does."""
     path = folder / "story.dump"
     path.write_bytes(dump)
     found = Archive("?", is_live=False)

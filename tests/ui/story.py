@@ -29,7 +29,7 @@ JOINS, KILLED_AT, TAKEN_AT, FENCED_AT, PAUSED_AT, END = 60, 150, 158, 160, 200, 
 
 
 def after(seconds: float) -> Moment:
-    """So long after the beginning."""
+    """The moment ``seconds`` after the beginning."""
     return Moment(BEGIN + int(seconds * 1000))
 
 
@@ -61,7 +61,7 @@ class _Story:
             self.add(HeartbeatBatch(_run(worker), worker, GROUP, tuple(of_cp)), cp)
 
     def hand_over(self, number: int, worker: str) -> None:
-        """It signals that it waits, the holder releases, it claims."""
+        """The worker claims, the holder releases, the worker claims again."""
         holder = self.holder[number]
         self.claim(number, worker)
         self.add(ReleasingPartition(_run(holder), holder, GROUP, TOPIC, number, self.epoch[number], self.done[number]))

@@ -1,4 +1,4 @@
-"""Which history answers while the whole log is still being read; a dump that is read, and one that is none."""
+"""Which history answers while the log is still being read; a valid dump, and an invalid one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_present_is_there_before_the_past_is_read() -> None:
     recent = archive.recent = History(log.partitions, worlds)
     whole = archive.whole = History(log.partitions)
     for cp, entries in log.entries.items():
-        for offset, stamp, value in entries[300:]:  # as `live` does: its own world applies, and the history sees
+        for offset, stamp, value in entries[300:]:  # as `live` does: its world applies, and the history observes
             recent.see(cp, offset, worlds[cp].apply(offset, stamp, value))
         whole.take(cp, entries[:100])
     archive.progress = (200, 800)

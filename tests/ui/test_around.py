@@ -1,4 +1,4 @@
-"""Moments that are asked for before the whole log is read: it is read around them, from the snapshots before them."""
+"""Moments requested before the whole log is read: it is read around them, from earlier snapshots."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Log:
     source: Source
     cluster: KafkaCluster
     whole: History
-    #: Of each turn: when something happened, and CP → where the snapshot after it stands.
+    #: Of each turn: when something happened, and CP → place of the snapshot after it.
     turns: list[list[int]] = field(default_factory=list)
     snapshots: list[dict[int, int]] = field(default_factory=list)
     entries: dict[int, list[LogEntry]] = field(default_factory=lambda: {cp: [] for cp in range(CPS)})
@@ -60,7 +60,7 @@ class Log:
         appender.close()
 
     def read_on(self) -> None:
-        """The whole history has all that is written by now."""
+        """Let the whole history read everything written so far."""
         begin = {cp: world.next_offset for cp, world in self.whole.worlds.items()}
         tail = self.cluster.tail(self.source.topic, begin)
         ends = {cp: high for (_, cp), (_, high) in self.watermarks().items()}
@@ -77,7 +77,7 @@ class Log:
         self.append(f"{self.source.topic}_snapshots", cp, list(encode_state(cp, next_offset, state)))
 
     def history_from(self, places: dict[int, int]) -> History:
-        """A history of nothing, that begins with these snapshots."""
+        """An empty history that begins with these snapshots."""
         worlds = {cp: World(cp, CPS) for cp in places}
         for cp, entries in self.entries.items():
             worlds[cp].apply_many(entry for entry in entries if entry[0] < places[cp])
@@ -147,7 +147,7 @@ def test_before_the_first_snapshot_it_is_read_from_the_beginning(log: Log) -> No
 
 def test_the_time_of_a_record(log: Log) -> None:
     for cp in range(CPS):
-        offset = log.snapshots[3][cp]  # the first one of turn 4, there
+        offset = log.snapshots[3][cp]  # the first one of turn 4 there
         found = read_around(log.source, -1, (cp, offset), never)
         assert found is not None
         assert has(found.history, cp, offset)
@@ -167,7 +167,7 @@ def test_a_long_log_is_read_only_as_far_as_needed(log: Log, monkeypatch: pytest.
 
 
 def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log) -> None:
-    """A forged one tells nothing: which of them is true can't be known without a replay (S3)."""
+    """Which of them is correct can't be known without a replay (S3)."""
     for cp, offset in log.snapshots[-1].items():
         empty = World(cp, CPS)
         empty.next_offset = offset
@@ -181,7 +181,7 @@ def test_a_snapshot_that_another_one_of_its_place_denies_is_passed_over(log: Log
 
 
 def test_a_snapshot_counts_by_the_log_time_of_its_state(log: Log) -> None:
-    """Whatever time the broker gave it: brokers' clocks differ."""
+    """Not by the broker's timestamp, as brokers' clocks differ."""
     for moment in (log.turns[1][-1], log.turns[3][0] - 1):
         for cp in range(CPS):
             reader = SnapshotReader.find(log.cluster, f"{log.source.topic}_snapshots", 10)
@@ -244,7 +244,7 @@ def test_a_moment_before_a_log_that_was_cut(log: Log, kafka: Command) -> None:
 
 @pytest.fixture
 def half_read(dump: bytes, archive: Archive) -> Archive:
-    """The story, as it is while its log is read: the first 20 seconds and a bit, and the last 40 from snapshots on."""
+    """The story while its log is read: the first 20 seconds and a bit, and the last 40 from snapshots on."""
     growing = Archive("__marshal", is_live=True)
     whole = growing.whole = History(STORY_CPS)
     growing.ends = dict.fromkeys(range(STORY_CPS), 0)
@@ -270,7 +270,7 @@ def half_read(dump: bytes, archive: Archive) -> Archive:
 
 @pytest.fixture
 def page(browser: Browser, half_read: Archive) -> Iterator[Page]:
-    """A page that is at nothing yet; the server's address is its base."""
+    """An empty page with the server's address as its base."""
     with served(half_read) as url:
         opened = browser.new_page(base_url=url, timezone_id="UTC")
         opened.set_default_timeout(20_000)

@@ -1,4 +1,4 @@
-"""The page in Chromium: what a person sees and does, by keyboard too, light and dark, wide and narrow."""
+"""The page in Chromium: by mouse and keyboard, light and dark, wide and narrow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def iso(seconds: float) -> str:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    """One page for all; what goes wrong in it fails the test."""
+    """One page for all tests; errors in it fail the test."""
     found = browser.new_page(viewport={"width": 1280, "height": 900}, timezone_id="UTC")
     found.set_default_timeout(20_000)
     wrong: list[str] = []
@@ -64,7 +64,7 @@ def test_a_deep_link_shows_that_moment_and_partition(page: Page, page_url: str) 
 
 
 def test_names_from_the_log_are_text(page: Page, tmp_path: Path) -> None:
-    """A script in it would run, or be refused by the policy with an error in the console; here neither may happen."""
+    """A script in it would run, or be blocked by the policy with an error in the console; neither may happen."""
     evil = "<img src=x onerror=\"document.title='owned'\">{}</script>"
     log = Log(2)
     for cp in range(2):
@@ -172,7 +172,7 @@ def test_light_and_dark_wide_and_narrow(page: Page, page_url: str, width: int, s
     page.set_viewport_size({"width": 1280, "height": 900})
 
 
-#: The end of the page can be scrolled out from below the slider.
+#: The end of the page can be scrolled above the slider.
 _ENDS_ABOVE_THE_BAR = """() => {
   scrollTo(0, document.documentElement.scrollHeight);
   const place = (element) => element.getBoundingClientRect();

@@ -1,4 +1,4 @@
-"""What the page says happened: rebalances with their causes, and which records are worth a line."""
+"""Events on the page: rebalances with their causes, and records that are worth a line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Told:
             self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
 
     def evict(self, second: float, admin: str, worker: str, number: int) -> None:
-        """It says so in its own name, which is rejected, and releases in the owner's (C20)."""
+        """The admin writes in its own name, which is rejected, and then releases in the owner's (C20)."""
         for client in (admin, worker):
             record = ReleasingPartition("host/1/0.1.0/x", client, GROUP, TOPIC, number, self.epoch[number], None)
             self.log.add(record, self._at(second), route_lease(TOPIC, number, CPS))
@@ -152,7 +152,7 @@ def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(told: Told) 
 
 
 def rates(told: Told) -> tuple[list[int], int]:
-    """Messages done in each second, and how many of these are over."""
+    """Messages done in each second, and how many of these seconds are complete."""
     history = told.history()
     end = max(world.log_time for world in history.worlds.values())
     found = happened.timeline(history.groups[GROUP], end)

@@ -73,7 +73,7 @@ def data(topic_factory: Callable[..., str]) -> str:
 
 @pytest.fixture
 def served(kafka: Command, append: Append, data: str) -> Iterator[Served]:
-    """The command, told to serve a log in which worker-1 holds partitions 0 and 1."""
+    """The command, serving a log in which worker-1 holds partitions 0 and 1."""
     for number in (0, 1):
         append(ClaimingPartition(*A, data, number, LONG_MS))
     with start(*kafka.before, "ui", "--port", "0", "--json", "--allow-steering") as process:
@@ -90,7 +90,7 @@ def served(kafka: Command, append: Append, data: str) -> Iterator[Served]:
 
 
 def stream(served: Served, last_id: str, until: Callable[[str, Any], bool]) -> tuple[str, Any]:
-    """Read server-sent events until one fits; the last id before it, and its data."""
+    """Read server-sent events until one matches; returns the last id before it, and its data."""
     request = urllib.request.Request(f"{served.url}api/live?group=g", headers={"Last-Event-ID": last_id})
     last, kind = "", ""
     deadline = time.monotonic() + 30

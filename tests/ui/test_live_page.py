@@ -1,4 +1,4 @@
-"""The live page in Chromium, of a picture that is made by hand: who hangs, who waits, other groups, the chart."""
+"""The live page in Chromium, of a synthetic state: hanging and waiting workers, other groups, the chart."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Shown(NamedTuple):
 
 @pytest.fixture(scope="module")
 def shown(browser: Browser, archive: Archive) -> Iterator[Shown]:
-    """Two groups, one of which is in trouble, as a running Kafka would have them."""
+    """Two groups, one of them with problems, as on a running Kafka."""
     growing = Archive("__marshal", is_live=True)
     growing.whole = archive.whole
     growing.finished()
@@ -143,7 +143,7 @@ def test_a_partition_that_a_message_holds_back_is_marked_and_said(shown: Shown) 
         shown.live._taken += 1
 
 
-#: How many cells bear the colour of what is wrong, when the map is drawn again.
+#: Number of cells in the error colour when the map is redrawn.
 _BARS = """async () => {
   const { OwnershipMap } = await import("/static/map.js");
   const state = await (await fetch("/api/state?group=delays")).json();
@@ -161,7 +161,7 @@ _BARS = """async () => {
   return found;
 }"""
 
-#: What the map writes when it is drawn again.
+#: The map's texts when it is redrawn.
 _LABELS = """async () => {
   const { OwnershipMap } = await import("/static/map.js");
   const state = await (await fetch("/api/state?group=delays")).json();

@@ -1,4 +1,4 @@
-"""Messages of topics on the page: text, never markup; asked for, never sent by itself; nothing with --no-payloads."""
+"""Messages of topics on the page: text, never markup; sent only on request; nothing with --no-payloads."""
 
 from __future__ import annotations
 

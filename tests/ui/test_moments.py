@@ -1,4 +1,4 @@
-"""What the slider shows of a moment is what a replay of the log up to there gives."""
+"""The slider's view of a moment equals a replay of the log up to there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folded(log: WholeLog, worlds: dict[int, World] | None = None, begin: int = 0
 
 
 def truth(world: World, at: int) -> Iterator[tuple[tuple[str, str, int, int], tuple[str, str, int, str]]]:
-    """What a replica says of who owns what, judged at that log time."""
+    """A replica's owners at that log time."""
     for info, _ in holdings(world):
         key = (info.group_id, info.topic, info.partition, info.lo)
         if info.client_id is None or info.instance_id is None:
@@ -54,7 +54,7 @@ def said(history: History, moment: Moment) -> Truth:
 
 
 def merged(found: Truth) -> Truth:
-    """Neighbours of one owner and epoch as one: a history may have cut what a replica has as one piece."""
+    """Merge neighbours of one owner and epoch: a history may have split a replica's piece."""
     kept: Truth = {}
     last = None
     for key in sorted(found):

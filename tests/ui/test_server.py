@@ -1,4 +1,4 @@
-"""What the server answers, and to whom."""
+"""The server's answers and access checks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_wrong_questions_are_answered(page_url: str, path: str, status: int, wor
     assert words in found.json["error"]
 
 
-# -- who may ask -------------------------------------------------------------------------------------------------
+# -- access ------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_may_load_nothing_from_elsewhere(page_url: str) -> None:

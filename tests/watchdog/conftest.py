@@ -1,4 +1,4 @@
-"""Workers with watchdogs in processes of their own, and everything that the log says about them."""
+"""Workers with watchdogs in separate processes, and their records in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.client.conftest import Scene, scene, wait_until
 
 __all__ = ["scene"]
 
-#: Long: whoever is replaced sooner than this was released by its watchdog.
+#: Long: a worker replaced sooner than this was released by its watchdog.
 LONG_HI = 10_000
 
 #: Short: 2 · HI pass quickly.
@@ -30,7 +30,7 @@ SHORT_HI = 400
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -39,7 +39,7 @@ def is_running(pid: int) -> bool:
 
 
 class Worker:
-    """worker.py in a process of its own, and its watchdog."""
+    """worker.py in a separate process, and its watchdog."""
 
     def __init__(self, **arguments: object) -> None:
         environment = {**os.environ, "DATABASE_PASSWORD": "not-for-the-watchdog"}
@@ -82,18 +82,18 @@ class Worker:
             self.errors.append(line)
 
     def order(self, what: str, value: object = None) -> None:
-        """Tell it to do something that it does not come back from."""
+        """Send a command that does not return."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([what, value]) + "\n")
         self.process.stdin.flush()
 
     def do(self, what: str, value: object = None) -> Any:
-        """Tell it to do something; its answer."""
+        """Send a command; returns its answer."""
         self.order(what, value)
         return self._answers.get(timeout=30)
 
     def ready_watchdog(self, other_than: int | None = None) -> int:
-        """The watchdog's process id, once it can speak."""
+        """The watchdog's process id, once it is ready."""
 
         def look() -> int | None:
             found = self.do("look")
@@ -118,7 +118,7 @@ class Worker:
         self.process.wait()
 
     def clean_up(self) -> None:
-        """Nothing of it may be left. What it started has no other way to end."""
+        """Kill everything that it started."""
         self.kill()
         for pid in (*self.children, *self.watchdogs):
             if is_running(pid):
@@ -132,7 +132,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A ReleasingPartition as the log has it, and what became of it."""
+    """A ReleasingPartition in the log, and its outcome."""
 
     instance_id: str
     partition: int
@@ -142,7 +142,7 @@ class Release:
 
 
 class Watched:
-    """A topic, a member that only looks on, and workers."""
+    """A topic, an observing member, and workers."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -172,7 +172,7 @@ class Watched:
         return {lease.instance_id for lease in self.watcher.world.leases()}
 
     def taken_over(self, partition: int = 0) -> Marshal:
-        """Another member claims, and gets it by the rules of the log alone."""
+        """Let another member claim, which succeeds by the rules of the log alone."""
         other = self.scene.member("b", heartbeat_interval_ms=SHORT_HI)
         assert other.claim(self.topic, partition, timeout=20).epoch >= 0
         return other

@@ -1,4 +1,4 @@
-"""What a watchdog costs while it has nothing to do, and what it is not given."""
+"""The cost of an idle watchdog, and what it does not receive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pss_kb(pid: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of processor time of all threads, to the nanosecond."""
+    """Processor time of all threads (s), with nanosecond resolution."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
 
 
@@ -28,7 +28,7 @@ def test_it_is_small_and_idle(watched: Watched) -> None:
     worker = watched.worker(hi=300)
     watchdog = worker.ready_watchdog()
     worker.do("claim", list(range(20)))
-    # The worker beats ten times a second meanwhile, and the watchdog hears none of it.
+    # The worker sends ten heartbeats a second meanwhile, and the watchdog receives none of them.
     before, began = cpu_s(watchdog), time.monotonic()
     until = watched.watcher.world.log_time + IDLE_MS
     wait_until(lambda: watched.watcher.world.log_time > until)

@@ -1,4 +1,4 @@
-"""A worker dies in one way or another, and its watchdog speaks, or does not."""
+"""A worker dies in different ways, and its watchdog releases its leases or not."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_c8_what_a_dead_worker_held_is_released_at_once(watched: Watched, how: s
     wait_until(lambda: watched.holders() == {0: None, 1: None, 2: None})
     assert time.monotonic() - began < LONG_HI / 1000
     spoken = sorted((x.partition, x.epoch, x.last_offset, x.code) for x in watched.releases[before:])
-    # Its own epochs, nothing said of offsets, and only what it held when it died.
+    # Its own epochs, without offsets, and only leases that it held when it died.
     assert spoken == [(partition, epochs[str(partition)], None, "OK") for partition in (0, 1)]
     assert {x.instance_id for x in watched.releases[before:]} == {instance}
     wait_until(lambda: not is_running(watchdog))
-    if how in ("raise", "out of memory"):  # the interpreter's own end has released them, and said goodbye
+    if how in ("raise", "out of memory"):  # the interpreter's exit has released them and dismissed the watchdog
         assert not any("died" in line for line in worker.errors)
         return
     wait_until(lambda: any("died without a goodbye: 2 of 2 leases released" in line for line in worker.errors))
@@ -75,7 +75,7 @@ def test_kill_9_of_both_2_hi_hold(watched: Watched) -> None:
     worker = watched.worker(hi=SHORT_HI)
     watchdog = worker.ready_watchdog()
     worker.do("claim", [0])
-    # Stopped first, so that neither sees the other's end.
+    # Stopped first, so that neither notices the other's end.
     os.kill(watchdog, signal.SIGSTOP)
     worker.kill()
     os.kill(watchdog, signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_c7_two_lives_the_first_ones_watchdog_can_not_end_the_second(watched: Wa
     wait_until(lambda: len(watched.releases) == 4)
     assert {(x.instance_id, x.code) for x in watched.releases} == {(dead, "FENCED")}
     assert watched.holders() == dict.fromkeys(range(4), "a")
-    # The second's own watchdog knows the epochs of the takeover.
+    # The second worker's watchdog knows the epochs of the takeover.
     own = second.ready_watchdog()
     second.kill()
     wait_until(lambda: watched.holders() == dict.fromkeys(range(4)))

@@ -14,7 +14,7 @@ from tests.client.conftest import wait_until
 from tests.client.test_group import Groups, Joined
 from tests.watchdog.conftest import Watched, is_running
 
-#: Long: whoever is replaced sooner than this left by its watchdog.
+#: Long: a member replaced sooner than this left by its watchdog.
 LONG_SESSION = 30_000
 
 
@@ -46,7 +46,7 @@ def test_a_dead_member_leaves_at_once_and_what_it_had_done_is_committed(watched:
     scene.publish(watched.topic, 4, 50)
     wait_until(lambda: len(worker.handled) == 100)
     theirs = {partition for partition, _ in worker.handled}
-    # Its next commit is seconds away; its watchdog hears of it within a fraction of one.
+    # Its next commit is seconds away; its watchdog receives the progress within a fraction of one.
     wait_until(lambda: worker.do("look")["untold"] == 0 and worker.do("look")["told"] == 3)
     log = spoken(watched)
     began = time.monotonic()
@@ -54,7 +54,7 @@ def test_a_dead_member_leaves_at_once_and_what_it_had_done_is_committed(watched:
     wait_until(lambda: len(b.has()) == 4)
     assert time.monotonic() - began < 1
     assert log == [("CommitOffsets", "OK"), ("CommitOffsets", "OK"), ("LeaveGroup", "OK")]
-    # All but the message in hand, if that: 49 or 50 of each.
+    # All except possibly the message in flight: 49 or 50 of each.
     found = b.consumer.committed([(watched.topic, partition) for partition in theirs])
     assert all(x.offset >= 49 for x in found)
     assert sum(x.offset for x in found) >= 99
@@ -66,7 +66,7 @@ def test_two_lives_the_first_ones_watchdog_can_not_end_the_second(watched: Watch
     first = watched.worker()
     watchdog = first.ready_watchdog()
     first.do("join", LONG_SESSION)
-    seen = Joined(watched.watcher, None)  # type: ignore[arg-type]  # it looks on
+    seen = Joined(watched.watcher, None)  # type: ignore[arg-type]  # it observes
     wait_until(lambda: seen.member("a") is not None and first.do("look")["told"] == 1)
     dead = seen.member("a")
     assert dead is not None
@@ -81,7 +81,7 @@ def test_two_lives_the_first_ones_watchdog_can_not_end_the_second(watched: Watch
     wait_until(lambda: log == [("LeaveGroup", "UNKNOWN_CONSUMER")])
     assert seen.member("a") is not None
     assert not second.log or not any("hand over" in line for line in second.log), "that is no request to drain"
-    # A goodbye is a goodbye: the watchdog has nothing to say.
+    # After a regular end the watchdog writes nothing.
     own = second.ready_watchdog()
     second.do("close")
     assert seen.member("a") is None or wait_until(lambda: seen.member("a") is None)

@@ -1,4 +1,4 @@
-"""The program by itself, and what keeps a Marshal from having a watchdog."""
+"""The program alone, and reasons why a Marshal has no watchdog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = "127.0.0.1:9"
 
 
 class Program:
-    """The watchdog's process of a worker that is a sleeping program."""
+    """The watchdog process of a worker that only sleeps."""
 
     def __init__(self) -> None:
         self.worker = subprocess.Popen(["sleep", "600"])
@@ -107,7 +107,7 @@ def test_with_one_sign_alone_it_says_nothing_and_ends_after_2_hi(program: Progra
     else:
         program.worker.kill()
     wait_until(lambda: not is_running(program.pid))
-    # Both processes read one clock; it saw the sign after we looked.
+    # Both processes read the same clock; it saw the sign after our check.
     assert time.monotonic() - began >= 2 * 0.4
     assert program.errors() == ""
 

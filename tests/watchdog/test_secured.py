@@ -1,4 +1,4 @@
-"""A broker that asks who you are: the watchdog speaks with the worker's name and password."""
+"""A broker with authentication: the watchdog uses the worker's name and password."""
 
 from __future__ import annotations
 

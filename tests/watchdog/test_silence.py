@@ -1,4 +1,4 @@
-"""When a watchdog must say nothing: the pipe alone, or the process alone, is no death; nor is a goodbye."""
+"""When a watchdog must write nothing: a closed pipe or a dead process alone is no death; nor is a regular end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_c7_terminate_keeps_the_claims(watched: Watched) -> None:
     worker.do("terminate")
     assert not is_running(watchdog)
     worker.kill()
-    # Something later in each CP's log: what could have been said would stand before it.
+    # A later record in each CP: anything that the watchdog wrote would be before it.
     wait_until(lambda: watched.holders() == {0: "a", 1: "a"})
     for partition in (2, 3):
         watched.watcher.claim(watched.topic, partition).release()
@@ -111,11 +111,11 @@ def test_a_worker_that_closes_its_descriptors_lives_and_gets_another_watchdog(wa
     worker.do("claim", [1])
     second = worker.ready_watchdog(other_than=first)
     assert any("closed the connection" in line for line in worker.log)
-    # The descriptor's number is that of a file now: nothing may be written to it.
+    # The descriptor is a file's now: nothing may be written to it.
     assert other.read_bytes() == b""
     assert watched.releases == []
     assert watched.holders() == {0: "a", 1: "a"}
-    os.kill(first, 0)  # it waits for 2 · HI whether the process goes, too
+    os.kill(first, 0)  # it waits 2 · HI for the process to end, too
     worker.kill()
     wait_until(lambda: watched.holders() == {0: None, 1: None})
     wait_until(lambda: not is_running(first) and not is_running(second))

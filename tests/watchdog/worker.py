@@ -1,6 +1,6 @@
-"""A worker with a watchdog that does what it is told on stdin, one JSON line each, and answers on stdout.
+"""A worker with a watchdog that takes commands on stdin, one JSON line each, and answers on stdout.
 
-Whatever it does, it does as a user's program would: through the public API, and the operating system.
+It acts as a user's program does: through the public API and the operating system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def say(**what: object) -> None:
 
 
 class Told(logging.Handler):
-    """The log goes to the test."""
+    """Passes log lines to the test."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(log=record.getMessage())
@@ -54,14 +54,14 @@ def consume() -> None:
 
 
 def join(session_ms: int) -> None:
-    """As a member of a coordinated group; it says what it handled."""
+    """Join a coordinated group; prints the messages handled."""
     with marshal.group_consumer([arguments["topic"]], session_timeout_ms=session_ms) as consumer:
         for message in consumer:
             say(handled=[message.partition(), message.offset()])
 
 
 def watchdog_fds() -> list[int]:
-    """Descriptors of ours that are packet sockets: the connection to the watchdog."""
+    """Our descriptors that are packet sockets: the connection to the watchdog."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     seqpacket = {line[6] for line in lines if line[4] == "0005"}
     links = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
@@ -73,7 +73,7 @@ def _exists(fd: str) -> bool:
 
 
 def close_pipe(path: str) -> None:
-    """What a daemon does that closes all it finds; and the number is used again."""
+    """Close the descriptor, as a daemon that closes all does, and reuse its number."""
     [fd] = watchdog_fds()
     os.close(fd)
     other = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -81,7 +81,7 @@ def close_pipe(path: str) -> None:
 
 
 def fork(then: list[str]) -> int:
-    """A child that lives until it is killed, or that becomes another program."""
+    """Fork a child that runs until it is killed, or that becomes another program."""
     child = os.fork()
     if child == 0:
         if then:
@@ -92,7 +92,7 @@ def fork(then: list[str]) -> int:
 
 
 def out_of_memory() -> None:
-    """An allocation fails and nobody catches it. (The kernel's own killer sends a SIGKILL like any other.)"""
+    """Let an allocation fail uncaught. (The kernel's OOM killer sends an ordinary SIGKILL.)"""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 2**24, size + 2**24))
     hoard = []
