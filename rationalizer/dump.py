@@ -326,7 +326,7 @@ class Replay:
                 line["entries"] = list(outcome.entries)
             if outcome.of_group:
                 line["generation"] = outcome.generation
-            if outcome.of_group and outcome.type == JoinGroup.__name__:
+            if outcome.of_group and outcome.is_a(JoinGroup):
                 line["member"] = outcome.member
             yield line
 

@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Final
 
 from rationalizer import codes
-from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH, NOTHING_DONE
+from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
-from rationalizer.wire.records import KINDS, Belongs
+from rationalizer.wire.records import KINDS, Belongs, ForgetGroup, Heartbeat, ReleasingPartition
 from rationalizer.world import World
 
 __all__ = ["BEFORE", "End", "LeaseKey", "Owners", "Span"]
@@ -135,23 +135,22 @@ class Owners:
         message = outcome.message
         if message is None or not outcome.accepted:
             return []
-        group_id, belongs = message[4], KINDS[message[1]].belongs
+        group_id, belongs = message.group_id, KINDS[message.type].belongs
         if belongs is Belongs.LEASE:
-            return [(group_id, message[HEAD_FIELDS], message[HEAD_FIELDS + 1])]
+            return [(group_id, message.topic, message.partition)]
         if outcome.entries is not None and not outcome.of_group:
-            answers = zip(message[HEAD_FIELDS], outcome.entries, strict=True)
+            answers = zip(message.entries, outcome.entries, strict=True)
             return [(group_id, entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
-        return [key for key in self.now if key[0] == group_id] if outcome.type == "ForgetGroup" else []
+        return [key for key in self.now if key[0] == group_id] if outcome.is_a(ForgetGroup) else []
 
     def overhear(self, outcome: Outcome) -> None:
         """Take in a record that was rejected: it may say who evicts an owner (C20)."""
         message = outcome.message
-        if outcome.type != "ReleasingPartition" or outcome.accepted or message is None:
+        if not outcome.is_a(ReleasingPartition) or outcome.accepted or message is None:
             return
-        topic, partition, epoch, _ = message[HEAD_FIELDS:]
-        span = self.now.get((message[4], topic, partition))
-        if span is not None and span.held and span.epoch == epoch and span.client_id != message[3]:
-            span.evictor = message[3]
+        span = self.now.get((message.group_id, message.topic, message.partition))
+        if span is not None and span.held and span.epoch == message.epoch and span.client_id != message.client_id:
+            span.evictor = message.client_id
 
     def see(self, key: LeaseKey, world: World, outcome: Outcome) -> Span | None:
         """Take in what became of a lease by a record, which this world has just applied; the span that it began."""
@@ -174,6 +173,6 @@ class Owners:
             is_evicted = span is not None and span.wordless and span.evictor != ""
             self.free(key, *at, End.EVICTED if is_evicted else End.RELEASED)
         else:
-            ended = End.RESTARTED if outcome.type == "Heartbeat" else End.REPLACED
+            ended = End.RESTARTED if outcome.is_a(Heartbeat) else End.REPLACED
             self.grant(key, lease.client_id, lease.instance_id, lease.epoch, *at, ended)
         return self.now[key]

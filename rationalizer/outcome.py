@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass, field
+from typing import Any
 
 from rationalizer.wire.codec import build
 from rationalizer.wire.records import Kind, Record
@@ -35,9 +37,16 @@ class Outcome:
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
 
     @property
-    def message(self) -> Message | None:
-        """The record's fields as on the wire (see `codec.Message`), where it got past the check of its own (E6)."""
-        return None if self._read is None else self._read[1]
+    def message(self) -> Any:
+        """The record's fields as on the wire, by name (`message.group_id`); None if they are not well formed (E6).
+
+        Cheaper than `record`; built at every call.
+        """
+        return None if self._read is None else self._read[0].named(self._read[1])
+
+    def is_a(self, *kinds: builtins.type[Record]) -> bool:
+        """Whether the record is of one of these types; False too if it was rejected before its type was known."""
+        return any(self.type == each.__name__ for each in kinds)
 
     @property
     def record(self) -> Record | None:

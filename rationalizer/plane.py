@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from rationalizer.pause import Pause
-from rationalizer.wire.records import Kind
+from rationalizer.wire.records import KINDS, Kind
 from rationalizer.wire.unpacking import Message
 
 #: A record as a log has it: (offset, timestamp in ms, value).
@@ -67,9 +67,6 @@ class Plane(Protocol):
     #: Which part of the canonical state its rows are (S1).
     part: int
 
-    def handlers(self) -> Mapping[int, Handler]:
-        """The handler of each record type that the plane owns."""
-
     def belongs(self, kind: Kind, message: Message) -> bool:
         """Whether a record of one of its types belongs to this CP (L3)."""
 
@@ -96,6 +93,12 @@ class Plane(Protocol):
 
     def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
         """Take over these rows of a snapshot. Raises SnapshotError where no replay could have led there."""
+
+
+def handlers_of(owner: object) -> dict[int, Handler]:
+    """The handler of each record type that this plane, or the World, owns: the method that `Kind.handler` names."""
+    found = {kind.type: getattr(owner, kind.handler, None) for kind in KINDS.values()}
+    return {number: handler for number, handler in found.items() if handler is not None}
 
 
 class Log(Protocol):

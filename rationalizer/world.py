@@ -29,7 +29,7 @@ from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
-from rationalizer.plane import ApplyContext, Bounds, Handler, Plane, Verdict
+from rationalizer.plane import ApplyContext, Bounds, Plane, Verdict, handlers_of
 from rationalizer.planes import Planes
 from rationalizer.state import want
 from rationalizer.wire.codec import RejectedValueError, read
@@ -84,14 +84,9 @@ class World:
         self._context = ApplyContext()
         self._planes = Planes(partition, partitions)
         self._plane_of: dict[int, Plane] = {}
-        self._handlers: dict[int, Handler] = {
-            5: self._release_group,
-            8: self._forget_group,
-            32: _tick,
-            33: self._upgrade,
-        }
+        self._handlers = handlers_of(self)
         for plane in self._planes.all:
-            handlers = plane.handlers()
+            handlers = handlers_of(plane)
             self._handlers.update(handlers)
             self._plane_of.update(dict.fromkeys(handlers, plane))
 
@@ -314,7 +309,6 @@ class World:
         self.level = max(self.level, message[HEAD_FIELDS])
         return codes.OK
 
-
-def _tick(message: Message, context: ApplyContext) -> str:
-    """T3: log time has moved, and that is all."""
-    return codes.OK
+    def _tick(self, message: Message, context: ApplyContext) -> str:
+        """T3: log time has moved, and that is all."""
+        return codes.OK

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rationalizer.groups.group import Group, Member
 from rationalizer.history import BEFORE, End, Span
-from rationalizer.limits import HEAD_FIELDS, MAX_KEY_HASH, NOTHING_DONE
+from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
 from rationalizer.wire.records import (
     CommitOffsets,
@@ -29,10 +29,7 @@ from rationalizer.world import World
 
 __all__ = ["Assignments", "Moved", "Rebalance", "done_in", "owner_names"]
 
-_TYPES = frozenset(
-    kind.TYPE
-    for kind in (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup)
-)
+_TYPES = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup)
 
 
 class Moved(NamedTuple):
@@ -101,7 +98,7 @@ class Assignments:
     def see(self, world: World, outcome: Outcome) -> list[Span]:
         """Take in a record that this world has just applied; the spans that it began, or that fell off others."""
         message = outcome.message
-        if message is None or message[1] not in _TYPES or message[4] != self.group_id:
+        if message is None or not outcome.is_a(*_TYPES) or message.group_id != self.group_id:
             return []
         if not outcome.accepted:
             self.overhear(outcome)
@@ -117,11 +114,11 @@ class Assignments:
             self._remember(group)
             return begun
         begun = []
-        if outcome.type == CommitOffsets.__name__:
-            keys = {(entry[0], entry[1]) for entry in message[HEAD_FIELDS + 3] if entry[4] == LET_GO}
+        if outcome.is_a(CommitOffsets):
+            keys = {(entry[0], entry[1]) for entry in message.entries if entry[4] == LET_GO}
             for key in sorted(keys):
                 begun += self._refit(group, key, outcome, *at)
-        member = group.clients.get(message[3])
+        member = group.clients.get(message.client_id)
         if member is not None:
             self._names[member.slot] = member.instance_id, member.last_beat
         return begun
@@ -129,11 +126,11 @@ class Assignments:
     def overhear(self, outcome: Outcome) -> None:
         """Take in a record that was rejected: it may say who evicts a member (C20)."""
         message = outcome.message
-        if outcome.type != LeaveGroup.__name__ or outcome.accepted or message is None or message[4] != self.group_id:
+        if not outcome.is_a(LeaveGroup) or outcome.accepted or message is None or message.group_id != self.group_id:
             return
-        member_id = message[HEAD_FIELDS]
-        if any(each.member_id == member_id and each.client_id != message[3] for each in self._members.values()):
-            self._evictors[member_id] = message[3]
+        member_id = message.member_id
+        if any(each.member_id == member_id and each.client_id != message.client_id for each in self._members.values()):
+            self._evictors[member_id] = message.client_id
 
     def spans(self, group: Group | None, key: tuple[str, int]) -> list[Span]:
         """What a partition is in now, with what is done of it and its owners' last beats."""
@@ -153,11 +150,11 @@ class Assignments:
         found = Rebalance(offset, log_time, members=len(group.members), silent=list(outcome.silent))
         message = outcome.message
         assert message is not None
-        sender = message[3]
+        sender = message.client_id
         for slot, member in self._members.items():
             if slot not in group.members:
                 by = self._evictors.pop(member.member_id, None)
-                if outcome.type == LeaveGroup.__name__ and member.client_id == sender:
+                if outcome.is_a(LeaveGroup) and member.client_id == sender:
                     if by is None:
                         found.left.append(sender)
                     else:
@@ -165,11 +162,11 @@ class Assignments:
             elif member.instance_id != self._names[slot][0]:
                 found.restarted.append(member.client_id)
         found.joined = [member.client_id for slot, member in group.members.items() if slot not in self._members]
-        if outcome.type == JoinGroup.__name__ and sender not in (*found.joined, *found.restarted):
+        if outcome.is_a(JoinGroup) and sender not in (*found.joined, *found.restarted):
             found.changed.append(sender)
-        if outcome.type == TopicsChanged.__name__:
+        if outcome.is_a(TopicsChanged):
             found.changed.append(sender)
-        found.configured = outcome.type == ConfigureGroup.__name__
+        found.configured = outcome.is_a(ConfigureGroup)
         self.rebalances.append(found)
         del self.rebalances[: -self.keep]
 
@@ -217,11 +214,11 @@ class Assignments:
         self._touch(group, span)
         span.until, span.until_offset, span.ended_by = log_time, offset, by.client_id if by.held else ""
         member = group.clients.get(old.client_id)
-        sender = "" if outcome.message is None else outcome.message[3]
+        sender = "" if outcome.message is None else outcome.message.client_id
         if not old.held:
             span.ended = End.CLAIMED
         elif member is None:
-            is_leaver = outcome.type == LeaveGroup.__name__ and sender == old.client_id
+            is_leaver = outcome.is_a(LeaveGroup) and sender == old.client_id
             span.evictor = next((by for client, by in self.rebalances[-1].evicted if client == old.client_id), "")
             span.ended = (End.EVICTED if span.evictor else End.LEFT) if is_leaver else End.REPLACED
             span.last_beat = log_time if is_leaver else span.last_beat

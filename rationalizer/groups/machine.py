@@ -18,7 +18,7 @@ record is accepted (G8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import sha1
@@ -30,7 +30,7 @@ from rationalizer.groups.canonical import load_groups
 from rationalizer.groups.commits import Commits, reposition_entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
-from rationalizer.plane import ApplyContext, Bounds, Handler, Verdict
+from rationalizer.plane import ApplyContext, Bounds, Verdict
 from rationalizer.routing import route_group
 from rationalizer.snapshot import GROUPS
 from rationalizer.state import GROUP
@@ -57,17 +57,6 @@ class GroupPlane:
         self._weight = 0
 
     # -- as a plane ------------------------------------------------------------------------------------
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The handler of each record type of section 5."""
-        return {
-            16: self._join_group,
-            17: self._group_heartbeat,
-            18: self._leave_group,
-            19: self._commit_offsets,
-            20: self._topics_changed,
-            21: self._configure_group,
-        }
 
     def belongs(self, kind: Kind, message: Message) -> bool:
         """L3, by group; ConfigureGroup belongs to every CP."""

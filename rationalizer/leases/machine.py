@@ -17,7 +17,7 @@ a lease that nobody took (C6). Every record that carries an epoch is judged agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rationalizer import codes
@@ -25,7 +25,7 @@ from rationalizer.leases.canonical import load_leases
 from rationalizer.leases.fast_path import BeatsFastPath
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import HEAD_FIELDS
-from rationalizer.plane import ApplyContext, Bounds, FastPath, Handler
+from rationalizer.plane import ApplyContext, Bounds, FastPath
 from rationalizer.routing import are_routed_to, route_lease
 from rationalizer.snapshot import LEASES
 from rationalizer.state import LEASE
@@ -52,17 +52,6 @@ class LeasePlane:
         self._partitions = partitions
 
     # -- as a plane ------------------------------------------------------------------------------------
-
-    def handlers(self) -> Mapping[int, Handler]:
-        """The handler of each record type of section 3 that is about leases."""
-        return {
-            1: self._heartbeat,
-            2: self._claiming_partition,
-            3: self._releasing_partition,
-            4: self._claiming_messages,
-            6: self._heartbeat_batch,
-            7: self._commit_ranges,
-        }
 
     def belongs(self, kind: Kind, message: Message) -> bool:
         """L3, by topic and partition. A lease that exists here was routed here at its first claim: no need to hash."""

@@ -11,8 +11,10 @@ plain fields by the same rules (`Kind.problem`), so nothing is checked in two wa
 
 from __future__ import annotations
 
+import re
+from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
@@ -321,6 +323,10 @@ class DuringPause(Enum):
     NOT_OF_THE_GROUP = "passes: it is not about the group"
 
 
+#: What every message begins with (E1).
+_HEAD: Final = ("version", "type", "instance_id", "client_id", "group_id")
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One row of the tables of sections 3 and 5. `whole`: what must hold of all own fields together."""
@@ -334,6 +340,14 @@ class Kind:
     belongs: Belongs
     during_pause: DuringPause
     whole: Rule | None = None
+    #: A whole message with its fields by name: version, type, the three ids, then the type's own.
+    named: Callable[[Sequence[Any]], Any] = field(init=False, repr=False, compare=False)
+    #: The method that judges such a record, in its plane or in the World.
+    handler: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "named", cast("Any", namedtuple(self.name, [*_HEAD, *self.field_names]))._make)
+        object.__setattr__(self, "handler", re.sub("(?=[A-Z])", "_", self.name).lower())
 
     @property
     def names_lease(self) -> bool:
@@ -360,7 +374,7 @@ def _kind(
     *rules: Rule,
     whole: Rule | None = None,
 ) -> Kind:
-    names = tuple(field.name for field in fields(record))[3:]
+    names = tuple(each.name for each in fields(record))[3:]
     build = cast("Any", record.of_fields)
     level = level_of_record(record.__name__)
     return Kind(record.TYPE, record.__name__, level, build, names, rules, belongs, during_pause, whole)

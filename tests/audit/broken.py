@@ -15,9 +15,9 @@ class Generous(World):
         outcome = super().apply(offset, timestamp_ms, value)
         message = outcome.message
         if outcome.code == codes.HELD and message is not None:
-            lease = self.lease(message[4], message[5], message[6])
+            lease = self.lease(message.group_id, message.topic, message.partition)
             assert lease is not None
-            lease.client_id, lease.instance_id = message[3], message[2]
+            lease.client_id, lease.instance_id = message.client_id, message.instance_id
             lease.epoch, lease.last_beat = offset, self.log_time
             return Outcome(True, codes.OK, outcome.type, offset, outcome.log_time, None, _read=outcome._read)
         return outcome
@@ -30,9 +30,9 @@ class Split(World):
         outcome = super().apply(offset, timestamp_ms, value)
         message = outcome.message
         if outcome.code == codes.HELD and message is not None:
-            lease = self.lease(message[4], message[5], message[6])
+            lease = self.lease(message.group_id, message.topic, message.partition)
             assert lease is not None
-            lease.client_id, lease.instance_id = message[3], message[2]
+            lease.client_id, lease.instance_id = message.client_id, message.instance_id
         return outcome
 
 
@@ -43,7 +43,7 @@ class Forgetful(World):
         outcome = super().apply(offset, timestamp_ms, value)
         if outcome.code == codes.OFFSET_REGRESSION and outcome.message is not None:
             lease = self._named(outcome)
-            lease.progress.stable = outcome.message[8]
+            lease.progress.stable = outcome.message.last_offset
         return outcome
 
     def _named(self, outcome: Outcome) -> Lease:

@@ -15,7 +15,7 @@ class Meddler(World):
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
         outcome = super().apply(offset, timestamp_ms, value)
-        group = None if outcome.message is None else self.group(outcome.message[4])
+        group = None if outcome.message is None else self.group(outcome.message.group_id)
         return outcome if group is None else self.meddle(outcome, group, offset)
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
@@ -73,7 +73,7 @@ class Backwards(Meddler):
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.entries == (codes.OFFSET_REGRESSION,) and outcome.message is not None:
-            group.keep("t", 0).progress.reposition(outcome.message[-1][0][5])
+            group.keep("t", 0).progress.reposition(outcome.message.entries[0][5])
         return outcome
 
 
@@ -130,7 +130,7 @@ class Credulous(Meddler):
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
         if outcome.entries == (codes.NOT_ASSIGNED,) and outcome.message is not None:
-            group.keep("t", 0).progress.through(outcome.message[-1][0][5] or 0)
+            group.keep("t", 0).progress.through(outcome.message.entries[0][5] or 0)
             return replace(outcome, code=codes.OK, entries=(codes.OK,))
         return outcome
 

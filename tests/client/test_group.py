@@ -310,7 +310,7 @@ def test_a_group_becomes_coordinated_under_a_claiming_consumer(groups: Groups) -
     claims: list[str] = []
 
     def applied(cp: int, offset: int, outcome: Outcome) -> None:
-        if outcome.type == ClaimingPartition.__name__:
+        if outcome.is_a(ClaimingPartition):
             claims.append(outcome.code)
 
     claiming._driver.listeners.append(applied)

@@ -95,7 +95,7 @@ class GroupConsumer(Consumer):
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         """Say that this member has joined (a listener of the driver; its lock is held)."""
         settings, message = self._driver.engine.settings, outcome.message
-        if outcome.member is None or message is None or message[2:5] != settings.ids:
+        if outcome.member is None or (message.instance_id, message.client_id, message.group_id) != settings.ids:
             return
         text = f"member {outcome.member} of the group, generation {outcome.generation}"
         self._driver.effects.events.say(Event.MEMBER, text, member=outcome.member, generation=outcome.generation)

@@ -202,7 +202,7 @@ class Engine:
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
         """Our replica applied one record."""
         self.peers.log_time_moved(cp, now)
-        if self._unknown_time.pop(cp, None) is not None or outcome.type == Tick.__name__:
+        if self._unknown_time.pop(cp, None) is not None or outcome.is_a(Tick):
             for source in self.leases.sources.values():
                 source.placement.log_time_moved(cp, now)
         self.leases.applied(cp, offset, outcome, now, has_ended=self.failure is not None)

@@ -200,7 +200,7 @@ class Driver:
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         now = self.now_ms()
         self.engine.take(Applied(cp, offset, outcome), now)
-        if outcome.type == ReleaseGroup.__name__:
+        if outcome.is_a(ReleaseGroup):
             self.upkeep.note_pause(now)
         for listener in self.listeners:
             listener(cp, offset, outcome)

@@ -13,7 +13,6 @@ from typing import Final
 from rationalizer import Outcome, World, codes, route_group
 from rationalizer.groups.history import Assignments, Rebalance
 from rationalizer.history import End, LeaseKey, Owners, Span
-from rationalizer.limits import HEAD_FIELDS
 from rationalizer.wire.records import KINDS, DuringPause
 
 __all__ = ["Fold", "Place", "Run", "group_of", "is_of_worker", "lease_of", "shows_life"]
@@ -48,19 +47,19 @@ _WAITS: Final = (codes.HELD, codes.PAUSED)
 def group_of(outcome: Outcome) -> str:
     """The group that a record is about; "": none (it is not readable, or is about the whole log)."""
     message = outcome.message
-    kind = None if message is None else KINDS.get(message[1])
+    kind = None if message is None else KINDS.get(message.type)
     if message is None or kind is None or kind.during_pause is DuringPause.NOT_OF_THE_GROUP:
         return ""
-    return str(message[4])
+    return str(message.group_id)
 
 
 def lease_of(outcome: Outcome) -> LeaseKey | None:
     """The lease that a record names; None: it names none, or several."""
     message = outcome.message
-    kind = None if message is None else KINDS.get(message[1])
+    kind = None if message is None else KINDS.get(message.type)
     if message is None or kind is None or not kind.names_lease:
         return None
-    return message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]
+    return message.group_id, message.topic, message.partition
 
 
 def is_of_worker(outcome: Outcome) -> bool:
@@ -68,7 +67,7 @@ def is_of_worker(outcome: Outcome) -> bool:
     message = outcome.message
     if message is None or outcome.type not in _OF_WORKERS:
         return False
-    return outcome.type != "CommitOffsets" or bool(message[HEAD_FIELDS])
+    return outcome.type != "CommitOffsets" or bool(message.member_id)
 
 
 def shows_life(outcome: Outcome) -> bool:
@@ -193,12 +192,12 @@ class Fold:
             return
         world = self._worlds[cp]
         place = (outcome.log_time, cp, world.next_offset - 1)
-        instance, client = message[2], message[3]
+        instance, client = message.instance_id, message.client_id
         if kind == "HeartbeatBatch" and outcome.code == codes.OK:  # nearly all of a claimed group's log
             self._hear(group, client, instance, place)
             if self.beats:
                 now = self.owners[cp].now
-                for entry in message[HEAD_FIELDS]:
+                for entry in message.entries:
                     now[group, entry[0], entry[1]].last_beat = outcome.log_time
             return
         if kind == "ReleaseGroup":
@@ -248,10 +247,10 @@ class Fold:
         is_join = outcome.type == "JoinGroup"
         if message is None or not (is_join or outcome.type == "ClaimingPartition"):
             return
-        run = self._run(message[4], message[3], message[2])
+        run = self._run(message.group_id, message.client_id, message.instance_id)
         if place > run.claimed:
             run.claimed, run.joins, run.refused = place, is_join, "" if outcome.accepted else outcome.code
-        run.interval_ms = (message[HEAD_FIELDS + 2] + 1) // 2 if is_join else message[HEAD_FIELDS + 2]
+        run.interval_ms = (message.session_timeout_ms + 1) // 2 if is_join else message.heartbeat_interval_ms
 
     def _changed(self, world: World, outcome: Outcome, place: Place) -> bool:
         """Follow what the record changed; whether it is an eviction."""
@@ -262,7 +261,7 @@ class Fold:
         is_evicted = False
         for key in owners.touched(outcome):
             is_evicted = self._lease(owners, key, world, outcome, place) or is_evicted
-        group = message[4]
+        group = message.group_id
         if world.partition == route_group(group, world.partitions):
             if outcome.of_group or (outcome.type == "ForgetGroup" and group in self.assignments):
                 is_evicted = self._pieces(world, outcome, place) or is_evicted
@@ -283,7 +282,7 @@ class Fold:
     def _pieces(self, world: World, outcome: Outcome, place: Place) -> bool:
         message = outcome.message
         assert message is not None
-        name = message[4]
+        name = message.group_id
         fold = self.assignments.setdefault(name, Assignments(name, keep=1))
         last = fold.rebalances[-1] if fold.rebalances else None
         known = 0 if last is None else len(last.moved)
@@ -331,19 +330,19 @@ class Fold:
         """C19: a release under another instance that names the holder and its epoch."""
         message = outcome.message
         assert message is not None
-        client, group = message[3], message[4]
-        lease = world.lease(group, message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
-        if lease is None or lease.instance_id in (None, message[2]):
+        client, group = message.client_id, message.group_id
+        lease = world.lease(group, message.topic, message.partition)
+        if lease is None or lease.instance_id in (None, message.instance_id):
             return
-        if (lease.client_id, lease.epoch) == (client, message[HEAD_FIELDS + 2]):
+        if (lease.client_id, lease.epoch) == (client, message.epoch):
             run = self._run(group, client, lease.instance_id or "")
             run.asked = max(run.asked, place)
 
     def _asked_to_leave(self, world: World, outcome: Outcome, place: Place) -> None:
         message = outcome.message
         assert message is not None
-        group = world.group(message[4])
-        member = None if group is None else group.clients.get(message[3])
-        if member is not None and member.member_id == message[HEAD_FIELDS] and member.instance_id != message[2]:
-            run = self._run(message[4], message[3], member.instance_id)
+        group = world.group(message.group_id)
+        member = None if group is None else group.clients.get(message.client_id)
+        if member is not None and member.member_id == message.member_id and member.instance_id != message.instance_id:
+            run = self._run(message.group_id, message.client_id, member.instance_id)
             run.asked = max(run.asked, place)

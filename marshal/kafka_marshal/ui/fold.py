@@ -23,7 +23,7 @@ from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, r
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
-from rationalizer.limits import HEAD_FIELDS, NOTHING_DONE
+from rationalizer.limits import NOTHING_DONE
 
 __all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting", "begins", "has", "runs"]
 
@@ -216,10 +216,11 @@ class History:
         message = outcome.message
         if message is not None and outcome.code == codes.OK and not outcome.silent:
             if outcome.type == "HeartbeatBatch":
-                self._beats(cp, offset, outcome.log_time, message[4], message[HEAD_FIELDS])
+                self._beats(cp, offset, outcome.log_time, message.group_id, message.entries)
                 return
-            if outcome.type == "Heartbeat" and message[HEAD_FIELDS + 2] is not None:
-                self._beats(cp, offset, outcome.log_time, message[4], (message[HEAD_FIELDS:],))
+            if outcome.type == "Heartbeat" and message.epoch is not None:
+                beat = (message.topic, message.partition, message.epoch, message.last_offset)
+                self._beats(cp, offset, outcome.log_time, message.group_id, (beat,))
                 return
             if outcome.type in _PROGRESS:
                 self._take_effect(cp, outcome)
@@ -228,7 +229,7 @@ class History:
         before = self._before(outcome)
         changed = self._take_effect(cp, outcome) if outcome.accepted else self._overhear(cp, outcome)
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
-            self._pause(message[4], message[3], outcome.log_time, message[HEAD_FIELDS])
+            self._pause(message.group_id, message.client_id, outcome.log_time, message.msg_expire_time)
         if changed or not (is_beat(outcome, record) or self._only_says_so(cp, outcome, record)):
             self._note(cp, offset, outcome, record, value, before, changed)
 
@@ -281,7 +282,7 @@ class History:
         for key in owners.touched(outcome):
             changed += self._lease(owners, world, key, outcome)
         if outcome.of_group or outcome.type == "ForgetGroup":
-            name = message[4]
+            name = message.group_id
             if cp == route_group(name, self.partitions) and (outcome.of_group or self._group(name).is_coordinated):
                 changed += self._pieces(self._group(name), world, outcome)
         return changed
@@ -381,10 +382,10 @@ class History:
         changed = self._refit(group, fold, known, begun) if begun else 0
         self._beat_sender(group, known, outcome, world.next_offset - 1)
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
-            is_work = bool(outcome.message[HEAD_FIELDS])  # the pausing client's has no member
-            member = known.clients.get(outcome.message[3])
+            is_work = bool(outcome.message.member_id)  # the pausing client's has no member
+            member = known.clients.get(outcome.message.client_id)
             beats_ms = 0 if member is None else _beats_within(member)
-            for place in {(entry[0], entry[1]) for entry in outcome.message[HEAD_FIELDS + 3]}:
+            for place in {(entry[0], entry[1]) for entry in outcome.message.entries}:
                 kept = known.kept(*place)
                 if kept is not None:
                     found = self._key(group, place, world.partition)
@@ -415,8 +416,8 @@ class History:
     def _beat_sender(self, group: GroupHistory, known: Group, outcome: Outcome, offset: int) -> None:
         if outcome.message is None:
             return
-        member = known.clients.get(outcome.message[3])
-        wanted = outcome.member or outcome.message[HEAD_FIELDS]
+        member = known.clients.get(outcome.message.client_id)
+        wanted = outcome.member or outcome.message.member_id
         if member is None or member.member_id != wanted:  # a member is who knows its id, whatever else it is called
             member = next((each for each in known.members.values() if each.member_id == wanted), None)
         pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))

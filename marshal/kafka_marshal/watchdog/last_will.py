@@ -45,13 +45,13 @@ class LastWill:
     def touched(self, cp: int, outcome: Outcome) -> list[Key]:
         """The leases that may have become ours, or ceased to be, with this record."""
         message = outcome.message
-        if message is None or message[4] != self._ids[2]:
+        if message is None or message.group_id != self._ids[2]:
             return []
         match outcome.type:
             case "ClaimingPartition" | "ReleasingPartition":
-                return [(message[5], message[6])]
-            case "Heartbeat" if message[7] is None:  # a takeover (C7)
-                return [(message[5], message[6])]
+                return [(message.topic, message.partition)]
+            case "Heartbeat" if message.epoch is None:  # a takeover (C7)
+                return [(message.topic, message.partition)]
             case "ForgetGroup":
                 return [key for key, (its_cp, _) in self.leases.items() if its_cp == cp]
         return []

@@ -148,16 +148,16 @@ class Author:
         message = outcome.message
         if not outcome.accepted or message is None:
             return
-        kind = message[1]
+        kind = message.type
         if kind in (1, 2, 3, 4, 7):
-            key = message[4:7]
-            if kind == 2 or (kind == 1 and message[7] is None):
+            key = message.group_id, message.topic, message.partition
+            if kind == 2 or (kind == 1 and message.epoch is None):
                 if outcome.code == "OK":
-                    self._held[key] = (message[2], message[3], offset)
+                    self._held[key] = (message.instance_id, message.client_id, offset)
             elif kind == 3:
                 self._held.pop(key, None)
-            if kind in (1, 3, 4) and type(message[8]) is int:
-                self._far[key] = message[8]
+            if kind in (1, 3, 4) and type(message[-1]) is int:
+                self._far[key] = message[-1]
 
     # -- what it writes ----------------------------------------------------------------------------------------
 

@@ -262,7 +262,7 @@ class _Flood:
         author = self.authors[cp]
         author.log_time = outcome.log_time
         message = outcome.message
-        if message is not None and message[4] in GROUPS:
+        if message is not None and message.group_id in GROUPS:
             author.hear(offset, outcome)
 
     def intrusion(self) -> tuple[int, bytes]:

@@ -65,7 +65,7 @@ class GroupHand:
         message = outcome.message
         if message is None:
             return
-        number, instance, client, group = message[1:5]
+        number, instance, client, group = message.type, message.instance_id, message.client_id, message.group_id
         if number == 8 and outcome.accepted:
             self._members.pop(group, None)
         if not outcome.of_group or outcome.generation is None:
@@ -77,7 +77,7 @@ class GroupHand:
             self._seen_ids.setdefault(group, []).append(outcome.member)
         elif outcome.accepted and number == 18:
             members.pop(client, None)
-        elif outcome.code == "UNKNOWN_CONSUMER" and len(message) > 5 and message[5] == members.get(client, ("", ""))[1]:
+        elif outcome.code == "UNKNOWN_CONSUMER" and message.member_id == members.get(client, ("", ""))[1]:
             members.pop(client, None)  # dead, as it turns out
 
     def write(self, number: int) -> Parts:

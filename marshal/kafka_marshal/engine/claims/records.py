@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafka_marshal.engine.claims.client import ClaimsClient
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
@@ -29,13 +29,10 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.limits import HEAD_FIELDS
-from rationalizer.wire.unpacking import Message
 
 __all__ = ["LeaseRecords"]
 
 #: Where these stand in a message (E1).
-_INSTANCE, _CLIENT, _GROUP = 2, 3, 4
 
 
 class Told(Protocol):
@@ -100,17 +97,17 @@ class LeaseRecords:
         """Our replica applied one record. has_ended: the engine has; what was granted before is told all the same."""
         self._moved.add(cp)
         message = outcome.message
-        if message is None or message[_GROUP] != self.settings.group_id:
+        if message is None or message.group_id != self.settings.group_id:
             return
-        own = message[_INSTANCE] == self.settings.instance_id and message[_CLIENT] == self.settings.client_id
+        own = message.instance_id == self.settings.instance_id and message.client_id == self.settings.client_id
         if has_ended:
             if own and isinstance(record := outcome.record, ClaimingMessages):  # sent before: nobody will get these
                 self._grant_applied(record, outcome, now)
             return
-        if outcome.type == HeartbeatBatch.__name__:  # most of the log, and large: no objects for what is known good
-            self._beats_applied(cp, offset, message[HEAD_FIELDS], outcome.entries or (), outcome, own, now)
+        if outcome.is_a(HeartbeatBatch):  # most of the log, and large: no objects for what is known good
+            self._beats_applied(cp, offset, message.entries, outcome.entries or (), outcome, own, now)
             return
-        if outcome.type == ClaimingPartition.__name__:  # most of it while a group starts
+        if outcome.is_a(ClaimingPartition):  # most of it while a group starts
             self._claim_applied(cp, offset, message, outcome, own, now)
             return
         record = outcome.record
@@ -166,16 +163,15 @@ class LeaseRecords:
             else:
                 self.book.lose(lease, Loss.FENCED, now)
 
-    def _claim_applied(self, cp: int, offset: int, message: Message, outcome: Outcome, own: bool, now: float) -> None:
-        _, _, instance_id, client_id, _, topic, partition, heartbeat_interval_ms = message
-        key = (topic, partition)
+    def _claim_applied(self, cp: int, offset: int, message: Any, outcome: Outcome, own: bool, now: float) -> None:
+        key = (message.topic, message.partition)
         if own:
-            self._own_claim_applied(cp, offset, key, heartbeat_interval_ms, outcome, now)
+            self._own_claim_applied(cp, offset, key, message.heartbeat_interval_ms, outcome, now)
         if outcome.code == codes.OK:
-            self.peers.granted(client_id, instance_id, key, now)
+            self.peers.granted(message.client_id, message.instance_id, key, now)
             self._look_again(key)
         elif outcome.code == codes.HELD:
-            self.peers.wished(client_id, key, now)
+            self.peers.wished(message.client_id, key, now)
             self._look_again(key)
         self._verify(key, now)
 

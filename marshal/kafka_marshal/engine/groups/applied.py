@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from kafka_marshal.engine.effects import Key, Outbox, Warn
 from kafka_marshal.engine.groups.holdings import Holdings
@@ -23,8 +23,6 @@ from rationalizer import (
     ReleaseGroup,
     codes,
 )
-from rationalizer.limits import HEAD_FIELDS
-from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import COMMIT, LET_GO
 
 __all__ = ["AppliedRecords", "Host"]
@@ -71,36 +69,35 @@ class AppliedRecords:
         #: Called with why this process will be no member.
         self._fail = fail
 
-    def applied(self, cp: int, offset: int, message: Message, outcome: Outcome, now: float) -> None:
+    def applied(self, cp: int, offset: int, message: Any, outcome: Outcome, now: float) -> None:
         """Our replica applied a record of our group."""
-        if outcome.type == ConfigureGroup.__name__:
+        if outcome.is_a(ConfigureGroup):
             self._refused(outcome)
             self._member.marked(now)
         if cp != self._member.home:
             return
-        own = message[2] == self._settings.instance_id and message[3] == self._settings.client_id
+        own = message.instance_id == self._settings.instance_id and message.client_id == self._settings.client_id
         group = self._member.group
         if outcome.accepted and group is not None:
-            self._member.witness.heard(group, message[3], now)
-        if own and outcome.type == JoinGroup.__name__:
+            self._member.witness.heard(group, message.client_id, now)
+        if own and outcome.is_a(JoinGroup):
             self._member.join_answered()
             self._join_applied(outcome, now)
-        if own and outcome.accepted and outcome.of_group and outcome.type != LeaveGroup.__name__:
+        if own and outcome.accepted and outcome.of_group and not outcome.is_a(LeaveGroup):
             self._member.proof.applied(cp, offset, outcome.log_time, now)
             self._holdings.prove()
-        if outcome.type in (ForgetGroup.__name__, ReleaseGroup.__name__):
+        if outcome.is_a(ForgetGroup, ReleaseGroup):
             self._holdings.changed()
-        if outcome.type == LeaveGroup.__name__ and not own and not outcome.accepted:
+        if outcome.is_a(LeaveGroup) and not own and not outcome.accepted:
             self._ask_to_leave(message)
-        if outcome.type == ForgetGroup.__name__ and outcome.accepted:
+        if outcome.is_a(ForgetGroup) and outcome.accepted:
             self._host.unblock(list(self._work.blocked))
         self._verify(outcome, own, now)
-        if outcome.type == CommitOffsets.__name__ and outcome.entries is not None:
-            fields = message[HEAD_FIELDS:]
-            if not fields[0]:
-                self._positions_set(fields, outcome)
+        if outcome.is_a(CommitOffsets) and outcome.entries is not None:
+            if not message.member_id:
+                self._positions_set(message.entries, outcome)
             elif self._member.joined:
-                self._commits_applied(fields, outcome, own, now)
+                self._commits_applied(message.entries, outcome, own, now)
         if self._member.joined and not self._holdings.is_current:
             self._member.witness.look(self._member.group, now)
             self._holdings.follow_all(now)
@@ -119,13 +116,13 @@ class AppliedRecords:
         if error is not None and not outcome.accepted:
             self._fail(error)
 
-    def _ask_to_leave(self, message: Message) -> None:
+    def _ask_to_leave(self, message: Any) -> None:
         """A LeaveGroup that names us under an instance that is not ours: an operator asks us to hand over (C19).
 
         A watchdog that speaks late for an older instance names that one's member_id.
         """
-        if message[3] == self._settings.client_id and message[HEAD_FIELDS] == self._member.member_id:
-            self._host.drain(cast("str", message[2]))
+        if message.client_id == self._settings.client_id and message.member_id == self._member.member_id:
+            self._host.drain(message.instance_id)
 
     def _verify(self, outcome: Outcome, own: bool, now: float) -> None:
         """Whatever happened: the log shows us as a member, or we are none (G20)."""
@@ -135,7 +132,7 @@ class AppliedRecords:
         if self._member.leaving:
             self._expelled(Loss.FENCED, now)
             return
-        if own and outcome.type == LeaveGroup.__name__ and outcome.accepted:  # ours was not sent
+        if own and outcome.is_a(LeaveGroup) and outcome.accepted:  # ours was not sent
             self._outbox.add(Warn("an operator removed this member from its group (kafka-marshal evict)"))
             self._expelled(Loss.EVICTED, now, EVICTED_SESSIONS * self._member.options.session_timeout_ms)
             return
@@ -152,13 +149,13 @@ class AppliedRecords:
         self._reports.clear()
         self._holdings.expelled(reason, now)
 
-    def _positions_set(self, fields: Sequence[object], outcome: Outcome) -> None:
+    def _positions_set(self, entries: Sequence[Any], outcome: Outcome) -> None:
         """By an admin, where no member is (G21): maybe to where they stood."""
-        answers = zip(_entries(fields), outcome.entries or (), strict=True)
+        answers = zip(entries, outcome.entries or (), strict=True)
         self._host.unblock([entry[:2] for entry, code in answers if code in codes.ACCEPTED and entry[5] is not None])
 
-    def _commits_applied(self, fields: Sequence[object], outcome: Outcome, own: bool, now: float) -> None:
-        answers = zip(_entries(fields), outcome.entries or (), strict=True)
+    def _commits_applied(self, entries: Sequence[Any], outcome: Outcome, own: bool, now: float) -> None:
+        answers = zip(entries, outcome.entries or (), strict=True)
         for (topic, partition, _, _, action, through, _, _), code in answers:
             key = (topic, partition)
             accepted = code in codes.ACCEPTED
@@ -169,8 +166,3 @@ class AppliedRecords:
                 self._host.answered_late(key, None, through, accepted)
             if (action == LET_GO and accepted) or (own and not accepted):
                 self._holdings.follow(key, now)
-
-
-def _entries(fields: Sequence[object]) -> Sequence[tuple[str, int, int, int, int, int | None, object, object]]:
-    """Of a CommitOffsets, as on the wire."""
-    return cast("Sequence[tuple[str, int, int, int, int, int | None, object, object]]", fields[-1])

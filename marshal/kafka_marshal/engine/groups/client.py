@@ -135,7 +135,7 @@ class GroupClient:
         """Our replica applied one record, of whatever group."""
         self.view.log_time_moved(cp, now)
         message = outcome.message
-        if self.failure is None and message is not None and message[4] == self._settings.group_id:
+        if self.failure is None and message is not None and message.group_id == self._settings.group_id:
             self._records.applied(cp, offset, message, outcome, now)
 
     # Time.

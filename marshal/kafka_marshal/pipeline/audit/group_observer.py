@@ -28,7 +28,6 @@ from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import START
 
 __all__ = ["GROUP_TYPES", "GroupObserver"]
@@ -76,10 +75,10 @@ class GroupObserver:
         """Whether the group is a coordinated one."""
         return group_id in self._groups
 
-    def record(self, kind: int, message: Message, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
+    def record(self, kind: int, message: Any, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
         """A record of types 16 to 21 that reached its group, at (offset, log time)."""
         self._at = at
-        group_id = message[4]
+        group_id = message.group_id
         group, watched = self._world.group(group_id), self._groups.get(group_id)
         if not outcome.accepted:
             if watched is not None and (group is None or group.generation != watched.generation):
@@ -102,15 +101,15 @@ class GroupObserver:
             self._rebalanced(watched, group, event, message)
         else:
             self._kept_generation(watched, group, event)
-            for place in {(entry[0], entry[1]) for entry in message[-1]} if kind == COMMIT else ():
+            for place in {(entry[0], entry[1]) for entry in message.entries} if kind == COMMIT else ():
                 self._compare(watched, group, event, *place)
         if kind == COMMIT:
             self._compare_progress(watched, group, message, entries)
 
-    def forget(self, message: Message, at: tuple[int, int]) -> None:
+    def forget(self, message: Any, at: tuple[int, int]) -> None:
         """C16."""
         self._at = at
-        group_id = message[4]
+        group_id = message.group_id
         watched = self._groups.pop(group_id, None)
         if watched is None:
             return
@@ -132,10 +131,10 @@ class GroupObserver:
 
     # -- record by record ------------------------------------------------------------------------------
 
-    def _take_entries(self, watched: WatchedGroup, event: Event, message: Message, entries: Sequence[str]) -> None:
+    def _take_entries(self, watched: WatchedGroup, event: Event, message: Any, entries: Sequence[str]) -> None:
         """G14: each entry that was accepted must be its sender's to write."""
-        _, _, instance, client, group_id, *_ = message
-        for entry, code in zip(message[-1], entries, strict=True):
+        instance, client, group_id = message.instance_id, message.client_id, message.group_id
+        for entry, code in zip(message.entries, entries, strict=True):
             topic, partition, lo, hi, action, *_ = entry
             if code not in codes.ACCEPTED or event.slot is None:
                 continue
@@ -154,7 +153,7 @@ class GroupObserver:
             if is_release(entry, code):
                 event.released.setdefault((topic, partition), []).append((lo, hi))
 
-    def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Message) -> None:
+    def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> None:
         """G16."""
         offset, log_time = self._at
         if group.generation != offset or group.generation <= watched.generation:
@@ -173,7 +172,7 @@ class GroupObserver:
                 group.generation,
                 log_time,
                 reason,
-                message[3],
+                message.client_id,
                 event.died,
                 len(group.members),
                 moved,
@@ -304,11 +303,11 @@ class GroupObserver:
 
     # -- progress --------------------------------------------------------------------------------------
 
-    def _compare_progress(self, watched: WatchedGroup, group: Group, message: Message, entries: Sequence[str]) -> None:
+    def _compare_progress(self, watched: WatchedGroup, group: Group, message: Any, entries: Sequence[str]) -> None:
         """G14, G21: apply what was accepted, and compare the state with it."""
-        _, _, _, client, group_id, member_id, *_ = message
+        client, group_id, member_id = message.client_id, message.group_id, message.member_id
         touched: dict[tuple[str, int], bool] = {}
-        for entry, code in zip(message[-1], entries, strict=True):
+        for entry, code in zip(message.entries, entries, strict=True):
             topic, partition, lo, hi, _, through, ranges, _ = entry
             if code not in codes.ACCEPTED or (through is None and not ranges):
                 continue
@@ -337,9 +336,7 @@ class GroupObserver:
             self._report(Kind.PROGRESS_BACK, done.key, _NO_OWNER, why)
         done.reposition(through)
 
-    def _compare_done(
-        self, watched: WatchedGroup, group: Group, topic: str, partition: int, message: Message | None
-    ) -> None:
+    def _compare_done(self, watched: WatchedGroup, group: Group, topic: str, partition: int, message: Any) -> None:
         """Compare the state's progress with the one before. message: the record that made more of it done, by key."""
         at = (topic, partition)
         done, kept = watched.done[at], group.kept(topic, partition)
@@ -358,9 +355,9 @@ class GroupObserver:
                 self._done_rows(done, message, None, "shared", done.through(progress.stable))
         watched.adopt_progress(group, topic, partition)
 
-    def _done_rows(self, done: Watched, message: Message, token: int | None, what: str, runs: Sequence[Any]) -> None:
+    def _done_rows(self, done: Watched, message: Any, token: int | None, what: str, runs: Sequence[Any]) -> None:
         for first, last in runs:
-            names = (*done.key, message[3], message[2], token)
+            names = (*done.key, message.client_id, message.instance_id, token)
             self._rows["progress"].append((*names, *self._at, what, first, last, done.stable, done.granted))
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:

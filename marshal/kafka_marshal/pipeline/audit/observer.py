@@ -11,18 +11,33 @@ from kafka_marshal.pipeline.audit.group_observer import GroupObserver
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched
 from kafka_marshal.pipeline.audit.piece_spans import EndedPiece, PieceSpan, Place
 from kafka_marshal.pipeline.audit.schemas import Row
-from rationalizer import Lease, World, codes
+from rationalizer import (
+    ClaimingMessages,
+    ClaimingPartition,
+    CommitRanges,
+    ForgetGroup,
+    Heartbeat,
+    HeartbeatBatch,
+    Lease,
+    ReleaseGroup,
+    ReleasingPartition,
+    World,
+    codes,
+)
 from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
 from rationalizer.limits import HEAD_FIELDS
-from rationalizer.wire.unpacking import Message
+from rationalizer.wire.records import KINDS
 
 __all__ = ["Loose", "Observer", "ownership_row"]
 
 #: Rows that are buffered before they are written.
 KEPT_ROWS: Final = 16_384
 
-_LEASE_TYPES: Final = frozenset({1, 2, 3, 4, 7})
-_BATCH: Final = 6
+_BEAT: Final = Heartbeat.TYPE
+_BATCH: Final = HeartbeatBatch.TYPE
+_LEASE_TYPES: Final = frozenset(number for number, kind in KINDS.items() if kind.names_lease)
+#: Their last field is an offset.
+_SAYS_OFFSET: Final = frozenset(each.TYPE for each in (Heartbeat, ReleasingPartition, ClaimingMessages))
 
 #: Takes a table's name and its rows.
 Write = Callable[[str, list[Row]], None]
@@ -74,12 +89,12 @@ class Observer:
         self._records = self._rows["records"]
         self._progress = self._rows["progress"]
         self._pieces = self._rows["assignments"]
-        self._judges: dict[int, Callable[[Watched, Message, str], None]] = {
-            1: self._heartbeat,
-            2: self._claim,
-            3: self._release,
-            4: self._grant,
-            7: self._commit,
+        self._judges: dict[int, Callable[[Watched, Any, str], None]] = {
+            _BEAT: self._heartbeat,
+            ClaimingPartition.TYPE: self._claim,
+            ReleasingPartition.TYPE: self._release,
+            ClaimingMessages.TYPE: self._grant,
+            CommitRanges.TYPE: self._commit,
         }
 
     def replay(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
@@ -99,17 +114,24 @@ class Observer:
             if message is None:
                 names: Row = (None, None, None, None, None, None)
             else:
-                kind = message[1]
+                kind = message.type
                 if kind in _LEASE_TYPES:
-                    said = message[8] if kind in (1, 3, 4) else None
-                    names = (message[4], message[3], message[2], message[5], message[6], said)
+                    said = message[-1] if kind in _SAYS_OFFSET else None
+                    names = (
+                        message.group_id,
+                        message.client_id,
+                        message.instance_id,
+                        message.topic,
+                        message.partition,
+                        said,
+                    )
                     if code != codes.WRONG_PARTITION:
                         self._lease_record(kind, message, outcome.accepted, code)
                 else:
-                    names = (message[4], message[3], message[2], None, None, None)
+                    names = (message.group_id, message.client_id, message.instance_id, None, None, None)
                     if outcome.of_group:
-                        leases = () if self._groups.knows(message[4]) else self._watched
-                        is_claimed = any(key[0] == message[4] for key in leases)
+                        leases = () if self._groups.knows(message.group_id) else self._watched
+                        is_claimed = any(key[0] == message.group_id for key in leases)
                         self._groups.record(kind, message, outcome, (offset, self._log_time), is_claimed)
                     else:
                         self._other_record(kind, message, outcome.accepted, entries)
@@ -148,13 +170,13 @@ class Observer:
 
     # -- record by record ------------------------------------------------------------------------------------------
 
-    def _lease_record(self, kind: int, message: Message, accepted: bool, code: str) -> None:
+    def _lease_record(self, kind: int, message: Any, accepted: bool, code: str) -> None:
         """A record that names one lease."""
         self._compare(self._judge(kind, message, accepted, code))
 
-    def _judge(self, kind: int, message: Message, accepted: bool, code: str) -> LeaseKey:
+    def _judge(self, kind: int, message: Any, accepted: bool, code: str) -> LeaseKey:
         """Check the outcome against the previous state; returns the lease."""
-        key = (message[4], message[5], message[6])
+        key = (message.group_id, message.topic, message.partition)
         if accepted:
             watched = self._watched.get(key)
             if watched is None:
@@ -164,28 +186,28 @@ class Observer:
             self._judges[kind](watched, message, code)
         return key
 
-    def _other_record(self, kind: int, message: Message, accepted: bool, entries: tuple[str, ...] | None) -> None:
+    def _other_record(self, kind: int, message: Any, accepted: bool, entries: tuple[str, ...] | None) -> None:
         if kind == _BATCH:
             if entries is not None:
-                _, _, instance, client, group, beats = message
-                for (topic, partition, epoch, done), code in zip(beats, entries, strict=True):
-                    beat = (1, 1, instance, client, group, topic, partition, epoch, done)
-                    self._judge(1, beat, code in codes.ACCEPTED, code)
+                group, beats = message.group_id, message.entries
+                for entry, code in zip(beats, entries, strict=True):
+                    beat = KINDS[_BEAT].named((*message[:HEAD_FIELDS], *entry))
+                    self._judge(_BEAT, beat, code in codes.ACCEPTED, code)
                 # A lease may be named more than once; the world shows only the final result.
                 for key in dict.fromkeys((group, topic, partition) for topic, partition, _, _ in beats):
                     self._compare(key)
-        elif kind == 5 and accepted:
-            expires = message[HEAD_FIELDS]
+        elif kind == ReleaseGroup.TYPE and accepted:
+            expires = message.msg_expire_time
             if expires > self._log_time:
-                self._pauses[message[4]] = (message[3], expires)
+                self._pauses[message.group_id] = (message.client_id, expires)
             else:
-                self._pauses.pop(message[4], None)
-        elif kind == 8 and accepted:
-            self._forget(message[4])
+                self._pauses.pop(message.group_id, None)
+        elif kind == ForgetGroup.TYPE and accepted:
+            self._forget(message.group_id)
             self._groups.forget(message, (self._offset, self._log_time))
 
-    def _heartbeat(self, watched: Watched, message: Message, code: str) -> None:
-        _, _, instance, client, _, _, _, epoch, done = message
+    def _heartbeat(self, watched: Watched, message: Any, code: str) -> None:
+        instance, client, epoch, done = message.instance_id, message.client_id, message.epoch, message.last_offset
         if epoch is None:
             self._restart(watched, client, instance)
         else:
@@ -195,8 +217,8 @@ class Observer:
         if done is not None:
             self._done(watched, client, instance, done, code)
 
-    def _claim(self, watched: Watched, message: Message, code: str) -> None:
-        _, _, instance, client, _, _, _, interval = message
+    def _claim(self, watched: Watched, message: Any, code: str) -> None:
+        instance, client, interval = message.instance_id, message.client_id, message.heartbeat_interval_ms
         if code == codes.ALREADY_HELD:
             if not watched.is_held_by(client, instance):
                 self._violation(Kind.TWO_OWNERS, watched, f"{client}/{instance} was told that it holds the lease")
@@ -220,8 +242,8 @@ class Observer:
             self._violation(Kind.TWO_OWNERS, watched, why)
         self._begin(watched, client, instance, End.RESTARTED)
 
-    def _release(self, watched: Watched, message: Message, code: str) -> None:
-        _, _, instance, client, _, _, _, epoch, done = message
+    def _release(self, watched: Watched, message: Any, code: str) -> None:
+        instance, client, epoch, done = message.instance_id, message.client_id, message.epoch, message.last_offset
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
         self._note(self._owners.free(watched.key, self._offset, self._log_time))
@@ -229,8 +251,9 @@ class Observer:
         if done is not None:
             self._done(watched, client, instance, done, code, epoch)
 
-    def _grant(self, watched: Watched, message: Message, code: str) -> None:
-        _, _, instance, client, _, _, _, epoch, proposal = message
+    def _grant(self, watched: Watched, message: Any, code: str) -> None:
+        instance, client, epoch = message.instance_id, message.client_id, message.epoch
+        proposal = message.proposed_last_offset
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
         if proposal <= watched.granted or proposal <= watched.stable:
@@ -243,8 +266,8 @@ class Observer:
         watched.granted = max(watched.granted, proposal)
         self._rows_of_done(watched, client, instance, epoch, "granted", watched.through(proposal))
 
-    def _commit(self, watched: Watched, message: Message, code: str) -> None:
-        _, _, instance, client, _, _, _, epoch, ranges = message
+    def _commit(self, watched: Watched, message: Any, code: str) -> None:
+        instance, client, epoch, ranges = message.instance_id, message.client_id, message.epoch, message.ranges
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
         done = split(watched.commit(ranges))

@@ -10,15 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from kafka_marshal.pipeline.audit.invariants import Watched
 from kafka_marshal.pipeline.audit.piece_spans import PieceSpan, Place
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.groups.pieces import NEVER
-from rationalizer.limits import HEAD_FIELDS
-from rationalizer.wire.unpacking import Message
 from rationalizer.wire.wellformed import LET_GO
 
 __all__ = ["Event", "WatchedGroup", "WatchedMember"]
@@ -127,20 +125,21 @@ class WatchedGroup:
 
     # -- members ---------------------------------------------------------------------------------------
 
-    def take(self, kind: int, message: Message, offset: int, log_time: int, member_id: str | None) -> Event:
+    def take(self, kind: int, message: Any, offset: int, log_time: int, member_id: str | None) -> Event:
         """Apply an accepted record; member_id: of a JoinGroup's member."""
         event = Event(_REASONS.get(kind, ""))
         if kind == CONFIGURE:
             return event
-        named = message[HEAD_FIELDS]
+        named = message.member_id
         event.slot = self._sender(kind, message)
+        sender = f"{message.client_id}/{message.instance_id}"
         if event.slot is None and named:
-            event.stale = f"a record of {message[3]}/{message[2]} took effect, which is no member under the id {named}"
+            event.stale = f"a record of {sender} took effect, which is no member under the id {named}"
             return event
         if kind in (BEAT, LEAVE, COMMIT):
-            event.generation = message[HEAD_FIELDS + 1]
+            event.generation = message.generation
             if event.slot is not None and event.generation > self.generation:
-                event.stale = f"a record of {message[3]}/{message[2]} with generation {event.generation} took effect"
+                event.stale = f"a record of {sender} with generation {event.generation} took effect"
         self._remove_expired(event, log_time)
         if kind == JOIN:
             self._join(event, message, offset, log_time, member_id or "")
@@ -151,9 +150,9 @@ class WatchedGroup:
             self.members[event.slot].last_beat = log_time
         return event
 
-    def _sender(self, kind: int, message: Message) -> int | None:
+    def _sender(self, kind: int, message: Any) -> int | None:
         """G6."""
-        _, _, instance, client, _, member_id, *_ = message
+        instance, client, member_id = message.instance_id, message.client_id, message.member_id
         slot = self._slots.get(client)
         if slot is None or (kind == JOIN and not member_id):
             return slot
@@ -182,10 +181,9 @@ class WatchedGroup:
         mine = [log_time + self.members[event.slot].session] if event.slot is not None else []
         self._none_expires_until = min([*others, *mine], default=-1)
 
-    def _join(self, event: Event, message: Message, offset: int, log_time: int, member_id: str) -> None:
+    def _join(self, event: Event, message: Any, offset: int, log_time: int, member_id: str) -> None:
         """G11."""
-        _, _, instance, client, *_ = message
-        session = message[HEAD_FIELDS + 2]
+        instance, client, session = message.instance_id, message.client_id, message.session_timeout_ms
         self._none_expires_until = min(self._none_expires_until, log_time + session)
         if event.slot is None:
             event.reason, event.slot = "joined", offset

@@ -45,7 +45,6 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.limits import HEAD_FIELDS
 from rationalizer.log_hash import decode_hash
 from rationalizer.snapshot_log import MalformedPartError, decode_part
 
@@ -154,15 +153,16 @@ class MemberInvariants:
         replaced, over = self._takeovers.replaced.get((cp, offset), ("", -1))
         if replaced == settings.instance_id:
             # Not one that had released it or withdrawn its claim before the grant: it releases such a lease.
-            key = (message[HEAD_FIELDS], message[HEAD_FIELDS + 1])
+            key = (message.topic, message.partition)
             lost_at = self._lost.get((process.name, key), -inf)
             fenced_now = self._fenced.get((process.name, key)) == self._scheduler.now
             granted_at, epoch = self._grants.get((process.name, key), _NO_GRANT)
             if epoch == over and (fenced_now or granted_at > lost_at):
                 self._fail(
-                    "replaced", f"{process.name} saw {_name(key)} taken over by {message[2]}, and continues (C7)"
+                    "replaced",
+                    f"{process.name} saw {_name(key)} taken over by {message.instance_id}, and continues (C7)",
                 )
-        if message[4] != settings.group_id:
+        if message.group_id != settings.group_id:
             return
         pause = driver.replica.worlds[cp].pause(settings.group_id)
         if pause is None or pause.client_id == settings.client_id:
@@ -171,10 +171,10 @@ class MemberInvariants:
             now = self._scheduler.now
             began = self._pauses.get((process.name, cp), (now, now))[0]
             self._pauses[process.name, cp] = began, now + pause.expires - outcome.log_time
-        if (message[2], message[3]) != (settings.instance_id, settings.client_id):
+        if (message.instance_id, message.client_id) != (settings.instance_id, settings.client_id):
             return
         for key in [_ALL] if self._is_coordinated and outcome.of_group else _beaten(outcome):
-            if not outcome.accepted or outcome.type == LeaveGroup.__name__:
+            if not outcome.accepted or outcome.is_a(LeaveGroup):
                 break
             sent_at = self._sent.get((cp, offset), 0.0)
             if sent_at >= self._doubts.get((process.name, key), inf):
@@ -196,11 +196,11 @@ class MemberInvariants:
     def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
         """A member of the coordinated group and its engine have applied a record."""
         message, source = outcome.message, member(driver)
-        if message is None or source is None or message[4] != self._scenario.group_id:
+        if message is None or source is None or message.group_id != self._scenario.group_id:
             return
         if source.member.joined:
             self._were_members.add(process.name)
-        if outcome.type == JoinGroup.__name__ and message[2] == driver.engine.settings.instance_id:
+        if outcome.is_a(JoinGroup) and message.instance_id == driver.engine.settings.instance_id:
             self._grants[process.name, _ALL] = self._scheduler.now, offset
         for key, piece in source.pieces.items():
             if self._grants.get((process.name, key), _NO_GRANT)[1] != piece.epoch:
@@ -464,11 +464,11 @@ def _beaten(outcome: Outcome) -> list[Key]:
     message = outcome.message
     if message is None or not outcome.accepted:
         return []
-    if outcome.type == HeartbeatBatch.__name__:
-        answers = zip(message[HEAD_FIELDS], outcome.entries or (), strict=True)
+    if outcome.is_a(HeartbeatBatch):
+        answers = zip(message.entries, outcome.entries or (), strict=True)
         return [(entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
-    if outcome.type == Heartbeat.__name__ or (outcome.type == ClaimingPartition.__name__ and outcome.code == codes.OK):
-        return [(message[HEAD_FIELDS], message[HEAD_FIELDS + 1])]
+    if outcome.is_a(Heartbeat) or (outcome.is_a(ClaimingPartition) and outcome.code == codes.OK):
+        return [(message.topic, message.partition)]
     return []
 
 
