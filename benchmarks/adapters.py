@@ -1,6 +1,6 @@
-"""What the Kafka adapter costs, beside confluent-kafka used bare with the best settings, on the same broker:
+"""The cost of the Kafka adapter, beside bare confluent-kafka with the best settings, on the same broker:
 
-- *append to tail*: from append() until the tail has brought the record, ÷ a bare produce/consume pair; each after
+- *append to tail*: from append() until the tail returns the record, ÷ a bare produce/consume pair; each after
   10 ms of idleness, interleaved;
 - *tail*: draining a log of small records into log entries, ÷ a bare loop that reads value, offset and timestamp;
 - *reader*: draining user data, ÷ a bare consume loop; both touch value and offset.
@@ -37,7 +37,7 @@ BARE: dict[str, str | int | float | bool] = {
 
 
 def own_round_trip(appender: Appender, tail: Tail, number: int) -> float:
-    """Seconds until our tail has brought a record of 75 bytes."""
+    """Seconds until our tail returns a record of 75 bytes."""
     began = time.perf_counter()
     appender.append(number % CPS, b"x" * 75)
     while not tail.read(1.0).records:
@@ -156,7 +156,7 @@ def drain_reader(bootstrap: str, topic: str, partitions: int, records: int) -> f
 def compare(
     name: str, ours: Callable[[], float], bare: Callable[[], float], records: int, drains: int, target: float
 ) -> Row:
-    """Interleaved, in turns who is first; the ratio is the median of the rounds' own ratios."""
+    """Interleaved, with alternating order; the ratio is the median of the rounds' ratios."""
     pairs = []
     for number in range(drains):
         if number % 2:

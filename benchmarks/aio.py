@@ -1,4 +1,4 @@
-"""Messages a second in an event loop, divided by the same in a thread; confluent-kafka's AIOConsumer beside its own.
+"""Messages a second in an event loop, divided by the same in a thread; for ours and for confluent-kafka's AIOConsumer.
 
     python -m benchmarks.aio [--records N] [--rounds N] [--json FILE]
 
@@ -25,7 +25,7 @@ from benchmarks.common import Row, bench_kafka, in_turns, new_log, report
 from benchmarks.throughput import RAW_BATCH, RAW_CONFIG, by_batches, by_iteration, fill, marshalled
 from kafka_marshal.aio import Marshal
 
-#: AIOConsumer hands each call to a pool of threads: one poll a message takes so much longer that fewer will do.
+#: AIOConsumer passes each call to a thread pool: polling single messages is so slow that fewer records suffice.
 POLL_SHARE = 10
 
 PEER_BATCH = 500

@@ -7,11 +7,11 @@ the same mix of records (benchmarks.audit_log): one in 8 CPs, which need no cutt
 snapshots that are stored every 10,000 records.
 
 - replay and digest: Audit(tables=False) ÷ one process that reads the same files, World.apply_many and digest. A second
-  row leaves the reading out on the other side only: the records lie there as lists in memory.
+  row omits reading only on the other side, where the records are lists in memory.
 - full tables: Audit(out=…) ÷ the same audit in one process: the same rationalizer, the same rows, written by pyarrow.
 
 Both sides take turns; ratios are medians over the rounds, digests are compared in each. --scale audits 0.5 to 4 M
-records: the rate, and the memory of a task's process, must not depend on how many they are.
+records: the rate, and the memory of a task's process, must not depend on their number.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def on_spark(spark: SparkSession, log: Log, tables: bool) -> Findings:
 
 
 def in_one_process(log: Log) -> Findings:
-    """The same tables without Spark; nothing to be cut."""
+    """The same tables without Spark, in one segment."""
     with tempfile.TemporaryDirectory() as out, Audit(log.source(), out=Path(out)) as audit:
         return _checked(audit.run())
 
@@ -138,7 +138,7 @@ def measure(spark: SparkSession, name: str, log: Log, records: int, rounds: int)
 
 
 def _row(name: str, records: int, ours: list[float], baseline: list[float], target: float | None) -> Row:
-    # Each round's two runs stand next to each other: what disturbs the machine disturbs both.
+    # Each round's two runs are adjacent, so that disturbances of the machine affect both.
     ratio = median(theirs / mine for mine, theirs in zip(ours, baseline, strict=True))
     return Row(name, records / median(ours), records / median(baseline), ratio, target, "records/s")
 
@@ -173,7 +173,7 @@ def _beginning(path: Path, folder: Path, rows: int) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write JSON where asked."""
+    """Measure, print, write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)

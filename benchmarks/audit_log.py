@@ -1,4 +1,4 @@
-"""The log that benchmarks.audit audits: what a few dozen workers leave behind in hours, made in seconds."""
+"""The log for benchmarks.audit: the records of a few dozen workers in hours, generated in seconds."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SNAPSHOT_EVERY = 10_000
 
 Entry = tuple[int, int, bytes]
 
-#: What workers append, of a hundred records: beats singly and in batches, commits out of order, grants, leases that
-#: change hands, claims that are refused, ticks.
+#: Mix of a hundred records: single heartbeats and batches, commits out of order, grants, leases that change holders,
+#: rejected claims, ticks.
 MIX = (("beat", 58), ("batch", 26), ("commit", 7), ("grant", 4), ("move", 2), ("refused", 2), ("tick", 1))
 
 
@@ -115,7 +115,7 @@ def entries(cp: int, records: int, seed: int = 11) -> Iterator[Entry]:
 
 
 def write_log(folder: Path, cps: int, records: int) -> tuple[list[Path], Path]:
-    """A log of `records` records in `cps` CPs as Parquet, and the dump of its log of snapshots."""
+    """A log of `records` records in `cps` CPs as Parquet, and the dump of its snapshots topic."""
     header = DumpHeader("__marshal", PARTITIONS)
     paths = []
     snapshots = folder / "snapshots.jsonl"

@@ -1,4 +1,4 @@
-"""From ``Marshal.claim`` to an owned lease, divided by a bare produce-to-own-consumer round trip on the same broker.
+"""From ``Marshal.claim`` to an owned lease, divided by a bare round trip from a producer to its consumer.
 
 Each after 10 ms of idleness, one after the other, interleaved:
 
@@ -18,7 +18,7 @@ from kafka_marshal import Marshal
 
 
 def claiming(marshal: Marshal) -> Callable[[int], float]:
-    """A step that claims another partition each time, and releases it uncounted."""
+    """A step that claims another partition each time, and releases it outside the measured time."""
 
     def step(number: int) -> float:
         began = time.perf_counter()

@@ -1,9 +1,9 @@
 """Claimed batches divided by plain Spark batch reads of the same ranges, with the same parse.
 
-Rounds of 100,000 records and more from one topic. Right before or right after its own work each round also reads the
-very same ranges plainly, taking turns, so that both meet the same machine. To a claimed round belongs all from the end
-of the round before (commit, claim, plan, frame) to the end of its work. What claiming costs is that without the work,
-less what Spark takes to make a plain frame:
+Rounds of 100,000 records and more from one topic. Right before or after its work, each round also reads the same ranges
+plainly, alternating, so that both run under the same conditions. A claimed round lasts from the end of the previous one
+(commit, claim, plan, frame) to the end of its work. The cost of claiming is that time without the work, less the time
+that Spark needs to make a plain frame:
 
     python -m benchmarks.claimed [--records N] [--round N] [--runs N] [--delivery D] [--json FILE]
 """
@@ -31,7 +31,7 @@ from kafka_marshal.pipeline.session import kafka_options, spark_session
 
 PARTITIONS = 4
 
-#: What claimed ÷ plain records a second should reach. (At most once every task asks the driver, through Python.)
+#: Targets of claimed ÷ plain records a second. (At most once, every task asks the driver, through Python.)
 TARGETS: dict[Delivery, float | None] = {"at-least-once": 0.90, "at-most-once": None}
 
 
@@ -40,7 +40,7 @@ class Round:
     """One round, in seconds."""
 
     records: int
-    #: From the end of the round before to the call of fn.
+    #: From the end of the previous round to the call of fn.
     before: float
     #: fn's own work.
     work: float
@@ -64,7 +64,7 @@ def parse(df: DataFrame) -> DataFrame:
 
 
 def work(df: DataFrame) -> None:
-    """Everything is read, parsed and thrown away."""
+    """Read, parse and drop everything."""
     parse(df).write.format("noop").mode("overwrite").save()
 
 
@@ -85,7 +85,7 @@ def publish(bootstrap: str, topic: str, records: int) -> None:
 
 
 def claimed(spark: SparkSession, bootstrap: str, scene: dict[str, str], size: int, delivery: Delivery) -> list[Round]:
-    """Read the whole topic as a separate group; the rounds but the first, which nothing went before."""
+    """Read the whole topic as a separate group; returns all rounds except the first, which has no predecessor."""
     rounds: list[Round] = []
     options = kafka_options(bootstrap, {})
     ended = time.perf_counter()
@@ -116,7 +116,7 @@ def claimed(spark: SparkSession, bootstrap: str, scene: dict[str, str], size: in
 
 
 def read_plainly(spark: SparkSession, options: dict[str, str], ranges: Sequence[OffsetRange]) -> DataFrame:
-    """As the connector's guide has it."""
+    """Read as in the connector's guide."""
     topic = ranges[0].topic
     places = {
         "assign": {topic: [each.partition for each in ranges]},
@@ -128,7 +128,7 @@ def read_plainly(spark: SparkSession, options: dict[str, str], ranges: Sequence[
 
 
 def rows_of(name: str, rounds: Sequence[Round], target: float | None) -> list[Row]:
-    """What is reported of one kind of delivery."""
+    """The rows of one delivery."""
     ours = median(each.records / (each.before + each.work) for each in rounds)
     plain = median(each.records / (each.plain_frame + each.plain_work) for each in rounds)
     frame = 1000 * median(each.plain_frame for each in rounds)

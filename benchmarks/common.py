@@ -1,4 +1,4 @@
-"""What the benchmarks share: a broker, a row, a table, and JSON."""
+"""Helpers of the benchmarks: a broker, a row, a table, and JSON."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured thing beside its baseline of the same run."""
+    """One measurement beside its baseline of the same run."""
 
     name: str
     ours: float
     baseline: float
-    #: As the target is meant: ours / baseline for rates; for times see the benchmark.
+    #: Ours / baseline for rates; for times see the benchmark.
     ratio: float
-    #: What the ratio should reach (or, with at_most, not exceed); None: only reported.
+    #: The ratio's target (with at_most: its upper limit); None: only reported.
     target: float | None
     unit: str
     at_most: bool = False
@@ -44,7 +44,7 @@ class Row:
 
 @contextmanager
 def bench_kafka(properties: Mapping[str, str] | None = None) -> Iterator[str]:
-    """A broker to measure on: KAFKA_MARSHAL_TEST_BOOTSTRAP, or one of our own with these properties."""
+    """A broker to measure on: KAFKA_MARSHAL_TEST_BOOTSTRAP, or a local one with these properties."""
     kafka = open_kafka(properties=properties)
     try:
         yield kafka.bootstrap_servers
@@ -62,7 +62,7 @@ def new_log(bootstrap: str, partitions: int) -> str:
 
 
 def in_turns(rounds: int, ours: Callable[[], T], baseline: Callable[[], T]) -> list[tuple[T, T]]:
-    """(ours, baseline) of each round; which of them goes first alternates."""
+    """(ours, baseline) of each round, in alternating order."""
     found = []
     for number in range(rounds):
         order = (ours, baseline) if number % 2 else (baseline, ours)
@@ -72,7 +72,7 @@ def in_turns(rounds: int, ours: Callable[[], T], baseline: Callable[[], T]) -> l
 
 
 def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: object) -> None:
-    """Print a table; write JSON where asked."""
+    """Print a table; write JSON on request."""
     width = max(len(row.name) for row in rows)
     print(f"{name}: {', '.join(f'{key} {value}' for key, value in conditions.items())}")
     print(f"{'':{width}}  {'ours':>12} {'baseline':>12} {'ratio':>7} {'target':>8}")

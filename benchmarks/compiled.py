@@ -3,7 +3,7 @@
     python -m benchmarks.compiled [FOLDER]        (default: out/compiled)
 
 The folder then holds a package `rationalizer` of the same source, its hot modules compiled by mypyc (setup.py says
-which). Put it first on sys.path to use it. What was built from the same source before is not built again.
+which). Put it first on sys.path to use it. The same source is not built again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ DEFAULT_FOLDER = ROOT / "out" / "compiled"
 
 
 class CompileError(RuntimeError):
-    """The core could not be compiled: says what the compiler said. The pure Python core is not affected."""
+    """The core could not be compiled, with the compiler's message. The pure Python core is not affected."""
 
 
 def build(folder: Path = DEFAULT_FOLDER, level: str = "3") -> Path:
-    """The folder with a compiled `rationalizer` in it, built if it is not there or of other source.
+    """The folder with a compiled `rationalizer`, built if it is missing or of other source.
 
     level: the C compiler's, 0 … 3.
     """

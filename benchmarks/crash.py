@@ -2,9 +2,9 @@
 
     python -m benchmarks.crash [--rounds N] [--plain-rounds N] [--json FILE]
 
-The baseline is the same without a watchdog: the lease has to go stale first (2 · HI; the clock starts at the kill, up
-to HI/3 after the last beat). benchmarks/race puts other group protocols beside it.
-Also reported: what a watchdog costs.
+The baseline is the same without a watchdog: the lease must go stale first (2 · HI; the clock starts at the kill, up
+to HI/3 after the last heartbeat). benchmarks/race compares other group protocols.
+Also reported: the cost of a watchdog.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IDLE_S = 5.0
 
 
 def victim(arguments: dict[str, str]) -> None:
-    """The worker that will be killed: says when it is at work, then works."""
+    """The worker that will be killed: reports when it has started, then works."""
     marshal = Marshal(
         arguments["bootstrap"],
         group_id="bench",

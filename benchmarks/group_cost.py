@@ -1,11 +1,11 @@
-"""What the members of a coordinated group cost the broker and each other: all of them read the group's home partition.
+"""The cost of a coordinated group's members for the broker and for each other: all read the group's home partition.
 
     python -m benchmarks.group_cost [--members 10,50,100] [--seconds N] [--json FILE]
 
 Real members (ten a process) of a group with one empty partition each, so they only send heartbeats. Each
 record is sent to every member, so the group's traffic grows with the square of its members. The line for 1,000 is
 computed from the first and the last one measured: a member's share grows with their number, the broker's with its
-square, which is an upper bound: a fetch that comes late brings several records.
+square, which is an upper bound: a late fetch returns several records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Cost:
-    """What this number of members costs a second."""
+    """The cost of this number of members per second."""
 
     members: int
     records: float
@@ -49,12 +49,12 @@ class Cost:
 
     @property
     def sent_kb(self) -> float:
-        """What the broker sends to all of them (kB)."""
+        """Data that the broker sends to all of them (kB)."""
         return self.records * self.record_bytes * self.members / 1000
 
     @property
     def a_record_us(self) -> float:
-        """Processor time of the broker for a record and one reader of it."""
+        """Processor time of the broker for a record and one of its readers (µs)."""
         return 1e6 * self.broker / (self.records * self.members)
 
     def line(self) -> str:
@@ -66,7 +66,7 @@ class Cost:
 
 
 def hold(bootstrap: str, first: int, count: int) -> None:
-    """Be this number of members, until standard input ends."""
+    """Run this number of members until standard input ends."""
     consumers = []
     with ExitStack() as stack:
         for number in range(first, first + count):
@@ -113,7 +113,7 @@ def measure(members: int, seconds: float) -> Cost:
         for process in ours:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n", "a process of members has ended"
-        time.sleep(seconds / 2)  # the joins are over; what a join costs is benchmarks.groups' to say
+        time.sleep(seconds / 2)  # joins are over; benchmarks.groups measures their cost
         pids = [process.pid for process in ours]
 
         def so_far() -> tuple[int, float, float]:

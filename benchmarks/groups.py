@@ -1,4 +1,4 @@
-"""Processor time of what a coordinated group asks of each replica, beside its bound:
+"""Processor time that a coordinated group costs each replica, with its bound:
 
     python -m benchmarks.groups [--rounds N] [--json FILE]
 
@@ -6,9 +6,9 @@ Targets: `compute_targets`, for 1,000 members and 10,000 partitions. Each replic
 each member that joins: a fleet that starts costs a thousand of them. Members subscribe to all of 10 topics, or
 ("unequal subscriptions") each to a random half of 100. From nothing: there were no targets before. Times are medians.
 
-Records: what `World.apply` takes for one record as a whole, at 1,000 members and 10,000 partitions with progress; what
-it takes for the longest commits, over partitions in a thousand pieces and more; for joins that no member should write,
-in nanoseconds a byte. A fleet: 1,000 joins one after the other, and one member that restarts again and again.
+Records: the time of `World.apply` for one whole record, at 1,000 members and 10,000 partitions with progress; for the
+longest commits, over partitions in a thousand pieces and more; for invalid joins, in nanoseconds per byte. A fleet:
+1,000 joins in sequence, and one member that restarts repeatedly.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from rationalizer.wire.wellformed import COMMIT, LET_GO
 MEMBERS = 1_000
 PARTITIONS = 10_000
 
-#: Slots are offsets: not small, and not one after the other.
+#: Slots are offsets: neither small nor consecutive.
 SLOTS = [1_000_000 + 17 * n for n in range(MEMBERS + 1)]
 
 Subscribers = Mapping[str, Sequence[int]]
 
 
 def bounded(name: str, bound_ms: float, rounds: int, work: Callable[[], object]) -> Row:
-    """Milliseconds of processor time of this work, which should not exceed a bound."""
+    """Milliseconds of processor time of this work, with its upper bound."""
     spent = []
     for _ in range(rounds):
         start = time.thread_time()
@@ -81,7 +81,7 @@ def _start_and_join(
     rounds: int,
     how: str = "",
 ) -> list[Row]:
-    """From nothing, and the last slot joins the others."""
+    """From nothing, and with the last slot joining the others."""
     others = {topic: [slot for slot in slots if slot != SLOTS[-1]] for topic, slots in subscribers.items()}
 
     def rebalance(subscribers: Subscribers, before: Mapping[str, Before]) -> dict[str, list[Target]]:
@@ -100,16 +100,16 @@ def _start_and_join(
 # -- records, applied ----------------------------------------------------------------------------------------
 
 GROUP = "orders"
-#: Log time does not advance here: no member dies.
+#: Log time does not advance here, so no session expires.
 NOW_MS = 1_700_000_000_000
 SESSION_MS = 30_000
 TEN_TOPICS: Topics = tuple((topic, 1_000) for topic in _counts(10))
-#: More restores of a large state would take longer than they are worth.
+#: Most restores of a large state, which are slow.
 MOST_RESTORES = 7
 
 
 class Fleet:
-    """A world of one CP with one group, and what its members append."""
+    """A world of one CP with one group, and its members' records."""
 
     def __init__(self, world: World | None = None) -> None:
         self.world = World(0, 1) if world is None else world
@@ -117,14 +117,14 @@ class Fleet:
             self.append(Upgrade("1", "admin", GROUP, 2))
 
     def append(self, record: Record | bytes) -> float:
-        """Milliseconds of processor time that the record took."""
+        """Apply a record; returns its processor time (ms)."""
         value = record if isinstance(record, bytes) else encode(record)
         offset, start = self.world.next_offset, time.thread_time()
         self.world.apply(offset, NOW_MS, value)
         return (time.thread_time() - start) * 1000
 
     def ids(self, number: int) -> tuple[str, str, str, str]:
-        """The ids that a member's records begin with."""
+        """The ids at the beginning of a member's records."""
         group = self.world.group(GROUP)
         assert group is not None
         member = group.clients[f"worker-{number:04}"]
@@ -142,7 +142,7 @@ class Fleet:
         return CommitOffsets(*self.ids(number), self.generation, False, tuple(entries))
 
     def owned(self, number: int, action: int, through: int) -> list[CommitEntry]:
-        """An entry for each partition that a member has."""
+        """An entry for each of a member's partitions."""
         group = self.world.group(GROUP)
         assert group is not None
         slot = group.clients[f"worker-{number:04}"].slot
@@ -156,14 +156,14 @@ class Fleet:
 def join(
     number: int, topics: Topics = TEN_TOPICS, instance: str = "1", seen: int = 0, strategy: str = "sticky"
 ) -> JoinGroup:
-    """A join of this worker, which shares by key where it may."""
+    """A join of this worker, with sharing by key if allowed."""
     client = f"worker-{number:04}"
     return JoinGroup(instance, client, GROUP, "", seen, SESSION_MS, strategy, True, "", topics)
 
 
 @cache
 def grown() -> tuple[bytes, list[float]]:
-    """A group of 1,000 members, 10 partitions and some progress each, and what each join took (ms)."""
+    """A group of 1,000 members with 10 partitions and some progress each, and the time of each join (ms)."""
     fleet = Fleet()
     took = [fleet.append(join(number)) for number in range(MEMBERS)]
     fleet.append(fleet.commit(0, fleet.owned(0, LET_GO, 5)))
@@ -176,7 +176,7 @@ def grown() -> tuple[bytes, list[float]]:
 
 @cache
 def cut() -> bytes:
-    """One partition, which the first of 1,000 members has and should release, in nearly 1,000 pieces."""
+    """One partition in nearly 1,000 pieces, which the first of 1,000 members owns and must release."""
     fleet = Fleet()
     fleet.append(ConfigureGroup("1", "admin", GROUP, (("accept_range_fetch", ("t",)),)))
     for number in range(MEMBERS):
@@ -186,7 +186,7 @@ def cut() -> bytes:
 
 @cache
 def in_key_pieces() -> bytes:
-    """One partition with as many pieces of done_through as may be."""
+    """One partition with the maximum of done_through pieces."""
     fleet = Fleet()
     fleet.append(join(0, (("t", 1),)))
     fleet.append(fleet.commit(0, [_keys(place, place, 10 + place) for place in range(MAX_KEY_PIECES - 1)]))
@@ -209,7 +209,7 @@ def applied(name: str, bound: float, rounds: int, state: bytes, write: Callable[
 
 
 def records(rounds: int) -> list[Row]:
-    """Rows of what one record takes, and a fleet's."""
+    """Rows of single records, and of a fleet."""
     state, joins = grown()
     ours = max(joins)
     return [
@@ -232,7 +232,7 @@ def _without_the_last(state: bytes) -> bytes:
 
 
 def _many(rounds: int, state: bytes) -> Iterator[Row]:
-    """Microseconds of each of many records: beats and commits of all members, one member's restarts for a minute."""
+    """Microseconds per record: heartbeats and commits of all members, one member's restarts for a minute."""
     fleet = Fleet(World.restore(state, 1))
     beats = [encode(GroupHeartbeat(*fleet.ids(number), fleet.generation)) for number in range(MEMBERS)]
     commits = [encode(fleet.commit(number, fleet.owned(number, COMMIT, 9))) for number in range(MEMBERS)]
@@ -252,7 +252,7 @@ def _many(rounds: int, state: bytes) -> Iterator[Row]:
 
 
 def over_keys() -> dict[str, list[CommitEntry]]:
-    """Commits of 10,000 entries over `in_key_pieces`, by what is special about them."""
+    """Commits of 10,000 entries over `in_key_pieces`, by their peculiarity."""
     chance, many = random.Random(75), MAX_KEY_PIECES
     places = [chance.randrange(many) for _ in range(10_000)]
     return {
@@ -291,7 +291,7 @@ def _commit_of(entries: Sequence[CommitEntry]) -> Callable[[Fleet], Record]:
 
 
 def hostile_joins() -> dict[str, JoinGroup]:
-    """Joins that are rejected, by what is wrong with them."""
+    """Rejected joins, by reason."""
     new: Topics = tuple((f"other-{number:05}", 0) for number in range(9_999))
     return {
         "another strategy": join(MEMBERS, new, strategy="range"),
@@ -302,7 +302,7 @@ def hostile_joins() -> dict[str, JoinGroup]:
 
 
 def _hostile_joins(rounds: int, state: bytes) -> Iterator[Row]:
-    """Nanoseconds a byte of joins that are rejected; a millisecond is free, as for any record."""
+    """Nanoseconds per byte of rejected joins, beyond the millisecond allowed for any record."""
     for name, record in hostile_joins().items():
         size = len(encode(record))
         row = applied("", 1.0, rounds, state, lambda _, record=record: record)  # type: ignore[misc]
@@ -323,7 +323,7 @@ def _memory(state: bytes) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write JSON where asked."""
+    """Measure, print, write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--json", help="write the figures to this file")

@@ -5,11 +5,11 @@
 One partition, 16 handlers of 5 ms, on the same records of the same broker, in turns; medians of the rounds. Keys are
 drawn by Zipf's law from 1,000, or equally from 20: with a key for each record there would be no order to keep.
 
-    alone       16 handlers sleep, without Kafka: what is lost there is the machine's
-    possible    min(16, 1 ÷ share of the most frequent key) handlers are at work all the time
+    alone       16 handlers sleep, without Kafka: losses there are the machine's
+    possible    min(16, 1 ÷ share of the most frequent key) handlers work all the time
     disturbed   one record is never done, 2 % fail once: the rate of all other keys, ÷ the same undisturbed
     no-op       a handler that only counts
-    memory      records pass one that is never done: the most memory that the process had
+    memory      records pass one that is never done: peak memory of the process
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ ZIPF_KEYS, EQUAL_KEYS = 1_000, 20
 FAIL_EVERY = 50
 VALUE_BYTES = 100
 
-#: Without a record for this long (s), a contestant has stopped.
+#: After this time without a record (s), a contestant has stopped.
 QUIET_S = 4.0
 
-#: How much longer than possible a contestant may take before it is ended.
+#: A contestant is ended after this multiple of the possible time.
 PATIENCE = 3.0
 
-#: Handlers that do nothing are measured for this long (s), or until all is done.
+#: Longest measurement of handlers that do nothing (s).
 NO_OP_S = 10.0
 
 CONTESTANTS = {
@@ -71,17 +71,17 @@ class Records:
     name: str
     topic: str
     keys: list[str]
-    #: A record that will never be done: the first of a key that is neither rare nor the most frequent one.
+    #: A record that is never done: the first of a key that is neither rare nor the most frequent.
     stuck: int
 
     @property
     def others(self) -> int:
-        """Records of other keys than the stuck one's."""
+        """Number of records without the stuck key."""
         return len(self.keys) - self.keys.count(self.keys[self.stuck])
 
     @property
     def possible_s(self) -> float:
-        """The least time for all of them."""
+        """The shortest possible time for all of them."""
         most = max(Counter(self.keys).values())
         return max(most, len(self.keys) / HANDLERS) * WORK_MS / 1000
 
@@ -98,7 +98,7 @@ class Row:
     ratios: list[float] = field(default_factory=list)
     inversions: int = 0
     note: str = ""
-    #: What the median of the ratios, or else of the samples, is to reach; None: it is a peer's.
+    #: Target of the median of the ratios, or else of the samples; None for a peer.
     aim: float | None = None
 
     @property
@@ -122,7 +122,7 @@ class Row:
 
 
 def fill(bootstrap: str, name: str, keys: list[str], stuck: int) -> Records:
-    """A topic with these records: each says where the one before it of its key is."""
+    """A topic with these records: each has the offset of its key's previous one."""
     topic = f"lanes-{uuid.uuid4().hex[:8]}"
     cluster = KafkaCluster(bootstrap, {})
     cluster.create_topic(topic, 1, 1, {}, 10)
@@ -152,12 +152,12 @@ def zipf(count: int) -> list[str]:
 
 
 def equal(count: int) -> list[str]:
-    """Keys of which each is as frequent as any other."""
+    """Equally frequent keys."""
     return [f"k{number}" for number in Random(2).choices(range(EQUAL_KEYS), k=count)]
 
 
 class Bench:
-    """What is measured, on one broker."""
+    """The measurements, on one broker."""
 
     def __init__(self, starter: Starter, bootstrap: str, only: Sequence[str], rounds: int) -> None:
         self._starter = starter
@@ -187,7 +187,7 @@ class Bench:
         )
 
     def _measured(self, row: Row, order: Order) -> Outcome | None:
-        """What came of it; None, and a note in its row: nothing."""
+        """The outcome, or None with a note in the row."""
         if sys.stderr.isatty():
             print(f"\r\033[K  {row.scene}: {row.name} …", end="", file=sys.stderr)
         try:
@@ -245,7 +245,7 @@ class Bench:
                 found = self._measured(row, self._order(side, records, 0.0, NO_OP_S, concurrency))
                 if found is not None and found.done:
                     row.samples.append(1e6 * found.seconds / found.done)
-                    row.note = ""  # what it got done in its time is enough to know the rate
+                    row.note = ""  # its rate is known from what it did within the time
         yield from rows
 
     def memory(self, records: Records) -> Iterator[Row]:
@@ -272,7 +272,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write(path: Path, rows: Sequence[Row], **conditions: object) -> None:
-    """The same as JSON, with every sample."""
+    """Write the rows as JSON, with every sample."""
     found = [{**asdict(row), "reached": not row.missed} for row in rows]
     whole = {"benchmark": "lanes", "conditions": conditions, "machine": where_it_ran(), "rows": found}
     path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From handing a record to the producer until the own replica has applied it, divided by a bare produce/consume pair.
+"""From produce() until the own replica has applied the record, divided by a bare produce/consume pair.
 
 Same broker, interleaved, each after 10 ms of idleness:
 
@@ -20,7 +20,7 @@ from rationalizer import Outcome, Tick
 
 
 class OwnRoundTrip:
-    """Appends Ticks through a Marshal's driver, and waits for its replica."""
+    """Appends Ticks through a Marshal's driver and waits for its replica."""
 
     def __init__(self, marshal: Marshal) -> None:
         self._driver = marshal._driver

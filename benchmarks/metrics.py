@@ -2,10 +2,10 @@
 
 Three ways to take 100-byte messages from a topic of four partitions: batches, a loop, and run() with 16 handlers in
 threads, which is timed by marshal.timing() as well. Rounds with and without are interleaved; the ratio is the median of
-the rounds' ratios. The scraper is a separate process, and asks once a second: fifteen times as often as usual.
+the rounds' ratios. The scraper is a separate process that asks once a second, fifteen times as often as usual.
 
-Each is measured twice: by the clock, which shows the neighbours of a shared machine, too, and as messages for each
-second of this process's processor time, which has the target.
+Each is measured by the clock, which includes other load of a shared machine, and as messages per second of this
+process's processor time, which has the target.
 
     python -m benchmarks.metrics [--records N] [--rounds N] [--json FILE]
 """
@@ -39,7 +39,7 @@ while True:
     time.sleep({SCRAPE_EVERY_S})
 """
 
-#: run() takes a message one by one, and so fewer of them.
+#: run() handles messages one by one, so it gets fewer.
 RUN_SHARE = 4
 
 Loop = Callable[[Marshal, Consumer, int, bool], float]
@@ -47,7 +47,7 @@ Loop = Callable[[Marshal, Consumer, int, bool], float]
 
 @contextmanager
 def scraped(marshal: Marshal) -> Iterator[None]:
-    """Read /metrics as Prometheus would, again and again."""
+    """Read /metrics repeatedly, as Prometheus does."""
     scraping = subprocess.Popen([sys.executable, "-S", "-c", SCRAPER, f"{marshal.serve(0).url}/metrics"])
     try:
         yield
@@ -63,7 +63,7 @@ def by_handlers(marshal: Marshal, consumer: Consumer, records: int, timed: bool)
     def handle(message: Message) -> None:
         nonlocal left, began
         began = began or time.perf_counter()
-        left -= 1  # not exact among threads: each side misses as few
+        left -= 1  # not exact among threads, equally on both sides
         if left <= 0:
             marshal.stop()
 

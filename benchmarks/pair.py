@@ -1,4 +1,4 @@
-"""Single steps beside a bare produce-to-own-consumer round trip: interleaved, each after a moment of idleness."""
+"""Single steps beside a bare round trip from producer to consumer: interleaved, each after a moment of idleness."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["COORDINATION_PARTITIONS", "IDLE_S", "RawPair", "beside_raw_pair"]
 
 IDLE_S = 0.010
 
-#: Rounds that are not counted: connections warm up.
+#: Uncounted rounds, in which connections warm up.
 WARM_UP = 20
 
 COORDINATION_PARTITIONS = 8
 
-#: Takes the round's number, returns the seconds that the step took.
+#: Takes the round's number, returns the step's duration (s).
 Step = Callable[[int], float]
 
 
@@ -40,7 +40,7 @@ class RawPair:
         self._consumer.assign([TopicPartition(topic, 0, 0)])
 
     def round_trip(self) -> float:
-        """Seconds until a record of 75 bytes is seen by the own consumer."""
+        """Seconds until its own consumer has a record of 75 bytes."""
         began = time.perf_counter()
         self._producer.produce(self._topic, b"x" * 75, partition=0)
         self._producer.poll(0)

@@ -41,7 +41,7 @@ Entry = tuple[int, int, bytes | None]
 
 
 class Written:
-    """The log to replay: claims first, then beats, singly (`beats`) and in batches (`batches`)."""
+    """The log to replay: claims first, then heartbeats, single (`beats`) and in batches (`batches`)."""
 
     def __init__(self, records: int) -> None:
         from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, encode, route_lease
@@ -71,14 +71,14 @@ class Written:
 
 
 def measure(name: str, records: int, rounds: int, target: float) -> tuple[list[Row], dict[str, object]]:
-    """The rows of the core that is imported now, and what they were measured on."""
+    """The rows of the imported core, and the conditions."""
     from benchmarks.common import Row
 
     written = Written(records)
     rows = []
     for what, log, aim in (("heartbeats", written.beats, target), ("heartbeat batches of 3", written.batches, 0.0)):
         ours, bare = _interleaved([partial(_replay, written.claims, log), partial(_decode, log)], rounds)
-        # Each round's two runs stand next to each other: what disturbs the machine disturbs both.
+        # Each round's two runs are adjacent, so that disturbances of the machine affect both.
         ratio = median(theirs / mine for mine, theirs in zip(ours, bare, strict=True))
         rate, baseline = len(log) / median(ours), len(log) / median(bare)
         rows.append(Row(f"{name}: {what}", rate, baseline, ratio, aim, "records/s"))
@@ -123,7 +123,7 @@ def _decode(log: Sequence[Entry]) -> float:
 
 
 def _measure_compiled(records: int, rounds: int) -> list[Row]:
-    """The same in another process, which sees the compiled core first."""
+    """The same in another process, which imports the compiled core."""
     from benchmarks.common import Row
     from benchmarks.compiled import build
 
@@ -141,7 +141,7 @@ def _measure_compiled(records: int, rounds: int) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write JSON where asked."""
+    """Measure, print, write JSON on request."""
     from benchmarks.common import report
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

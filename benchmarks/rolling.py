@@ -2,12 +2,12 @@
 
     python -m benchmarks.rolling [--workers N] [--partitions N] [--rounds N] [--only NAME …] [--json FILE]
 
-Worker processes with names that stay, from the last to the first: SIGTERM, wait until it has ended, start it again
+Worker processes with stable names, from the last to the first: SIGTERM, wait until it has ended, start it again
 under its name, wait until it is ready, then the next; beside Kafka's own groups. Each partition gets a record every
 25 ms. Its gap is the longest time between two of its records that any worker took, from the first SIGTERM until three
 seconds after the last start; the floor is the same over the seconds before. Ready: the log is read and heartbeats go
-out (ours); an assignment has come (Kafka's groups). Static: with group.instance.id, so a closed member leaves its
-partitions to no other member until it is back.
+out (ours); an assignment has arrived (Kafka's groups). Static: with group.instance.id, so that no other member gets a
+closed member's partitions until it returns.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.origin import where_it_ran
 
-#: Between two records of a partition: the finest gap that can be seen.
+#: Interval of a partition's records: the resolution of gaps.
 FEED_S = 0.025
-#: How long the fleet works undisturbed before the first SIGTERM, and how much of that is the floor.
+#: Time without restarts before the first SIGTERM, and the part of it that gives the floor.
 SETTLE_S, FLOOR_S = 10.0, 5.0
-#: After the last start: what a late rebalance stops counts, too.
+#: Time after the last start in which gaps of a late rebalance count, too.
 AFTER_S = 3.0
 
 STATIC = Contestant("classic, static members", Side.GROUP, "delay 0", CLASSIC.config)
@@ -51,7 +51,7 @@ CONTESTANTS = (MARSHAL, GROUP, CLASSIC, STATIC, KIP848)
 
 
 def worker(arguments: dict[str, Any]) -> None:
-    """One worker: says "ready"; at its end writes what it took, one line a record."""
+    """One worker: prints "ready"; at its end writes its records, one line each."""
     taken: list[tuple[float, int, int]] = []
     run = _ours if arguments["side"] == Side.MARSHAL else _kafkas
     run(arguments, lambda message: taken.append((time.monotonic(), message.partition(), message.offset())))
@@ -97,10 +97,10 @@ def _kafkas(arguments: dict[str, Any], take: Callable[[Any], None]) -> None:
 
 
 class Worker:
-    """A process under a name that stays."""
+    """A process with a stable name."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        """Start it; `wait` says when it is ready."""
+        """Start it; `wait` returns when it is ready."""
         self._arguments = arguments
         self.start()
 
@@ -115,7 +115,7 @@ class Worker:
         assert self._process.stdout.readline() == "ready\n", f"{self._arguments['name']} ended before it was ready"
 
     def end(self) -> None:
-        """SIGTERM, and wait until it has gone."""
+        """Send SIGTERM and wait until it has ended."""
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(30) == 0
 
@@ -129,7 +129,7 @@ class Worker:
 
 @contextmanager
 def feed(bootstrap: str, topic: str, partitions: int) -> Iterator[None]:
-    """A record for each partition every FEED_S seconds."""
+    """Produce a record to each partition every FEED_S seconds."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
     ended = threading.Event()
 
@@ -153,7 +153,7 @@ def feed(bootstrap: str, topic: str, partitions: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A rolling restart; gaps are the longest of each partition, in milliseconds."""
+    """A rolling restart; gaps are the longest of each partition (ms)."""
 
     contestant: str
     floor_median_ms: float
@@ -161,7 +161,7 @@ class Result:
     gap_max_ms: float
     #: From the first SIGTERM until the last worker is ready again.
     restart_s: float
-    #: Records that two workers took, or one twice.
+    #: Records that were delivered twice.
     repeated: int
     lost: int
 
@@ -214,7 +214,7 @@ def roll(contestant: Contestant, bootstrap: str, workers: int, partitions: int) 
 
 
 def longest(moments: Sequence[float], begin: float, end: float) -> float:
-    """Milliseconds between two records that follow each other, at most, within these moments."""
+    """The longest time between consecutive records between these moments (ms)."""
     inside = [begin, *sorted(at for at in moments if begin < at < end), end]
     return 1000 * max(later - earlier for earlier, later in pairwise(inside))
 

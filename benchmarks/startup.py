@@ -5,10 +5,10 @@
 One CP, 1,000 leases, a million heartbeats (10 million: --records 10000000, about a minute to fill). Ready means: made,
 the log read to its end as it was, able to claim. Both start in one process after a first, unmeasured one; they take
 turns, and times are medians over the rounds. The log ends half an interval behind the newest snapshot, so a start reads
-one and a half intervals; members wrote the snapshots as they do in life.
+one and a half intervals; members wrote the snapshots.
 
-The other rows: a log of a tenth of the length, which should take as long; and what taking a snapshot costs while a log
-runs: the time for which a member reads no log (state to bytes, under the lock), beside its heartbeat interval.
+The other rows: a log of a tenth of the length, which should take as long; and the cost of a snapshot: the time for
+which a member reads no log (state to bytes, under the lock), beside its heartbeat interval.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TOPIC = "flights"
 CLIENTS = 20
 HEARTBEAT_INTERVAL_MS = 3_000
 
-#: A start is short, and what else the machine does shows in it more than in a replay.
+#: Starts per round: a start is short, so that other load of the machine shows in it more than in a replay.
 STARTS_A_ROUND = 5
 
 
 def fill(bootstrap: str, topic: str, records: int, leases: int) -> None:
-    """Claims, then heartbeats that move offsets on, up to this number of records with the marker of `init`."""
+    """Write claims, then heartbeats with progress, up to this number of records including the marker of `init`."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -68,7 +68,7 @@ def fill(bootstrap: str, topic: str, records: int, leases: int) -> None:
         raise RuntimeError("the claims were not written in time")
     for offset in range(leases + 1, records):
         number = (offset - 1) % leases
-        # The claim of a lease stands right behind the marker, and its offset is the epoch.
+        # A lease's claim is right behind the marker, and its offset is the epoch.
         put(encode(Heartbeat(*who[number % CLIENTS], TOPIC, number, number + 1, offset)))
         if offset % 5_000 == 0:
             producer.poll(0)
@@ -77,7 +77,7 @@ def fill(bootstrap: str, topic: str, records: int, leases: int) -> None:
 
 
 class Log:
-    """One coordination topic of one partition, filled, with the snapshots that members wrote."""
+    """A filled coordination topic of one partition, with members' snapshots."""
 
     def __init__(self, bootstrap: str, records: int, leases: int) -> None:
         self.bootstrap = bootstrap
@@ -88,7 +88,7 @@ class Log:
         fill(bootstrap, self.topic, records, leases)
 
     def replay(self) -> float:
-        """Milliseconds of a start from the beginning, as it was without snapshots: a replica that reads it all."""
+        """Milliseconds of a start without snapshots: a replica that reads everything."""
         begun = time.perf_counter()
         cluster = KafkaCluster(self.bootstrap, {})
         replica = Replica(cluster, self.topic, 30, Begin.HISTORY)
@@ -114,7 +114,7 @@ class Log:
             raise AssertionError(f"no such start: began at {start.begun_at}, read up to {world.next_offset}")
 
     def write_snapshots(self) -> None:
-        """Let a member write what is due."""
+        """Let a member write due snapshots."""
         publisher.JITTER_MS = 0.0
         name = snapshots_topic(self.topic)
         with Marshal(self.bootstrap, group_id="startup", topic=self.topic):
@@ -130,13 +130,13 @@ class Log:
                 time.sleep(0.05)
 
     def delete(self) -> None:
-        """Ten million records are a gigabyte."""
+        """Delete the topic: ten million records are a gigabyte."""
         self.cluster.close()
         Probe(self.bootstrap).delete_topics([self.topic, snapshots_topic(self.topic)])
 
 
 def stall(leases: int, rounds: int) -> float:
-    """Milliseconds in which a replica with this number of leases turns its state into bytes."""
+    """Time in which a replica with this number of leases encodes its state (ms)."""
     world = World(0, 1)
     for number in range(leases):
         world.apply(number, 1_000, encode(ClaimingPartition("5f0e9a3c1b7d42e8", "worker", GROUP, TOPIC, number, 3_000)))
@@ -150,7 +150,7 @@ def stall(leases: int, rounds: int) -> float:
 
 def measure(bootstrap: str, records: int, leases: int, rounds: int) -> list[Row]:
     """All rows."""
-    # The newest snapshot lies half an interval behind the end: neither the best nor the worst moment for a start.
+    # The newest snapshot is half an interval behind the end: neither the best nor the worst case for a start.
     long, short = (
         Log(bootstrap, size // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL + SNAPSHOT_INTERVAL // 2, leases)
         for size in (records, records // 10)
@@ -184,7 +184,7 @@ def measure(bootstrap: str, records: int, leases: int, rounds: int) -> list[Row]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write JSON where asked."""
+    """Measure, print, write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--leases", type=int, default=1_000)

@@ -1,10 +1,10 @@
-"""Two ways to have Spark read claimed partitions: the stream source, divided by claimed batches.
+"""Two ways of reading claimed partitions in Spark: the stream source, divided by claimed batches.
 
 The same records, the same work, rounds of the same size; from the first call of fn to the end of the last:
 
     python -m benchmarks.stream_source [--records N] [--round N] [--runs N] [--json FILE]
 
-The source's executors read with librdkafka and hand on Arrow batches; claimed batches use Spark's own connector.
+The source's executors read with librdkafka and return Arrow batches; claimed batches use Spark's connector.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.session import spark_session
 from kafka_marshal.pipeline.source import register
 
-#: A run that takes longer than this is stuck.
+#: Time-out of a run.
 LIMIT_S = 600.0
 
 
 class Clock:
-    """When rounds began and ended."""
+    """Begin and end of rounds."""
 
     def __init__(self) -> None:
         self.began: list[float] = []

@@ -4,7 +4,7 @@ Both touch value and offset of every 100-byte record, on the same broker, interl
 
     python -m benchmarks.throughput [--records N] [--rounds N] [--json FILE]
 
-Rows: batches() on one partition and on four (there by 1, 2 and 4 threads), iteration, and at most once with batches of
+Rows: batches() on one partition and on four (with 1, 2 and 4 threads), iteration, and at most once with batches of
 10,000, all three ways.
 """
 
@@ -27,7 +27,7 @@ from kafka_marshal.client.consumer import Consumer
 
 RECORD = b"x" * 100
 
-#: What the raw loop uses, and what our reader uses: the settings that matter, measured.
+#: Settings of the raw loop, and of our reader: those that matter, as measured.
 RAW_CONFIG: dict[str, object] = {
     "enable.auto.commit": False,
     "auto.offset.reset": "error",
@@ -43,10 +43,10 @@ AMO_BATCH = 10_000
 
 AMO: dict[str, object] = {"delivery": "at-most-once", "batch_size": AMO_BATCH}
 
-#: Where the wait for a grant counts most: small batches, here with a claim ahead and without.
+#: Small batches, where the wait for a grant counts most; with and without a request ahead.
 SMALL: dict[str, object] = {"delivery": "at-most-once", "batch_size": 100}
 
-#: What such a batch takes its handler (s), which waits for something elsewhere: a claim ahead fills that time.
+#: Time of a handler that waits for another system (s), which a request ahead overlaps.
 HANDLER_S = 0.001
 
 
@@ -98,7 +98,7 @@ def by_batches(consumer: Consumer, records: int, size: int = RAW_BATCH) -> float
 
 
 def by_slow_batches(consumer: Consumer, records: int) -> float:
-    """Each batch is sent somewhere."""
+    """Simulate sending each batch to another system."""
     seen, began = 0, 0.0
     for batch in consumer.batches(max_messages=100, timeout=0.0):
         began = began or time.perf_counter()
@@ -114,7 +114,7 @@ def by_whole_batches(consumer: Consumer, records: int) -> float:
 
 
 def by_threads(threads: int) -> Callable[[Consumer, int], float]:
-    """This number of threads take batches from one consumer."""
+    """Several threads that take batches from one consumer."""
 
     def loop(consumer: Consumer, records: int) -> float:
         seen, began, ended = [0] * threads, [0.0] * threads, threading.Event()
@@ -158,7 +158,7 @@ def marshalled(
     loop: Callable[[Consumer, int], float],
     **options: object,
 ) -> float:
-    """Seconds for one way of reading through a Consumer."""
+    """Seconds of one way of reading through a Consumer."""
     with (
         Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal,
         marshal.consumer([topic], **options) as consumer,  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def marshalled(
 
 
 def claimed_ahead(bootstrap: str, coordination: str, topic: str, records: int, rounds: int) -> Iterator[Row]:
-    """At most once in batches of 100: with the next one claimed ahead, beside without."""
+    """At most once in batches of 100: with the next one requested ahead, beside without."""
     for name, loop in (("no work", by_batches), (f"{HANDLER_S * 1000:g} ms of work", by_slow_batches)):
         times = [
             [

@@ -1,17 +1,16 @@
-"""The page over a long history: first paint, and how long the slider takes to any moment.
+"""The page of a long history: first paint, and the slider's time to any moment.
 
     python -m benchmarks.ui [--records N] [--partitions N] [--short] [--json FILE]
 
-A log of 8 CPs: 200 members share the partitions of one claimed group, each beats for what it has in each CP every 3 s
-in one record; every 30 s one is silent for long enough, and its partitions are claimed by the others. It is folded into
-a history as the server does, and opened in Chromium: from the address to the map drawn (`first paint`), and from a
-moment set to the map of that moment drawn (`slider`), at random moments. The same is measured while the log is still
-being read.
+A log of 8 CPs: 200 members share the partitions of one claimed group, each sends one heartbeat record per CP every 3 s;
+every 30 s one is silent until its leases are stale, and others claim its partitions. It is folded into a history as in
+the server, and opened in Chromium: from the address to the drawn map (`first paint`), and from setting a moment to its
+drawn map (`slider`), at random moments. The same is measured while the log is still being read.
 
 `oracle` compares random moments with a plain replay of all records up to there.
 
 `around` writes a tenth of it into a real log, with its snapshots, and reads around random moments, as the server does
-while it has not read so far.
+before it has read that far.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ Entry = tuple[int, int, bytes | None]
 
 
 class Story:
-    """The log, run by run, the same each time."""
+    """The log in runs, the same each time."""
 
     def __init__(self, records: int, partitions: int) -> None:
         self.records = records
@@ -114,14 +113,14 @@ class Story:
 
 
 def write(story: Story, pipe: Connection) -> None:
-    """Send the log, run by run, from its own process: a broker costs the server no processor either."""
+    """Send the log in runs from another process, as a broker does."""
     for cp, run in story.runs():
         pipe.send_bytes(marshal.dumps((cp, run)))
     pipe.send_bytes(b"")
 
 
 def read(story: Story, archive: Archive) -> float:
-    """Fold the log into the archive; seconds of processor."""
+    """Fold the log into the archive; returns processor seconds."""
     history = archive.whole = History(CPS)
     ours, theirs = multiprocessing.Pipe(duplex=False)
     writer = multiprocessing.get_context("spawn").Process(target=write, args=(story, theirs), daemon=True)
@@ -157,7 +156,7 @@ def serve(archive: Archive) -> str:
 
 
 def limit(name: str, found: float, most: float | None, unit: str) -> Row:
-    """A figure, and what it may be at most."""
+    """A figure and its upper limit."""
     ratio = 0.0 if most is None else found / most if most else found
     target = None if most is None else float(most > 0)
     return Row(name, found, most or 0.0, ratio, target, unit, at_most=True)
@@ -186,7 +185,7 @@ _SLIDE = """(at) => new Promise((done) => {
 
 
 def paint(page: Page, url: str) -> float:
-    """From the address to the map drawn, ms."""
+    """Time from the address to the drawn map (ms)."""
     page.goto("about:blank")
     page.goto(f"{url}#group={GROUP}")
     page.wait_for_function(_DRAWN)
@@ -194,13 +193,13 @@ def paint(page: Page, url: str) -> float:
 
 
 def slide(page: Page, begin: int, end: int, times: int) -> list[float]:
-    """From a moment set to its map drawn, ms, sorted; random moments."""
+    """Times from setting random moments to their drawn maps (ms, sorted)."""
     rng = random.Random(11)
     return sorted(float(page.evaluate(_SLIDE, rng.randrange(begin, end))) for _ in range(times))
 
 
 def ask(url: str, begin: int, end: int, times: int) -> list[float]:
-    """What of that is the server's, ms, sorted."""
+    """The server's part of these times (ms, sorted)."""
     rng, found = random.Random(11), []
     for _ in range(times):
         query = urllib.parse.urlencode({"group": GROUP, "at": rng.randrange(begin, end)})
@@ -212,7 +211,7 @@ def ask(url: str, begin: int, end: int, times: int) -> list[float]:
 
 
 def oracle(story: Story, history: History, moments: int) -> int:
-    """How many partitions differ from a plain replay at these many random moments."""
+    """Number of partitions that differ from a plain replay at random moments."""
     from kafka_marshal.ui.moments import Moment, cells
 
     rng = random.Random(13)
@@ -240,7 +239,7 @@ def oracle(story: Story, history: History, moments: int) -> int:
 
 
 def around(story: Story, moments: int) -> list[float]:
-    """From asking for a moment that is not read yet to having it, s, sorted; of a log with its snapshots."""
+    """Times from requesting an unread moment to its answer (s, sorted), of a log with snapshots."""
     from kafka_marshal.adapters.kafka import KafkaCluster
     from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
     from kafka_marshal.observe.log import Source

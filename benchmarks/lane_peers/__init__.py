@@ -1,7 +1,7 @@
-"""The contestants of `benchmarks.lanes`: each in its own process, which prints one line of JSON in the end.
+"""The contestants of `benchmarks.lanes`: each in its own process, which prints one line of JSON at the end.
 
     ours.py       consumer.run(), threads or coroutines
-    pool.py       what people write themselves: threads, one queue for each, keys dealt out by their hash
+    pool.py       the usual own solution: threads with a queue each, keys distributed by their hash
     pyrallel.py   pyrallel-consumer, in its own environment
     Peers.java    Confluent's Parallel Consumer, and a share group
 

@@ -1,4 +1,4 @@
-"""The work without Kafka: the time that sleeping alone takes on this machine counts against no contestant."""
+"""The work without Kafka, to measure how precisely this machine sleeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMES = 400
 
 
 def of_threads(handlers: int, work_s: float) -> float:
-    """The share of the time that was to be slept, in threads."""
+    """Requested sleep ÷ real time, in threads."""
 
     def sleep() -> None:
         for _ in range(TIMES):
@@ -29,7 +29,7 @@ def of_threads(handlers: int, work_s: float) -> float:
 
 
 def of_coroutines(handlers: int, work_s: float) -> float:
-    """The same in tasks of one loop, which wakes them at its own pace."""
+    """The same in tasks of one event loop."""
 
     async def sleep() -> None:
         for _ in range(TIMES):

@@ -1,4 +1,4 @@
-"""How each contestant is started."""
+"""Starts each contestant."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ PARALLEL_CONSUMER = ("io.confluent.parallelconsumer", "parallel-consumer-core", 
 JARS = (PARALLEL_CONSUMER, ("org.apache.kafka", "kafka-clients", KAFKA_VERSION))
 
 PYRALLEL = "pyrallel-consumer==1.0.0"
-#: It needs this Python or a newer one.
+#: Minimum Python of pyrallel-consumer.
 PYRALLEL_PYTHON = (3, 12)
 
-#: How long a contestant takes to start and to end, at most (s).
+#: Longest time of a contestant to start and to end (s).
 SPARE_S = 60.0
 
 
 class MissingError(Exception):
-    """A contestant can't take part here."""
+    """A contestant can't run here."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contestant has reported."""
+    """A contestant's result."""
 
     done: int
     seconds: float
@@ -67,15 +67,15 @@ class Starter:
     @classmethod
     @contextmanager
     def in_a_folder(cls) -> Iterator[Starter]:
-        """What is installed for it goes with it."""
+        """A starter with a temporary folder for installations."""
         with tempfile.TemporaryDirectory(prefix="kafka-marshal-lanes-") as folder:
             yield cls(Path(folder))
 
     def run(self, order: Order) -> Outcome:
-        """One order, carried out.
+        """Run one order.
 
         Raises:
-            MissingError: it can't take part here, or has failed.
+            MissingError: it can't run here, or has failed.
         """
         if order.side in self._missing:
             raise MissingError(self._missing[order.side])
@@ -127,7 +127,7 @@ def java_command() -> Sequence[str]:
 
 
 def with_pyrallel(folder: Path) -> str:
-    """The Python of a separate environment that has it."""
+    """The Python of a separate environment with pyrallel-consumer."""
     python = new_enough_python()
     subprocess.run([python, "-m", "venv", folder], check=True, capture_output=True)
     installed = folder / "bin" / "python"
@@ -140,7 +140,7 @@ def with_pyrallel(folder: Path) -> str:
 
 
 def new_enough_python() -> str:
-    """A Python that it runs with: this one, one on PATH, or one of pyenv's."""
+    """A suitable Python: this one, one on PATH, or one of pyenv."""
     wanted = ".".join(map(str, PYRALLEL_PYTHON))
     names = [sys.executable, *filter(None, map(shutil.which, ("python3.13", "python3.12", "python3")))]
     names += sorted(glob(os.path.expanduser("~/.pyenv/versions/3.1[2-9]*/bin/python")))

@@ -1,4 +1,4 @@
-"""What people write themselves: threads with a queue each, keys by hash, commits of the lowest done offset."""
+"""The usual own solution: threads with a queue each, keys by hash, commits of the lowest done offset."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from benchmarks.lane_peers.work import FailedError, Order, Work
 
-#: Messages that wait for one thread at most: memory has bounds.
+#: Most messages that wait for one thread, to bound memory.
 QUEUED = 1_000
 
 COMMIT_S = 1.0
 
 
 class Done:
-    """The offsets that are done, up to the first that is not."""
+    """The done offsets, up to the first gap."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

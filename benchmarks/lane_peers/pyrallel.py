@@ -1,4 +1,4 @@
-"""pyrallel-consumer, asynchronous, ordered by key. Runs in an environment that has it, without this package."""
+"""pyrallel-consumer, asynchronous, ordered by key. Runs in an environment with it and without this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def run(order: Order, work: Work) -> None:
         retry_backoff_ms=2,
         exponential_backoff=False,
         retry_jitter_ms=0,
-        # Else the stuck handler is a failure after 30 s.
+        # Else the stuck handler would fail after 30 s.
         async_config={"task_timeout_ms": 3_600_000},
     )
     config = KafkaConfig(

@@ -1,7 +1,7 @@
-"""What is done with a record, and what is reported in the end. With the standard library alone: peers run elsewhere.
+"""The work of a record, and the final report. Uses only the standard library, as peers run in other environments.
 
-A record's value begins with the offset of the one before it of its key, −1 for the first. A record that is begun before
-that one has ended is out of order: an inversion.
+A record's value begins with the offset of its predecessor with the same key, −1 for the first. A record that begins
+before its predecessor has ended is out of order: an inversion.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Order:
-    """What a contestant is to do."""
+    """A contestant's task."""
 
     side: str
     bootstrap: str
     topic: str
     group: str
     coordination: str
-    #: How many records there are, and how many of them are not of the stuck key.
+    #: Number of records, and of those without the stuck key.
     records: int
     others: int
     #: 0: a handler that only counts.
     work_ms: float
     concurrency: int
-    #: The offset of the record whose handler never returns, and its key; −1: none.
+    #: Offset of the record whose handler never returns, and its key; −1: none.
     stuck: int
     stuck_key: str
-    #: One in this number of records fails, once; 0: none.
+    #: One in this many records fails, once; 0: none.
     fail_every: int
-    #: Without a record for this long (s), it has stopped.
+    #: After this time without a record (s), it has stopped.
     quiet_s: float
-    #: The longest that is measured (s).
+    #: Longest measurement (s).
     limit_s: float
 
     def arguments(self) -> list[str]:
-        """As the contestant's program takes them."""
+        """Arguments of the contestant's program."""
         return [f"{name}={value}" for name, value in asdict(self).items()]
 
     @classmethod
@@ -64,7 +64,7 @@ class FailedError(Exception):
 
 
 class Work:
-    """All threads call it; each attribute that several change changes in one step of the interpreter."""
+    """Called by all threads; shared attributes are changed atomically."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -74,13 +74,13 @@ class Work:
         self._has_failed: set[int] = set()
         self._inversions: list[int] = []
         self._count = itertools.count(1)
-        #: When each record of other keys than the stuck one has ended.
+        #: End of each record without the stuck key.
         self._ended: list[float] = []
         self._began = self._last = 0.0
         self._over = threading.Event()
 
     def count(self) -> None:
-        """One more, while nothing else is measured."""
+        """Count a record, without other measurements."""
         number = next(self._count)
         if number == 1:
             self._began = time.perf_counter()
@@ -130,7 +130,7 @@ class Work:
         self._end(offset, key)
 
     def wait(self) -> None:
-        """Until all but the stuck key's is done, nothing is done any more, or the time is up."""
+        """Wait until all records without the stuck key are done, nothing more is done, or the time is up."""
         order, began = self.order, time.perf_counter()
         seen, seen_at = 0, began
         while not self._over.wait(LOOK_S):
@@ -142,7 +142,7 @@ class Work:
                 return
 
     def tell_and_end(self) -> NoReturn:
-        """The result, as a line of JSON. Ends the process, whatever its handlers do."""
+        """Print the result as a line of JSON and end the process, whatever its handlers do."""
         now = time.perf_counter()
         if self.work_s:
             done = len(self._ended)
@@ -163,7 +163,7 @@ class Work:
 
 
 def peak_mb() -> float:
-    """The most memory that this process has had; 0 where the system does not say."""
+    """Peak memory of this process; 0 if unknown."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             [line] = [line for line in status if line.startswith("VmHWM")]

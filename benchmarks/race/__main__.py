@@ -37,7 +37,7 @@ EVENTS: Mapping[str, Callable[[], Event]] = {
     "logs": BigLog,
 }
 
-#: The same, small: a minute for it, to see that the race itself runs. Its figures mean nothing.
+#: The same, small: a minute to check that the race runs. Its figures mean nothing.
 QUICK: Mapping[str, Callable[[], Event]] = {
     "start": lambda: Start(history=50),
     "handover": Handover,
@@ -48,7 +48,7 @@ QUICK: Mapping[str, Callable[[], Event]] = {
     "logs": lambda: BigLog(records=5_000),
 }
 
-#: The contestants of a quick run: none that waits for seconds.
+#: The contestants of a quick run, without those that wait for seconds.
 QUICK_NAMES = ("kafka-marshal", "classic, delay 0, heartbeat 0.1 s", "bare", "apply_many", "1 ÷")
 
 
@@ -59,7 +59,7 @@ def run(
     keep: Callable[[list[Found]], None],
     quick: bool,
 ) -> list[Found]:
-    """All events, contestants taking turns in every round; prints what it does. keep: called after each event."""
+    """Run all events, contestants taking turns in every round; prints progress. keep: called after each event."""
     brokers = Brokers()
     found = [Found(event) for event in events]
     try:
@@ -86,14 +86,14 @@ def _round(brokers: Brokers, found: Found, contestant: Contestant) -> None:
 
 
 def tell(what: str) -> None:
-    """Where we are, on a terminal."""
+    """Print progress on a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{what}")
         sys.stderr.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0; 1 if a contestant gave no figure at all in an event. Missed targets are printed, and change nothing."""
+    """Returns 0, or 1 if a contestant gave no figure at all in an event. Missed targets are only printed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.race",
         description=benchmarks.race.__doc__,

@@ -1,4 +1,4 @@
-"""Who takes part, and with which settings: each with the best that its protocol offers for what is measured."""
+"""The contestants and their settings: for each, the best that its protocol offers for the measurement."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Side(StrEnum):
     BYSTANDER = "bystander"
 
 
-#: Static broker settings, by the broker's name: a contestant that needs others has a separate broker.
+#: Broker name → static settings: a contestant that needs others has a separate broker.
 BROKERS: Mapping[str, Mapping[str, str]] = {
     "delay 0": {"group.initial.rebalance.delay.ms": "0"},
     "delay 3 s": {"group.initial.rebalance.delay.ms": "3000"},
     "tuned": {
         "group.initial.rebalance.delay.ms": "0",
-        # KIP-848: the broker says how often its members beat (5 s) and when they are given up (45 s).
+        # KIP-848: the broker sets the members' heartbeat interval (5 s) and session timeout (45 s).
         "group.consumer.heartbeat.interval.ms": "100",
         "group.consumer.min.heartbeat.interval.ms": "100",
         "group.consumer.session.timeout.ms": "6000",
@@ -41,10 +41,10 @@ BROKERS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-#: A stopped broker must not be fenced from its cluster for the time it was stopped.
+#: A stopped broker must not be fenced from its cluster.
 ALL_BROKERS: Mapping[str, str] = {"broker.session.timeout.ms": "86400000", "log.message.timestamp.type": "CreateTime"}
 
-#: What decides latency in librdkafka, measured; our own clients run with the same.
+#: librdkafka settings that decide latency, as measured; our clients use the same.
 BEST: Mapping[str, object] = {
     "auto.offset.reset": "earliest",
     "fetch.min.bytes": 1,
@@ -57,11 +57,11 @@ BEST: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One way to share out partitions."""
+    """One way to share partitions."""
 
     name: str
     side: Side
-    #: On which of BROKERS it runs.
+    #: Its broker of BROKERS.
     broker: str
     #: librdkafka properties of a peer's consumer.
     config: Mapping[str, object] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Contestant:
 
     @property
     def settings(self) -> str:
-        """All that is not a default, for people."""
+        """Description of all settings that differ from the default."""
         static = {name: value for name, value in BROKERS[self.broker].items() if self._concerns(name)}
         given = {**static, **self.config, **self.options, **self.member}
         return ", ".join(f"{name}={value}" for name, value in given.items()) or "defaults"
@@ -96,7 +96,7 @@ def _classic(name: str, broker: str, heartbeat_ms: int, **config: object) -> Con
 
 
 MARSHAL = _marshal("kafka-marshal")
-#: As long as two heartbeat intervals of a claim, and as the classic groups' sessions.
+#: Its session is as long as two heartbeat intervals of a claim and as the classic groups' sessions.
 GROUP = Contestant("kafka-marshal, group", Side.MARSHAL, "delay 0", member={"session_timeout_ms": 6000})
 MARSHAL_FAST = _marshal("kafka-marshal, HI 1 s", heartbeat_interval_ms=1000)
 MARSHAL_WATCHED = _marshal("kafka-marshal, watchdog", watchdog=True)

@@ -1,4 +1,4 @@
-"""How long a partition paused at a worker, without what the broker caused."""
+"""How long a partition paused at a worker, without delays of the broker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import pairwise
 
 __all__ = ["beyond_ms", "first_seen", "longest_ms"]
 
-#: By partition: when each offset was delivered first, seconds.
+#: Partition → offset → time of first delivery (s).
 Seen = Mapping[int, Mapping[int, float]]
 
 
 def first_seen(records: Iterable[tuple[int, int, float]]) -> Seen:
-    """Of partition, offset and moment: what a group repeats counts once."""
+    """First deliveries of (partition, offset, moment); repeats don't count."""
     seen: dict[int, dict[int, float]] = {}
     for partition, offset, at in records:
         seen.setdefault(partition, {}).setdefault(offset, at)
@@ -20,7 +20,7 @@ def first_seen(records: Iterable[tuple[int, int, float]]) -> Seen:
 
 
 def longest_ms(worker: Seen, partitions: Iterable[int], began: float, until: float) -> float:
-    """The longest time between two records of one of these partitions; where there were not two, the whole time."""
+    """The longest time between two records of one of these partitions; the whole time if there were not two."""
     gaps = [until - began for partition in partitions if len(worker.get(partition, ())) < 2]
     for partition in partitions:
         gaps += [late - early for early, late in pairwise(sorted(worker.get(partition, {}).values()))]
@@ -28,11 +28,11 @@ def longest_ms(worker: Seen, partitions: Iterable[int], began: float, until: flo
 
 
 def beyond_ms(worker: Seen, bystander: Seen, partitions: Iterable[int], began: float, until: float) -> float:
-    """By how much a gap was longer than the bystander's between the same two records, at most.
+    """The largest excess of a gap over the bystander's between the same two records.
 
-    The bystander is in no group: where both waited, it was for the producer, the broker or the machine. What only the
-    bystander has seen is still to come at the worker, whose gap runs until the end
-    then. Where the bystander has not seen two records there is nothing to compare: 0.
+    The bystander is in no group: if both waited, the producer, the broker or the machine was late. Records that only
+    the bystander has seen are still missing at the worker, whose gap then runs until the end. If the bystander has not
+    seen two records, there is nothing to compare: 0.
     """
     found = []
     for partition in partitions:

@@ -1,4 +1,4 @@
-"""The grounds of the race: brokers (one of which runs), topics, records that keep coming, a log with a history."""
+"""The infrastructure of the race: brokers (one of which runs), topics, a feed of records, a log with a history."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ CPS = 8
 
 TIMEOUT_S = 30.0
 
-#: All of the heap from the start: growing it takes full collections of a tenth of a second, and the one measured
-#: then is said to be slow.
+#: The whole heap from the start: growing it takes full collections of a tenth of a second, which would distort a
+#: measurement.
 HEAP = ("-Xms512m",)
 
 _numbers = count(1)
 
 
 def new_name(kind: str) -> str:
-    """A name that was never used."""
+    """A unique name."""
     return f"{kind}-{next(_numbers)}-{uuid.uuid4().hex[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """One broker's side of things."""
+    """One broker."""
 
     bootstrap: str
 
@@ -66,7 +66,7 @@ class Grounds:
             cluster.close()
 
     def coordination(self, history: int = 0) -> str:
-        """A new coordination topic, with that many records in it: ten leases of another group, and their beats."""
+        """A new coordination topic with ``history`` records: ten leases of another group, and their heartbeats."""
         name = new_name("__marshal")
         cluster = KafkaCluster(self.bootstrap)
         try:
@@ -86,7 +86,7 @@ class Grounds:
 
     @contextmanager
     def feed(self, targets: Sequence[tuple[str, int]], every_s: float) -> Iterator[None]:
-        """While in it, each (topic, partition) gets a record at each interval."""
+        """Within the block, each (topic, partition) gets a record at each interval."""
         stop = threading.Event()
         thread = threading.Thread(target=self._feed, args=(list(targets), every_s, stop), daemon=True)
         thread.start()
@@ -109,7 +109,7 @@ class Grounds:
 
 
 def produce(producer: Producer, topic: str, value: bytes, partition: int) -> None:
-    """Produce, waiting where the producer's queue is full."""
+    """Produce, waiting if the producer's queue is full."""
     while True:
         try:
             producer.produce(topic, value, partition=partition)
@@ -119,7 +119,7 @@ def produce(producer: Producer, topic: str, value: bytes, partition: int) -> Non
 
 
 def write_history(bootstrap: str, topic: str, records: int) -> None:
-    """Coordination as it is in life: few claims, many beats."""
+    """Write a typical coordination log: few claims, many heartbeats."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
     leases = max(1, min(100, records // 10))
     who = ("instance-of-the-past", "worker-of-the-past", "group-of-the-past")
@@ -164,7 +164,7 @@ class Brokers:
         return Grounds(self._running[name].bootstrap_servers)
 
     def _await(self, name: str) -> None:
-        """Until a record goes through: a broker that was stopped has to catch up with its timers."""
+        """Wait until a record is acknowledged: a continued broker must catch up with its timers."""
         grounds = Grounds(self._running[name].bootstrap_servers)
         topic = grounds.topic(1)
         grounds.fill(topic, 1, 1)

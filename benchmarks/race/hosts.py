@@ -21,16 +21,16 @@ __all__ = ["Host", "RaceError"]
 
 ROOT = Path(__file__).parents[2]
 
-#: How long anything may take that is not itself measured to be slow.
+#: Time-out of everything that is not measured.
 TIMEOUT_S = 90.0
 
 
 class RaceError(Exception):
-    """A contestant failed or did not answer: there is no figure."""
+    """A contestant failed or did not answer, so there is no figure."""
 
 
 class Host(AbstractContextManager["Host"]):
-    """One process with workers in it. Events wait until they are asked for."""
+    """One process with workers. Events are queued until they are requested."""
 
     def __init__(self) -> None:
         """Start the process and wait until it has imported everything."""
@@ -56,7 +56,7 @@ class Host(AbstractContextManager["Host"]):
         self._child.tell(do=do, worker=worker, **more)
 
     def wait(self, event: str, worker: str, timeout_s: float = TIMEOUT_S) -> Mapping[str, Any]:
-        """The next event of this kind about this worker; others stay where they are."""
+        """The next event of this kind of this worker; others stay queued."""
         deadline = monotonic() + timeout_s
         for place, early in enumerate(self._early):
             if (early["event"], early["worker"]) == (event, worker):
@@ -85,7 +85,7 @@ class Host(AbstractContextManager["Host"]):
         coordination: str,
         **more: object,
     ) -> None:
-        """Have a worker made; "made" and "first" come as events."""
+        """Make a worker; "made" and "first" are events."""
         self.order(
             "open",
             worker,
@@ -102,7 +102,7 @@ class Host(AbstractContextManager["Host"]):
         )
 
     def close(self, worker: str) -> float:
-        """Have it leave; when that began."""
+        """Let it leave; returns when that began."""
         self.order("close", worker)
         return float(self.wait("closing", worker)["at"])
 
@@ -117,7 +117,7 @@ class Host(AbstractContextManager["Host"]):
         self.wait("watching", worker)
 
     def report(self, *, seen: bool = False) -> Mapping[str, Any]:
-        """What each worker holds, and when that changed last; what it saw since it was asked for that last."""
+        """Each worker's partitions and time of the last change; with seen, its records since the last report."""
         self.order("report", seen=seen)
         workers: Mapping[str, Any] = self.wait("report", "")["workers"]
         return workers
@@ -129,7 +129,7 @@ class Host(AbstractContextManager["Host"]):
         return float(found["seconds"]), float(found["at"])
 
     def signal(self, number: signal.Signals) -> float:
-        """Send a signal; the moment before."""
+        """Send a signal; returns the moment before."""
         at = monotonic()
         self._child.process.send_signal(number)
         return at

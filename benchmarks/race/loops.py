@@ -1,4 +1,4 @@
-"""How a worker of each side gets its records: one by one; only the client library differs."""
+"""The worker loop of each side: records one by one; only the client library differs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, Consumer, ShareConsumer, TopicPartition
 
-# All of it before any clock starts: Marshal itself imports the adapter only when it is made.
+# Imported before any measurement: Marshal imports the adapter only in its constructor.
 import kafka_marshal.adapters.kafka  # noqa: F401
 from benchmarks.race.contestants import BEST
 from benchmarks.race.sight import Sight
@@ -16,19 +16,19 @@ from kafka_marshal import Marshal
 
 __all__ = ["Loop", "loop_for"]
 
-#: How long a peer waits in one poll before it looks whether it is to end.
+#: A peer's poll time-out, after which it checks for its end.
 POLL_S = 0.05
 
 
 class Loop:
-    """One worker: made (the clock runs already), run on its own thread, closed from another."""
+    """One worker: made (within the measured time), run on its own thread, closed from another."""
 
     def run(self) -> None:
         """Take records until closed."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave in order; returns when that is done."""
+        """Leave; returns when that is done."""
         raise NotImplementedError
 
 
@@ -89,13 +89,13 @@ class GroupLoop(Loop):
         self._ended.set()
 
     def close(self) -> None:
-        # By the thread that polls, as the library wants it; the clock starts when that thread gets to it.
+        # By the polling thread, as the library requires; time starts when that thread gets to it.
         self._ending.append(self._sight.closing)
         self._ended.wait(30)
 
 
 class ShareLoop(Loop):
-    """A share group: poll, acknowledge explicitly, or hold what came first and never say a word (order["hold"])."""
+    """A share group: poll and acknowledge explicitly, or hold the first records for ever (order["hold"])."""
 
     def __init__(self, sight: Sight, order: Mapping[str, Any]) -> None:
         self._sight = sight
@@ -111,7 +111,7 @@ class ShareLoop(Loop):
             good = [message for message in self._consumer.poll(POLL_S) if message.error() is None]
             for message in good:
                 offset = message.offset() or 0
-                self._sight.saw(offset, offset)  # shared out are messages, not partitions: these are watched for
+                self._sight.saw(offset, offset)  # a share group distributes messages, not partitions: watch offsets
             if good and self._hold:
                 break
             for message in good:
@@ -120,7 +120,7 @@ class ShareLoop(Loop):
                 self._consumer.commit_async()
         while not self._ending:
             self._ended.wait(POLL_S)
-        with contextlib.suppress(Exception):  # what was held is not acknowledged, and no one waits for it
+        with contextlib.suppress(Exception):  # held messages stay unacknowledged
             self._consumer.close()
         self._ended.set()
 
@@ -130,7 +130,7 @@ class ShareLoop(Loop):
 
 
 class BystanderLoop(Loop):
-    """Of no group: reads these partitions from their ends, whatever moves. What it is late for, the broker was."""
+    """A reader without a group of these partitions from their ends. Its delays are the broker's."""
 
     def __init__(self, sight: Sight, order: Mapping[str, Any]) -> None:
         self._sight = sight

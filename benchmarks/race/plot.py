@@ -1,4 +1,4 @@
-"""The picture for README: the events that take time, medians with their 95th percentiles, on a logarithmic scale."""
+"""The chart for README: durations, medians with 95th percentiles, on a logarithmic scale."""
 
 from __future__ import annotations
 

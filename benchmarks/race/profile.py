@@ -1,10 +1,10 @@
-"""Where the time of start, claim, handover, balance, idleness and replay goes: py-spy's stacks of one process each.
+"""Profiles of start, claim, hand-over, balance, idleness and replay: py-spy's stacks of one process each.
 
     python -m benchmarks.race.profile [--only claim,replay] [--seconds N] [--out DIR]
 
-Each scene runs again and again for some seconds in its own process, under ``py-spy record``; printed are the
-functions in which, and below which, the time went (of threads that hold Python's lock: waiting is left out), and the
-stacks stay as out/profile-SCENE.txt (flamegraph.pl and speedscope read them). librdkafka's own threads are not seen.
+Each scene runs repeatedly for some seconds in its own process, under ``py-spy record``. Prints the functions by own and
+cumulative time (of threads that hold Python's lock, without waits), and writes the stacks to out/profile-SCENE.txt
+(for flamegraph.pl and speedscope). librdkafka's threads are not included.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def claim(grounds: Grounds, coordination: str, until: float) -> None:
 
 
 def handover(grounds: Grounds, coordination: str, until: float) -> None:
-    """Two members of one process; one leaves, comes back, leaves …"""
+    """Two members of one process; one leaves, returns, leaves …"""
     topic, group = grounds.topic(20), new_name("group")
     grounds.fill(topic, 20, 2_000)
     with (
@@ -66,7 +66,7 @@ def handover(grounds: Grounds, coordination: str, until: float) -> None:
 
 
 def balance(grounds: Grounds, coordination: str, until: float) -> None:
-    """Ten members of one process start together on 900 partitions, and leave when they are even."""
+    """Ten members of one process start together on 900 partitions and leave when shares are even."""
     topic = grounds.topic(900)
     while monotonic() < until:
         _even(grounds, coordination, topic, until)
@@ -107,7 +107,7 @@ def big_log(grounds: Grounds, coordination: str, until: float) -> None:
         replay(grounds.bootstrap, coordination)
 
 
-#: By name: what to do, and how long a history it wants.
+#: Name → function, and the length of its log's history.
 SCENES: Mapping[str, tuple[Callable[[Grounds, str, float], None], int]] = {
     "start": (start, 1_000),
     "claim": (claim, 0),
@@ -119,14 +119,14 @@ SCENES: Mapping[str, tuple[Callable[[Grounds, str, float], None], int]] = {
 
 
 def hottest(stacks: Sequence[str]) -> tuple[Counter[str], Counter[str], int]:
-    """Of py-spy's raw stacks: samples in each function itself, at or below each function, and all."""
+    """Samples in py-spy's raw stacks: in each function itself, at or below each function, and in total."""
     own: Counter[str] = Counter()
     below: Counter[str] = Counter()
     total = 0
     for line in stacks:
         stack, _, count = line.rpartition(" ")
         if not stack.strip() or "<frozen importlib" in stack:
-            continue  # a thread without Python in it, and what is loaded once
+            continue  # a thread without Python frames, and imports
         frames = [frame.rpartition(":")[0] or frame for frame in stack.split(";")]
         own[frames[-1]] += int(count)
         for frame in set(frames):
@@ -136,7 +136,7 @@ def hottest(stacks: Sequence[str]) -> tuple[Counter[str], Counter[str], int]:
 
 
 def show(name: str, stacks: Sequence[str]) -> str:
-    """The functions that matter, for people."""
+    """A table of the hottest functions."""
     own, below, total = hottest(stacks)
     if not total:
         return f"{name}: no samples"
@@ -148,17 +148,17 @@ def show(name: str, stacks: Sequence[str]) -> str:
 
 
 def record(name: str, grounds: Grounds, seconds: float, out: Path) -> str:
-    """Run a scene under py-spy; the table."""
+    """Run a scene under py-spy; returns the table."""
     target = out / f"profile-{name}.txt"
     history = SCENES[name][1]
     coordination = grounds.coordination(history)
     scene = [sys.executable, "-m", "benchmarks.race.profile", "--scene", name, "--seconds", str(seconds)]
     scene += ["--bootstrap", grounds.bootstrap, "--coordination", coordination]
-    # Not stopping the process for each sample: with the seventy threads of ten members it would do nothing else.
+    # Without stopping the process for each sample, which with seventy threads would take all the time.
     spy = [str(Path(sys.executable).with_name("py-spy")), "record", "--nonblocking", "--gil"]
     spy += ["--rate", str(RATE_HZ), "--format", "raw", "--output", str(target), "--"]
     done = subprocess.run([*spy, *scene], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.stderr.strip():  # of the scene, too: a worker that failed is no profile
+    if done.stderr.strip():  # of the scene, too: a failed worker is no profile
         print(done.stderr.strip(), file=sys.stderr)
     if done.returncode or not target.exists():
         raise SystemExit(f"py-spy failed on {name}: {done.stdout.strip()}")
@@ -166,7 +166,7 @@ def record(name: str, grounds: Grounds, seconds: float, out: Path) -> str:
 
 
 def main() -> None:
-    """Profile all scenes, or (--scene, in the process under py-spy) play one."""
+    """Profile all scenes, or (--scene, in the process under py-spy) run one."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

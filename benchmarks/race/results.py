@@ -1,4 +1,4 @@
-"""What was found: samples by event, metric and contestant; tables, JSON there and back, and which aims are met."""
+"""Results: samples by event, metric and contestant; tables, JSON, and which targets are met."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Found", "Judged", "closing_line", "earlier", "measured_here", "table
 
 
 def p95(samples: Sequence[float]) -> float:
-    """The 95th percentile; of fewer than two samples, the sample."""
+    """The 95th percentile; the sample itself if there is only one."""
     return quantiles(samples, n=20, method="inclusive")[-1] if len(samples) > 1 else samples[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An aim with what came of it."""
+    """A target and its result."""
 
     aim: Aim
     ours: float
-    #: The other's median; None: the bound stands for itself.
+    #: The other contestant's median; None: a fixed bound.
     theirs: float | None
 
     @property
@@ -36,7 +36,7 @@ class Judged:
 
     @property
     def value(self) -> float:
-        """What is compared with the bound."""
+        """The value that is compared with the bound."""
         return self.ours if self.theirs is None else self.ours / self.theirs
 
 
@@ -45,7 +45,7 @@ class Found:
     """All of one event."""
 
     event: Event
-    #: metric → contestant's name → samples, in the order in which they were taken.
+    #: metric → contestant's name → samples, in order of time.
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     #: (contestant's name, why): rounds without a figure.
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Found:
 
     @property
     def without_figure(self) -> list[str]:
-        """Contestants of which nothing came in, though they were tried."""
+        """Contestants that were tried without any figure."""
         heard = {name for by_name in self.samples.values() for name in by_name}
         return sorted({name for name, _ in self.failures} - heard)
 
     def judged(self) -> Iterator[Judged]:
-        """Every aim whose figures are there."""
+        """Every target whose figures exist."""
         for aim in self.event.aims:
             by_name = self.samples.get(aim.metric, {})
             if aim.contestant not in by_name or (aim.beside and aim.beside not in by_name):
@@ -75,7 +75,7 @@ class Found:
 
 
 def table(found: Found) -> str:
-    """For people: every metric with every contestant, then the aims, then what failed."""
+    """A table of every metric and contestant, then the targets, then failures."""
     event = found.event
     conditions = event.conditions
     lines = [f"{event.name}: {event.title}", "  " + ", ".join(f"{key}: {value}" for key, value in conditions.items())]
@@ -97,7 +97,7 @@ def table(found: Found) -> str:
 
 
 def closing_line(found: Sequence[Found]) -> str:
-    """The figures of a whole run in one line: aims met and missed, rounds without a figure."""
+    """One line about a whole run: targets met and missed, rounds without a figure."""
     judged = [(x.event.name, each) for x in found for each in x.judged()]
     missed = [f"{name}: {x.aim.contestant}, {x.aim.metric} {x.value:.3g}" for name, x in judged if not x.met]
     failures = sum(len(x.failures) for x in found)
@@ -111,7 +111,7 @@ def closing_line(found: Sequence[Found]) -> str:
 
 
 def measured_here(rounds: int, quick: bool, load: float) -> dict[str, object]:
-    """What stands beside an event's figures: the commit, the machine, and how much was measured."""
+    """Conditions of an event's figures: the commit, the machine, and the number of rounds."""
     return {"rounds": rounds, **({"quick": True} if quick else {}), "load before": round(load, 2), **where_it_ran()}
 
 
@@ -131,9 +131,9 @@ def to_json(found: Sequence[Found], conditions: Mapping[str, object]) -> str:
 
 
 def earlier(path: str, kinds: Mapping[str, Callable[[], Event]]) -> dict[str, Found]:
-    """What an earlier run left in this file, by event; nothing where there is no such file.
+    """Results of an earlier run in this file, by event; empty if there is no such file.
 
-    Raises ValueError where it is no race's.
+    Raises ValueError if it is no file of the race.
     """
     if not Path(path).exists():
         return {}
@@ -190,6 +190,6 @@ def _event(found: Found) -> dict[str, object]:
 
 
 def write(path: str, text: str) -> None:
-    """To a file, folders made as needed."""
+    """Write a file, creating folders as needed."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What one worker has seen, with stamps of the system's monotonic clock (seconds, the same in all processes)."""
+"""Observations of one worker, with times of the system's monotonic clock (s, the same in all processes)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sight:
         self._seen: list[tuple[int, int, float]] = []
         self._held: set[int] = set()
         self._lock = threading.Lock()
-        #: When the assignment changed last.
+        #: Time of the assignment's last change.
         self.changed_at = 0.0
 
     @staticmethod
@@ -43,7 +43,7 @@ class Sight:
         self._seen.append((partition, offset, now))
 
     def watch(self, partitions: list[int] | None) -> None:
-        """Report the next record of each of these partitions (None: of the next record at all, as "first")."""
+        """Report the next record of each of these partitions (None: the next record of any, as "first")."""
         if partitions is None:
             self._any = True
         else:
@@ -72,12 +72,12 @@ class Sight:
             return sorted(self._held)
 
     def take(self) -> list[tuple[int, int, float]]:
-        """Partition, offset and moment of all that was delivered since the last call, and of what was last then."""
+        """(partition, offset, moment) of all records delivered since the last call, and of the last one then."""
         seen, self._seen = self._seen, []
         latest = {partition: (partition, offset, at) for partition, offset, at in seen}
         self._seen[:0] = latest.values()
         return seen
 
     def report(self) -> dict[str, Any]:
-        """Everything, for the parent."""
+        """Everything that the parent needs."""
         return {"held": self.held, "changed_at": self.changed_at}

@@ -1,12 +1,12 @@
-"""The process that hosts workers: orders as JSON lines on stdin, what happened as JSON lines on stdout.
+"""The process that hosts workers: orders as JSON lines on stdin, events as JSON lines on stdout.
 
     {"do": "open", "worker": NAME, "side": …, …}    make a worker on its own thread; reports "made", then "first"
     {"do": "watch", "worker": NAME, "partitions": […] or null}    report the next record of these: "seen" (or "first")
-    {"do": "close", "worker": NAME}    leave in order; reports "closing" (the moment it begins) and "closed"
+    {"do": "close", "worker": NAME}    leave; reports "closing" (the moment it begins) and "closed"
     {"do": "report", "seen": true | false}    reports "report": held partitions, last change, and (true) what was seen
     {"do": "cpu"}    reports "cpu": seconds of processor time this process has used
 
-It ends when stdin does. Everything is imported before the first order is read: "ready" says so.
+It ends with stdin. Everything is imported before "ready", after which orders are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Host:
         self._loops: dict[str, Loop] = {}
 
     def obey(self, order: dict[str, Any]) -> None:
-        """Carry out one order; slow ones on a thread."""
+        """Execute one order; slow ones on a thread."""
         match order["do"]:
             case "open":
                 threading.Thread(target=self._open, args=(order,), daemon=True).start()
@@ -66,7 +66,7 @@ class Host:
             loop = self._loops[name] = loop_for(order["side"], sight, order)
             tell("made", name, began=began, at=monotonic())
             loop.run()
-        except Exception:  # noqa: BLE001 - whatever it is, it is reported to the parent
+        except Exception:  # noqa: BLE001 - reported to the parent
             tell("failed", name, why=traceback.format_exc())
 
     def _close(self, name: str) -> None:
@@ -75,7 +75,7 @@ class Host:
             sight.closing()
         try:
             loop.close()
-        except Exception:  # noqa: BLE001 - whatever it is, it is reported to the parent
+        except Exception:  # noqa: BLE001 - reported to the parent
             tell("failed", name, why=traceback.format_exc())
         self._sights.pop(name)
         tell("closed", name, at=monotonic())
@@ -90,12 +90,12 @@ class Host:
 
 
 def main() -> None:
-    """Obey until there are no more orders."""
+    """Execute orders until stdin ends."""
     host = Host()
     tell("ready", "")
     for line in sys.stdin:
         host.obey(json.loads(line))
-    os._exit(0)  # the race is over for this process, whatever its threads are doing
+    os._exit(0)  # ends the process, whatever its threads are doing
 
 
 if __name__ == "__main__":

@@ -191,8 +191,8 @@ def test_made_anew_while_members_work(scene: Scene, work: Work, side: KafkaSide,
     create_topic(scene.cluster, scene.coordination, CPS, 10)
     work.fails_with(TopicChangedError, "made anew|not in the log any more|is gone")
     member = starts(scene, times)
-    # A new log knows nothing of the old one's positions, and says so by beginning at the beginning. Who had not noticed
-    # yet that it is a new one may have claimed in it, before it failed, and have said how far it was: which is true.
+    # A new log lacks the old one's positions, so members begin at the beginning. A member that has not noticed the
+    # new log may have claimed in it before it failed, and reported its progress, which is correct.
     said = [lease for lease in member.world.leases() if lease.topic == work.topic and lease.stable is not None]
     assert {(x.partition, offset) for x in said for offset in range((x.stable or 0) + 1)} <= set(work.handled)
 

@@ -1,1 +1,1 @@
-"""What is measured, an event a module."""
+"""The measurements, one event per module."""

@@ -33,29 +33,29 @@ WORKERS = 10
 PARTITIONS = 900
 
 #: Every 90th partition gets a record each FEED_S: gaps are measured on these. A producer sends a request for each
-#: record then, and 500 a second leave the broker time to answer; with 1,500 records were seconds old on two cores, and
+#: record then, and 500 a second leave the broker time to answer; at 1,500, records were seconds old on two cores and
 #: the gaps were the producer's.
 FED = 90
 FEED_S = 0.02
 
-#: Stable is what does not change for this long (longer than a heartbeat of any contestant but KIP-848's 5 s).
+#: Unchanged for this long is stable (longer than any contestant's heartbeat interval except KIP-848's 5 s).
 QUIET_S = 2.2
 STEADY_S = 2.0
 
-#: What moves may add to the usual gap of a partition that does not move. Its gaps are measured beside a bystander, who
-#: reads the same records at the same time, in its own process and in no group: by how much they are longer. The
-#: usual gap is the longest so measured while nothing moved, in the same round. (The longest gap alone says little on
-#: two cores: beside a producer, a broker and ten workers it is 50 to 280 ms while nothing moves.)
+#: Limit on the additional gap of a partition that does not move. Gaps are compared with those of a bystander, which
+#: reads the same records at the same time in another process and in no group. The usual additional gap is the longest
+#: in the same round while nothing moved. (The longest gap alone says little on two cores: beside a producer, a broker
+#: and ten workers it is 50 to 280 ms while nothing moves.)
 ADDED_GAP_MS = 30.0
 TIMEOUT_S = 90.0
 
 
-#: By worker: its partitions.
+#: Worker → its partitions.
 Held = Mapping[str, frozenset[int]]
 
 
 class Balance(Event):
-    """All workers are threads of one process, on all sides; its own callbacks report what each holds."""
+    """All workers are threads of one process, on all sides; callbacks report the partitions of each."""
 
     name = "balance"
     title = "10 workers, 900 partitions"
@@ -140,7 +140,7 @@ class Balance(Event):
 
 
 def wait_until_stable(host: Host, workers: int, partitions: int) -> float:
-    """Wait until everybody has an even share and nothing moves any more; when the last change was."""
+    """Wait until all have an even share and nothing moves any more; returns the time of the last change."""
     share = partitions // workers
     deadline = monotonic() + TIMEOUT_S
     sizes: list[int] = []
@@ -156,7 +156,7 @@ def wait_until_stable(host: Host, workers: int, partitions: int) -> float:
 
 
 class Gaps:
-    """The gaps of partitions that stay where they are, since it was asked last."""
+    """The gaps of partitions that don't move, since the last measurement."""
 
     def __init__(self, host: Host, bystander: Host) -> None:
         self._host = host
@@ -171,7 +171,7 @@ class Gaps:
         return workers, at
 
     def measure(self, found: dict[str, list[float]], what: str, held: Held | None = None) -> Held:
-        """Note the gaps of what was held before and still is (None: of all); what is held now."""
+        """Record the gaps of partitions held before and still (None: of all); returns those held now."""
         (workers, at), began = self._take(), self._asked_at
         self._asked_at = at
         usual = first_seen(self._usual)
@@ -180,7 +180,7 @@ class Gaps:
         stays = {name: kept for name, partitions in now.items() if (kept := partitions & before.get(name, frozenset()))}
         seen = {name: first_seen(workers[name]["seen"]) for name in stays}
         fed = {name: kept & usual.keys() for name, kept in stays.items()}
-        kept_by = {name: kept for name, kept in fed.items() if kept}  # none, if a contestant moved all that is fed
+        kept_by = {name: kept for name, kept in fed.items() if kept}  # empty if a contestant moved all fed partitions
         longest = [longest_ms(seen[name], kept, began, at) for name, kept in kept_by.items()]
         found[f"longest gap, {what}"] = [max(longest)] if longest else []
         beyond = [beyond_ms(seen[name], usual, kept, began, at) for name, kept in kept_by.items()]
@@ -194,7 +194,7 @@ class Gaps:
 
 
 class _Appended:
-    """How many records of coordination, beats apart, were appended since it was asked last, by type."""
+    """Number of coordination records except heartbeats since the last call, by type."""
 
     def __init__(self, bootstrap: str, coordination: str) -> None:
         self._bootstrap = bootstrap
@@ -205,7 +205,7 @@ class _Appended:
         self.last: Counter[str] = Counter()
 
     def since_last(self) -> list[float]:
-        """One sample, or none where there is no coordination topic."""
+        """One sample, or none without a coordination topic."""
         if not self._coordination:
             return []
         worlds = {cp: World(cp, CPS) for cp in range(CPS)}

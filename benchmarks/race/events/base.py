@@ -1,4 +1,4 @@
-"""What every event has in common."""
+"""The base class of events."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from benchmarks.race.grounds import Grounds
 
 __all__ = ["Aim", "Event", "Samples"]
 
-#: By the metric's name: what one round found.
+#: Metric → samples of one round.
 Samples = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a median should be: at most (or at least) factor × another contestant's, or this number of units."""
+    """Target of a median: at most (or at least) factor × another contestant's, or a fixed number of units."""
 
     metric: str
     contestant: str
-    #: Another contestant's name; "": the bound stands for itself.
+    #: Another contestant's name; "": a fixed bound.
     beside: str
     bound: float
     at_least: bool = False
@@ -50,7 +50,7 @@ class Event:
     def __init__(
         self, contestants: Sequence[Contestant], aims: Sequence[Aim], conditions: Mapping[str, object]
     ) -> None:
-        """Who runs, what should come of it, and what it is measured under (for people)."""
+        """The contestants, the targets, and a description of the conditions."""
         self.contestants = contestants
         self.aims = aims
         self.conditions = conditions

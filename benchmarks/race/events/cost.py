@@ -1,4 +1,4 @@
-"""What coordination costs when nothing happens: processor time of an idle worker, and what it appends."""
+"""The cost of coordination without work: processor time of an idle worker, and its records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Cost"]
 LEASES = 100
 WINDOW_S = 10.0
 
-#: Idle is a member after this long: kafka-marshal polls less often the longer nothing comes.
+#: A member is idle after this time: kafka-marshal polls less often the longer nothing arrives.
 REST_S = 20.0
 
 
 class Cost(Event):
-    """One worker alone with 100 partitions in which nothing is produced."""
+    """A single worker with 100 empty partitions."""
 
     name = "cost"
     title = "an idle worker with 100 leases"
@@ -47,7 +47,7 @@ class Cost(Event):
         super().__init__(contestants, aims, conditions)
 
     def round(self, grounds: Grounds, contestant: Contestant) -> Samples:
-        """Let it come to rest, then watch it for a while."""
+        """Let it become idle, then measure for a while."""
         topic, group = grounds.topic(LEASES), new_name("group")
         coordination = grounds.coordination() if contestant.side is Side.MARSHAL else ""
         with Host() as host:
@@ -60,14 +60,14 @@ class Cost(Event):
             used_after, ended = host.cpu_s()
             found = {"processor": [(used_after - used) / (ended - began) * 100]}
             if coordination:
-                # All records are of this worker: the log's own order across CPs does not matter to their sum.
+                # All records are of this worker, so their order across CPs does not matter.
                 values = [value for _, _, _, value in read_log(grounds.bootstrap, coordination) if value is not None]
                 found |= self._appended(values, before, ended - began)
         return found
 
     @staticmethod
     def _appended(values: list[bytes], before: int, seconds: float) -> dict[str, list[float]]:
-        """The beats among them; how many there were in the window is known, which ones does not matter."""
+        """The rate of heartbeats; the number of records in the window is known, which ones does not matter."""
         beats = [
             (len(value), len(record.entries)) for value in values if isinstance(record := decode(value), HeartbeatBatch)
         ]

@@ -1,4 +1,4 @@
-"""A worker dies without a goodbye, or goes silent: until the first record of its partition at another."""
+"""A worker dies or hangs: time until another one gets the first record of its partition."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ __all__ = ["Killed", "Stopped"]
 
 FEED_S = 0.01
 
-#: Where a timeout of seconds decides, this number of groups of two lose a member at once: figures are equal, and ten
-#: rounds do not take an hour. Where milliseconds count there is one.
+#: If a timeout of seconds decides, this number of groups of two lose a member at once: figures are equal, and ten
+#: rounds do not take an hour. If milliseconds count, there is one.
 PAIRS = 5
 
 PHASE_S = (0.2, 1.4)
@@ -45,11 +45,11 @@ AGE = "log time from the last beat to the takeover ÷ 2·HI"
 
 
 class _Crash(Event):
-    """What kill -9 and SIGSTOP have in common. Both workers have their own process."""
+    """Base of kill -9 and SIGSTOP. Both workers have their own process."""
 
     number: ClassVar[signal.Signals]
 
-    #: Contestants that report a death within milliseconds: one group of them at a time.
+    #: Contestants that notice a death within milliseconds: one group at a time.
     one_by_one: Sequence[Contestant] = ()
 
     def __init__(self, contestants: Sequence[Contestant], aims: Sequence[Aim]) -> None:
@@ -98,7 +98,7 @@ class _Crash(Event):
         return found
 
     def _share(self, grounds: Grounds, contestant: Contestant) -> float:
-        """The victim holds records it never acknowledges; clock stops when the survivor is given one of them."""
+        """The victim holds records that it never acknowledges; time stops when the survivor gets one of them."""
         topic, group = grounds.topic(1), new_name("group")
         with Host() as victim, Host() as survivor:
             started: set[str] = set()
@@ -121,7 +121,7 @@ class _Crash(Event):
 
 
 def feed_until(grounds: Grounds, topic: str, host: Host, worker: str) -> None:
-    """A record now and then until the worker has been given one (a share group begins at the end)."""
+    """Produce single records until the worker has received one (a share group begins at the end)."""
     deadline = monotonic() + 60
     while monotonic() < deadline:
         grounds.fill(topic, 1, 3)
@@ -137,7 +137,7 @@ Lease = tuple[str, str, int]
 
 
 def takeover_ages(bootstrap: str, coordination: str, leases: Sequence[Lease]) -> Iterator[float]:
-    """How old (÷ 2·HI, by log time) the last beat of each lease was when another member was granted it, by replay."""
+    """Age (÷ 2·HI, log time) of each lease's last heartbeat when another member was granted it, by replay."""
     worlds = {cp: World(cp, CPS) for cp in range(CPS)}
     ages: dict[Lease, float] = {}
     wanted = set(leases)
@@ -163,7 +163,7 @@ def _claim(value: bytes | None) -> ClaimingPartition | None:
 
 
 def read_log(bootstrap: str, topic: str) -> Iterator[tuple[int, int, int, bytes | None]]:
-    """(CP, offset, stamp, value) of everything that is in a coordination topic now."""
+    """(CP, offset, timestamp, value) of everything in a coordination topic now."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "race", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, cp, 0) for cp in range(CPS)])
     left = set(range(CPS))

@@ -1,4 +1,4 @@
-"""One of two workers leaves in order: from its close() to the first record of its partition at the other."""
+"""One of two workers closes: time from its close() to the first record of its partition at the other."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["Handover", "settled_pair"]
 PARTITIONS = 2
 FEED_S = 0.005
 
-#: So that a heartbeat's phase is random when a member leaves, the pair runs this long before, at least and at most.
+#: The pair runs for a random time in this range before a member leaves, so that heartbeats' phase is random.
 PHASE_S = (0.5, 2.5)
 
 
 def settled_pair(first: Host, second: Host, names: tuple[str, str], timeout_s: float = 60.0) -> dict[str, int]:
-    """Wait until two workers hold one partition each and it stays so for a while; which one each of them holds."""
+    """Wait until two workers stably hold one partition each; returns the partitions."""
     quiet_s, slice_s = 0.6, 0.05
     waited, since = 0.0, 0.0
     found: list[list[int]] = []
@@ -47,7 +47,7 @@ def settled_pair(first: Host, second: Host, names: tuple[str, str], timeout_s: f
 
 
 class Handover(Event):
-    """Both have their own process, and records come every 5 ms."""
+    """Both have their own process, and records arrive every 5 ms."""
 
     name = "handover"
     title = "close() of one worker → first record of its partition at another"

@@ -1,4 +1,4 @@
-"""Big logs: a replay from the broker beside what draining and applying take, and what a large state weighs."""
+"""Big logs: a replay from the broker beside draining and applying alone, and the memory of a large state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATE = Contestant("kafka-marshal, state of 100,000 leases", Side.MARSHAL, "dela
 
 
 class BigLog(Event):
-    """The log is written once a run; every round replays it whole, by all ways."""
+    """The log is written once per run; every round replays all of it, in every way."""
 
     name = "logs"
     title = "replay of a long log"
@@ -46,7 +46,7 @@ class BigLog(Event):
         super().__init__(contestants, aims, conditions)
 
     def round(self, grounds: Grounds, contestant: Contestant) -> Samples:
-        """One of the ways; the ideal is worked out from the two before it."""
+        """One of the ways; the ideal is computed from the two before it."""
         if contestant is STATE:
             return {"memory": [state_mb()]}
         if contestant is IDEAL:
@@ -80,7 +80,7 @@ class BigLog(Event):
 
 
 def replay(bootstrap: str, topic: str) -> float:
-    """Seconds from the first records to the state of the world (C15)."""
+    """Seconds from the first records to the world's state (C15)."""
     cluster = KafkaCluster(bootstrap)
     replica = Replica(cluster, topic, 30.0)
     began = 0.0
@@ -95,7 +95,7 @@ def replay(bootstrap: str, topic: str) -> float:
 
 
 def state_mb() -> float:
-    """Megabytes that a world of this number of held leases takes, by tracemalloc."""
+    """Megabytes of a world with held leases, by tracemalloc."""
     here = [number for number in range(LEASES * 2) if route_lease("flights", number, 2) == 0][:LEASES]
     who = ("instance-0123456789abcdef", "worker-1", "delays")
     log = [(n, 1, encode(ClaimingPartition(*who, "flights", partition, 3000))) for n, partition in enumerate(here)]

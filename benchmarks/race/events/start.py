@@ -24,15 +24,15 @@ __all__ = ["RECLAIM", "Start"]
 PARTITIONS = 2
 RECORDS = 200
 
-#: The broker has just made topics for one side more than for the other: its work on them is not what is measured.
+#: Pause after topics were created, so that the broker's work on them is not measured.
 CALM_S = 0.5
 
-#: The same worker, killed and restarted within HI, takes back what it held (C7).
+#: The same worker, killed and restarted within HI, takes over its leases (C7).
 RECLAIM = Contestant("kafka-marshal, reclaim", Side.MARSHAL, "delay 0")
 
 
 class Start(Event):
-    """Interpreter and imports apart; the log has a history, the group is new (reclaim: it holds everything)."""
+    """Without interpreter and imports; the log has a history, the group is new (reclaim: it holds everything)."""
 
     name = "start"
     title = "new process → first record"

@@ -1,4 +1,4 @@
-"""Messages a second from a backlog: ours in all ways, the best bare loop, and a consumer as the defaults make it."""
+"""Messages a second from a backlog: ours in all ways, the best bare loop, and a consumer with defaults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Throughput(Event):
 
 
 def by_default(bootstrap: str, topic: str, records: int) -> float:
-    """What most programs do: subscribe, poll, and no settings but those that are needed."""
+    """As in most programs: subscribe, poll, and only the required settings."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": new_name("group"), "auto.offset.reset": "earliest"}
     )

@@ -1,12 +1,12 @@
-"""A real Kafka for tests: yours as well as ours.
+"""A real Kafka for tests.
 
-- :class:`LocalBroker`, :class:`LocalCluster`: brokers on this machine, to be killed, paused and restarted at will.
-- :func:`open_kafka`: a Kafka, wherever it comes from: named by KAFKA_MARSHAL_TEST_BOOTSTRAP, in a container, or local.
-- :class:`TcpProxy`: stands before a broker and cuts, delays or swallows what passes.
+- :class:`LocalBroker`, :class:`LocalCluster`: brokers on this machine that can be killed, paused and restarted.
+- :func:`open_kafka`: a Kafka named by KAFKA_MARSHAL_TEST_BOOTSTRAP, in a container, or local.
+- :class:`TcpProxy`: a proxy before a broker that cuts, delays or drops connections.
 - The pytest plugin (installed with the package) offers the fixtures ``kafka_broker``, ``kafka_bootstrap``,
   ``kafka_cluster3``, ``topic_factory`` and ``coordination_topic``; nothing is started before a test asks for it.
 
-Needs the extra ``kafka-marshal[broker]`` (jar resolver and Java), unless Kafka is named or runs in a container.
+Needs the extra ``kafka-marshal[broker]`` (jar resolver and Java), unless a Kafka is named or runs in a container.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``python -m kafka_marshal.testing``: have the local broker's jars in the cache; print their folder.
+"""``python -m kafka_marshal.testing``: download the local broker's jars to the cache and print their folder.
 
-Where PySpark is installed, Spark's Kafka connector comes along (its folder is printed second).
+With PySpark installed, also Spark's Kafka connector (its folder is printed second).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Returns 0, or 1 when the jars are not to be had."""
+    """Returns 0, or 1 if the jars are unavailable."""
     try:
         sys.stdout.write(f"{broker_jars()[0].parent}\n")
         if importlib.util.find_spec("pyspark") is not None:

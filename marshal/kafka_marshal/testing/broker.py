@@ -1,4 +1,4 @@
-"""A real Kafka on this machine, without containers: KRaft brokers that are gone when this process is.
+"""A real Kafka on this machine, without containers: KRaft brokers that end with this process.
 
 ::
 
@@ -7,9 +7,9 @@
     with LocalBroker() as broker:
         run_my_test(broker.bootstrap_servers)
 
-Brokers listen on the loopback interface only, keep their data in a folder of their own in the system's temporary
-one, and end with the process that started them, also when that is killed with -9; then the data is removed too
-(``keep`` keeps it). One broker takes about two seconds to start and 300 MB of memory.
+Brokers listen on the loopback interface only, keep their data in a temporary folder, and end with the process that
+started them, even if it is killed with -9; then the data is removed, too (unless ``keep``). One broker takes about two
+seconds to start and 300 MB of memory.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from kafka_marshal.testing.processes import Processes
 
 __all__ = ["LocalBroker", "LocalCluster"]
 
-#: Somebody else may take a port between our choosing it and the broker's listening on it.
+#: Attempts to start: another program may take a port between our choice and the broker's bind.
 _ATTEMPTS = 5
 
-#: How long a JVM that hangs gets to print where its threads are.
+#: Time-out for the thread dump of a hanging JVM.
 _THREAD_DUMP_S = 2.0
 
-#: While a broker is waited for, a line says so this often.
+#: Interval of progress lines while waiting for a broker.
 _TELL_EVERY_S = 5.0
 
 
@@ -56,7 +56,7 @@ class LocalCluster:
     """One to several brokers, each also a controller, on this machine.
 
     Topics of a cluster of three or more are replicated three times and need two replicas in sync
-    (``min.insync.replicas`` 2): it goes on when one broker is killed. Any thread may call any method. A forked
+    (``min.insync.replicas`` 2): they survive the kill of one broker. Any thread may call any method. A forked
     child may use the brokers, but not control them.
     """
 
@@ -76,17 +76,16 @@ class LocalCluster:
         """Describe the cluster; :meth:`start` (or ``with``) starts it.
 
         Args:
-            brokers: how many; their ids are 1, 2, …
-            port: broker 1 listens here, broker 2 on the next one, …; None: free ports are chosen.
-            advertised_ports: broker id → the port that clients are told to connect to, where a
-                :class:`~kafka_marshal.testing.proxy.TcpProxy` stands before the broker.
-            properties: broker settings on top of ours. Listeners are called CLIENT, INTERNAL and CONTROLLER.
-            client_config: librdkafka properties needed to talk to the CLIENT listener (TLS, SASL), where
-                properties ask for them.
-            keep: a folder for the data, which stays; a cluster that is there already goes on with its data.
+            brokers: their number; their ids are 1, 2, …
+            port: broker 1 listens here, broker 2 on the next port, …; None: free ports.
+            advertised_ports: broker id → the port advertised to clients, if a
+                :class:`~kafka_marshal.testing.proxy.TcpProxy` is in front of the broker.
+            properties: further broker settings. Listeners are called CLIENT, INTERNAL and CONTROLLER.
+            client_config: librdkafka properties for the CLIENT listener (TLS, SASL), if properties require them.
+            keep: a folder for the data, which is kept; an existing cluster there is continued.
             jvm_options: such as ``-Xmx1g``.
             start_timeout_s: how long the brokers may take to answer.
-            progress: called with a line of text as the start proceeds, also while it waits.
+            progress: called with lines of text during the start.
         """
         brokers = arguments.a_whole("brokers", brokers, 1)
         if port is not None:
@@ -111,10 +110,11 @@ class LocalCluster:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start all brokers and wait until each of them answers and knows all the others.
+        """Start all brokers and wait until each answers and knows all others.
+
 
         Raises:
-            LocalBrokerError: (one of its kinds) it can't be done; nothing is left running.
+            LocalBrokerError: (or a subclass) the start failed; nothing is left running.
         """
         if self._processes is not None:
             return self
@@ -134,7 +134,7 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """End all brokers; remove the data unless it is to be kept. Does nothing if nothing runs."""
+        """End all brokers and remove the data unless it is kept. Has no effect if nothing runs."""
         if os.getpid() != self._owner:
             return
         atexit.unregister(self.stop)
@@ -157,7 +157,7 @@ class LocalCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients connect to: ``host:port`` of every broker, with commas."""
+        """``host:port`` of every broker, separated by commas."""
         return ",".join(f"{LOOPBACK}:{self._layout(broker_id).advertised_port}" for broker_id in self._ids)
 
     @property
@@ -178,7 +178,7 @@ class LocalCluster:
         return self._folder
 
     def port_of(self, broker_id: int) -> int:
-        """The port that the broker itself listens on (a proxy's port: see bootstrap_servers)."""
+        """The port that the broker listens on (for a proxy's port see bootstrap_servers)."""
         return self._layout(broker_id).port
 
     def pid_of(self, broker_id: int) -> int:
@@ -186,20 +186,20 @@ class LocalCluster:
         return self._running().pid(str(broker_id))
 
     def log_tail(self, broker_id: int = 1, lines: int = 40) -> str:
-        """The last lines a broker logged (warnings and worse) or printed."""
+        """The last lines that a broker logged (warnings and errors) or printed."""
         return self._layout(broker_id).log_tail(lines)
 
     # -- bad days -----------------------------------------------------------------------------------------------
 
     def kill(self, broker_id: int = 1) -> None:
-        """Kill it with -9, and wait until it is gone. Its data stays; :meth:`restart` brings it back."""
+        """Kill a broker with -9 and wait until it has ended. Its data stays; :meth:`restart` starts it again."""
         processes = self._running()
         processes.signal(str(broker_id), signal.SIGKILL)
         if processes.exit_status(str(broker_id), 30.0) is None:
             raise LocalBrokerError(f"Broker {broker_id} did not end within 30 s of kill -9.")
 
     def pause(self, broker_id: int = 1) -> None:
-        """SIGSTOP: it holds its connections and says nothing, like a machine that hangs."""
+        """SIGSTOP: it keeps its connections but does not answer, like a hanging machine."""
         self._running().signal(str(broker_id), signal.SIGSTOP)
 
     def resume(self, broker_id: int = 1) -> None:
@@ -207,7 +207,7 @@ class LocalCluster:
         self._running().signal(str(broker_id), signal.SIGCONT)
 
     def restart(self, broker_id: int = 1) -> None:
-        """End the broker in order if it runs, start it on the same ports and data, wait until it answers."""
+        """End the broker cleanly if it runs, start it with the same ports and data, wait until it answers."""
         processes = self._running()
         name = str(broker_id)
         if processes.exit_status(name) is None:
@@ -219,7 +219,7 @@ class LocalCluster:
         self._wait_until_up(processes, {broker_id})
 
     def check(self) -> None:
-        """Raise BrokerDiedError if a broker has ended without being told to."""
+        """Raise BrokerDiedError if a broker has ended unexpectedly."""
         for broker_id in self._ids:
             status = self._running().exit_status(str(broker_id))
             if status is not None:
@@ -264,11 +264,11 @@ class LocalCluster:
         until = time.monotonic() + self._start_timeout_s
         for broker_id in sorted(wanted):
             each = self._layout(broker_id)
-            # The probe only once somebody listens: librdkafka backs off after a refused connection, we need not.
+            # Wait for a listener before the probe: librdkafka backs off after a refused connection.
             self._await(processes, broker_id, until, functools.partial(_listens, each.port))
             if each.advertised_port == each.port:
                 probe = Probe(f"{LOOPBACK}:{each.port}", self._client_config)
-            else:  # a client leaves the port it knows for the advertised one, behind which nobody may be yet
+            else:  # a client would follow the advertised port, where no proxy may listen yet
                 probe = Probe(f"{LOOPBACK}:{each.internal_port}")
             self._await(processes, broker_id, until, functools.partial(_knows, probe, wanted))
 
@@ -286,9 +286,9 @@ class LocalCluster:
             time.sleep(0.02)
 
     def _hangs(self, processes: Processes, broker_id: int) -> BrokerDiedError:
-        """Asked where its threads are (SIGQUIT), a JVM prints it: what it waits for is told nowhere else."""
+        """The error of a hanging broker, with the JVM's thread dump (SIGQUIT), which alone shows what it waits for."""
         processes.signal(str(broker_id), signal.SIGQUIT)
-        processes.exit_status(str(broker_id), _THREAD_DUMP_S)  # it does not end: this is the time to print
+        processes.exit_status(str(broker_id), _THREAD_DUMP_S)  # it does not end: this gives it time to print
         return BrokerDiedError(
             f"Broker {broker_id} of the local Kafka did not answer on {LOOPBACK}:{self.port_of(broker_id)} "
             f"within {self._start_timeout_s:.0f} s. It is ended. It said last:\n{self.log_tail(broker_id)}\n"
@@ -329,7 +329,7 @@ class LocalBroker(LocalCluster):
         jvm_options: Sequence[str] = (),
         start_timeout_s: float = 60.0,
     ) -> None:
-        """As for :class:`LocalCluster`. advertised_port: where a proxy stands before the broker."""
+        """As for :class:`LocalCluster`. advertised_port: of a proxy in front of the broker."""
         super().__init__(
             1,
             port=port,
@@ -343,7 +343,7 @@ class LocalBroker(LocalCluster):
 
     @property
     def port(self) -> int:
-        """The port that the broker itself listens on."""
+        """The port that the broker listens on."""
         return self.port_of(1)
 
 
@@ -354,7 +354,7 @@ def _format(
     cluster_id: str,
     timeout_s: float,
 ) -> None:
-    """Prepare data folders that are new."""
+    """Format new data folders."""
     fresh = [each for each in layouts if not each.formatted]
     for each in fresh:
         tool = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(each.properties_file))

@@ -1,4 +1,4 @@
-"""A child process that is spoken to in lines of JSON on its standard input, and answers on its standard output."""
+"""A child process that gets lines of JSON on its standard input and answers on its standard output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Child"]
 
 
 class Child:
-    """One process. Its standard input stays open: that it closes tells the child that we are gone."""
+    """One process. Its standard input stays open; when it closes, the child knows that we have ended."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Child:
     ) -> None:
         """Start it. Raises OSError.
 
-        heard: called with each line, by a thread of its own; silent: after the last one. options: Popen's.
+        heard: called with each line, on a separate thread; silent: called after the last one. options: of Popen.
         """
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
@@ -35,12 +35,12 @@ class Child:
     def _listen(self, heard: Callable[[Mapping[str, Any]], object], silent: Callable[[], object]) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.endswith(b"\n"):  # else it was killed while it said this
+            if line.endswith(b"\n"):  # else it was killed while writing
                 heard(json.loads(line))
         silent()
 
     def tell(self, **message: object) -> None:
-        """Say something; nothing happens where it has ended already."""
+        """Send a message; has no effect if the child has ended."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -53,7 +53,7 @@ class Child:
             self.process.stdin.close()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ends within timeout_s. Then everything it said has been heard, unless others hold its output."""
+        """Whether it ends within timeout_s. Then all its output was read, unless other processes hold its pipe."""
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

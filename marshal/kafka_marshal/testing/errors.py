@@ -1,12 +1,12 @@
-"""What can go wrong with a local broker.
+"""Errors of local brokers.
 
 ::
 
     MarshalError
-    └── LocalBrokerError        a local Kafka could not be had, or not be controlled
+    └── LocalBrokerError        a local Kafka could not be started or controlled
         ├── JavaMissingError    no Java 17 or newer
-        ├── JarsMissingError    the broker's jars are not here and could not be downloaded
-        ├── PortTakenError      a port that was asked for is in use
+        ├── JarsMissingError    the broker's jars are not in the cache and could not be downloaded
+        ├── PortTakenError      a requested port is in use
         └── BrokerDiedError     the broker ended by itself; the message ends with the tail of its log
 """
 
@@ -18,11 +18,11 @@ __all__ = ["BrokerDiedError", "JarsMissingError", "JavaMissingError", "LocalBrok
 
 
 class LocalBrokerError(MarshalError):
-    """A local Kafka could not be started, or not be controlled in the way asked for."""
+    """A local Kafka could not be started, or not be controlled as requested."""
 
 
 class JavaMissingError(LocalBrokerError):
-    """No Java that is new enough was found."""
+    """No Java of a supported version was found."""
 
 
 class JarsMissingError(LocalBrokerError):
@@ -30,7 +30,7 @@ class JarsMissingError(LocalBrokerError):
 
 
 class PortTakenError(LocalBrokerError):
-    """A port that was asked for is in use by another program."""
+    """A requested port is in use by another program."""
 
 
 class BrokerDiedError(LocalBrokerError):

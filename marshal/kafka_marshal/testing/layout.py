@@ -30,10 +30,10 @@ __all__ = [
     "sweep",
 ]
 
-#: Names the folders in the system's temporary one that are ours.
+#: Prefix of our folders in the system's temporary folder.
 FOLDER_PREFIX = "kafka-marshal-broker-"
 
-#: A start in two seconds counts for more here than the last per cent of throughput.
+#: Tuned for a start in two seconds rather than for throughput.
 JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Djava.awt.headless=true")
 
 #: A folder younger than this may belong to a supervisor that is about to lock it.
@@ -63,31 +63,31 @@ def heap(brokers: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayout:
-    """Where one broker listens and writes."""
+    """One broker's ports and files."""
 
     folder: Path
     broker_id: int
-    #: Clients connect here …
+    #: Port for clients …
     port: int
-    #: … but are told to connect here (the same, unless a proxy stands between).
+    #: … and the advertised port (the same, unless there is a proxy).
     advertised_port: int
-    #: Other brokers connect here: a proxy for clients does not come between brokers.
+    #: Port for other brokers, so that a proxy does not affect traffic between brokers.
     internal_port: int
     controller_port: int
 
     @property
     def properties_file(self) -> Path:
-        """Kafka's own configuration."""
+        """Kafka's configuration."""
         return self.folder / "server.properties"
 
     @property
     def log4j_file(self) -> Path:
-        """What it logs, and where to."""
+        """Kafka's logging configuration."""
         return self.folder / "log4j2.properties"
 
     @property
     def console(self) -> Path:
-        """What the process printed."""
+        """The process's output."""
         return self.folder / "console.log"
 
     @property
@@ -106,11 +106,11 @@ class BrokerLayout:
         return (self.data / "meta.properties").exists()
 
     def write(self, cluster: Sequence[BrokerLayout], properties: Mapping[str, str]) -> None:
-        """Write the broker's configuration, properties winning over ours; begin new logs."""
+        """Write the broker's configuration, with properties overriding ours; begin new logs."""
         self.folder.mkdir(exist_ok=True)
         settings = {**self._settings(cluster), **properties}
         lines = [f"{_escaped(key)}={_escaped(value)}" for key, value in settings.items()]
-        # Passwords of users may stand in it.
+        # It may contain users' passwords.
         self.properties_file.unlink(missing_ok=True)
         self.properties_file.touch(mode=0o600)
         self.properties_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -119,7 +119,7 @@ class BrokerLayout:
             log.unlink(missing_ok=True)
 
     def log_tail(self, lines: int) -> str:
-        """The last lines of Kafka's log, or of what the process printed when it did not get as far as logging."""
+        """The last lines of Kafka's log, or of the process's output if it did not get as far as logging."""
         for log in (self.log, self.console):
             if log.exists():
                 said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
@@ -128,14 +128,14 @@ class BrokerLayout:
         return ""
 
     def start_waits_at(self) -> str:
-        """Where the thread that starts a broker is, from what its JVM prints when it is asked (SIGQUIT)."""
+        """The stack of the thread that starts a broker, from the JVM's thread dump (SIGQUIT)."""
         said = self.console.read_text(encoding="utf-8", errors="replace") if self.console.exists() else ""
         _, _, dump = said.rpartition("Full thread dump")
         main = next((thread for thread in dump.split("\n\n") if thread.lstrip().startswith('"main"')), "(nowhere)")
         return "\n".join(f"  {line}" for line in main.splitlines())
 
     def bind_failed(self) -> bool:
-        """Whether the broker ended because somebody took one of its ports."""
+        """Whether the broker ended because another program took one of its ports."""
         said = self.log_tail(200)
         return any(sign in said for sign in ("BindException", "Address already in use", "failed to bind"))
 
@@ -155,7 +155,7 @@ class BrokerLayout:
 
 
 def common_settings(brokers: int) -> dict[str, str]:
-    """Settings that all brokers of a cluster for tests have, wherever it runs."""
+    """Common settings of brokers for tests."""
     copies = min(3, brokers)
     in_sync = 2 if copies == 3 else 1
     return {
@@ -179,13 +179,13 @@ def common_settings(brokers: int) -> dict[str, str]:
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         "group.initial.rebalance.delay.ms": "0",
-        # 128 MB by default, for a cleaner that has little to do here.
+        # 128 MB by default, for a cleaner with little work here.
         "log.cleaner.dedupe.buffer.size": "16777216",
     }
 
 
 def sweep() -> None:
-    """Remove folders left behind by a supervisor that was killed itself: nobody holds their lock."""
+    """Remove folders left behind by a killed supervisor, whose lock is free."""
     root = Path(tempfile.gettempdir())
     for folder in root.glob(f"{FOLDER_PREFIX}*"):
         try:
@@ -196,11 +196,11 @@ def sweep() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # in use, or somebody else was faster
+            continue  # in use, or another process was faster
 
 
 def make_folder(keep: Path | None) -> Path:
-    """The folder for a cluster: a new one in the system's temporary one, or keep. Raises LocalBrokerError."""
+    """The folder for a cluster: a new temporary one, or keep. Raises LocalBrokerError."""
     if keep is None:
         sweep()
         return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
@@ -214,7 +214,7 @@ def make_folder(keep: Path | None) -> Path:
 
 
 def cluster_id(folder: Path, brokers: int) -> str:
-    """The id of the cluster in the folder, made up for a new one. Raises LocalBrokerError."""
+    """The id of the cluster in the folder, random for a new one. Raises LocalBrokerError."""
     note = folder / "cluster.json"
     if note.exists():
         known = json.loads(note.read_text())

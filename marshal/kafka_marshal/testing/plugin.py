@@ -1,7 +1,7 @@
-"""pytest plugin: a real Kafka for tests. It comes with the package; nothing has to be enabled.
+"""pytest plugin: a real Kafka for tests, installed and enabled with the package.
 
-Nothing is started before a test asks for it, and one broker serves the whole session. Tests create and delete topics:
-so they use a Kafka that runs already only if ``KAFKA_MARSHAL_TEST_BOOTSTRAP`` names it, and say so at their start.
+Nothing is started before a test uses it, and one broker serves the whole session. As tests create and delete topics,
+they use a running Kafka only if ``KAFKA_MARSHAL_TEST_BOOTSTRAP`` names it, and print it at their start.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
 
 
 class CoordinationTopic(NamedTuple):
-    """What the fixture ``coordination_topic`` gives: ``Marshal(bootstrap, topic=name, group_id=…)``."""
+    """The value of the fixture ``coordination_topic``: ``Marshal(bootstrap, topic=name, group_id=…)``."""
 
-    #: Of the topic; its log of snapshots is there, too.
+    #: Name of the topic; its snapshots topic exists, too.
     name: str
-    #: bootstrap.servers of the Kafka that has it.
+    #: bootstrap.servers of its Kafka.
     bootstrap: str
 
 
 def pytest_report_header() -> str | None:
-    """Name the Kafka that tests create and delete topics on, where it is not one of their own."""
+    """Name the external Kafka on which tests create and delete topics."""
     named, operators = os.environ.get("KAFKA_MARSHAL_TEST_BOOTSTRAP"), os.environ.get("KAFKA_MARSHAL_BOOTSTRAP")
     if named:
         return f"kafka-marshal: tests create and delete topics on {named} (KAFKA_MARSHAL_TEST_BOOTSTRAP)"
@@ -58,7 +58,7 @@ def pytest_report_header() -> str | None:
 
 
 class TopicFactory(Protocol):
-    """What the fixture ``topic_factory`` gives."""
+    """The value of the fixture ``topic_factory``."""
 
     def __call__(
         self,
@@ -68,13 +68,13 @@ class TopicFactory(Protocol):
         settings: Mapping[str, str] | None = None,
         kafka: RunningKafka | None = None,
     ) -> str:
-        """Create a topic of a name that no other test has; return the name.
+        """Create a topic with a unique name and return the name.
 
         Args:
-            partitions: how many.
-            prefix: what the name begins with.
+            partitions: their number.
+            prefix: of the name.
             settings: topic settings, names and values as in Kafka.
-            kafka: where (default: the session's ``kafka_broker``); such as the fixture ``kafka_cluster3``.
+            kafka: the cluster (default: the session's ``kafka_broker``), such as the fixture ``kafka_cluster3``.
         """
 
 
@@ -96,10 +96,10 @@ def kafka_bootstrap(kafka_broker: RunningKafka) -> str:
 
 @pytest.fixture(scope="module")
 def kafka_cluster3() -> Iterator[RunningKafka]:
-    """Three brokers of our own, to be killed and paused, for the tests of one module.
+    """Three local brokers that may be killed and paused, for the tests of one module.
 
-    Bring back what you kill: the module's other tests want three. (A session's worth of three brokers would hold a
-    gigabyte of memory to its end.)
+    Restart what you kill: the module's other tests need three. (Not for the whole session, as three brokers use a
+    gigabyte of memory.)
     """
     from kafka_marshal.testing.select_broker import open_kafka
 
@@ -110,7 +110,7 @@ def kafka_cluster3() -> Iterator[RunningKafka]:
 
 @pytest.fixture
 def topic_factory(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
-    """Makes topics, and removes them after the test."""
+    """Creates topics, and deletes them after the test."""
     from kafka_marshal.adapters.probe import Probe
 
     probes: dict[str, Probe] = {}
@@ -130,7 +130,7 @@ def topic_factory(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
         address = where.bootstrap_servers
         if address not in probes:
             probes[address] = Probe(address, where.client_config)
-        # Random, for a Kafka that outlives the session may hold topics of the last one.
+        # Random, as a Kafka that outlives the session may have topics of the last one.
         name = f"{prefix}-{test}-{next(numbers)}-{os.urandom(3).hex()}"
         probes[address].create_topic(name, partitions, min(3, len(where.broker_ids)), settings or {})
         made.setdefault(address, []).append(name)
@@ -143,7 +143,7 @@ def topic_factory(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
 
 @pytest.fixture
 def coordination_topic(kafka_broker: RunningKafka) -> Iterator[CoordinationTopic]:
-    """A coordination topic of this test's own, as ``kafka-marshal init`` creates it; deleted after the test."""
+    """A coordination topic for this test, as ``kafka-marshal init`` creates it; deleted after the test."""
     from kafka_marshal.adapters.probe import Probe
     from kafka_marshal.admin import Admin
     from kafka_marshal.node.coordination_topic import snapshots_topic

@@ -1,7 +1,7 @@
 """Ports for local brokers.
 
-Chosen below the range from which the system serves outgoing connections: a port in that range may be free when
-asked for and belong to somebody's client socket a moment later.
+Chosen below the system's range for outgoing connections, where a free port may belong to a client socket a moment
+later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafka_marshal.testing.errors import LocalBrokerError
 
 __all__ = ["LOOPBACK", "free_ports", "is_free"]
 
-#: Local brokers listen here only.
+#: The only address on which local brokers listen.
 LOOPBACK = "127.0.0.1"
 
 _LOWEST = 15_000
@@ -23,9 +23,9 @@ _DEFAULT_EPHEMERAL = 32_768
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports that nobody listens on now. Somebody may be faster all the same: retry when a bind fails."""
+    """Distinct ports that are free now. Another program may still be faster: retry if a bind fails."""
     low, high = _range()
-    # The system's randomness, not the seeded one of a test: two test runs at once must not draw the same ports.
+    # The system's random source, not a test's seeded one: concurrent test runs must not draw the same ports.
     candidates = random.SystemRandom().sample(range(low, high), min(high - low, 50 * count + 200))
     found: list[int] = []
     for port in candidates:
@@ -42,7 +42,7 @@ def free_ports(count: int) -> list[int]:
 def is_free(port: int) -> bool:
     """Whether a server could listen on this port of the loopback interface now."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        # As Java does it: connections in TIME_WAIT don't count.
+        # As in Java: connections in TIME_WAIT don't count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -56,6 +56,6 @@ def _range() -> tuple[int, int]:
         first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         first_ephemeral = _DEFAULT_EPHEMERAL
-    # A system tuned to serve nearly all ports leaves no room below: then any port is as good as another.
+    # A system tuned to use nearly all ports leaves no room below: then any port will do.
     high = first_ephemeral if first_ephemeral > _LOWEST + 1_000 else _DEFAULT_EPHEMERAL
     return _LOWEST, high

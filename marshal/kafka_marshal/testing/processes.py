@@ -20,13 +20,13 @@ __all__ = ["Processes"]
 
 
 class Processes:
-    """Processes started by a supervisor, which kills them and removes their folder when this process is gone.
+    """Processes started by a supervisor, which kills them and removes their folder when this process ends.
 
     Any thread may call any method; a forked child may call none.
     """
 
     def __init__(self, folder: Path, *, keep: bool) -> None:
-        """Start the supervisor. folder exists; unless keep, it is removed at the end, whatever that end is.
+        """Start the supervisor. folder exists; unless keep, it is removed at any end.
 
         Raises:
             LocalBrokerError: another supervisor uses the folder, or none could be started.
@@ -42,7 +42,7 @@ class Processes:
             [*program, str(os.getpid()), str(folder), "keep" if keep else "remove"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is not for it
+            start_new_session=True,  # a terminal's Ctrl-C must not reach it
         )
         self._wait(lambda: self._first_event is not None, 30.0)
         first_event = self._answer()
@@ -55,7 +55,7 @@ class Processes:
             )
 
     def start(self, name: str, argv: Sequence[str], log: Path) -> None:
-        """Start a process; what it prints is appended to log.
+        """Start a process; its output is appended to log.
 
         Raises:
             LocalBrokerError: the system could not start it.
@@ -75,23 +75,23 @@ class Processes:
         self._ask({"do": "signal", "name": name, "signal": int(number)})
 
     def exit_status(self, name: str, timeout_s: float = 0.0) -> int | None:
-        """Wait up to timeout_s for a process to end; its status (minus the signal that killed it), or None."""
+        """Wait up to timeout_s for a process to end; returns its status (minus the signal that killed it) or None."""
         self._wait(lambda: name in self._exits, timeout_s)
         return self._exits.get(name)
 
     def pid(self, name: str) -> int:
-        """The process id last given to name."""
+        """The latest process id of name."""
         return self._pids[name]
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Kill everything (after grace_s seconds to end in order), remove the folder unless it is kept, and wait."""
+        """Kill everything (after grace_s seconds for a clean end), remove the folder unless it is kept, and wait."""
         assert self._supervisor.stdin is not None
         if self._supervisor.stdin.closed:
             return
         try:
             self._ask({"do": "end", "grace_s": grace_s})
         except LocalBrokerError:
-            pass  # it is gone already; what it started went with it
+            pass  # it has already ended, and its processes with it
         finally:
             self._supervisor.stdin.close()
         try:
@@ -118,7 +118,7 @@ class Processes:
                 ) from error
 
     def _wait(self, met: Callable[[], bool], timeout_s: float) -> bool:
-        """Take in events until met() or the time is up."""
+        """Read events until met() or the time-out."""
         until = time.monotonic() + timeout_s
         assert self._supervisor.stdout is not None
         stdout = self._supervisor.stdout
@@ -126,7 +126,7 @@ class Processes:
             with self._lock:
                 if stdout.closed:
                     return met()
-                # Short slices, so that threads waiting for different things take turns.
+                # Short slices, so that threads waiting for different events take turns.
                 left = max(0.0, min(until - time.monotonic(), 0.05)) if not met() else 0.0
                 if select.select([stdout], [], [], left)[0] and not self._take_in(stdout.fileno()):
                     return met()
@@ -136,7 +136,7 @@ class Processes:
                 return False
 
     def _take_in(self, fd: int) -> bool:
-        """Read events that are there; False when the supervisor has ended."""
+        """Read available events; False if the supervisor has ended."""
         chunk = os.read(fd, 65536)
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         for line in lines:

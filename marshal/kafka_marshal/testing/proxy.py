@@ -1,4 +1,4 @@
-"""A TCP proxy that stands before a broker and makes bad days on request.
+"""A TCP proxy in front of a broker that simulates network faults.
 
 Clients connect to the address that a broker advertises, so the broker must advertise the proxy's::
 
@@ -27,7 +27,7 @@ from kafka_marshal.testing.ports import LOOPBACK, free_ports
 __all__ = ["Direction", "TcpProxy"]
 
 _CHUNK = 65_536
-#: What a stalled direction of one connection holds before its sender feels it: about 1 MB.
+#: Buffer of a stalled direction of one connection before its sender is blocked: about 1 MB.
 _CHUNKS_HELD = 16
 _ANSWER_S = 10.0
 
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 class Direction(Enum):
-    """Which way something goes."""
+    """A direction of traffic."""
 
     TO_BROKER = "to broker"
     TO_CLIENT = "to client"
 
 
 class _Way:
-    """How one direction behaves now."""
+    """The present behaviour of one direction."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -65,7 +65,7 @@ class TcpProxy:
         #: The broker's port on the loopback interface. Connections made before it is set are refused.
         self.target_port = target_port
         listener = _listen(port)
-        #: Where the proxy listens.
+        #: The proxy's port.
         self.port: int = listener.getsockname()[1]
         self._cut = False
         self._ways = {direction: _Way() for direction in Direction}
@@ -95,12 +95,12 @@ class TcpProxy:
 
     @property
     def accepted(self) -> int:
-        """How many connections were accepted so far (those refused while cut are not)."""
+        """Number of accepted connections (without those refused while cut)."""
         return self._accepted
 
     @property
     def connections(self) -> int:
-        """How many connections are forwarded now."""
+        """Number of forwarded connections now."""
         return len(self._connections)
 
     def cut(self) -> None:
@@ -108,9 +108,9 @@ class TcpProxy:
         self._ask(self._set(self._do_cut))
 
     def black_hole(self, direction: Direction | None = None) -> None:
-        """Let nothing through (one way, or both), without breaking connections: like a network that is split.
+        """Block traffic (one way or both) without breaking connections, like a network partition.
 
-        What is sent meanwhile arrives after :meth:`restore`, as TCP's own retransmissions would.
+        Data sent meanwhile arrives after :meth:`restore`, like TCP's retransmissions.
         """
 
         def apply() -> None:
@@ -120,7 +120,7 @@ class TcpProxy:
         self._ask(self._set(apply))
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
-        """From now on everything arrives this much later (one way, or both), in order. 0 ends it."""
+        """Delay all traffic from now on (one way or both), in order. 0 ends it."""
 
         def apply() -> None:
             for way in self._chosen(direction):
@@ -129,7 +129,7 @@ class TcpProxy:
         self._ask(self._set(apply))
 
     def restore(self) -> None:
-        """End all of it: forward as before."""
+        """End all faults."""
 
         def apply() -> None:
             self._cut = False
@@ -151,7 +151,7 @@ class TcpProxy:
         change()
 
     def _ask(self, what: Coroutine[Any, Any, T]) -> T:
-        """Run on the proxy's own thread and wait."""
+        """Run on the proxy's thread and wait."""
         if not self._thread.is_alive():
             what.close()
             raise LocalBrokerError("The proxy is closed. Make a new one.")
@@ -169,7 +169,7 @@ class TcpProxy:
         except OSError:
             writer.transport.abort()
             return
-        if self._is_cut():  # meanwhile: it is none of the connections that were broken then
+        if self._is_cut():  # cut meanwhile, when this connection did not exist yet
             broker_writer.transport.abort()
             writer.transport.abort()
             return
@@ -180,7 +180,7 @@ class TcpProxy:
         try:
             await self._forward(reader, writer, broker_reader, broker_writer)
         except asyncio.CancelledError:
-            pass  # by cut() or close(). Python 3.11 would report a connection that ends as cancelled as an error
+            pass  # by cut() or close(). Python 3.11 would report a cancelled connection as an error
         finally:
             self._connections.discard(connection)
             for each in (writer, broker_writer):
@@ -198,7 +198,7 @@ class TcpProxy:
                 pumps.create_task(_pump(reader, broker_writer, self._ways[Direction.TO_BROKER]))
                 pumps.create_task(_pump(broker_reader, writer, self._ways[Direction.TO_CLIENT]))
         except* OSError:
-            pass  # one side broke the connection: so do we with the other
+            pass  # one side broke the connection: break the other one, too
 
     async def _close(self) -> None:
         self._server.close()
@@ -209,7 +209,7 @@ class TcpProxy:
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: _Way) -> None:
-    """Forward one direction of one connection up to its end, which is passed on too, in its turn."""
+    """Forward one direction of one connection up to and including its end."""
     loop = asyncio.get_running_loop()
     held: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue(_CHUNKS_HELD)
 

@@ -1,13 +1,13 @@
-"""A Kafka to test against, wherever it comes from.
+"""A Kafka to test against.
 
-The order of choice for the fixtures, our own tests and benchmarks:
+The order of choice for fixtures, tests and benchmarks:
 
-1. ``KAFKA_MARSHAL_TEST_BOOTSTRAP=host:port``: a Kafka that runs already. Tests create and delete topics on it, but
-   never stop it. ``KAFKA_MARSHAL_BOOTSTRAP``, which names the cluster that an operator works on, has no effect here.
-2. A container, where an engine answers and the extra ``[containers]`` is installed.
-3. A broker of our own, started natively.
+1. ``KAFKA_MARSHAL_TEST_BOOTSTRAP=host:port``: a running Kafka. Tests create and delete topics on it, but never stop
+   it. ``KAFKA_MARSHAL_BOOTSTRAP``, which names an operator's cluster, has no effect here.
+2. A container, if an engine answers and the extra ``[containers]`` is installed.
+3. A local broker.
 
-``KAFKA_MARSHAL_BROKER=native`` or ``=container`` leaves out the choice between the last two.
+``KAFKA_MARSHAL_BROKER=native`` or ``=container`` decides between the last two.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kafka_marshal.testing.errors import LocalBrokerError
 
 __all__ = ["TEST_BOOTSTRAP", "ExternalKafka", "RunningKafka", "open_kafka", "run_broker"]
 
-#: The environment variable that names a Kafka for tests. Never the operator's: tests delete topics.
+#: Environment variable with a Kafka for tests. Never the operator's, as tests delete topics.
 TEST_BOOTSTRAP = "KAFKA_MARSHAL_TEST_BOOTSTRAP"
 
 
 class RunningKafka(Protocol):
-    """What every Kafka to test against offers: :class:`LocalCluster`, a container's, or somebody else's."""
+    """The interface of every Kafka to test against: :class:`LocalCluster`, a container's, or an external one."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -67,14 +67,14 @@ class RunningKafka(Protocol):
         """Raise BrokerDiedError if a broker ended by itself."""
 
     def stop(self) -> None:
-        """End what was started here."""
+        """End what this object started."""
 
 
 class ExternalKafka:
-    """A Kafka that somebody else runs: it can be used, but not killed."""
+    """An external Kafka, which can be used but not killed."""
 
     def __init__(self, bootstrap_servers: str, *, timeout_s: float = 10.0) -> None:
-        """Look whether it answers.
+        """Check that it answers.
 
         Raises:
             KafkaUnavailableError: it does not, within timeout_s.
@@ -111,7 +111,7 @@ class ExternalKafka:
         return ""
 
     def check(self) -> None:
-        """Nothing of ours can have died."""
+        """Nothing: we started no process."""
 
     def stop(self) -> None:
         """Nothing of ours runs."""
@@ -133,20 +133,19 @@ def open_kafka(
     progress: Callable[[str], None] | None = None,
     start_timeout_s: float | None = None,
 ) -> RunningKafka:
-    """A Kafka that answers, by the order of choice above. Call its stop() in the end.
+    """A Kafka that answers, by the order of choice above. Call its stop() at the end.
 
     Args:
-        brokers: how many, where we start it.
-        port: of the first broker, where we start it.
+        brokers: their number, if started here.
+        port: of the first broker, if started here.
         keep: folder for the data; native brokers only, so it rules out a container.
-        properties: broker settings on top of ours, where we start it.
-        controllable: it must be one that is started here, because it will be killed or paused, or because the caller
-            asked for a new one.
-        progress: called with a line of text as the start proceeds.
-        start_timeout_s: how long it may take to answer; None: as LocalCluster and its like have it.
+        properties: further broker settings, if started here.
+        controllable: start a new one, as it will be killed or paused, or as the caller wants a new one.
+        progress: called with lines of text during the start.
+        start_timeout_s: how long it may take to answer; None: the default of LocalCluster or the container.
 
     Raises:
-        LocalBrokerError: (one of its kinds) none could be started.
+        LocalBrokerError: (or a subclass) none could be started.
         KafkaUnavailableError: the one named does not answer.
     """
     arguments.a_whole("brokers", brokers, 1)
@@ -194,18 +193,18 @@ def run_broker(
 ) -> None:
     """Run a Kafka until Ctrl-C, SIGTERM or stop; what ``kafka-marshal broker`` does.
 
-    Ctrl-C before it is up raises KeyboardInterrupt, as anywhere; nothing is left then.
+    Ctrl-C during the start raises KeyboardInterrupt; nothing is left running.
 
     Args:
         port: of the first broker; None: a free one.
-        brokers: how many.
-        keep: folder for the data, None: it is removed in the end.
+        brokers: their number.
+        keep: folder for the data; None: it is removed at the end.
         announce: called once, when it answers.
         stop: ends it from another thread.
         progress, start_timeout_s: as for open_kafka.
 
     Raises:
-        LocalBrokerError: (one of its kinds) it could not be started, or a broker died.
+        LocalBrokerError: (or a subclass) it could not be started, or a broker died.
     """
     done = stop or threading.Event()
     in_main = threading.current_thread() is threading.main_thread()

@@ -1,7 +1,7 @@
 """``python -m kafka_marshal.testing.simulate --seeds 1000``: the simulation from a command line.
 
-Exit status: 0 every promise was kept, 1 one was broken (a script that shows it is printed), 2 wrong use, 130
-interrupted (Ctrl-C; what the seeds so far have shown is printed).
+Exit status: 0 every promise was kept, 1 one was broken (prints a script that reproduces it), 2 wrong use, 130
+interrupted (Ctrl-C; prints the results so far).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-#: As a shell says it of who died by SIGINT.
+#: Exit status after SIGINT, as in shells.
 _INTERRUPTED = 130
-#: How often progress is told, to a person who looks on and to a log.
+#: Intervals of progress lines, on a terminal and in a log.
 _TELL_AFTER_S, _LOG_AFTER_S = 0.5, 60.0
 
 
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _conclude(report: Report | None, options: argparse.Namespace) -> int:
-    """Tell what was shown; the exit status. Who interrupts the making small of a story gets it as it was found."""
+    """Print the result; returns the exit status. If shrinking is interrupted, the story is printed as found."""
     if report is None:
         sys.stdout.write("0 seeds\n")
         return 0
@@ -129,17 +129,17 @@ def _conclude(report: Report | None, options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """How far it is, on stderr: one line that changes on a terminal, a line a minute in a log."""
+    """Progress on stderr: one changing line on a terminal, a line per minute in a log."""
 
     def __init__(self, seeds: int, *, says_small: bool) -> None:
-        #: What was shown so far; None: nothing yet.
+        #: The report so far; None at the beginning.
         self.report: Report | None = None
         self._seeds = seeds
         self._says_small = says_small
         self._on_terminal = sys.stderr.isatty()
         self._told_at = time.monotonic()
         self._line_is_open = False
-        #: Broken ones that were named.
+        #: Number of broken seeds already printed.
         self._told_of = 0
 
     def __call__(self, report: Report) -> None:
@@ -159,7 +159,7 @@ class _Progress:
         self._line_is_open = self._on_terminal
 
     def end(self) -> None:
-        """What follows begins on a line of its own."""
+        """End the line."""
         if self._line_is_open:
             sys.stderr.write("\n")
         self._line_is_open = False

@@ -1,10 +1,9 @@
-"""Runs a local cluster's processes, and ends them when whoever asked for them is gone, however it went.
+"""Runs a local cluster's processes, and ends them when its parent ends in any way.
 
-This file is run as a program of its own (standard library only, no package around it). It listens on its standard
-input, a pipe whose other end only its parent holds: when the parent ends, even by kill -9, the pipe closes, and
-everything started here is killed and the data removed. (PR_SET_PDEATHSIG alone would not do: it fires when the
-*thread* that forked ends.) It also looks whether it was handed to another parent: a forked sibling may hold a copy
-of the pipe.
+This file runs as a program (standard library only, without its package). It reads its standard input, a pipe whose
+other end only its parent holds: when the parent ends, even by kill -9, the pipe closes, and everything started here is
+killed and the data removed. (PR_SET_PDEATHSIG alone is not enough: it fires when the *thread* that forked ends.) It
+also checks whether it was reparented, as a forked sibling may hold a copy of the pipe.
 
 Lines of JSON in: ``{"do": "start", "name", "argv", "log"}``, ``{"do": "signal", "name", "signal"}``,
 ``{"do": "end", "grace_s"}``. Lines out: ``{"event": "ready" | "locked"}`` first, then ``{"event": "started",
@@ -30,11 +29,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: How often to look whether the parent is still ours, and children still run, when nothing else wakes us.
+#: Interval of checks of parent and children when nothing else wakes us.
 LOOK_EVERY_S = 0.5
-#: How long brokers whose data is kept may take to close it in order, once nobody waits for them any more.
+#: Time for brokers with kept data to close it cleanly after the parent has ended.
 ORPHAN_GRACE_S = 10.0
-#: Held by the supervisor as long as it lives: tells a folder in use from one left behind.
+#: Held while the supervisor runs: distinguishes a folder in use from one left behind.
 LOCK_FILE = ".supervisor.lock"
 
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +49,7 @@ class Supervisor:
         self.grace_s: float = ORPHAN_GRACE_S if keep else 0.0
 
     def obey(self, request: dict[str, Any]) -> bool:
-        """Start or signal one process; False: it is time to end."""
+        """Start or signal one process; False on a request to end."""
         if request["do"] == "end":
             self.grace_s = request["grace_s"]
             return False
@@ -72,12 +71,12 @@ class Supervisor:
             self.children[name] = child
             tell({"event": "started", "name": name, "pid": child.pid})
         elif name in self.children:
-            # Not reaped yet, so the id can't have gone to another process.
+            # Not reaped yet, so that no other process can have its id.
             self.children[name].send_signal(request["signal"])
         return True
 
     def reap(self) -> None:
-        """Report children that ended."""
+        """Report ended children."""
         for name, child in list(self.children.items()):
             status = child.poll()
             if status is not None:
@@ -85,7 +84,7 @@ class Supervisor:
                 tell({"event": "exited", "name": name, "status": status})
 
     def end(self) -> None:
-        """Kill what still runs, at once or after its grace; remove the data unless it is to be kept."""
+        """Kill what still runs, at once or after its grace time; remove the data unless it is kept."""
         if self.grace_s > 0:
             for child in self.children.values():
                 child.send_signal(signal.SIGCONT)
@@ -102,13 +101,13 @@ class Supervisor:
 
 
 def tell(event: dict[str, Any]) -> None:
-    """One event to the parent, if it still listens."""
+    """Send an event to the parent, if it still reads."""
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), json.dumps(event).encode() + b"\n")
 
 
 def serve(parent: int, wake: int, reap: Callable[[], None], obey: Callable[[dict[str, Any]], bool]) -> None:
-    """Obey lines of standard input until obey says False, or the parent is gone.
+    """Process lines of standard input until obey returns False or the parent has ended.
 
     reap: called whenever a child may have ended; wake: see `wake_on_exit`.
     """
@@ -132,7 +131,7 @@ def serve(parent: int, wake: int, reap: Callable[[], None], obey: Callable[[dict
 
 
 def wake_on_exit() -> int:
-    """A pipe that can be read from whenever a child has ended."""
+    """A pipe that becomes readable when a child has ended."""
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -141,15 +140,15 @@ def wake_on_exit() -> int:
 
 
 def die_with_parent() -> None:
-    """In a child: be killed when the process that forked it is (Linux; elsewhere no such thing)."""
+    """In a child: be killed when the process that forked it ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:
-    """Run until the parent says end or is gone."""
+    """Run until the parent asks for the end or has ended."""
     parent, folder, fate = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    # Ctrl-C in a terminal goes to the parent, which ends us in order. (We lead a session of our own besides.)
+    # Ctrl-C in a terminal is for the parent, which ends us. (We also lead another session.)
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)
     with open(folder / LOCK_FILE, "w") as lock:
