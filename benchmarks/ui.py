@@ -243,7 +243,7 @@ def around(story: Story, moments: int) -> list[float]:
     from kafka_marshal.adapters.kafka import KafkaCluster
     from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
     from kafka_marshal.observe.log import Source
-    from kafka_marshal.ui.around import read_around
+    from kafka_marshal.ui.archive import read_around
 
     with bench_kafka() as bootstrap:
         topic, cluster = "__marshal", KafkaCluster(bootstrap, {})

@@ -204,7 +204,7 @@ FAULTS: Mapping[str, Fault] = {
             "test_a_pause_that_runs_out_is_noticed_and_nothing_is_moved",
             "test_the_second_admin_is_refused_by_name",
         )
-        + of("tests/admin/test_moving.py", "test_a_claim_that_does_not_come_leaves_everything_as_it_was"),
+        + of("tests/admin/test_repositioning.py", "test_a_claim_that_does_not_come_leaves_everything_as_it_was"),
     ),
 }
 

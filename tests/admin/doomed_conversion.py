@@ -1,6 +1,6 @@
 """An admin that converts a group, killed with -9 at its n-th step: python doomed_conversion.py '{"at": 3, …}'.
 
-A step is a record about to be appended, a delivered one, or a call of `converting.passed`. Without "at" it completes
+A step is a record about to be appended, a delivered one, or a call of `conversion.passed`. Without "at" it completes
 and prints the steps.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from kafka_marshal import Admin
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.admin import converting
+from kafka_marshal.admin import conversion
 from rationalizer import Tick, decode
 
 arguments = json.loads(sys.argv[1])
@@ -55,7 +55,7 @@ class Cluster(KafkaCluster):
         return Appender(super().appender(topic, delivery_timeout_ms=delivery_timeout_ms))
 
 
-converting.passed = step
+conversion.passed = step
 admin = Admin.on_cluster(
     lambda: Cluster(arguments["bootstrap"], {}),
     topic=arguments["coordination"],

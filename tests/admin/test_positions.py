@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_marshal import AdminError, ConfigurationError, Move
-from kafka_marshal.admin.moving import _add, _Done
 from kafka_marshal.admin.positions import Target, moves_to, resolve
+from kafka_marshal.admin.repositioning import _add, _Done
 from kafka_marshal.admin.session import progress_in
 from rationalizer import (
     ClaimingMessages,

@@ -23,7 +23,7 @@ def test_a_forged_snapshot_is_found_on_a_cluster(cluster: Cluster, tmp_path: Pat
     snapshots = log.write_snapshots(tmp_path / "snapshots.jsonl")
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "kafka_marshal.cli", "audit", str(dump), "--snapshots", str(snapshots)),
+            *(sys.executable, "-m", "kafka_marshal", "audit", str(dump), "--snapshots", str(snapshots)),
             *("--master", cluster.url, "--work", str(tmp_path), "--out", str(tmp_path / "out"), "--json"),
         ],
         env={**cluster.environment, "SPARK_CONF_DIR": str(tmp_path)},

@@ -72,7 +72,7 @@ class Command:
         return Ran(status, captured.out, captured.err)
 
 
-ARGV = [sys.executable, "-m", "kafka_marshal.cli"]
+ARGV = [sys.executable, "-m", "kafka_marshal"]
 
 
 def clean_environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -11,11 +11,11 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
 from kafka_marshal.observe.names import near
 from kafka_marshal.observe.problems import problems_of
-from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow
+from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow
 
 A = ("host/17/1.0/x", "a", "g")
 
-IDLE = HeardRow("g", "a", A[0], 4_000)
+IDLE = WorkerRow("g", "a", A[0], 4_000)
 
 
 @pytest.mark.parametrize(

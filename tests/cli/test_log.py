@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.cli.log import Teller, Told, Wanted, in_order
+from kafka_marshal.cli.log import Filter, LogLine, LogLines, in_order
 from rationalizer import (
     ClaimingPartition,
     Heartbeat,
@@ -141,12 +141,12 @@ def runs(log: Log) -> list[tuple[int, int, int, bytes]]:
     return [(r.partition, r.offset, r.timestamp_ms, r.value or b"") for r in DumpReader(log.dump.splitlines())]
 
 
-def told(teller: Teller, records: list[tuple[int, int, int, bytes]]) -> Iterator[Told]:
+def told(lines: LogLines, records: list[tuple[int, int, int, bytes]]) -> Iterator[LogLine]:
     for partition, offset, stamp, value in records:
-        yield from teller.tell(partition, [(offset, stamp, value)])
+        yield from lines.read(partition, [(offset, stamp, value)])
 
 
-EVERYTHING = Wanted(group=None, since=None, no_beats=False)
+EVERYTHING = Filter(group=None, since=None, no_beats=False)
 
 
 @pytest.mark.parametrize("by_partition", [True, False])
@@ -156,7 +156,7 @@ def test_partitions_are_merged_by_time_however_they_were_read(by_partition: bool
     if by_partition:
         records.sort(key=lambda record: record[:2])
     ends = {cp: sum(record[0] == cp for record in records) for cp in range(4)}
-    seen = [each.key for each in in_order(told(Teller(4, EVERYTHING, {}), records), ends)]
+    seen = [each.key for each in in_order(told(LogLines(4, EVERYTHING, {}), records), ends)]
     assert seen == expected
 
 
@@ -164,12 +164,12 @@ def test_merging_holds_back_only_as_much_as_partitions_are_read_apart() -> None:
     log = Log(2)
     for number in range(1_000):
         log.add(Tick(*A), number, number % 2)
-    teller = Teller(2, EVERYTHING, {})
+    lines = LogLines(2, EVERYTHING, {})
     given = 0
 
-    def source() -> Iterator[Told]:
+    def source() -> Iterator[LogLine]:
         nonlocal given
-        for each in told(teller, runs(log)):
+        for each in told(lines, runs(log)):
             given += 1
             yield each
 
@@ -181,14 +181,14 @@ def test_the_end_of_a_partition_that_is_no_record_loses_nothing() -> None:
     """A control record at the end of a CP is never delivered: records that wait for it are shown nevertheless."""
     records = runs(story())
     ends = {cp: sum(record[0] == cp for record in records) + 1 for cp in range(4)}
-    seen = [each.key for each in in_order(told(Teller(4, EVERYTHING, {}), records), ends)]
+    seen = [each.key for each in in_order(told(LogLines(4, EVERYTHING, {}), records), ends)]
     assert seen == sorted(seen)
     assert len(seen) == len(records)
 
 
 def test_what_is_skipped_is_replayed_all_the_same() -> None:
     records = runs(story())
-    skipping = Teller(4, EVERYTHING, {0: 3, 1: 2})
+    skipping = LogLines(4, EVERYTHING, {0: 3, 1: 2})
     list(told(skipping, records))
     for cp in range(2):
         world = World(cp, 4)

@@ -108,7 +108,7 @@ class Walk:
         shim.mkdir()
         topic = names.get("__marshal", "__marshal")
         interpreter = python or sys.executable
-        self._script(shim / "kafka-marshal", f'exec {interpreter} -m kafka_marshal.cli --topic {topic} "$@"')
+        self._script(shim / "kafka-marshal", f'exec {interpreter} -m kafka_marshal --topic {topic} "$@"')
         self._script(shim / "python", f'exec {interpreter} "$@"')
         for name, content in files(page):
             (folder / name).write_text(self._here(content).replace("group_id=", f'topic="{topic}", group_id=', 1))

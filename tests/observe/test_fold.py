@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_marshal.observe import fold
-from kafka_marshal.observe.fold import Fold, Run
+from kafka_marshal.observe.fold import Fold, Worker
 from kafka_marshal.observe.verdict import Verdict, verdict
 from rationalizer import (
     BeatEntry,
@@ -53,9 +53,9 @@ class Log:
                 self.fold.see(cp, world.apply(world.next_offset, at, encode(record)))
             records.clear()
 
-    def run(self, client: str = "a") -> Run:
+    def run(self, client: str = "a") -> Worker:
         self.read()
-        return next(run for run in self.fold.runs() if run.client == client)
+        return next(run for run in self.fold.workers() if run.client == client)
 
 
 #: A partition of topic t in each CP.
@@ -67,7 +67,7 @@ def test_a_batch_of_beats_is_a_sign_of_life() -> None:
     log.add(ClaimingPartition(*A, *T0, 1_000), 0)
     log.add(HeartbeatBatch(*A, (BeatEntry(*T0, 0, 5),)), 700)
     assert log.run().last_at == 700
-    assert log.fold.runs(701) == []
+    assert log.fold.workers(701) == []
     assert log.fold.owners[0].now["g", *T0].last_beat == 700
 
 
@@ -113,7 +113,7 @@ def test_one_that_was_evicted_until_it_claims_again() -> None:
     run = log.run()
     assert (run.is_evicted, run.evictor, run.evicted[0], run.last_at) == (True, "operator", 1_010, 900)
     assert (run.was_alive, run.asked_at, run.released) == (True, None, False)
-    assert [each.client for each in log.fold.runs()] == ["a"], "who evicts is no worker"
+    assert [each.client for each in log.fold.workers()] == ["a"], "who evicts is no worker"
     log.add(ClaimingPartition(*A, *T0, 1_000), 9_000)
     assert (log.run().is_evicted, log.run().last_at) == (False, 9_000)
 
@@ -151,7 +151,7 @@ def test_an_admin_is_no_worker() -> None:
     log.add(ReleaseGroup("x", "admin", "g", 50_000), 0)
     log.add(ClaimingPartition("x", "admin", "g", *T0, 1_000), 100)
     log.read()
-    assert log.fold.runs() == []
+    assert log.fold.workers() == []
 
 
 def test_it_may_begin_in_the_middle() -> None:
@@ -181,8 +181,8 @@ class Members:
         self.fold.see(0, self.world.apply(self.world.next_offset, self.now, encode(record)))
         return self.world.next_offset - 1
 
-    def run(self, client: str = "a") -> Run:
-        return next(run for run in self.fold.runs() if run.client == client)
+    def run(self, client: str = "a") -> Worker:
+        return next(run for run in self.fold.workers() if run.client == client)
 
 
 def test_members_of_a_coordinated_group() -> None:
@@ -274,4 +274,4 @@ def test_an_operator_that_changes_settings_is_no_worker() -> None:
         log.add(settings, 100, cp)
         log.add(ForgetGroup("op/2", "cleaner", "k"), 100, cp)
     log.read()
-    assert [run.client for run in log.fold.runs()] == ["a"]
+    assert [run.client for run in log.fold.workers()] == ["a"]

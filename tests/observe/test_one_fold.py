@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.cli.log import Teller, Wanted
+from kafka_marshal.cli.log import Filter, LogLines
 from kafka_marshal.node.coordination_topic import create_snapshots_topic, required_settings
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.ownership import Ownership, PieceOwnership
@@ -77,7 +77,7 @@ def test_who_was_heard_and_what_became_of_what_it_held(seed: int) -> None:
             run.evictor if run.is_evicted else "",
             run.asked_at,
         )
-        for run in fold.runs()
+        for run in fold.workers()
         if run.client not in ("operator", "admin")
     }
     expected = {key: told(life) for key, life in whole(found).newest().items() if key[1] != "operator"}
@@ -171,11 +171,11 @@ def test_log_says_how_long_a_former_holder_was_silent_wherever_it_begins(seed: i
     assert len(expected) > 3
     middle = sorted(expected)[len(expected) // 2]
     for since in (None, middle[0]):
-        teller = Teller(CPS, Wanted(None, since, no_beats=False), {})
+        lines = LogLines(CPS, Filter(None, since, no_beats=False), {})
         whys = {
             (told.outcome.log_time, cp, told.offset): told.why
             for cp in range(CPS)
-            for told in teller.tell(cp, found.entries(cp))
+            for told in lines.read(cp, found.entries(cp))
             if "was silent for" in told.why and told.record is not None and told.record.group_id == "g"
         }
         assert whys == {place: why for place, why in expected.items() if since is None or place[0] >= since}

@@ -114,7 +114,7 @@ def owners(world: WorldView) -> set[str | None]:
 
 def check_lag(drivers: Drivers) -> None:
     """`kafka-marshal lag` shows Spark's progress like any worker's."""
-    command = [sys.executable, "-m", "kafka_marshal.cli", "lag", "--json"]
+    command = [sys.executable, "-m", "kafka_marshal", "lag", "--json"]
     place = ["--bootstrap", drivers.scene.bootstrap, "--topic", drivers.scene.coordination]
     answer = subprocess.run([*command, *place], capture_output=True, text=True, timeout=60, check=True)
     rows = [row for row in json.loads(answer.stdout)["partitions"] if row["topic"] == drivers.topic]

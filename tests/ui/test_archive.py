@@ -55,7 +55,7 @@ def test_the_present_is_there_before_the_past_is_read() -> None:
     for cp, entries in log.entries.items():
         whole.take(cp, entries[100:])
     told: list[str] = []
-    archive.on_news = lambda: told.append("news")
+    archive.on_change = lambda: told.append("news")
     archive.finished()
     assert archive.history(Moment(between)) is whole
     assert told == ["news"]

@@ -16,9 +16,7 @@ from kafka_marshal.observe import log as log_reading
 from kafka_marshal.observe.log import Source
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
-from kafka_marshal.ui import around
-from kafka_marshal.ui.archive import Archive, NotReadError, read_around_moments
-from kafka_marshal.ui.around import Around, read_around
+from kafka_marshal.ui.archive import Archive, Around, NotReadError, _before, read_around, read_around_moments
 from kafka_marshal.ui.fold import History, has
 from kafka_marshal.ui.moments import Moment, cells
 from rationalizer import ClaimingPartition, ReleasingPartition, World, encode, route_lease
@@ -156,7 +154,7 @@ def test_the_time_of_a_record(log: Log) -> None:
 
 
 def test_a_long_log_is_read_only_as_far_as_needed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(around, "AFTER_RECORDS", 2)
+    monkeypatch.setattr("kafka_marshal.ui.archive.AFTER_RECORDS", 2)
     moment = log.turns[2][-1]
     found = read_around(log.source, moment, None, never)
     assert found is not None
@@ -186,7 +184,7 @@ def test_a_snapshot_counts_by_the_log_time_of_its_state(log: Log) -> None:
         for cp in range(CPS):
             reader = SnapshotReader.find(log.cluster, f"{log.source.topic}_snapshots", 10)
             assert reader is not None
-            world = around._before(reader, cp, log_reading.Log(log.cluster, log.source.topic, 10), moment)
+            world = _before(reader, cp, log_reading.Log(log.cluster, log.source.topic, 10), moment)
             assert world is not None
             assert world.log_time <= moment
             assert world.next_offset == max(

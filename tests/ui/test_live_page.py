@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from kafka_marshal.cli.options import Options
-from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow
+from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.live import Live
 from tests.ui.conftest import get, served
@@ -45,9 +45,9 @@ def lease(group: str, number: int, worker: str, *, hung: bool = False, silence_m
     )
 
 
-def heard(worker: str, silence_ms: int, *, waits: bool = False, released: bool = False) -> HeardRow:
+def heard(worker: str, silence_ms: int, *, waits: bool = False, released: bool = False) -> WorkerRow:
     instance = f"host-{worker[-1]}/4/0.1.0/x"
-    return HeardRow(GROUP, worker, instance, silence_ms, waits=waits, released_ms=silence_ms if released else None)
+    return WorkerRow(GROUP, worker, instance, silence_ms, waits=waits, released_ms=silence_ms if released else None)
 
 
 class Shown(NamedTuple):
@@ -127,7 +127,7 @@ def test_who_hangs_is_marked_in_the_map_and_at_its_partitions(shown: Shown) -> N
 def test_a_partition_that_a_message_holds_back_is_marked_and_said(shown: Shown) -> None:
     groups = dict(shown.live.groups)
     row = replace(lease(GROUP, 0, "worker-1"), held_back="held back at offset 9 for 2 min by key k7")
-    evicted = HeardRow(GROUP, "worker-1", row.instance or "", 0, evictor="ann", evicted_ms=3_000, was_alive=True)
+    evicted = WorkerRow(GROUP, "worker-1", row.instance or "", 0, evictor="ann", evicted_ms=3_000, was_alive=True)
     shown.live.groups[GROUP] = GroupRow(GROUP, [row, lease(GROUP, 1, "worker-1")], heard=[evicted])
     shown.live._taken += 1
     try:

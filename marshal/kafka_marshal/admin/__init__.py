@@ -1,24 +1,23 @@
-"""Pausing, repositioning and tidying up a group while it runs (C10, C11, C16), with nothing but the log.
+"""Pausing, repositioning and cleaning up a group while it runs, with nothing but the log.
 
 ==================  ============================================================================================
-``client``          :class:`Admin`: what an operator asks for
+``client``          :class:`Admin`: what an operator calls
 ``pause``           :class:`Pause`: a group paused in every CP, for as long as it is needed
-``pausing``         its work, on threads of ours: user threads may be interrupted anywhere
-``moving``          the way positions are moved under a pause, and put back when that fails (C11)
-``hold``            the pause itself: begun, extended without a break, ended (C10)
-``members``         what members do meanwhile: who holds what, who let go when
-``positions``       where to: offsets, ``"earliest"``, ``"latest"``, moments → :class:`Move`
-``move_plans``      what a move replaced, in a file, so that it can be undone
+``pause_work``      its work, on threads of the library: the pause begun, extended without a break, ended
+``repositioning``   moves positions under a pause, and puts them back if that fails
+``members``         members during a pause: which hold what, which released when, which are alive
+``positions``       targets: offsets, ``"earliest"``, ``"latest"``, ``"readable"``, moments → :class:`Move`
+``move_plans``      the positions before a move, in a file, to undo it
 ``groups``          what needs no pause or ends one: evict, forget, resume
-``transfer``        positions from Kafka's own consumer groups, and to them (G21)
-``converting``      a group made one of the other kind; ``conversion``: the file that is written first
-``group_moves``     what :class:`Admin` offers of these two
+``coordinated``     the same for coordinated groups
+``transfer``        positions from Kafka's own consumer groups, and to them
+``conversion``      a group changed to the other kind, with the file that is written first
+``group_moves``     the methods of :class:`Admin` for these two
 ``dead_letters``    dead-letter topics, read without committing anything
 ``stored_message``  one message of a data topic, by its offset
-``topic``           the coordination topic, created or completed: what ``init`` does
-``prune``           old log and old snapshots, removed up to a checked snapshot (L1, S2)
+``topic``           the coordination topic, created or completed: the work of ``init``
+``prune``           old log and old snapshots, removed up to a checked snapshot
 ``session``         one run against one group: a replica, and records appended and awaited
-``history``         was a client_id seen consuming? Then it must not pause (C11)
 ==================  ============================================================================================
 """
 

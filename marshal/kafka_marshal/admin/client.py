@@ -11,6 +11,7 @@ from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import coordinated, groups, prune
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
+from kafka_marshal.admin.members import find_consuming, refuse_living
 from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import (
@@ -27,7 +28,6 @@ from kafka_marshal.admin.positions import (
 from kafka_marshal.admin.session import Session, kind_in, progress_in
 from kafka_marshal.admin.stored_message import StoredMessages
 from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
-from kafka_marshal.admin.workers import find_consuming, refuse_living
 from kafka_marshal.client.options import check_log_name
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError

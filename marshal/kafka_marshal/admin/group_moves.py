@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kafka_marshal import arguments
-from kafka_marshal.admin.conversion import Conversion, Plan, file_of
-from kafka_marshal.admin.converting import convert, plan_conversion, saved_in
+from kafka_marshal.admin.conversion import Conversion, Plan, convert, file_of, plan_conversion, saved_in
+from kafka_marshal.admin.members import refuse_living
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move
 from kafka_marshal.admin.session import GroupKind, Session, kind_in
@@ -22,7 +22,6 @@ from kafka_marshal.admin.transfer import (
     planned_import,
     progress_of_all,
 )
-from kafka_marshal.admin.workers import refuse_living
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster

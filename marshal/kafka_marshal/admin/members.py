@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kafka_marshal.admin.hold import PauseKeeper
 from kafka_marshal.admin.session import Session
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.errors import AdminError
-from kafka_marshal.observe.fold import shows_life
-from kafka_marshal.ports import TopicPartition
+from kafka_marshal.node.replica import Replica
+from kafka_marshal.observe.fold import is_of_worker, shows_life
+from kafka_marshal.observe.words import what
+from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import (
     Group,
     Lease,
     Outcome,
+    ReleaseGroup,
     ReleasingPartition,
     Tick,
 )
 from rationalizer.limits import STALE_AFTER_INTERVALS
 
-__all__ = ["InHand", "Members"]
+__all__ = ["InHand", "Members", "find_consuming", "refuse_living"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,10 @@ class InHand:
 class Members:
     """Follows the members through the log. All methods are called under the session's lock."""
 
-    def __init__(self, session: Session, hold: PauseKeeper | None = None) -> None:
-        """hold: the pause during which they are followed; None: they are only looked at."""
+    def __init__(self, session: Session, is_ours: Callable[[int], bool] = lambda cp: False) -> None:
+        """is_ours: whether our pause is in force in a coordination partition; their records there are followed."""
         self._session = session
-        self._hold = hold
+        self._is_ours = is_ours
         self._late: dict[TopicPartition, InHand] = {}
         #: instance_id of a process that works under our own client_id; "": there is none.
         self.twin: str = ""
@@ -73,7 +75,7 @@ class Members:
         record = outcome.record
         if record is None or record.group_id != session.group_id or record.instance_id == session.instance_id:
             return
-        if isinstance(record, Tick) or self._hold is None or not self._hold.is_ours(cp):
+        if isinstance(record, Tick) or not self._is_ours(cp):
             return
         if record.client_id == session.client_id:
             if shows_life(outcome):
@@ -175,3 +177,79 @@ class Members:
 def _describe(lease: Lease, client_id: str, state: str) -> InHand:
     stable = lease.progress.stable
     return InHand(lease.topic, lease.partition, client_id, lease.epoch, state, stable if stable >= 0 else None)
+
+
+#: Members named in a message.
+_LISTED = 4
+
+
+def refuse_living(session: Session, timeout_s: float, effect: str, remedy: str) -> None:
+    """Raise AdminError where a member beats, or may be alive still after timeout_s (*blocking*).
+
+    One that died a moment ago is silent for long enough soon: that is waited for. Nothing but Ticks is written.
+    effect: what was not done. remedy: what to do first.
+    """
+    members = Members(session)
+    beating: set[str] = set()
+
+    def applied(_cp: int, _offset: int, outcome: Outcome) -> None:
+        record = outcome.record
+        if record is None or record.group_id != session.group_id or record.client_id == session.client_id:
+            return
+        if shows_life(outcome):
+            beating.add(record.client_id)
+
+    session.on_applied = applied
+    until = session.now_ms() + timeout_s * 1000
+    try:
+        session.tick(session.cps)
+        while True:
+            with session.locked():
+                busy = members.at_work(None)
+                due = members.tick_times(busy)
+            if beating:
+                names = ", ".join(map(repr, sorted(beating)[:_LISTED]))
+                raise AdminError(
+                    f"group {session.group_id!r} is alive: {names} beat meanwhile. {effect}, nobody was paused, and it "
+                    f"goes on. {remedy}"
+                )
+            if not busy:
+                return
+            if session.now_ms() >= until:
+                names = ", ".join(sorted({repr(info.client_id) for info in busy})[:_LISTED])
+                raise AdminError(
+                    f"group {session.group_id!r} may be at work: after {timeout_s:g} s {names} are not silent for long "
+                    f"enough to be gone. {effect}, nobody was paused, and it goes on. {remedy}",
+                    in_hand=sorted({(info.topic, info.partition) for info in busy if info.topic}),
+                )
+            session.wait_for(lambda: beating or not members.at_work(None), min(until, *due.values()) if due else until)
+            now = session.now_ms()
+            session.tick([cp for cp, at in due.items() if at <= now])
+    finally:
+        session.on_applied = None
+
+
+def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str, timeout_s: float) -> str | None:
+    """The first thing in the log that a consumer of this client_id did, in words; None: there is no such thing.
+
+    An admin must not pause under that name: the consumer's beats would then reposition the group (C11). Reads the whole
+    log (*blocking*). A run of an admin differs from a consumer's: it pauses a CP before it claims anything there.
+    """
+    replica = Replica(cluster, topic, timeout_s)
+    admins: set[str] = set()
+    found: list[str] = []
+
+    def applied(cp: int, offset: int, outcome: Outcome) -> None:
+        record = outcome.record
+        if record is None or record.client_id != client_id or record.group_id != group_id or found:
+            return
+        if isinstance(record, ReleaseGroup):
+            admins.add(record.instance_id)
+        elif record.instance_id not in admins and is_of_worker(outcome):
+            found.append(f"{what(record, None, outcome.log_time)} (offset {offset} of partition {cp})")
+
+    try:
+        replica.catch_up(timeout_s, applied=applied)
+    finally:
+        replica.close()
+    return found[0] if found else None

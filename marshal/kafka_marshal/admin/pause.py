@@ -1,8 +1,7 @@
 """A group paused, and what an operator does with it meanwhile (C10, C11, C16).
 
-This module is what user threads run, and may be interrupted anywhere in it. What they ask for is carried out by threads
-of ours (:mod:`kafka_marshal.admin.pausing`): they end what is under way, and let the group go on, whatever becomes of
-the caller.
+User threads run this module, and may be interrupted anywhere in it. Threads of the library carry out what they ask for
+(:mod:`kafka_marshal.admin.pause_work`): these finish what is under way, and end the pause, even if the caller is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Self, TypeVar
 from kafka_marshal import arguments
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.move_plans import MovePlan
-from kafka_marshal.admin.pausing import OVER, PauseWork
+from kafka_marshal.admin.pause_work import OVER, PauseWork
 from kafka_marshal.admin.positions import Keep, Move, Target, check_targets
 from kafka_marshal.admin.session import Session
 from kafka_marshal.client.one_process import OneProcess

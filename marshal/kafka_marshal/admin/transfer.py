@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kafka_marshal.admin.coordinated import configure, set_positions
-from kafka_marshal.admin.pausing import PauseWork
+from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
 from kafka_marshal.admin.session import GroupKind, wrong_kind
 from kafka_marshal.errors import AdminError

@@ -124,7 +124,7 @@ def audit(
             report = {"report": str(out / "report.html")} if out is not None else {}
             print_json({**findings.summary(), **report, **({} if out is not None else {"tables": {}})})
         else:
-            _tell(findings, out, group)
+            _print_findings(findings, out, group)
     return DONE if findings.is_clean else NO
 
 
@@ -197,7 +197,7 @@ def _tell_on_terminal(text: str) -> None:
 # -- what people see ---------------------------------------------------------------------------------------------------
 
 
-def _tell(findings: Findings, out: Path | None, group: str | None) -> None:
+def _print_findings(findings: Findings, out: Path | None, group: str | None) -> None:
     say(findings.verdict)
     for notice in findings.notices:
         say_warning(notice)

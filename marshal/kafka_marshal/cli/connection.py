@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
 
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import warnings_from_the_library
 from kafka_marshal.errors import MarshalError, TopicMissingError
 from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.observe.names import near
+from kafka_marshal.observe.text import span
 from kafka_marshal.ports import Cluster
+from kafka_marshal.visible import visible
 
-__all__ = ["connected", "name_the_topic"]
+if TYPE_CHECKING:
+    from kafka_marshal.admin import Admin, Pause
+
+__all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "paused", "note"]
 
 
 @contextmanager
@@ -41,3 +50,61 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
     hint = near(options.topic, topics.keys() - {snapshots_topic(name) for name in topics})
     if hint:
         error.add_note(f"There is a topic of a similar name{hint}")
+
+
+@contextmanager
+def admin_of(options: Options, client_id: str | None = None) -> Iterator[Admin]:
+    """An Admin on the Kafka and the topic that the options name."""
+    from kafka_marshal.admin import Admin
+
+    servers, properties = options.connection()
+    with connected(options) as cluster:
+        cluster.topic_info([options.topic], options.timeout)  # whether anybody answers, as quickly as --timeout wants
+    try:
+        with (
+            warnings_from_the_library(options.debug),
+            Admin(servers, topic=options.topic, client_id=client_id, config=properties) as admin,
+        ):
+            yield admin
+    except TopicMissingError as error:
+        with connected(options) as cluster:
+            name_the_topic(error, cluster, options)
+        raise
+
+
+@contextmanager
+def paused(admin: Admin, group: str, expires_ms: int, options: Options) -> Iterator[Pause]:
+    """The group paused; it goes on however the block is left, and where that fails, the user is told."""
+    words = ["kafka-marshal", "release-group", group, "--resume", "--client-id", admin.client_id]
+    end_it = shlex.join(words) + options.reach()
+    not_ended = f"The group may still be paused; that ends by itself within {span(expires_ms)}. To end it now: {end_it}"
+    options.if_interrupted = not_ended
+    pause = admin.pause(group, expires_ms / 1000).start()
+    options.if_interrupted = "Nothing was moved, and the group goes on."
+    try:
+        yield pause
+    except BaseException as error:
+        before, options.if_interrupted = options.if_interrupted, not_ended
+        try:
+            pause.resume()
+        except MarshalError as second:
+            error.add_note(str(second))
+        options.if_interrupted = before
+        raise
+    options.if_interrupted = not_ended
+    pause.resume()
+
+
+def id_argument(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Ids are UTF-8 in the log; an argument that is not can't be one."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("is not UTF-8 text", context, parameter) from None
+    return value
+
+
+def note(options: Options, text: str) -> None:
+    """A line on how it goes, on standard error: standard output is for the result. With --json not at all."""
+    if not options.json:
+        click.echo(visible(text), err=True)

@@ -1,331 +1,471 @@
-"""`evict`, `drain` and `forget-group`: ending what is dead, and what is to end (protocol: C8, C16, C19, G20)."""
+"""`groups` and `group`: all groups of both kinds, and one of them with its members, pieces, settings and rebalances."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from shlex import quote
-from typing import TYPE_CHECKING
 
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import connected
-from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.names import (
-    complete_client,
-    complete_group,
-    complete_topic,
-    read_names,
-    refuse_name,
-    refuse_unknown,
+from kafka_marshal.cli.connection import admin_of, connected, id_argument, note
+from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.names import complete_group
+from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
+from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
+from kafka_marshal.instance import Instance
+from kafka_marshal.observe.names import near, no_group
+from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.rows import (
+    GroupRow,
+    LeaseRow,
+    partitions_held,
+    partitions_of,
+    place_text,
+    seen_text,
+    state_of,
 )
-from kafka_marshal.cli.options import Options, span_option
-from kafka_marshal.cli.output import ask, print_json, say, say_warning
-from kafka_marshal.cli.steering import admin_of, id_argument, tell
-from kafka_marshal.observe.names import clients_of
-from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
-from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.text import clock_text, count, number, span, time_text
 from kafka_marshal.observe.view import View
-from rationalizer.limits import MAX_PARTITION
+from kafka_marshal.observe.words import setting_text, why_rebalanced
+from rationalizer import Group, Settings, route_group
+from rationalizer.groups.history import Assignments, Moved, Rebalance
 
-if TYPE_CHECKING:
-    from kafka_marshal.admin import Admin
-    from kafka_marshal.client.view import LeaseInfo
+__all__ = ["group", "groups"]
 
-__all__ = ["drain", "evict", "forget_group"]
+_GROUPS = (
+    Column("group", fold=True, least=8),
+    Column("kind"),
+    Column("state", fold=True, least=8),
+    Column("generation", right=True, from_width=95),
+    Column("strategy", from_width=95),
+    Column("members", right=True),
+    Column("partitions", right=True),
+    Column("lag", right=True),
+)
+_MEMBERS = (
+    Column("member", fold=True, least=8),
+    Column("host", fold=True),
+    Column("pid", right=True),
+    Column("release", from_width=90),
+    Column("session", right=True),
+    Column("partitions", right=True),
+    Column("lag", right=True),
+    Column("seen"),
+)
+_PIECES = (
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("owner", fold=True, least=8),
+    Column("epoch", right=True),
+    Column("next", right=True),
+    Column("lag", right=True),
+)
+_SETTINGS = (Column("setting"), Column("value", fold=True))
+_REBALANCES = (
+    Column("generation", right=True),
+    Column("at"),
+    Column("why", fold=True, least=20),
+    Column("members", right=True),
+    Column("moved", right=True),
+    Column("nobody, at most", right=True),
+)
+_MOVES = (
+    Column("generation", right=True),
+    Column("topic", fold=True),
+    Column("partition", right=True),
+    Column("from", fold=True),
+    Column("to", fold=True),
+    Column("nobody", right=True),
+)
 
-_NOT_DONE = "Nothing was changed."
+_STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red"}
 
-#: Workers named in one message.
-_LISTED = 8
+#: Moves listed one by one for people; programs get all.
+_MOVES_LISTED = 20
 
 
 @command()
-@click.argument("group", callback=id_argument, required=False, shell_complete=complete_group)
-@click.argument("topic_name", metavar="[TOPIC", callback=id_argument, required=False, shell_complete=complete_topic)
-@click.argument("partition", metavar="PARTITION]", type=click.IntRange(0, MAX_PARTITION), required=False)
-@click.option(
-    "--member",
-    metavar="CLIENT",
-    callback=id_argument,
-    help="Release all that this worker holds.",
-    shell_complete=complete_client,
-)
-@click.option("--yes", is_flag=True, help="Don't ask.")
-@click.option("--force", is_flag=True, help="Also take the lease from a holder that beat within its interval.")
-@click.option("--dry-run", is_flag=True, help="Say who would be evicted; change nothing.")
 @click.pass_obj
-def evict(
-    options: Options,
-    group: str | None,
-    topic_name: str | None,
-    partition: int | None,
-    member: str | None,
-    yes: bool,
-    force: bool,
-    dry_run: bool,
-) -> int:
-    r"""Release a lease in a dead holder's name, so that nobody has to wait until it goes stale.
-
-    The next holder goes on behind what was handed in; what the dead one had in hand is repeated. A holder that beat
-    within its interval is left alone, unless --force takes the lease from it: it is fenced then, stops, and claims
-    nothing until its handler has come back, and not this partition for three of its heartbeat intervals.
-
-    A member of a coordinated group owns no lease one by one: --member has it leave the group, and others get its
-    partitions. One that beat within half its session is left alone without --force; it joins again when its handler
-    has come back and three of its sessions have gone by.
+def groups(options: Options) -> int:
+    r"""All groups that the log knows, of both kinds, one row each. One of them: kafka-marshal group NAME.
 
     \b
-    Exit status: 0 released; 1 nobody holds the lease, or its holder may be alive; 2 nobody to ask; 3 no Kafka.
+    kind         claimed: its workers claim leases; coordinated: its members have generations (docs/operating.md)
+    state        of a coordinated group STEADY, PREPARE_FOR_REBALANCE (a piece is to be let go, or a member is silent
+                 for longer than its session), READY (no members)
+    members      that hold a partition, or are members, and are not gone
+    partitions   held / of all topics that the group works on
+
+    \b
+    Exit status: 0; 1 a part of the log needs a newer release; 3 no Kafka.
     """
-    if (member is None) == (topic_name is None) or (topic_name is not None and partition is None):
-        raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
-    with admin_of(options) as admin:
-        if member is not None:
-            name, held = _held(options, admin, group, member)
-        else:
-            name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
-        if dry_run:
-            if member is not None:
-                held = admin.evict(name, member, force=force, dry_run=True)
-            else:
-                held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force, dry_run=True)]
-            for lease in [] if options.json else held:
-                where = f"{lease.topic} partition {place_text(lease.partition, lease.lo, lease.hi)}"
-                say(f"{_described(lease)} would be evicted from {where}.")
-            if not held and not options.json:
-                say(f"{member} would leave group {name}; it owns nothing.")
-            if options.json:
-                _print(held, member, done=False)
-            return DONE
-        if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
-            tell(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = "The releases may have been written: kafka-marshal who tells."
-        if member is not None:
-            _say_if_last(admin, name, member)
-            held = admin.evict(name, member, force=force)
-        else:
-            held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force)]
-    for was in [] if options.json else held:
-        where = f"{was.topic} partition {place_text(was.partition, was.lo, was.hi)}"
-        say(f"released: {was.client_id} no longer holds {where} (epoch {was.epoch}).")
-    if not held and not options.json:
-        say(f"{member} has left group {name}; it owned nothing.")
-    if options.json:
-        _print(held, member, done=True)
-    return DONE
+    with connected(options) as cluster:
+        return show(cluster, options, _all_groups)
 
 
-def _held(options: Options, admin: Admin, group: str | None, client: str) -> tuple[str, list[LeaseInfo]]:
-    """A group, and what a worker holds in it; a member of a coordinated one may own nothing."""
-    held = [lease for lease in admin.held_by(client) if group is None or lease.group_id == group]
-    groups = sorted({lease.group_id for lease in held})
-    if not held:
-        known = read_names(options, options.timeout)
-        if group is not None:
-            refuse_name(known, group, None, _NOT_DONE)
-        joined = [name for name in known if group in (None, name) and client in clients_of(known, name)]
-        if len(joined) == 1:
-            return joined[0], []
-        where = "" if group is None else f" in group {group!r}"
-        raise CommandError(f"{client!r} holds nothing{where}. {_who_does(clients_of(known, group))}{_NOT_DONE}", NO)
-    if len(groups) > 1:
-        raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
-    return groups[0], held
+def _all_groups(view: View) -> Picture:
+    view.look_at_data()
+    found, notes = view.groups(), view.notes_on_upgrades()
+    return Picture(
+        headline=count(len(found), "group"),
+        sections=[Section(_GROUPS, [_group_cells(each) for each in found], "no groups")],
+        notes=notes,
+        json={
+            "topic": view.replica.topic,
+            "groups": [{**_head(each), "paused": each.is_paused} for each in found],
+            "notes": notes,
+        },
+        status=NO if notes else DONE,
+    )
 
 
-def _who_does(clients: set[str]) -> str:
-    """Who holds something, without a guess: the one that is asked for may live and hold nothing."""
-    listed = ", ".join(map(repr, sorted(clients)[:_LISTED])) + (", …" if len(clients) > _LISTED else "")
-    return f"Who does: {listed}. " if clients else ""
+def _head(each: GroupRow) -> dict[str, object]:
+    return {
+        "group": each.group,
+        "kind": each.kind or None,
+        "state": each.state,
+        "generation": each.generation,
+        "strategy": each.strategy,
+        "members": each.worker_count,
+        "partitions": partitions_of(each.leases),
+        "held": partitions_of(row for row in each.leases if row.held),
+        "lag": each.lag,
+    }
 
 
-def _say_if_last(admin: Admin, group: str, client: str) -> bool:
-    """Warn where nobody else of the group is at work, and say whether that is so."""
-    rest = [lease for lease in admin.progress(group) if lease.client_id not in (None, client)]
-    is_last = all(lease.freshness == "stale" for lease in rest)
-    if is_last:
-        say_warning(
-            f"nobody else holds anything of group {group}: what {client} gives up stands still until another worker "
-            "claims it, or this one is started again."
-        )
-    return is_last
-
-
-def _lease(options: Options, admin: Admin, group: str, topic: str | None, partition: int | None) -> LeaseInfo:
-    found = [lease for lease in admin.progress(group) if (lease.topic, lease.partition) == (topic, partition)]
-    if not found:
-        refuse_unknown(options, group, topic, _NOT_DONE)
-        raise CommandError(f"nobody of group {group!r} ever held {topic!r} partition {partition}. {_NOT_DONE}", NO)
-    if found[0].client_id is None:
-        raise CommandError(f"{topic!r} partition {partition} is free already. {_NOT_DONE}", NO)
-    return found[0]
-
-
-def _described(lease: LeaseInfo) -> str:
-    return f"{lease.client_id} (epoch {lease.epoch}, next offset: {0 if lease.stable is None else lease.stable + 1})"
-
-
-def _all(held: list[LeaseInfo]) -> str:
-    first = held[0]
-    if len(held) == 1:
-        return f"{_described(first)} from {first.topic} partition {first.partition}"
-    return f"{first.client_id} from {count(len(held), 'partition')}"
-
-
-def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
-    found = [
-        {
-            "group": lease.group_id,
-            "topic": lease.topic,
-            "partition": lease.partition,
-            "holder": lease.client_id,
-            "epoch": lease.epoch,
-            "evicted": done,
-        }
-        for lease in held
+def _group_cells(each: GroupRow) -> list[str | Cell]:
+    words = [each.state] if each.state else []
+    words += ["paused"] if each.is_paused else []
+    return [
+        each.group,
+        each.kind or "-",
+        ", ".join(words) or "-",
+        number(each.generation),
+        each.strategy or "-",
+        str(each.worker_count),
+        f"{partitions_held(each.leases)}/{partitions_of(each.leases)}",
+        lag_cell(each.leases),
     ]
-    print_json(found[0] if member is None else {"member": member, "leases": found})
+
+
+# -- one group -----------------------------------------------------------------------------------------------
 
 
 @command()
-@click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
-@click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
-@click.option("--dry-run", is_flag=True, help="Say what it would be asked to hand over; change nothing.")
-@click.pass_obj
-def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: bool) -> int:
-    r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
-    A member of a coordinated group finishes, commits and leaves it.
-
-    Nothing is lost or repeated. kafka-marshal status --members shows who was asked; where it is the last one of its
-    group at work, a warning says so. It can't be taken back: the worker claims again when its process is started again.
-    Workers of a release before this one do not listen; evict --member takes their leases.
-
-    \b
-    Exit status: 0 asked, with --wait: it holds nothing; 1 it holds nothing to ask about, or does still after --wait;
-    2 wrong use; 3 no Kafka.
-    """
-    if len(names) > 2:
-        raise click.UsageError("name a worker, and its group where it works in several: drain [GROUP] CLIENT")
-    client = names[-1]
-    with admin_of(options) as admin:
-        name, held = _held(options, admin, names[0] if len(names) == 2 else None, client)
-        options.if_interrupted = "It may have been asked; nothing was taken from it."
-        is_last = _say_if_last(admin, name, client)
-        if dry_run:
-            if options.json:
-                print_json({"group": name, "member": client, "held": len(held), "waited": False, "last": is_last})
-            else:
-                say(f"{client} would be asked to hand over {count(len(held), 'partition')} of group {name}.")
-            return DONE
-        held = admin.drain(name, client, timeout=None if wait is None else wait / 1000)
-    if options.json:
-        print_json(
-            {
-                "group": name,
-                "member": client,
-                "held": len(held),
-                "waited": wait is not None,
-                "last": is_last,
-            }
-        )
-    elif wait is None:
-        say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {name}.")
-    else:
-        say(f"done: {client} has handed over {count(len(held), 'partition')} of group {name}.")
-    return DONE
-
-
-@command()
-@click.argument("group", callback=id_argument, shell_complete=complete_group)
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.argument("name", callback=id_argument, shell_complete=complete_group)
 @click.option(
-    "--within",
-    callback=span_option,
-    default="30s",
-    metavar="SPAN",
-    help="How long its members may take to let go, or to be silent enough (30s).",
+    "--set",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=lambda c, p, v: _settings(c, p, v),
+    help="Change a setting of a coordinated group (repeatable); none of its members restarts.",
 )
-@click.option("--force", is_flag=True, help="Also where members are alive: they begin from their start= again.")
-@click.option("--dry-run", is_flag=True, help="Say what would be forgotten; change nothing.")
+@click.option(
+    "--rebalances", type=click.IntRange(min=0), default=5, metavar="N", help="Show the last N rebalances (5)."
+)
+@click.option("--yes", is_flag=True, help="With --set: don't ask whether to make a group that is not there.")
 @click.pass_obj
-def forget_group(options: Options, group: str, yes: bool, within: int, force: bool, dry_run: bool) -> int:
-    r"""Drop all that the log knows of a group that is gone, of either kind: leases, pieces, settings and positions.
-
-    First it says what is lost: positions, lag, and when a member was seen. While a member beats it is refused, and
-    nobody is paused; one that died is waited for (--within). A member that comes later begins from its start=, as if
-    the group were new. Epochs go on growing all the same.
+def group(options: Options, name: str, changes: dict[str, object], rebalances: int, yes: bool) -> int:
+    r"""One group: its state, members, pieces, lag, settings and last rebalances; or set what it allows (--set).
 
     \b
-    Exit status: 0 forgotten; 1 it is alive, or unknown; 2 nobody to ask; 3 Kafka was not reachable.
+    owner        a → b: a finishes what it has in hand, then b gets it
+    epoch        the generation since which the owner has it: the fencing token
+    partition    3 (0-33%): the first third of the keys, where more members than partitions share a topic
+    nobody       from the former owner's last heartbeat until the next owner had the piece
+
+    \b
+    --set accept_individual_commit=true|false      single messages may be committed out of order
+    --set accept_range_fetch=TOPIC,TOPIC           topics whose partitions may be shared by key (empty: none)
+    --set max_session_timeout_ms=1800000           members with a longer session are not let in
+    --set max_individual_commits=60000             intervals that a partition may have, done out of order
+
+    Rebalances are shown as far back as the log was read: to the last snapshots, some 10,000 records of its part.
+
+    \b
+    Exit status: 0; 1 the group is unknown, or a claimed one (--set); 2 wrong use; 3 no Kafka.
     """
-    with admin_of(options) as admin:
-        leases = admin.progress(group)
-        if not leases and not admin.pauses(group):
-            refuse_unknown(options, group, effect=_NOT_DONE)
-        topics = ", ".join(sorted({lease.topic for lease in leases}))
-        held = sum(lease.client_id is not None for lease in leases)
-        is_coordinated = any(lease.kind == "coordinated" for lease in leases)
-        amount = count(len(leases), "piece" if is_coordinated else "lease")
-        about = f"{amount} with their positions" + (f" (of {topics})" if topics else "")
-        lost = _looked_at(options, group)
-        found = {"group": group, "leases": len(leases), "held": held, **_lost_json(lost)}
-        if dry_run:
-            if options.json:
-                print_json({**found, "forgotten": False})
-            else:
-                say(f"{about} would be forgotten; {held} of them are held. {_lost_text(lost)}")
-            return DONE
-        if not options.json:
-            say(_lost_text(lost))
-        if not ask(f"Forget {about} of group {group}? {held} of them are held.", yes):
-            tell(options, _NOT_DONE)
-            return NO
-        options.if_interrupted = (
-            f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: kafka-marshal "
-            f"release-group {quote(group)} --resume --client-id {quote(admin.client_id)}{options.reach()}"
-        )
-        forgotten = admin.forget(group, within / 1000, force=force)
-    if options.json:
-        print_json({**found, "leases": forgotten, "forgotten": True})
-    else:
-        say(f"forgotten: {count(forgotten, 'partition' if is_coordinated else 'lease')} of group {group}.")
-    return DONE
-
-
-def _looked_at(options: Options, group: str) -> GroupRow:
-    """The group as `status` knows it: how far it is, and when a member of it was seen."""
+    if changes:
+        return _configure(options, name, changes, yes)
     with connected(options) as cluster:
         view = View(cluster, options.topic, options.timeout)
+        fold = Assignments(name, keep=rebalances)
         try:
-            view.catch_up(lambda done, of_all: None)
+            home = route_group(name, len(view.worlds))
+            fold.begin(view.worlds[home])
+            view.observers.append(
+                lambda cp, _, outcome: fold.see(view.worlds[cp], outcome) if cp == home and rebalances else None
+            )
+            with progress("reading the log") as progressed:
+                view.catch_up(progressed)
             view.learn_time()
-            view.look_at_data([group])
-            return next(iter(view.groups(group)), GroupRow(group, []))
+            return print_picture(_one_group(view, name, fold), options)
         finally:
             view.replica.close()
 
 
-def _lost_text(lost: GroupRow) -> str:
-    """What nobody will know any more."""
-    rows = [row for row in lost.leases if row.next is not None]
-    listed = [f"{row.topic} {row.place} at {row.next}" for row in rows[:_LISTED]]
-    positions = ", ".join(listed) + (f", and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else "")
-    behind = "lag is not known" if lost.lag is None else f"{count(lost.lag, 'message')} not done"
-    seen = "" if not rows else f"; last seen {span_text(lost.silent_ms, lost.silent_at_least)} ago"
-    text = f"What is lost: next offsets {positions or '(none)'}; {behind}{seen}."
-    if lost.known_lag and lost.silent_ms <= DAY_MS and not lost.living:
-        text += " If it is to go on, start its workers instead: they go on at these positions."
-    return text
+def _settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
+    """KEY=VALUE, as what the settings take."""
+    found: dict[str, object] = {}
+    defaults = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} is not of the form KEY=VALUE", context, parameter)
+        default = defaults.get(key)
+        if key not in defaults:
+            hint = near(key, defaults) or f"; there are {', '.join(defaults)}."
+            raise click.BadParameter(f"a group has no setting {key!r}{hint}", context, parameter)
+        if isinstance(default, bool):
+            if value not in ("true", "false"):
+                raise click.BadParameter(f"{key} is true or false, not {value!r}", context, parameter)
+            found[key] = value == "true"
+        elif isinstance(default, int):
+            if not (value.isascii() and value.isdigit()):
+                raise click.BadParameter(f"{key} is a number, not {value!r}", context, parameter)
+            found[key] = int(value)
+        else:
+            found[key] = tuple(topic for topic in value.split(",") if topic)
+    return found
 
 
-def _lost_json(lost: GroupRow) -> dict[str, object]:
+def _configure(options: Options, name: str, changes: dict[str, object], yes: bool) -> int:
+    with connected(options) as cluster:
+        view = View(cluster, options.topic, options.timeout)
+        try:
+            view.catch_up(lambda done, of_all: None)
+            known = view.names()
+        finally:
+            view.replica.close()
+    if name not in known and not ask(f"{no_group(name, known)} Make it, as a coordinated group?", yes):
+        note(options, "Nothing was changed.")
+        return NO
+    options.if_interrupted = (
+        f"The settings may have been written: kafka-marshal group {quote(name)}{options.reach()} shows it."
+    )
+    with admin_of(options) as admin:
+        found = admin.configure_group(name, **changes)
+    if options.json:
+        print_json({"group": name, "settings": _settings_json(found)})
+    else:
+        for key, value in _settings_json(found).items():
+            say(f"{key}={setting_text(tuple(value) if isinstance(value, list) else value)}")
+    return DONE
+
+
+def _settings_json(settings: Settings) -> dict[str, object]:
+    found = {field.name: getattr(settings, field.name) for field in fields(Settings)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One member, of either kind of group."""
+
+    client: str
+    instance: str
+    silence_ms: int
+    #: When others may have what it holds: its session, or two heartbeat intervals.
+    session_ms: int
+    leases: list[LeaseRow]
+
+    @property
+    def state(self) -> str:
+        return state_of(self.silence_ms, (self.session_ms + 1) // 2)
+
+
+def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
+    if known is None:
+        return [
+            _Member(each.client, each.instance or "", each.silence_ms, 2 * each.heartbeat_interval_ms, each.leases)
+            for each in row.members
+        ]
+    now_ms = view.clock.now_ms()
+    return [
+        _Member(
+            member.client_id,
+            member.instance_id,
+            max(0, now_ms - member.last_beat),
+            member.session_timeout_ms,
+            [lease for lease in row.leases if lease.client == member.client_id],
+        )
+        for member in known.members.values()
+    ]
+
+
+def _one_group(view: View, name: str, fold: Assignments) -> Picture:
+    view.look_at_data([name])
+    found = view.groups(name)
+    notes = view.notes_on_upgrades() + deleted_notes(found)
+    if not found:
+        notes.append(no_group(name, view.names()))
+        return Picture(
+            f"no group {name!r}", [], notes, {"topic": view.replica.topic, "group": name, "notes": notes}, NO
+        )
+    (row,) = found
+    known = next((each for each in view.coordinated() if each.group_id == name), None)
+    members = _members(view, row, known)
+    problems = problems_of(row)
+    notes += [f"{problem.text}." for problem in problems if problem.kind not in ("deleted", "position_lost", "stuck")]
+    sections = [
+        Section(_MEMBERS, [_member_cells(each) for each in members], "no members"),
+        Section(_PIECES, [_piece_cells(each) for each in row.leases], "no partitions"),
+        stuck_section(row.leases),
+    ]
+    if known is not None:
+        pairs = _settings_json(known.settings).items()
+        cells = [[key, setting_text(tuple(v) if isinstance(v, list) else v) or "-"] for key, v in pairs]
+        moves = [(each, moved) for each in fold.rebalances for moved in each.moved][-_MOVES_LISTED:]
+        sections += [
+            Section(_SETTINGS, cells, None),
+            Section(_REBALANCES, [_rebalance_cells(view, each) for each in fold.rebalances], None),
+            Section(_MOVES, [_move_cells(each, moved) for each, moved in moves], None),
+        ]
+    return Picture(
+        headline=_headline(row),
+        sections=sections,
+        notes=notes,
+        json=_group_json(view, row, known, members, fold, notes),
+        status=NO if list(view.replica.stopped()) else DONE,
+    )
+
+
+def _headline(row: GroupRow) -> str:
+    state = "" if row.state is None else f", {row.state}, generation {row.generation}"
+    strategy = f" ({row.strategy})" if row.strategy else ""
+    behind = "lag is not known" if row.lag is None else f"{count(row.lag, 'message')} behind"
+    paused = ", paused" if row.is_paused else ""
+    return (
+        f"{row.group}: {row.kind or 'unknown'}{state}{strategy}{paused}; {count(row.worker_count, 'member')}, "
+        f"{count(partitions_of(row.leases), 'partition')}, {behind}"
+    )
+
+
+def _member_cells(member: _Member) -> list[str | Cell]:
+    runs_at = Instance.parse(member.instance)
+    return [
+        member.client,
+        "-" if runs_at is None else runs_at.host,
+        "-" if runs_at is None else str(runs_at.pid),
+        "-" if runs_at is None else runs_at.release,
+        span(member.session_ms),
+        str(len(member.leases)),
+        lag_cell(member.leases) if member.leases else "-",
+        Cell(seen_text(member.state, member.silence_ms), _STYLES.get(member.state, "")),
+    ]
+
+
+def _piece_cells(row: LeaseRow) -> list[str | Cell]:
+    owner = row.state if row.cp is None else row.holder
+    style = "yellow" if row.goes_to is not None or row.client is None else ""
+    return [row.topic, row.place, Cell(owner, style), number(row.epoch), number(row.next), lag_cell([row])]
+
+
+def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
+    vacant = [moved.vacant_ms for moved in each.moved if moved.vacant_ms is not None]
+    return [
+        str(each.generation),
+        Cell(time_text(each.log_time), short=clock_text(each.log_time, view.clock.now_ms())),
+        "; ".join(why_rebalanced(each)) or "-",
+        str(each.members),
+        str(len(each.moved)),
+        span(max(vacant)) if vacant else "-",
+    ]
+
+
+def _move_cells(each: Rebalance, moved: Moved) -> list[str | Cell]:
+    before, after = moved
+    return [
+        str(each.generation),
+        after.key[1],
+        place_text(after.partition, after.lo, after.hi),
+        before.client_id if before is not None and before.held else "-",
+        after.client_id if after.held else "-",
+        "-" if moved.vacant_ms is None else span(moved.vacant_ms),
+    ]
+
+
+def _group_json(
+    view: View, row: GroupRow, known: Group | None, members: list[_Member], fold: Assignments, notes: list[str]
+) -> dict[str, object]:
     return {
-        "lag": lost.lag,
-        "silence_ms": lost.silent_ms,
-        "positions": [
-            {"topic": row.topic, "partition": row.partition, "keys": [row.lo, row.hi], "next": row.next, "lag": row.lag}
-            for row in lost.leases
-            if row.next is not None
+        "topic": view.replica.topic,
+        **_head(row),
+        "partition": None if known is None else route_group(row.group, len(view.worlds)),
+        "paused": row.is_paused,
+        "settings": None if known is None else _settings_json(known.settings),
+        "topics": None if known is None else dict(sorted(known.counts.items())),
+        "member_list": [_member_json(each, known) for each in members],
+        "pieces": [
+            {
+                "topic": each.topic,
+                "topic_partition": each.partition,
+                "keys": [each.lo, each.hi],
+                "owner": each.client,
+                "epoch": each.epoch,
+                "goes_to": each.goes_to,
+                "state": each.state,
+                "next": each.next,
+                "log_end": each.log_end,
+                "lag": each.lag,
+                "stuck": each.stuck or None,
+                "held_back": each.held_back or None,
+            }
+            for each in row.leases
+        ],
+        "rebalances": [_rebalance_json(each) for each in fold.rebalances],
+        "notes": notes,
+    }
+
+
+def _member_json(member: _Member, known: Group | None) -> dict[str, object]:
+    runs_at = Instance.parse(member.instance)
+    found = None if known is None else known.clients.get(member.client)
+    return {
+        "client": member.client,
+        "instance": member.instance,
+        "host": None if runs_at is None else runs_at.host,
+        "pid": None if runs_at is None else runs_at.pid,
+        "release": None if runs_at is None else runs_at.release,
+        "member": None if found is None else found.member_id,
+        "slot": None if found is None else found.slot,
+        "joined": None if found is None else found.joined,
+        "session_timeout_ms": member.session_ms,
+        "allow_key_share": found is not None and found.allow_key_share,
+        "pattern": None if found is None or not found.pattern else found.pattern,
+        "topics": None if found is None else sorted(found.topics),
+        "state": member.state,
+        "silence_ms": member.silence_ms,
+        "partitions": len(member.leases),
+    }
+
+
+def _rebalance_json(each: Rebalance) -> dict[str, object]:
+    return {
+        "generation": each.generation,
+        "time": each.log_time,
+        "why": "; ".join(why_rebalanced(each)),
+        "joined": each.joined,
+        "restarted": each.restarted,
+        "left": each.left,
+        "evicted": [{"client": client, "by": by} for client, by in each.evicted],
+        "changed": each.changed,
+        "silent": [{"client": client, "silence_ms": silence_ms} for client, silence_ms in each.silent],
+        "configured": each.configured,
+        "members": each.members,
+        "moved": [
+            {
+                "topic": moved.after.key[1],
+                "topic_partition": moved.after.partition,
+                "keys": [moved.after.lo, moved.after.hi],
+                "from": moved.before.client_id if moved.before is not None and moved.before.held else None,
+                "to": moved.after.client_id if moved.after.held else None,
+                "at": moved.after.since,
+                "nobody_ms": moved.vacant_ms,
+            }
+            for moved in each.moved
         ],
     }

@@ -38,7 +38,7 @@ Runs = Iterable[tuple[int, list[LogEntry]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LogLine:
     """One record, judged and put into words."""
 
     partition: int
@@ -55,7 +55,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Filter:
     """Which records to tell of."""
 
     group: str | None
@@ -70,28 +70,28 @@ class Wanted:
         return not (self.no_beats and is_beat(outcome, record))
 
 
-class Teller:
+class LogLines:
     """Replays runs of records and tells of those that are wanted."""
 
     def __init__(
-        self, partitions: int, wanted: Wanted, skip_below: dict[int, int], worlds: dict[int, World] | None = None
+        self, partitions: int, wanted: Filter, skip_below: dict[int, int], worlds: dict[int, World] | None = None
     ) -> None:
         """skip_below: for each CP, the offset below which nothing is told of. worlds: what CPs begin with."""
         self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
         self._wanted = wanted
         self._skip_below = skip_below
-        self._told_any = False
+        self._found_any = False
         self._fold = Fold()
         #: CPs of which records were replayed the fast way since the fold last knew them.
         self._passed_over: set[int] = set()
 
-    def tell(self, cp: int, entries: list[LogEntry]) -> Iterator[Told]:
+    def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
         """Replay a run of one CP's records, ascending."""
         world = self.worlds.get(cp)
         if world is None:
             world = self.worlds[cp] = World(cp, self._partitions)
-        begin = self._first_to_tell(cp, entries)
+        begin = self._first_to_show(cp, entries)
         if begin:
             world.apply_many(entries[:begin])
             self._passed_over.add(cp)
@@ -104,9 +104,9 @@ class Teller:
                 return
             record = outcome.record
             if self._wanted(outcome, record):
-                self._told_any = True
+                self._found_any = True
                 why = reason(outcome, record, value, world, self._fold.before(outcome, cp))
-                yield Told(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
+                yield LogLine(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
             self._fold.see(cp, outcome)
 
     @property
@@ -117,9 +117,9 @@ class Teller:
     @property
     def knows_group(self) -> bool:
         """Whether the group that is asked for, if one is, was met."""
-        return self._told_any or self._wanted.group is None or self._wanted.group in self.groups
+        return self._found_any or self._wanted.group is None or self._wanted.group in self.groups
 
-    def _first_to_tell(self, cp: int, entries: list[LogEntry]) -> int:
+    def _first_to_show(self, cp: int, entries: list[LogEntry]) -> int:
         """How many records at the beginning of a run are replayed the fast way, without being looked at."""
         skip_below, since = self._skip_below.get(cp, 0), self._wanted.since
         for index, (offset, stamp, _) in enumerate(entries):
@@ -128,12 +128,12 @@ class Teller:
         return len(entries)
 
 
-def in_order(told: Iterator[Told], ends: dict[int, int]) -> Iterator[Told]:
+def in_order(told: Iterator[LogLine], ends: dict[int, int]) -> Iterator[LogLine]:
     """The records of all CPs by log time. `ends`: for each CP that will come, the offset after its last record.
 
     Only as many are held back as one CP is read ahead of another.
     """
-    queues: dict[int, deque[Told]] = {cp: deque() for cp, end in ends.items() if end > 0}
+    queues: dict[int, deque[LogLine]] = {cp: deque() for cp, end in ends.items() if end > 0}
     open_cps = set(queues)
     for each in told:
         cp = each.partition
@@ -184,17 +184,17 @@ def log(
         raise click.UsageError("--follow needs Kafka: a dump does not grow.")
     if follow and last is None and since is None:
         last = _LAST
-    wanted = Wanted(group, since, no_beats)
+    wanted = Filter(group, since, no_beats)
     printer = _printer(options)
     with ExitStack() as stack:
         if from_dump is not None:
-            teller = _from_dump(stack, from_dump, cp, wanted, last, printer)
+            lines = _from_dump(stack, from_dump, cp, wanted, last, printer)
         else:
-            teller = _from_kafka(stack, options, cp, wanted, last, printer, follow)
-    status = stopped(teller.worlds.values())
-    if teller.knows_group:
+            lines = _from_kafka(stack, options, cp, wanted, last, printer, follow)
+    status = stopped(lines.worlds.values())
+    if lines.knows_group:
         return status
-    say_error(visible(no_group(group or "", teller.groups)))
+    say_error(visible(no_group(group or "", lines.groups)))
     return NO
 
 
@@ -211,12 +211,12 @@ def stopped(worlds: Iterable[World]) -> int:
     return status
 
 
-Printer = Callable[[Iterable[Told]], None]
+Printer = Callable[[Iterable[LogLine]], None]
 
 
 def _from_kafka(
-    stack: ExitStack, options: Options, cp: int | None, wanted: Wanted, last: int | None, printer: Printer, follow: bool
-) -> Teller:
+    stack: ExitStack, options: Options, cp: int | None, wanted: Filter, last: int | None, printer: Printer, follow: bool
+) -> LogLines:
     from kafka_marshal.cli.connection import connected
     from kafka_marshal.observe.log import Log
 
@@ -228,57 +228,57 @@ def _from_kafka(
     unfiltered = wanted.group is None and wanted.since is None and not wanted.no_beats
     skip = {cp: max(0, end - last) for cp, end in ends.items()} if last is not None and unfiltered else {}
     begin = {cp: world.next_offset for cp, world in worlds.items()}
-    teller = Teller(source.partitions, wanted, skip, {cp: worlds[cp] for cp, first in begin.items() if first})
+    lines = LogLines(source.partitions, wanted, skip, {cp: worlds[cp] for cp, first in begin.items() if first})
     # A bar would run across the lines that are printed meanwhile; it is for the search for the last ones.
     progressed = stack.enter_context(progress("reading the log")) if last is not None else None
 
-    def told() -> Iterator[Told]:
+    def told() -> Iterator[LogLine]:
         for cp, entries in source.read(begin, progress=progressed):
             source.check_marker(cp, entries[0])
-            yield from teller.tell(cp, entries)
+            yield from lines.read(cp, entries)
 
     if last is not None:
-        tails: dict[int, deque[Told]] = {cp: deque(maxlen=last) for cp in cps}
+        tails: dict[int, deque[LogLine]] = {cp: deque(maxlen=last) for cp in cps}
         for each in told():
             tails[each.partition].append(each)
         printer(_last(tails, last))
     else:
         printer(in_order(told(), {cp: end for cp, end in ends.items() if end > begin[cp]}))
     if follow:
-        if not teller.knows_group:
-            say_warning(no_group(wanted.group or "", teller.groups))
-        _follow(source.follow(ends), teller, printer)
-    return teller
+        if not lines.knows_group:
+            say_warning(no_group(wanted.group or "", lines.groups))
+        _follow(source.follow(ends), lines, printer)
+    return lines
 
 
-def _follow(batches: Iterator[dict[int, list[LogEntry]]], teller: Teller, printer: Printer) -> None:
+def _follow(batches: Iterator[dict[int, list[LogEntry]]], lines: LogLines, printer: Printer) -> None:
     for batch in batches:
-        news = [told for cp, entries in batch.items() for told in teller.tell(cp, entries)]
+        news = [told for cp, entries in batch.items() for told in lines.read(cp, entries)]
         printer(sorted(news, key=lambda told: told.key))
-        if teller.worlds and all(world.required_level is not None for world in teller.worlds.values()):
+        if lines.worlds and all(world.required_level is not None for world in lines.worlds.values()):
             return
 
 
 def _from_dump(
-    stack: ExitStack, path: str, cp: int | None, wanted: Wanted, last: int | None, printer: Printer
-) -> Teller:
+    stack: ExitStack, path: str, cp: int | None, wanted: Filter, last: int | None, printer: Printer
+) -> LogLines:
     """Of a dump it is not known how far each CP reaches, so what is told of is held until its end."""
     from kafka_marshal.cli.dumps import checked_dump
 
     header, found = stack.enter_context(checked_dump(path))
     cps = _chosen(header.partitions, cp)
-    teller = Teller(header.partitions, wanted, {})
-    tails: dict[int, deque[Told]] = {}
+    lines = LogLines(header.partitions, wanted, {})
+    tails: dict[int, deque[LogLine]] = {}
     for number, records in groupby(found, key=lambda record: record.partition):
         if number in cps:
             for record in records:
                 tail = tails.setdefault(number, deque(maxlen=last))
-                tail.extend(teller.tell(number, [(record.offset, record.timestamp_ms, record.value)]))
+                tail.extend(lines.read(number, [(record.offset, record.timestamp_ms, record.value)]))
     printer(_last(tails, last))
-    return teller
+    return lines
 
 
-def _last(tails: dict[int, deque[Told]], last: int | None) -> list[Told]:
+def _last(tails: dict[int, deque[LogLine]], last: int | None) -> list[LogLine]:
     told = sorted((each for tail in tails.values() for each in tail), key=lambda each: each.key)
     return told if last is None else told[max(0, len(told) - last) :]
 
@@ -303,7 +303,7 @@ def _printer(options: Options) -> Printer:
     # At the first call and not before: an error must not leave a lonely line of titles.
     titles = iter(["\t".join(_TITLES) + "\n"])
 
-    def print_columns(told: Iterable[Told]) -> None:
+    def print_columns(told: Iterable[LogLine]) -> None:
         sys.stdout.writelines(titles)
         sys.stdout.writelines("\t".join(map(visible, _columns(each))) + "\n" for each in told)
         sys.stdout.flush()
@@ -311,14 +311,14 @@ def _printer(options: Options) -> Printer:
     return print_columns
 
 
-def _columns(told: Told) -> list[str]:
+def _columns(told: LogLine) -> list[str]:
     record = told.record
     who = ("", "", "") if record is None else (group_of(told.outcome), record.client_id, record.instance_id)
     time = time_text(told.outcome.log_time)
     return [time, str(told.partition), str(told.offset), *who, told.what, told.outcome.code, told.why]
 
 
-def _print_lines(told: Iterable[Told]) -> None:
+def _print_lines(told: Iterable[LogLine]) -> None:
     for each in told:
         outcome, record = each.outcome, each.record
         dim = is_beat(outcome, record)
@@ -336,7 +336,7 @@ def _print_lines(told: Iterable[Told]) -> None:
     sys.stdout.flush()
 
 
-def _print_json(told: Iterable[Told]) -> None:
+def _print_json(told: Iterable[LogLine]) -> None:
     for each in told:
         outcome, record = each.outcome, each.record
         line: dict[str, object] = {

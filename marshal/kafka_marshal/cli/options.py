@@ -31,7 +31,7 @@ __all__ = [
     "read_text",
     "read_time",
     "span_option",
-    "tell_times",
+    "say_times",
     "time_option",
     "times_json",
 ]
@@ -183,7 +183,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; how its times were read is said first."""
-        tell_times(ctx.ensure_object(Options))
+        say_times(ctx.ensure_object(Options))
         return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -240,7 +240,7 @@ def times_json(options: Options) -> list[dict[str, object]]:
     return [{"option": option, "text": text, "time": at} for option, text, at in dict.fromkeys(options.times)]
 
 
-def tell_times(options: Options) -> None:
+def say_times(options: Options) -> None:
     """On standard error, which moments the times are that were given. Not with --json."""
     if options.json:
         return

@@ -19,7 +19,7 @@ from kafka_marshal.cli.options import Options, read_text, read_time
 if TYPE_CHECKING:
     from kafka_marshal.admin import Target
 
-__all__ = ["Wish", "to_option", "wishes_in", "wishes_option"]
+__all__ = ["PartitionTarget", "to_option", "targets_in_file", "targets_option"]
 
 _PARTITION = re.compile(r"(?P<topic>[^:=]+)(?::(?P<partition>[0-9]+))?(?:=(?P<position>.+))?")
 
@@ -27,7 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PartitionTarget:
     """One --partition: partition None means all of the topic, position None what --to says."""
 
     topic: str
@@ -62,9 +62,11 @@ def to_option(context: click.Context, parameter: click.Parameter, value: str | N
         raise click.BadParameter(f"{error} (or earliest, latest, readable, an offset)", context, parameter) from None
 
 
-def wishes_option(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[Wish]:
+def targets_option(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> list[PartitionTarget]:
     """The callback of --partition."""
-    wishes = []
+    partitions = []
     for value in values:
         found = _PARTITION.fullmatch(value)
         if found is None:
@@ -73,11 +75,11 @@ def wishes_option(context: click.Context, parameter: click.Parameter, values: tu
             )
         number, position = found["partition"], found["position"]
         target = None if position is None else to_option(context, parameter, position)
-        wishes.append(Wish(found["topic"], None if number is None else int(number), target))
-    return wishes
+        partitions.append(PartitionTarget(found["topic"], None if number is None else int(number), target))
+    return partitions
 
 
-def wishes_in(options: Options, path: str, group: str) -> list[Wish]:
+def targets_in_file(options: Options, path: str, group: str) -> list[PartitionTarget]:
     """The positions of a file: CSV as kafka-consumer-groups has it, or JSON. Raises CommandError, which names the line.
 
     CSV: topic,partition,offset or group,topic,partition,offset (lines of other groups are left out). JSON: a list of
@@ -85,21 +87,23 @@ def wishes_in(options: Options, path: str, group: str) -> list[Wish]:
     ours: "after" counts as offset). An offset may be whatever --to takes.
     """
     text = read_text(path, "--from-file")
-    found: dict[tuple[str, int], Wish] = {}
+    found: dict[tuple[str, int], PartitionTarget] = {}
     rows = _json_rows(path, text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(path, text)
     for place, of_group, topic, number, position in rows:
         if of_group not in (None, group):
             continue
         try:
             partition = int(str(number).strip())
-            wish = Wish(str(topic).strip(), partition, _position(options, "--from-file", str(position).strip()))
-            if partition < 0 or not wish.topic or topic is None:
+            each = PartitionTarget(
+                str(topic).strip(), partition, _position(options, "--from-file", str(position).strip())
+            )
+            if partition < 0 or not each.topic or topic is None:
                 raise ValueError("a topic and a partition from 0 on are wanted")
         except (ValueError, OverflowError) as error:
             raise _wrong(path, place, str(error)) from None
-        before = found.setdefault((wish.topic, partition), wish)
-        if before != wish:
-            raise _wrong(path, place, f"{wish.topic} [{partition}] stands there twice, with different positions")
+        before = found.setdefault((each.topic, partition), each)
+        if before != each:
+            raise _wrong(path, place, f"{each.topic} [{partition}] stands there twice, with different positions")
     if not found:
         raise _wrong(path, "", f"it has no positions of group {group!r}")
     return list(found.values())

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, say_error
-from kafka_marshal.cli.connection import connected
+from kafka_marshal.cli.connection import connected, note
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, progress, say
-from kafka_marshal.cli.steering import tell
 from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def prune(options: Options, keep: int | None, dry_run: bool, yes: bool, force: b
         done = False
         if something and not dry_run:
             if not ask(f"Remove {goes} of {plan.topic}, for ever?", yes):
-                tell(options, "Nothing was removed.")
+                note(options, "Nothing was removed.")
                 return NO
             options.if_interrupted = "A part may have been removed: run kafka-marshal prune again, it goes on."
             carry_out(cluster, plan, options.timeout)

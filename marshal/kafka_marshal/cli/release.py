@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import connected
+from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, paused
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.names import complete_client, complete_group, complete_place, read_names, refuse_unknown
-from kafka_marshal.cli.options import Options, span_option, tell_times, times_json
+from kafka_marshal.cli.options import Options, say_times, span_option, times_json
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
-from kafka_marshal.cli.positions import Wish, to_option, wishes_in, wishes_option
-from kafka_marshal.cli.steering import admin_of, id_argument, paused, tell
+from kafka_marshal.cli.positions import PartitionTarget, targets_in_file, targets_option, to_option
 from kafka_marshal.observe.names import near
 from kafka_marshal.observe.text import count, span, time_text
 
@@ -50,7 +49,7 @@ class Wanted:
 
     group: str
     to: Target | None
-    wishes: list[Wish]
+    partitions: list[PartitionTarget]
     expires_ms: int
     within_ms: int
     wait: bool
@@ -73,8 +72,8 @@ class Wanted:
 )
 @click.option(
     "--partition",
-    "wishes",
-    callback=wishes_option,
+    "partitions",
+    callback=targets_option,
     multiple=True,
     metavar="T:P=OFFSET",
     shell_complete=complete_place,
@@ -127,7 +126,7 @@ def release_group(
     options: Options,
     group: str,
     to: Target | None,
-    wishes: list[Wish],
+    partitions: list[PartitionTarget],
     expires: int,
     within: int,
     dry_run: bool,
@@ -156,9 +155,9 @@ def release_group(
     Exit status: 0 done; 1 not done, nothing moved, or what moved is named; 2 wrong use; 3 Kafka was not reachable.
     """
     wanted = Wanted(
-        group, to, wishes, expires, within, wait, force, yes, keep_done, plan=None if plan is None else Path(plan)
+        group, to, partitions, expires, within, wait, force, yes, keep_done, plan=None if plan is None else Path(plan)
     )
-    ways = [bool(to is not None or wishes), from_file is not None, undo is not None]
+    ways = [bool(to is not None or partitions), from_file is not None, undo is not None]
     if sum(ways) > 1:
         raise click.UsageError("--to and --partition, --from-file, and --undo are three ways to say where to: use one.")
     if keep_done and (undo is not None or not any(ways)):
@@ -170,11 +169,11 @@ def release_group(
             raise click.UsageError("--resume only ends a pause: it goes with --client-id, --yes and --dry-run alone.")
         return _resume(options, group, client_id, yes, dry_run)
     if from_file is not None:
-        wanted = replace(wanted, wishes=wishes_in(options, from_file, group))
-        tell_times(options)
+        wanted = replace(wanted, partitions=targets_in_file(options, from_file, group))
+        say_times(options)
     if undo is not None:
         wanted = replace(wanted, undo=_to_undo(options, group, undo))
-    incomplete = [wish for wish in wishes if wish.position is None]
+    incomplete = [each for each in partitions if each.position is None]
     if incomplete and to is None:
         raise click.UsageError(f"where to move {incomplete[0].topic!r}? Say --to, or =POSITION after the partition.")
     with admin_of(options, client_id) as admin:
@@ -209,7 +208,7 @@ def _to_undo(options: Options, group: str, path: str) -> MovePlan:
 @click.argument("group", callback=id_argument, shell_complete=complete_group)
 @click.argument(
     "partition",
-    callback=lambda c, p, v: wishes_option(c, p, (v,))[0],
+    callback=lambda c, p, v: targets_option(c, p, (v,))[0],
     metavar="TOPIC:PARTITION",
     shell_complete=complete_place,
 )
@@ -222,7 +221,14 @@ def _to_undo(options: Options, group: str, path: str) -> MovePlan:
 @click.option("--wait", is_flag=True, help="Wait for members as long as it takes (see release-group).")
 @click.pass_obj
 def skip(
-    options: Options, group: str, partition: Wish, to: Target | None, within: int, dry_run: bool, yes: bool, wait: bool
+    options: Options,
+    group: str,
+    partition: PartitionTarget,
+    to: Target | None,
+    within: int,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
 ) -> int:
     r"""Leave out what can't be read of a partition: GROUP goes on behind it.
 
@@ -269,13 +275,13 @@ def _nothing_to_skip(group: str, move: Move, to: Target | None) -> str:
 
 def _behind_wrong_stamps(options: Options, move: Move) -> int:
     """Where to go on behind records whose timestamps Spark's connector can't represent, which stop Spark alone."""
-    from kafka_marshal.admin.readable import first_with_a_moment
+    from kafka_marshal.admin.positions import first_with_a_moment
 
     with connected(options) as cluster:
         _, end = cluster.watermarks([move.key], options.timeout)[move.key]
         after, wrong = first_with_a_moment(cluster, move.key, move.after, end)
     if wrong:
-        tell(
+        note(
             options,
             f"{move.topic} [{move.partition}]: offset {move.after} has the timestamp {wrong[0]} ms, which Spark's "
             "connector can't represent. (Workers without Spark, and the stream source, can read it.)",
@@ -285,21 +291,21 @@ def _behind_wrong_stamps(options: Options, move: Move) -> int:
 
 def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:
     """Which partition goes where. Without --partition: all partitions of all topics the group ever worked on."""
-    wishes = wanted.wishes
-    if not wishes:
+    partitions = wanted.partitions
+    if not partitions:
         topics = sorted({lease.topic for lease in admin.progress(wanted.group)})
         if not topics:
             effect = "Nothing was changed. To set where a new group begins, name its partitions with --partition."
             refuse_unknown(options, wanted.group, effect=effect)
             raise CommandError(f"group {wanted.group!r} has no positions yet. {effect}", NO)
-        wishes = [Wish(topic, None, None) for topic in topics]
-    counts = _partition_counts(options, sorted({wish.topic for wish in wishes}))
+        partitions = [PartitionTarget(topic, None, None) for topic in topics]
+    counts = _partition_counts(options, sorted({each.topic for each in partitions}))
     targets: dict[tuple[str, int], Target] = {}
-    for wish in sorted(wishes, key=lambda wish: wish.partition is not None):  # a partition prevails over its topic
-        position = wanted.to if wish.position is None else wish.position
+    for each in sorted(partitions, key=lambda each: each.partition is not None):  # a partition prevails over its topic
+        position = wanted.to if each.position is None else each.position
         assert position is not None
-        numbers: Iterable[int] = range(counts[wish.topic]) if wish.partition is None else [wish.partition]
-        targets.update({(wish.topic, number): position for number in numbers})
+        numbers: Iterable[int] = range(counts[each.topic]) if each.partition is None else [each.partition]
+        targets.update({(each.topic, number): position for number in numbers})
     return targets
 
 
@@ -356,10 +362,10 @@ def _move(
 ) -> int:
     question = f"Pause group {wanted.group}, move {count(len(plan), 'partition')} as shown, and let it go on?"
     if not ask(question, wanted.yes):
-        tell(options, "Nothing was changed.")
+        note(options, "Nothing was changed.")
         return NO
     with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
-        tell(options, f"paused by {pause.client_id}, for {span(wanted.expires_ms)} at most")
+        note(options, f"paused by {pause.client_id}, for {span(wanted.expires_ms)} at most")
         in_hand = _wait_released(options, pause, wanted, list(targets))
         if in_hand and not wanted.wait:
             if options.json:
@@ -380,9 +386,9 @@ def _move(
         print_json(_result(options, wanted.group, admin.client_id, moves, in_hand, moved=True, plan=str(file)))
     else:
         _print_moves(moves)  # again: "now" is what it was when the last member had handed in
-    tell(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
+    note(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
     undo = f"kafka-marshal release-group {quote(wanted.group)} --undo {quote(str(file))}{options.reach()}"
-    tell(options, f"as it was: {file}. To put it back: {undo}")
+    note(options, f"as it was: {file}. To put it back: {undo}")
     return DONE
 
 
@@ -407,7 +413,7 @@ def _wait_released(
     options: Options, pause: Pause, wanted: Wanted, partitions: list[tuple[str, int]] | None
 ) -> list[InHand]:
     """Wait until members let go; say where what they had in hand will be repeated."""
-    tell(options, "waiting for its members to hand in what they have …")
+    note(options, "waiting for its members to hand in what they have …")
     timeout_s = _LONG_S if wanted.wait else wanted.within_ms / 1000
     in_hand = pause.wait_released(timeout_s, partitions)
     for each in in_hand:
@@ -422,20 +428,20 @@ def _wait_released(
 def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     """Keep the group paused until Ctrl-C, or until the pause runs out."""
     if not ask(f"Pause group {wanted.group} for {span(wanted.expires_ms)}, or until Ctrl-C?", wanted.yes):
-        tell(options, "Nothing was changed.")
+        note(options, "Nothing was changed.")
         return NO
     with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
         if options.json:
             print_json({"group": wanted.group, "client_id": pause.client_id, "seconds": pause.seconds_left})
-        tell(options, f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C lets the group go on")
+        note(options, f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C lets the group go on")
         try:
             _wait_released(options, pause, wanted, None)
-            tell(options, "nobody is at work any more")
+            note(options, "nobody is at work any more")
             while (left := pause.seconds_left) > 0:
                 time.sleep(min(left, 0.2))
         except KeyboardInterrupt:
-            tell(options, "")
-    tell(options, f"group {wanted.group} goes on")
+            note(options, "")
+    note(options, f"group {wanted.group} goes on")
     return DONE
 
 
@@ -463,7 +469,7 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool, dry_
             by = ", ".join(sorted({pause.client_id for pause in pauses}))
             until = time_text(max(pause.expires for pause in pauses))
             if not ask(f"End the pause of group {group} by {by} (until {until})?", yes):
-                tell(options, "Nothing was changed.")
+                note(options, "Nothing was changed.")
                 return NO
         options.if_interrupted = "The pause may have ended in a part of the log: run the command again."
         ended = admin.resume(group, client_id)

@@ -16,9 +16,9 @@ from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.problems import KINDS, Problem, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
-    HeardRow,
     LeaseRow,
     MemberRow,
+    WorkerRow,
     evicted_text,
     partitions_held,
     partitions_of,
@@ -281,7 +281,7 @@ def _member_cells(member: MemberRow) -> list[str | Cell]:
     ]
 
 
-def _heard_cells(run: HeardRow) -> list[str | Cell]:
+def _heard_cells(run: WorkerRow) -> list[str | Cell]:
     runs_at = run.runs_at
     return [
         run.group,
@@ -307,7 +307,7 @@ def _progress(member: MemberRow) -> Cell:
     return Cell("-" if member.state != "seen" else "ok" if member.lag else "nothing to do", "dim")
 
 
-def _names(row: MemberRow | HeardRow) -> dict[str, object]:
+def _names(row: MemberRow | WorkerRow) -> dict[str, object]:
     runs_at = row.runs_at
     return {
         "group": row.group,
@@ -336,7 +336,7 @@ def _member_json(member: MemberRow) -> dict[str, object]:
     }
 
 
-def _heard_json(run: HeardRow) -> dict[str, object]:
+def _heard_json(run: WorkerRow) -> dict[str, object]:
     return {
         **_names(run),
         "partitions": 0,
@@ -353,7 +353,7 @@ def _heard_json(run: HeardRow) -> dict[str, object]:
     }
 
 
-def _evicted_json(run: HeardRow | None) -> dict[str, object]:
+def _evicted_json(run: WorkerRow | None) -> dict[str, object]:
     is_evicted = run is not None and run.evictor != ""
     return {
         "evicted_by": run.evictor if run is not None and is_evicted else None,

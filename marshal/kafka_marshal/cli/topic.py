@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import click
 
-from kafka_marshal.admin.topic import create, low_levels
+from kafka_marshal.admin.topic import below_level, create, low_levels
 from kafka_marshal.cli.app import command, paint
-from kafka_marshal.cli.connection import connected
-from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.connection import admin_of, connected, note
+from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import print_json, say
+from kafka_marshal.cli.output import ask, print_json, progress, say, say_warning
+from kafka_marshal.instance import knows_level
 from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
     DEFAULT_PARTITIONS,
@@ -26,12 +27,16 @@ from kafka_marshal.node.coordination_topic import (
 )
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.log import Log
+from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
+from kafka_marshal.observe.text import count
+from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
+from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
 from rationalizer.marker import count_of
 
-__all__ = ["init"]
+__all__ = ["init", "upgrade"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def init(options: Options, partitions: int | None, check: bool) -> int:
     if options.json:
         print_json(_json(report))
     else:
-        _tell(report)
+        _print_report(report)
     return DONE if report.fit else NO
 
 
@@ -156,18 +161,18 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
             )
         )
     counts = _marker_counts(log, [cp for cp, end in log.ends.items() if log.starts[cp] == 0 and end > 0])
-    for count in sorted({c for c in counts.values() if c is not None and c != log.partitions}):
-        where = _list([cp for cp, c in counts.items() if c == count])
+    for other in sorted({c for c in counts.values() if c is not None and c != log.partitions}):
+        where = _list([cp for cp, c in counts.items() if c == other])
         report.faults.append(
             Fault(
-                f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {count}",
+                f"it has {log.partitions} partitions, and its first record in partition(s) {where} says {other}",
                 "partitions were added since: members that count differently do not see each other's claims",
                 f"make a new topic: kafka-marshal init{options.reach(topic=False)} --topic NEW-NAME "
                 f"--partitions {log.partitions}, and move all members to it",
                 fatal=True,
             )
         )
-    unmarked = [cp for cp, count in counts.items() if count is None]
+    unmarked = [cp for cp, marked in counts.items() if marked is None]
     if unmarked:
         report.faults.append(
             Fault(
@@ -267,7 +272,7 @@ def _json(report: Report) -> dict[str, object]:
     }
 
 
-def _tell(report: Report) -> None:
+def _print_report(report: Report) -> None:
     for line in report.done:
         say(line)
     for fault in report.faults:
@@ -282,3 +287,105 @@ def _tell(report: Report) -> None:
         say(
             f"{report.topic!r} is fit for use ({report.partitions} partitions, {report.replication_factor} replica(s))."
         )
+
+
+_NOT_DONE = "Nothing was changed."
+
+_NEEDS = " ".join(f"{level.adds.capitalize()} need level {level.number}." for level in LEVELS[1:])
+_HELP = f"""Raise the coordination topic to the newest level of the protocol, for good. {_NEEDS}
+
+There is no way back: a member, or a tool, of a release that does not know the level stops at it and does nothing
+more on this topic. So members seen within 10 minutes whose release does not know it, or is not known, are named
+first; with --yes alone nothing is raised while there are any. Replace them, then upgrade. Nothing else changes:
+claimed groups go on.
+
+\b
+Exit status: 0 raised, or it was already; 1 members would stop (--force); 2 nobody to ask; 3 no Kafka.
+"""
+
+#: Members named one by one.
+_LISTED = 20
+
+
+@command(help=_HELP)
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--force", is_flag=True, help="Also where members would stop that are of an older release.")
+@click.option("--dry-run", is_flag=True, help="Say what would be raised, and who would stop; change nothing.")
+@click.pass_obj
+def upgrade(options: Options, yes: bool, force: bool, dry_run: bool) -> int:
+    """Raise the coordination topic; `--help` says more."""
+    with connected(options) as cluster:
+        view = View(cluster, options.topic, options.timeout)
+        try:
+            with progress("reading the log") as progressed:
+                view.catch_up(progressed)
+            low, notes = below_level(view.worlds), view.notes_on_upgrades()
+            old = _old_members(view.groups()) if low else []
+        finally:
+            view.replica.close()
+    if notes:
+        raise CommandError(f"{notes[0]} {_NOT_DONE}", NO)
+    for each in old[:_LISTED]:
+        say_warning(f"{_described(each)} would stop for good.")
+    if len(old) > _LISTED:
+        say_warning(f"and {len(old) - _LISTED:,} more.")
+    if low and not dry_run:
+        if yes and old and not force:
+            raise CommandError(
+                f"{count(len(old), 'member')} would stop at level {SUPPORTED_LEVEL}. {_NOT_DONE} Replace them by this "
+                "release first, or say --force.",
+                NO,
+            )
+        question = (
+            f"Raise {count(len(low), 'partition')} of {options.topic} to level {SUPPORTED_LEVEL}? There is no way back."
+        )
+        if not ask(question, yes):
+            note(options, _NOT_DONE)
+            return NO
+        options.if_interrupted = "It may be raised in a part of the log; run kafka-marshal upgrade again."
+        with admin_of(options) as admin:
+            low = admin.upgrade()
+    _print_levels(options, low, old, dry_run)
+    return DONE
+
+
+def _old_members(groups: list[GroupRow]) -> list[MemberRow | WorkerRow]:
+    """Whoever may be alive and is not known to be of a release that knows the level."""
+    alive: list[MemberRow | WorkerRow] = []
+    for group in groups:
+        alive += [member for member in group.members if member.state != "gone"]
+        alive += group.idle
+    return [each for each in alive if not knows_level(each.instance, SUPPORTED_LEVEL)]
+
+
+def _described(each: MemberRow | WorkerRow) -> str:
+    runs_at = each.runs_at
+    where = "of an unknown release" if runs_at is None else f"at {runs_at}, release {runs_at.release}"
+    return f"{each.client} of group {each.group} ({where})"
+
+
+def _print_levels(options: Options, low: list[int], old: list[MemberRow | WorkerRow], dry_run: bool) -> None:
+    if options.json:
+        print_json(
+            {
+                "topic": options.topic,
+                "level": SUPPORTED_LEVEL,
+                "partitions": low,
+                "raised": bool(low) and not dry_run,
+                "old_members": [
+                    {
+                        "group": each.group,
+                        "client": each.client,
+                        "instance": each.instance,
+                        "release": None if each.runs_at is None else each.runs_at.release,
+                    }
+                    for each in old
+                ],
+            }
+        )
+    elif not low:
+        say(f"{options.topic!r} is at level {SUPPORTED_LEVEL} already.")
+    elif dry_run:
+        say(f"partition(s) {', '.join(map(str, low))} of {options.topic!r} would be raised to level {SUPPORTED_LEVEL}.")
+    else:
+        say(f"raised: partition(s) {', '.join(map(str, low))} of {options.topic!r} to level {SUPPORTED_LEVEL}.")

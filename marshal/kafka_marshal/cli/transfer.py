@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import admin_of, id_argument, note
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, refuse_unknown
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
-from kafka_marshal.cli.steering import admin_of, id_argument, tell
 from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _move(
             _print_moves(moves)
         if not dry_run:
             if not ask(question, yes):
-                tell(options, _NOT_DONE)
+                note(options, _NOT_DONE)
                 return NO
             options.if_interrupted = "It may be done or not; do it again. The group goes on."
             moves = do(admin, False)
@@ -211,7 +211,7 @@ def convert_group(
                     print_json(_conversion_json(planned, done=False))
                 return DONE
         if not ask(f"Make {group} a {to} group? Its workers have to be of that kind from then on.", yes):
-            tell(options, _NOT_DONE)
+            note(options, _NOT_DONE)
             return NO
         options.if_interrupted = "It may be done in part; its progress is saved. Run the same command again."
         done = admin.convert_group(group, to, **settings)

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import id_argument
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.log import stopped
 from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
-from kafka_marshal.cli.steering import id_argument
 from kafka_marshal.observe.meter import local_ms
 from kafka_marshal.observe.names import names_of
 from kafka_marshal.observe.ownership import Ownership, PieceOwnership, ended_text, keys_text, moment_text, span_json
@@ -86,7 +86,7 @@ def who(
     if options.json:
         print_json(_json(owned))
     elif owned.spans:
-        _tell(owned)
+        _print_answer(owned)
     if not owned.spans:
         known = names_of([owned.world]) if from_dump is not None else read_names(options, options.timeout)
         refuse_name(known, group, topic_name)
@@ -158,7 +158,7 @@ def _check_offset(offset: int | None, end: int, cp: int) -> None:
 # -- the answer ----------------------------------------------------------------------------------------------
 
 
-def _tell(owned: Ownership) -> None:
+def _print_answer(owned: Ownership) -> None:
     group, topic, partition = owned.key
     say(f"{group}, {topic} partition {partition} (kept in partition {owned.cp} of the log)")
     say(_answer(owned))

@@ -15,7 +15,7 @@ from rationalizer.groups.history import Assignments, Rebalance
 from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.wire.records import KINDS, DuringPause
 
-__all__ = ["Fold", "Place", "Run", "group_of", "is_of_worker", "lease_of", "shows_life"]
+__all__ = ["Fold", "Place", "Worker", "group_of", "is_of_worker", "lease_of", "shows_life"]
 
 #: Of a record in the whole log: (log time, coordination partition, offset).
 Place = tuple[int, int, int]
@@ -76,7 +76,7 @@ def shows_life(outcome: Outcome) -> bool:
 
 
 @dataclass(slots=True)
-class Run:
+class Worker:
     """One run of one worker in a group, as its records show it."""
 
     group: str
@@ -152,7 +152,7 @@ class Fold:
     assignments: dict[str, Assignments] = field(default_factory=dict)
     _worlds: dict[int, World] = field(default_factory=dict)
     #: (group, client) → instance → run
-    _runs: dict[tuple[str, str], dict[str, Run]] = field(default_factory=dict)
+    _workers: dict[tuple[str, str], dict[str, Worker]] = field(default_factory=dict)
     #: Instances that paused a group: no workers.
     _admins: set[str] = field(default_factory=set)
 
@@ -205,15 +205,15 @@ class Fold:
             return
         self._claims(outcome, place)
         is_evicted = self._changed(world, outcome, place)
-        is_own = is_of_worker(outcome) or instance in self._runs.get((group, client), ())
+        is_own = is_of_worker(outcome) or instance in self._workers.get((group, client), ())
         if is_own and not is_evicted:
             self._hear(group, client, instance, place)
 
-    def runs(self, since: int = 0) -> list[Run]:
+    def workers(self, since: int = 0) -> list[Worker]:
         """The newest run of each worker that was heard since that log time, by group and name."""
         found = []
-        for key in sorted(self._runs):
-            run = max(self._runs[key].values(), key=lambda run: (run.begun, run.heard))
+        for key in sorted(self._workers):
+            run = max(self._workers[key].values(), key=lambda run: (run.begun, run.heard))
             if run.last_at >= since and run.instance not in self._admins:
                 found.append(run)
         return found
@@ -222,15 +222,15 @@ class Fold:
     def groups(self) -> set[str]:
         """The groups that were met."""
         leases = {key[0] for owners in self.owners.values() for key in owners.now}
-        return leases | {group for group, _ in self._runs}
+        return leases | {group for group, _ in self._workers}
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _run(self, group: str, client: str, instance: str) -> Run:
-        of_client = self._runs.setdefault((group, client), {})
+    def _run(self, group: str, client: str, instance: str) -> Worker:
+        of_client = self._workers.setdefault((group, client), {})
         run = of_client.get(instance)
         if run is None:
-            run = of_client[instance] = Run(group, client, instance)
+            run = of_client[instance] = Worker(group, client, instance)
         return run
 
     def _hear(self, group: str, client: str, instance: str, place: Place) -> None:
@@ -310,8 +310,8 @@ class Fold:
                 self._end(run, place, ended, by)
         return bool(found.evicted)
 
-    def _newest(self, group: str, client: str) -> Iterator[Run]:
-        known = self._runs.get((group, client))
+    def _newest(self, group: str, client: str) -> Iterator[Worker]:
+        known = self._workers.get((group, client))
         if known:
             yield max(known.values(), key=lambda run: (run.begun, run.heard))
 
@@ -319,7 +319,7 @@ class Fold:
         self._end(self._run(span.key[0], span.client_id, span.instance_id), place, span.ended, evictor)
 
     @staticmethod
-    def _end(run: Run, place: Place, ended: End, evictor: str) -> None:
+    def _end(run: Worker, place: Place, ended: End, evictor: str) -> None:
         if place >= run.lost:
             run.lost, run.ended = place, ended
         if ended is End.EVICTED and place > run.evicted:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.observe.rows import DAY_MS, NO_PROGRESS, GroupRow, HeardRow, LeaseRow, MemberRow, span_text
+from kafka_marshal.observe.rows import DAY_MS, NO_PROGRESS, GroupRow, LeaseRow, MemberRow, WorkerRow, span_text
 from kafka_marshal.observe.text import count, span
 
 __all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
@@ -164,7 +164,7 @@ def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[str, str], list[LeaseRo
     return sorted(found.items(), key=lambda item: (list(KINDS).index(item[0][0]), item[0][1]))
 
 
-def _heard(idle: list[HeardRow]) -> str:
+def _heard(idle: list[WorkerRow]) -> str:
     """Workers that may run all the same: they write nothing while they have nothing."""
     last = sorted(idle, key=lambda run: run.silence_ms)[:_LISTED]
     return "".join(f"; {_name(run)} {run.doing}" for run in last) + ("; …" if len(idle) > _LISTED else "")
@@ -190,6 +190,6 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             yield Problem(group.group, "silence", text, 1, member.leases)
 
 
-def _name(member: MemberRow | HeardRow) -> str:
+def _name(member: MemberRow | WorkerRow) -> str:
     runs_at = member.runs_at
     return member.client if runs_at is None else f"{member.client} ({runs_at})"

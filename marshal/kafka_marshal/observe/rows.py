@@ -20,7 +20,7 @@ __all__ = [
     "NO_PROGRESS",
     "STATES",
     "GroupRow",
-    "HeardRow",
+    "WorkerRow",
     "LeaseRow",
     "MemberRow",
     "PauseRow",
@@ -267,7 +267,7 @@ class MemberRow:
     #: Since an operator asked it to hand over; None: nobody did in the minutes that were read.
     asked_ms: int | None = None
     #: What the last minutes of the log say of it beside; None: nothing.
-    heard: HeardRow | None = None
+    heard: WorkerRow | None = None
 
     @property
     def runs_at(self) -> Instance | None:
@@ -342,7 +342,7 @@ def members_of(rows: Iterable[LeaseRow]) -> list[MemberRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardRow:
+class WorkerRow:
     """The newest run of a worker that wrote something in the last minutes, whether it holds anything or not."""
 
     group: str
@@ -404,7 +404,7 @@ class HeardRow:
         return f"silent for {span(self.silence_ms)}; others took over what it held"
 
 
-def evicted_text(run: HeardRow) -> str:
+def evicted_text(run: WorkerRow) -> str:
     """That an operator evicted it, and what it does now as far as that is known (C18, G20)."""
     text = f"evicted by {run.evictor} {span(run.evicted_ms or 0)} ago"
     if run.was_alive:
@@ -439,7 +439,7 @@ class GroupRow:
     pauses: list[PauseRow] = field(default_factory=list)
     silent_ms: int = 0
     #: Workers that wrote something in the last minutes, and members of a coordinated group.
-    heard: list[HeardRow] = field(default_factory=list)
+    heard: list[WorkerRow] = field(default_factory=list)
     #: "claimed", "coordinated", or "" where nothing is known but a pause (G1).
     kind: str = "claimed"
     #: Of a coordinated group, by the broker's clock (G7): "READY", "PREPARE_FOR_REBALANCE", "STEADY".
@@ -480,7 +480,7 @@ class GroupRow:
         return found
 
     @property
-    def idle(self) -> list[HeardRow]:
+    def idle(self) -> list[WorkerRow]:
         """Who was heard in the last minutes and holds nothing."""
         holders = {row.client for row in self.leases}
         return [run for run in self.heard if run.client not in holders]

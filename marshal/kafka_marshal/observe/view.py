@@ -19,9 +19,9 @@ from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, Mars
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.data_topics import DataTopics
-from kafka_marshal.observe.fold import Fold, Run
+from kafka_marshal.observe.fold import Fold, Worker
 from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
-from kafka_marshal.observe.rows import DAY_MS, GroupRow, HeardRow, LeaseRow, PauseRow
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.ports import Ack, Cluster, TailBatch
 from kafka_marshal.rights import grant
@@ -252,7 +252,7 @@ class View:
         for pause in pauses:
             by_group.setdefault(pause.group, [])
         now_ms = self.clock.now_ms()
-        runs = self.fold.runs(now_ms - _HISTORY_MS)
+        runs = self.fold.workers(now_ms - _HISTORY_MS)
         heard = [self._heard(run, homes.get(run.group), now_ms) for run in runs]
         last_heard: dict[str, int] = {}
         for run in runs:
@@ -301,12 +301,12 @@ class View:
                     found[group.group_id] = group
         return [found[name] for name in sorted(found)]
 
-    def _heard(self, run: Run, group: Group | None, now_ms: int) -> HeardRow:
+    def _heard(self, run: Worker, group: Group | None, now_ms: int) -> WorkerRow:
         def ago(at: int | None) -> int | None:
             return None if at is None else max(0, now_ms - at)
 
         is_evicted = run.is_evicted
-        return HeardRow(
+        return WorkerRow(
             run.group,
             run.client,
             run.instance,

@@ -15,7 +15,7 @@ from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.problems import Problem, problems_of
-from kafka_marshal.observe.rows import GroupRow, HeardRow, LeaseRow, evicted_text, partitions_held, partitions_of
+from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow, evicted_text, partitions_held, partitions_of
 from kafka_marshal.observe.text import count, span, time_text
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
@@ -62,7 +62,7 @@ class Live:
         #: The server ends: who waits for news goes.
         self.ended: bool = False
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        archive.on_news = self.tell
+        archive.on_change = self.notify
 
     def run(self, stop: threading.Event) -> None:
         """Read and take pictures until told to stop (*blocking*)."""
@@ -73,7 +73,7 @@ class Live:
                 self.problem = f"What is shown is from before: {visible(str(error))}"
                 if not isinstance(error, MarshalError):
                     log(logging.ERROR, "live_failed", "reading the log failed; it is tried again", error=error)
-                self.tell()
+                self.notify()
                 stop.wait(RETRY_S)
 
     def _follow(self, stop: threading.Event) -> None:
@@ -100,7 +100,7 @@ class Live:
     def end(self) -> None:
         """Nothing new comes any more: streams end."""
         self.ended = True
-        self.tell()
+        self.notify()
 
     def _watch(self, view: View, cluster: Cluster, stop: threading.Event) -> None:
         wait_s, checked = 0.0, time.monotonic()
@@ -133,11 +133,11 @@ class Live:
         self.notes = view.notes_on_upgrades()
         self.groups = found
         self._taken += 1
-        self.tell()
+        self.notify()
 
     # -- who waits for news ------------------------------------------------------------------------------------
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake those who wait for news (any thread)."""
         for loop, event in list(self._waiting):
             try:
@@ -221,7 +221,7 @@ class Live:
         }
 
 
-def _idle_json(run: HeardRow) -> dict[str, Any]:
+def _idle_json(run: WorkerRow) -> dict[str, Any]:
     """Who was heard in the last minutes and holds nothing, as a member that holds none."""
     return {
         **member_json(run.client, run.instance),

@@ -67,7 +67,7 @@ class Serving:
     def start_dump(self, path: Path) -> None:
         """Read a dump. Raises DumpError, OSError if it is not one."""
         begun = threading.Event()
-        self.archive.on_news = begun.set
+        self.archive.on_change = begun.set
 
         def read() -> None:
             try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafka_marshal import AdminError, ConfigurationError, GroupPausedError
-from kafka_marshal.admin import MovePlan, moving, session
+from kafka_marshal.admin import MovePlan, repositioning, session
 from rationalizer import ClaimingPartition, CommitRanges, Record, ReleaseGroup, ReleasingPartition, Tick
 from tests.admin.conftest import Group
 
@@ -24,8 +24,8 @@ BEFORE: dict[int, tuple[int, int, list[tuple[int, int]]]] = {
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter time-outs for what never arrives."""
-    monkeypatch.setattr(moving, "STEP_TIMEOUT_S", 1.5)
-    monkeypatch.setattr(moving, "SETTLE_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(repositioning, "STEP_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(repositioning, "SETTLE_TIMEOUT_S", 1.5)
     monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 1.5)
 
 

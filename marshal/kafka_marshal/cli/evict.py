@@ -1,0 +1,330 @@
+"""`evict`, `drain` and `forget-group`: ending what is dead, and what is to end (protocol: C8, C16, C19, G20)."""
+
+from __future__ import annotations
+
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import click
+
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import admin_of, connected, id_argument, note
+from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.names import (
+    complete_client,
+    complete_group,
+    complete_topic,
+    read_names,
+    refuse_name,
+    refuse_unknown,
+)
+from kafka_marshal.cli.options import Options, span_option
+from kafka_marshal.cli.output import ask, print_json, say, say_warning
+from kafka_marshal.observe.names import clients_of
+from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
+from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.view import View
+from rationalizer.limits import MAX_PARTITION
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin import Admin
+    from kafka_marshal.client.view import LeaseInfo
+
+__all__ = ["drain", "evict", "forget_group"]
+
+_NOT_DONE = "Nothing was changed."
+
+#: Workers named in one message.
+_LISTED = 8
+
+
+@command()
+@click.argument("group", callback=id_argument, required=False, shell_complete=complete_group)
+@click.argument("topic_name", metavar="[TOPIC", callback=id_argument, required=False, shell_complete=complete_topic)
+@click.argument("partition", metavar="PARTITION]", type=click.IntRange(0, MAX_PARTITION), required=False)
+@click.option(
+    "--member",
+    metavar="CLIENT",
+    callback=id_argument,
+    help="Release all that this worker holds.",
+    shell_complete=complete_client,
+)
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--force", is_flag=True, help="Also take the lease from a holder that beat within its interval.")
+@click.option("--dry-run", is_flag=True, help="Say who would be evicted; change nothing.")
+@click.pass_obj
+def evict(
+    options: Options,
+    group: str | None,
+    topic_name: str | None,
+    partition: int | None,
+    member: str | None,
+    yes: bool,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    r"""Release a lease in a dead holder's name, so that nobody has to wait until it goes stale.
+
+    The next holder goes on behind what was handed in; what the dead one had in hand is repeated. A holder that beat
+    within its interval is left alone, unless --force takes the lease from it: it is fenced then, stops, and claims
+    nothing until its handler has come back, and not this partition for three of its heartbeat intervals.
+
+    A member of a coordinated group owns no lease one by one: --member has it leave the group, and others get its
+    partitions. One that beat within half its session is left alone without --force; it joins again when its handler
+    has come back and three of its sessions have gone by.
+
+    \b
+    Exit status: 0 released; 1 nobody holds the lease, or its holder may be alive; 2 nobody to ask; 3 no Kafka.
+    """
+    if (member is None) == (topic_name is None) or (topic_name is not None and partition is None):
+        raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
+    with admin_of(options) as admin:
+        if member is not None:
+            name, held = _held(options, admin, group, member)
+        else:
+            name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
+        if dry_run:
+            if member is not None:
+                held = admin.evict(name, member, force=force, dry_run=True)
+            else:
+                held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force, dry_run=True)]
+            for lease in [] if options.json else held:
+                where = f"{lease.topic} partition {place_text(lease.partition, lease.lo, lease.hi)}"
+                say(f"{_described(lease)} would be evicted from {where}.")
+            if not held and not options.json:
+                say(f"{member} would leave group {name}; it owns nothing.")
+            if options.json:
+                _print(held, member, done=False)
+            return DONE
+        if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
+            note(options, _NOT_DONE)
+            return NO
+        options.if_interrupted = "The releases may have been written: kafka-marshal who tells."
+        if member is not None:
+            _say_if_last(admin, name, member)
+            held = admin.evict(name, member, force=force)
+        else:
+            held = [admin.evict(held[0].group_id, held[0].topic, held[0].partition, force=force)]
+    for was in [] if options.json else held:
+        where = f"{was.topic} partition {place_text(was.partition, was.lo, was.hi)}"
+        say(f"released: {was.client_id} no longer holds {where} (epoch {was.epoch}).")
+    if not held and not options.json:
+        say(f"{member} has left group {name}; it owned nothing.")
+    if options.json:
+        _print(held, member, done=True)
+    return DONE
+
+
+def _held(options: Options, admin: Admin, group: str | None, client: str) -> tuple[str, list[LeaseInfo]]:
+    """A group, and what a worker holds in it; a member of a coordinated one may own nothing."""
+    held = [lease for lease in admin.held_by(client) if group is None or lease.group_id == group]
+    groups = sorted({lease.group_id for lease in held})
+    if not held:
+        known = read_names(options, options.timeout)
+        if group is not None:
+            refuse_name(known, group, None, _NOT_DONE)
+        joined = [name for name in known if group in (None, name) and client in clients_of(known, name)]
+        if len(joined) == 1:
+            return joined[0], []
+        where = "" if group is None else f" in group {group!r}"
+        raise CommandError(f"{client!r} holds nothing{where}. {_who_does(clients_of(known, group))}{_NOT_DONE}", NO)
+    if len(groups) > 1:
+        raise CommandError(f"{client!r} works in several groups ({', '.join(groups)}): name one. {_NOT_DONE}", NO)
+    return groups[0], held
+
+
+def _who_does(clients: set[str]) -> str:
+    """Who holds something, without a guess: the one that is asked for may live and hold nothing."""
+    listed = ", ".join(map(repr, sorted(clients)[:_LISTED])) + (", …" if len(clients) > _LISTED else "")
+    return f"Who does: {listed}. " if clients else ""
+
+
+def _say_if_last(admin: Admin, group: str, client: str) -> bool:
+    """Warn where nobody else of the group is at work, and say whether that is so."""
+    rest = [lease for lease in admin.progress(group) if lease.client_id not in (None, client)]
+    is_last = all(lease.freshness == "stale" for lease in rest)
+    if is_last:
+        say_warning(
+            f"nobody else holds anything of group {group}: what {client} gives up stands still until another worker "
+            "claims it, or this one is started again."
+        )
+    return is_last
+
+
+def _lease(options: Options, admin: Admin, group: str, topic: str | None, partition: int | None) -> LeaseInfo:
+    found = [lease for lease in admin.progress(group) if (lease.topic, lease.partition) == (topic, partition)]
+    if not found:
+        refuse_unknown(options, group, topic, _NOT_DONE)
+        raise CommandError(f"nobody of group {group!r} ever held {topic!r} partition {partition}. {_NOT_DONE}", NO)
+    if found[0].client_id is None:
+        raise CommandError(f"{topic!r} partition {partition} is free already. {_NOT_DONE}", NO)
+    return found[0]
+
+
+def _described(lease: LeaseInfo) -> str:
+    return f"{lease.client_id} (epoch {lease.epoch}, next offset: {0 if lease.stable is None else lease.stable + 1})"
+
+
+def _all(held: list[LeaseInfo]) -> str:
+    first = held[0]
+    if len(held) == 1:
+        return f"{_described(first)} from {first.topic} partition {first.partition}"
+    return f"{first.client_id} from {count(len(held), 'partition')}"
+
+
+def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
+    found = [
+        {
+            "group": lease.group_id,
+            "topic": lease.topic,
+            "partition": lease.partition,
+            "holder": lease.client_id,
+            "epoch": lease.epoch,
+            "evicted": done,
+        }
+        for lease in held
+    ]
+    print_json(found[0] if member is None else {"member": member, "leases": found})
+
+
+@command()
+@click.argument("names", metavar="[GROUP] CLIENT", nargs=-1, required=True, shell_complete=complete_client)
+@click.option("--wait", callback=span_option, default=None, metavar="SPAN", help="Wait until it holds nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what it would be asked to hand over; change nothing.")
+@click.pass_obj
+def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: bool) -> int:
+    r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
+    A member of a coordinated group finishes, commits and leaves it.
+
+    Nothing is lost or repeated. kafka-marshal status --members shows who was asked; where it is the last one of its
+    group at work, a warning says so. It can't be taken back: the worker claims again when its process is started again.
+    Workers of a release before this one do not listen; evict --member takes their leases.
+
+    \b
+    Exit status: 0 asked, with --wait: it holds nothing; 1 it holds nothing to ask about, or does still after --wait;
+    2 wrong use; 3 no Kafka.
+    """
+    if len(names) > 2:
+        raise click.UsageError("name a worker, and its group where it works in several: drain [GROUP] CLIENT")
+    client = names[-1]
+    with admin_of(options) as admin:
+        name, held = _held(options, admin, names[0] if len(names) == 2 else None, client)
+        options.if_interrupted = "It may have been asked; nothing was taken from it."
+        is_last = _say_if_last(admin, name, client)
+        if dry_run:
+            if options.json:
+                print_json({"group": name, "member": client, "held": len(held), "waited": False, "last": is_last})
+            else:
+                say(f"{client} would be asked to hand over {count(len(held), 'partition')} of group {name}.")
+            return DONE
+        held = admin.drain(name, client, timeout=None if wait is None else wait / 1000)
+    if options.json:
+        print_json(
+            {
+                "group": name,
+                "member": client,
+                "held": len(held),
+                "waited": wait is not None,
+                "last": is_last,
+            }
+        )
+    elif wait is None:
+        say(f"asked: {client} is to hand over {count(len(held), 'partition')} of group {name}.")
+    else:
+        say(f"done: {client} has handed over {count(len(held), 'partition')} of group {name}.")
+    return DONE
+
+
+@command()
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option(
+    "--within",
+    callback=span_option,
+    default="30s",
+    metavar="SPAN",
+    help="How long its members may take to let go, or to be silent enough (30s).",
+)
+@click.option("--force", is_flag=True, help="Also where members are alive: they begin from their start= again.")
+@click.option("--dry-run", is_flag=True, help="Say what would be forgotten; change nothing.")
+@click.pass_obj
+def forget_group(options: Options, group: str, yes: bool, within: int, force: bool, dry_run: bool) -> int:
+    r"""Drop all that the log knows of a group that is gone, of either kind: leases, pieces, settings and positions.
+
+    First it says what is lost: positions, lag, and when a member was seen. While a member beats it is refused, and
+    nobody is paused; one that died is waited for (--within). A member that comes later begins from its start=, as if
+    the group were new. Epochs go on growing all the same.
+
+    \b
+    Exit status: 0 forgotten; 1 it is alive, or unknown; 2 nobody to ask; 3 Kafka was not reachable.
+    """
+    with admin_of(options) as admin:
+        leases = admin.progress(group)
+        if not leases and not admin.pauses(group):
+            refuse_unknown(options, group, effect=_NOT_DONE)
+        topics = ", ".join(sorted({lease.topic for lease in leases}))
+        held = sum(lease.client_id is not None for lease in leases)
+        is_coordinated = any(lease.kind == "coordinated" for lease in leases)
+        amount = count(len(leases), "piece" if is_coordinated else "lease")
+        about = f"{amount} with their positions" + (f" (of {topics})" if topics else "")
+        lost = _looked_at(options, group)
+        found = {"group": group, "leases": len(leases), "held": held, **_lost_json(lost)}
+        if dry_run:
+            if options.json:
+                print_json({**found, "forgotten": False})
+            else:
+                say(f"{about} would be forgotten; {held} of them are held. {_lost_text(lost)}")
+            return DONE
+        if not options.json:
+            say(_lost_text(lost))
+        if not ask(f"Forget {about} of group {group}? {held} of them are held.", yes):
+            note(options, _NOT_DONE)
+            return NO
+        options.if_interrupted = (
+            f"The group may still be paused for {span(max(60_000, 2 * within))} at most; to end that: kafka-marshal "
+            f"release-group {quote(group)} --resume --client-id {quote(admin.client_id)}{options.reach()}"
+        )
+        forgotten = admin.forget(group, within / 1000, force=force)
+    if options.json:
+        print_json({**found, "leases": forgotten, "forgotten": True})
+    else:
+        say(f"forgotten: {count(forgotten, 'partition' if is_coordinated else 'lease')} of group {group}.")
+    return DONE
+
+
+def _looked_at(options: Options, group: str) -> GroupRow:
+    """The group as `status` knows it: how far it is, and when a member of it was seen."""
+    with connected(options) as cluster:
+        view = View(cluster, options.topic, options.timeout)
+        try:
+            view.catch_up(lambda done, of_all: None)
+            view.learn_time()
+            view.look_at_data([group])
+            return next(iter(view.groups(group)), GroupRow(group, []))
+        finally:
+            view.replica.close()
+
+
+def _lost_text(lost: GroupRow) -> str:
+    """What nobody will know any more."""
+    rows = [row for row in lost.leases if row.next is not None]
+    listed = [f"{row.topic} {row.place} at {row.next}" for row in rows[:_LISTED]]
+    positions = ", ".join(listed) + (f", and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else "")
+    behind = "lag is not known" if lost.lag is None else f"{count(lost.lag, 'message')} not done"
+    seen = "" if not rows else f"; last seen {span_text(lost.silent_ms, lost.silent_at_least)} ago"
+    text = f"What is lost: next offsets {positions or '(none)'}; {behind}{seen}."
+    if lost.known_lag and lost.silent_ms <= DAY_MS and not lost.living:
+        text += " If it is to go on, start its workers instead: they go on at these positions."
+    return text
+
+
+def _lost_json(lost: GroupRow) -> dict[str, object]:
+    return {
+        "lag": lost.lag,
+        "silence_ms": lost.silent_ms,
+        "positions": [
+            {"topic": row.topic, "partition": row.partition, "keys": [row.lo, row.hi], "next": row.next, "lag": row.lag}
+            for row in lost.leases
+            if row.next is not None
+        ],
+    }
