@@ -223,6 +223,21 @@ def test_the_engine_draws_no_numbers_but_from_a_generator_it_is_given() -> None:
                 assert [alias.name for alias in node.names] == ["Random"], f"{named(path)}:{node.lineno}"
 
 
+def test_examples_use_what_pages_name() -> None:
+    """A user's project can do the same: each module of ours that an example imports stands on a page for users."""
+    pages = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    found = [
+        f"{named(path)}:{node.lineno}: {node.module}"
+        for path in PYTHON_FILES
+        if path.is_relative_to(ROOT / "examples")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES
+        for each in node.names
+        if not re.search(rf"\b{node.module}(\.{each.name})?(?!\.?\w)", pages)
+    ]
+    assert found == []
+
+
 # -- the public surface -------------------------------------------------------------------------------------------
 
 

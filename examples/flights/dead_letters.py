@@ -6,20 +6,15 @@ successor writes again. Whence a letter comes (its headers say topic, partition 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from flights.bad_records import Planted
 from flights.errors import DemoError
-from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.ports import Cluster, Message
 
-__all__ = ["Letters", "collect", "read_letters"]
-
-_TIMEOUT_S: Final = 30.0
+__all__ = ["Letters", "collect"]
 
 #: (topic, partition, offset) of the message that is no flight.
 Source = tuple[str, int, int]
@@ -53,32 +48,8 @@ class Letters:
         return Counter(self.found.values()) - planted
 
 
-def read_letters(cluster: Cluster, topic: str) -> Letters:
-    """Read the whole topic, which has one partition, as it is now (*blocking*).
-
-    Raises KafkaUnavailableError where it can't be read to its end, DemoError where a letter does not say whence it is.
-    """
-    _, end = cluster.watermarks([(topic, 0)], _TIMEOUT_S)[topic, 0]
-    messages: list[Message] = []
-    reader = cluster.data_reader(f"{topic}-check", {})
-    until = time.monotonic() + _TIMEOUT_S
-    try:
-        reader.assign({(topic, 0): 0})
-        while (messages[-1].offset() or 0 if messages else -1) + 1 < end:
-            found, faults = reader.read(1_000, 0.2)
-            messages += found
-            if time.monotonic() > until:
-                raise KafkaUnavailableError(
-                    f"The dead letters in {topic!r} were not read to their end within {_TIMEOUT_S:g} s"
-                    f"{''.join(f' ({fault.message})' for fault in faults)}. They are unchanged. Does the broker run?"
-                )
-    finally:
-        reader.close()
-    return collect(messages)
-
-
 def collect(messages: Iterable[Any]) -> Letters:
-    """What these letters (confluent_kafka.Message) hold. Raises DemoError as read_letters does."""
+    """What these letters (confluent_kafka.Message) hold. Raises DemoError if one does not say whence it is."""
     found: dict[Source, Planted] = {}
     written = 0
     for message in messages:

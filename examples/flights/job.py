@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 from shlex import quote
@@ -21,23 +21,22 @@ from rich.text import Text
 from flights import bad_records, ledger
 from flights.check import ask, check
 from flights.data import ROWS, find_file, read
-from flights.dead_letters import Letters, read_letters
+from flights.dead_letters import Letters, collect
 from flights.errors import DemoError
 from flights.findings import Audited, Findings
-from flights.follow import Follower, read_log
-from flights.options import AuditorSettings, DemoOptions, DriverSettings, ProcessSettings
-from flights.ownership import History, history_of, read_dump, write_dump
+from flights.kafka import Kafka
+from flights.options import DemoOptions, DriverSettings, ProcessSettings
+from flights.ownership import History, history_of, read_dump
 from flights.process import DRIVERS, KillPlan, Manner, Process, Story
 from flights.publish import Published, Scene, flights_alone, make_topics, publish
 from flights.reference import compute
 from flights.report import write_report
 from flights.screen import Screen, table
 from flights.sections import carriers, delay_sections, spark_sections
-from flights.supervisor import Crew, Event, WorkerProcess
+from flights.supervisor import Crew
 from flights.tables import find_folder, read_tables
-from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.beside import refuse_url
+from flights.tool import kafka_marshal
+from kafka_marshal import Marshal
 from kafka_marshal.testing import open_kafka
 
 __all__ = ["Job"]
@@ -52,10 +51,14 @@ AUDIT: Final = "audit"
 #: How long a Kafka may take to give its first answer.
 ANSWER_S: Final = 15.0
 
-#: An audit of a log of this size takes seconds; this is a machine that does nothing else for us any more.
+#: A dump or an audit of a log of this size takes seconds; this is a machine that does nothing else for us any more.
+_DUMP_S: Final = 60.0
 _AUDIT_S: Final = 180.0
 
-_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log")
+#: A JVM that lives for some seconds: compiling less, and with one thread, takes half the time.
+_JAVA_OF_AUDIT: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+_OURS: Final = ("report.html", "ownership.png", DUMP, LOG, "worker-*.log", "driver-*.log", "audit.log", "dump.log")
 
 #: Held while a run works in the folder; it stays there.
 _LOCK: Final = ".demo.lock"
@@ -101,10 +104,10 @@ class Job:
             stack.enter_context(_log_to(self.folder / LOG))
             self._check_setup()
             scene = self._open_kafka(stack)
-            cluster = stack.enter_context(closing(KafkaCluster(scene.bootstrap, scene.config)))
-            published = self._publish(stack, cluster, scene)
-            story = self._process(cluster, scene, published)
-            findings = self._check(cluster, scene, published, story)
+            kafka = Kafka(scene.bootstrap, scene.config)
+            published = self._publish(stack, kafka, scene)
+            story = self._process(scene, published)
+            findings = self._check(kafka, scene, published, story)
             page = self._report(findings)
             ledger.write_state(self.database, "equal" if findings.equal else "not equal")
         seconds = time.monotonic() - begun
@@ -137,22 +140,11 @@ class Job:
 
     def _audit(self, scene: Scene) -> Audited | None:
         self.step(5, f"Audit: the whole coordination log is replayed by Spark, from the topic {scene.coordination!r}")
-        settings = AuditorSettings(**_address(scene, "audit"), out=str(self.folder / AUDIT))
-        told: list[Event] = []
-        process = WorkerProcess(settings, self.folder / "audit.log", told.append)
-        try:
-            ended = process.wait(_AUDIT_S)
-        finally:
-            if process.running:
-                process.kill()
-            process.end_rest()
-        if not ended or not told:
-            raise DemoError(
-                f"The log could not be audited: {process.last_words() or f'no end after {_AUDIT_S:.0f} s'}. The result "
-                f"is compared, and stands; {self.folder / 'audit.log'} says more."
-            )
-        said = told[0].said
-        return Audited(said["verdict"], said["clean"], said["violations"], said["records"], AUDIT)
+        arguments = ("audit", "--from-kafka", "--out", str(self.folder / AUDIT), "--master", "local[2]", "--json")
+        said = json.loads(
+            kafka_marshal(scene, self.folder / "audit.log", *arguments, timeout_s=_AUDIT_S, java=_JAVA_OF_AUDIT)
+        )
+        return Audited(said["verdict"], said["clean"], sum(said["violations"].values()), said["records"], AUDIT)
 
     # The steps.
 
@@ -166,32 +158,29 @@ class Job:
         stack.callback(kafka.stop)
         return Scene.on_own_kafka(kafka.bootstrap_servers, kafka.client_config)
 
-    def _remove_topics(self, scene: Scene) -> None:
-        Probe(scene.bootstrap, scene.config).delete_topics(scene.topics, timeout_s=10.0)
-
-    def _publish(self, stack: ExitStack, cluster: KafkaCluster, scene: Scene) -> Published:
+    def _publish(self, stack: ExitStack, kafka: Kafka, scene: Scene) -> Published:
         dead = bad_records.count(self.flights) if self.BAD_RECORDS else 0
         total = self.flights + dead
         flights = f"{self.flights:,} flight{'' if self.flights == 1 else 's'}"
         more = f", and {dead:,} message{'s that are none' if dead > 1 else ' that is none'}" if dead else ""
-        brokers = cluster.broker_count(ANSWER_S)
+        kafka.brokers(ANSWER_S)
         if self.options.bootstrap is not None and not self.options.keep:
-            stack.callback(self._remove_topics, scene)
-        make_topics(cluster, scene, brokers, dead_letters=self.BAD_RECORDS)
+            stack.callback(kafka.delete_topics, scene.topics)
+        make_topics(kafka, scene, dead_letters=self.BAD_RECORDS)
         self.step(2, f"Publish: {flights} to the topic {scene.topic!r}, keys are tail numbers{more}", total)
         messages = bad_records.messages if self.BAD_RECORDS else flights_alone
         report = self.screen.rows
-        return publish(cluster, scene, self.file, self.options.rows, lambda done: report(done, total), messages)
+        return publish(kafka, scene, self.file, self.options.rows, lambda done: report(done, total), messages)
 
-    def _process(self, cluster: KafkaCluster, scene: Scene, published: Published) -> Story:
+    def _process(self, scene: Scene, published: Published) -> Story:
         self.step(3, f"Process: {self._crew_text()}", published.rows)
         with (
-            Follower(cluster, scene.coordination, scene.group_id, scene.topic) as follower,
+            self._watch(scene) as marshal,
             Crew(lambda client_id: self._settings(scene, self._common(scene, client_id)), self.folder) as crew,
         ):
             step = Process(
                 crew,
-                follower,
+                lambda: _holders(marshal, scene.topic),
                 self.database,
                 published,
                 KillPlan.drawn(self.seed, self.MANNER),
@@ -201,6 +190,17 @@ class Job:
                 self.MANNER,
             )
             return step.run(self.options.crew_size)
+
+    def _watch(self, scene: Scene) -> Marshal:
+        """A member of the group that asks for nothing: it sees in the log who holds what."""
+        return Marshal(
+            scene.bootstrap,
+            group_id=scene.group_id,
+            client_id="demo",
+            topic=scene.coordination,
+            heartbeat_interval_ms=self.options.heartbeat_interval_ms,
+            config=scene.config,
+        )
 
     def _common(self, scene: Scene, client_id: str) -> dict[str, Any]:
         """What every process that works on the topic is told."""
@@ -213,23 +213,23 @@ class Job:
             "watchdog": self.options.watched,
         }
 
-    def _check(self, cluster: KafkaCluster, scene: Scene, published: Published, story: Story) -> Findings:
+    def _check(self, kafka: Kafka, scene: Scene, published: Published, story: Story) -> Findings:
         self.step(4, self.CHECK)
-        history = self._replayed(cluster, scene)
+        history = self._replayed(scene)
         wanted = compute(read(self.file, self.options.rows), read_tables(self.tables))
         planted, letters = Counter[bad_records.Planted](), Letters(0, {})
         if self.BAD_RECORDS:
             planted = bad_records.planted(read(self.file, self.options.rows))
-            letters = read_letters(cluster, scene.dead_letters)
+            letters = collect(kafka.read(scene.dead_letters))
         verdict = check(self.database, wanted, planted, letters, published.ends)
         quality = [(str(failed), int(flights)) for failed, flights in ask(self.database, _QUALITY)]
         beat_ms, watched = self.options.heartbeat_interval_ms, self.options.watched
         run = (scene.topic, verdict, story, history, self.seed, beat_ms, watched, self.MANNER)
         return Findings(*run, letters, quality, self._audit(scene))
 
-    def _replayed(self, cluster: KafkaCluster, scene: Scene) -> History:
+    def _replayed(self, scene: Scene) -> History:
         """Who owned what, by the log; from the file that stays, so that anybody can conclude the same from it."""
-        write_dump(self.folder / DUMP, *read_log(cluster, scene.coordination))
+        kafka_marshal(scene, self.folder / "dump.log", "dump", "--output", str(self.folder / DUMP), timeout_s=_DUMP_S)
         return history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
 
     def _report(self, findings: Findings) -> Path:
@@ -273,7 +273,6 @@ class Job:
     def _own_folder(self) -> Iterator[None]:
         """The folder is there, is this run's alone, and holds nothing of an earlier one."""
         try:
-            refuse_url(self.folder)
             self._refuse_foreign()
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / _LOCK).open("w") as lock:
@@ -325,6 +324,12 @@ class Job:
             with suppress(DemoError):
                 ledger.write_state(self.database, state)
             raise
+
+
+def _holders(marshal: Marshal, topic: str) -> dict[int, str]:
+    """Partition → who holds it now, by the log."""
+    leases = marshal.world.leases()
+    return {each.partition: each.client_id for each in leases if each.topic == topic and each.client_id is not None}
 
 
 def _address(scene: Scene, client_id: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from kafka_marshal.watchdog import is_supported
 __all__ = [
     "FAILURE",
     "PARTITIONS",
-    "AuditorSettings",
     "DemoOptions",
     "DriverSettings",
     "ProcessSettings",
@@ -110,12 +109,6 @@ class ProcessSettings:
     coordination: str
     group_id: str
     client_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSettings(ProcessSettings):
-    """What a process that works on the topic is told."""
-
     #: The SQLite file.
     database: str
     #: The folder with the tables that flights are joined with.
@@ -140,7 +133,7 @@ class MemberSettings(ProcessSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings(MemberSettings):
+class WorkerSettings(ProcessSettings):
     """What a plain worker is told."""
 
     program: ClassVar[str] = "flights.worker"
@@ -150,20 +143,10 @@ class WorkerSettings(MemberSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class DriverSettings(MemberSettings):
+class DriverSettings(ProcessSettings):
     """What a Spark driver is told."""
 
     program: ClassVar[str] = "flights.driver"
 
     #: The topic for messages that are no flights.
     dead_letters: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuditorSettings(ProcessSettings):
-    """What the process that audits the log is told."""
-
-    program: ClassVar[str] = "flights.auditor"
-
-    #: The folder for its tables and its report.
-    out: str

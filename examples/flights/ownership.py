@@ -15,12 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from kafka_marshal.beside import file_beside
 from rationalizer import Outcome, ReleasingPartition, World
-from rationalizer.dump import DumpHeader, DumpReader, DumpRecord, header_line, record_line
+from rationalizer.dump import DumpHeader, DumpReader, DumpRecord
 from rationalizer.history import End, LeaseKey, Owners, Span
 
-__all__ = ["Change", "History", "Takeover", "history_of", "read_dump", "write_dump"]
+__all__ = ["Change", "History", "Takeover", "history_of", "read_dump"]
 
 #: What a dead worker had sent may be stamped so much later, in another CP, than its watchdog's releases (ms).
 _LATE_MS: Final = 100
@@ -142,13 +141,6 @@ class History:
             for old, new in pairwise(tenures)
             if old.until is None or old.until > new.since
         ]
-
-
-def write_dump(path: Path, header: DumpHeader, records: Iterable[DumpRecord]) -> None:
-    """Write a dump (D1), which ``kafka-marshal replay`` reads, too."""
-    with file_beside(path) as file:
-        file.write(f"{header_line(header)}\n".encode())
-        file.writelines(f"{record_line(record)}\n".encode() for record in records)
 
 
 def read_dump(path: Path) -> tuple[DumpHeader, list[DumpRecord]]:

@@ -18,7 +18,6 @@ from typing import Final
 
 from flights.check import Range, missing_offsets
 from flights.errors import StalledError
-from flights.follow import Follower
 from flights.ledger import explained, opened
 from flights.options import PARTITIONS
 from flights.publish import Published
@@ -243,7 +242,7 @@ class Process:
     def __init__(
         self,
         crew: Crew,
-        follower: Follower,
+        holders: Callable[[], dict[int, str]],
         database: Path,
         published: Published,
         plan: KillPlan,
@@ -253,7 +252,7 @@ class Process:
         manner: Manner = WORKERS,
     ) -> None:
         self._crew = crew
-        self._follower = follower
+        self._holders = holders
         self._progress = _Progress(database, published, manner.noun, manner.stall_s)
         self._plan = plan
         self._pace = pace
@@ -299,14 +298,14 @@ class Process:
     def _is_over(self) -> bool:
         if self._progress.done < self._progress.total:
             return False
-        if self._progress.total == 0 and len(self._follower.holders()) < PARTITIONS:
+        if self._progress.total == 0 and len(self._holders()) < PARTITIONS:
             return False  # nothing to do is shared out, too
         if self.story.kill is None or not self._manner.one_added:
             return True
         added = self.story.added
         if added is None:
             return False
-        return added[0] in self._follower.holders().values() or time.monotonic() > self._added_at + _JOIN_S
+        return added[0] in self._holders().values() or time.monotonic() > self._added_at + _JOIN_S
 
     # Looking.
 
@@ -319,7 +318,7 @@ class Process:
         self._progress.check_moving()
 
     def _snapshot(self) -> Snapshot:
-        holders = self._follower.holders()
+        holders = self._holders()
         lines = []
         for name in self._crew.workers:
             held = [partition for partition, holder in holders.items() if holder == name]
@@ -436,7 +435,7 @@ class Process:
             return
         now = time.monotonic()
         if self._add_at is None:
-            holders = self._follower.holders()
+            holders = self._holders()
             if not self._crew.running():
                 self._add_at = now  # nobody else is there to take over
             elif kill.client_id not in holders.values() and len(holders) == PARTITIONS:

@@ -9,14 +9,11 @@ from pathlib import Path
 
 from flights.data import encode, read
 from flights.errors import DemoError
+from flights.kafka import Kafka, KeyAndValue
 from flights.options import PARTITIONS
-from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
-from kafka_marshal.node.coordination_topic import DEFAULT_PARTITIONS, DEFAULT_TOPIC, create_topic, snapshots_topic
-from kafka_marshal.ports import Cluster
+from kafka_marshal import Admin
 
 __all__ = ["Published", "Scene", "flights_alone", "make_topics", "publish"]
-
-_TIMEOUT_S = 30.0
 
 #: Rows between two reports of progress.
 _REPORT_EVERY = 5_000
@@ -40,12 +37,12 @@ class Scene:
     @property
     def topics(self) -> list[str]:
         """All that a run may make."""
-        return [self.topic, self.coordination, snapshots_topic(self.coordination), self.dead_letters]
+        return [self.topic, self.coordination, f"{self.coordination}_snapshots", self.dead_letters]
 
     @classmethod
     def on_own_kafka(cls, bootstrap: str, config: Mapping[str, object]) -> Scene:
         """On a Kafka that was started for this run: the plain names."""
-        return cls(bootstrap, config, "flights", DEFAULT_TOPIC, "delays")
+        return cls(bootstrap, config, "flights", "__marshal", "delays")
 
     @classmethod
     def on_named_kafka(cls, bootstrap: str, config: Mapping[str, object]) -> Scene:
@@ -65,26 +62,24 @@ class Published:
     ends: Mapping[int, int]
 
 
-def make_topics(cluster: Cluster, scene: Scene, brokers: int, *, dead_letters: bool = False) -> None:
-    """Create the topics on a cluster of that many brokers. Raises CoordinationTopicError where it says no."""
-    cluster.create_topic(scene.topic, PARTITIONS, min(3, brokers), {}, _TIMEOUT_S)
-    if dead_letters:
-        cluster.create_topic(scene.dead_letters, 1, min(3, brokers), {}, _TIMEOUT_S)
-    create_topic(cluster, scene.coordination, DEFAULT_PARTITIONS, _TIMEOUT_S)
+def make_topics(kafka: Kafka, scene: Scene, *, dead_letters: bool = False) -> None:
+    """Create the topics. Raises KafkaUnavailableError or CoordinationTopicError if it cannot be done."""
+    kafka.create_topics({scene.topic: PARTITIONS, **({scene.dead_letters: 1} if dead_letters else {})})
+    Admin(scene.bootstrap, topic=scene.coordination, config=scene.config).init()
 
 
-def flights_alone(rows: Iterable[Sequence[str]]) -> Iterator[tuple[bytes | None, bytes | None]]:
+def flights_alone(rows: Iterable[Sequence[str]]) -> Iterator[KeyAndValue]:
     """Key and value of each row's message, and nothing else."""
     return map(encode, rows)
 
 
 def publish(
-    cluster: Cluster,
+    kafka: Kafka,
     scene: Scene,
     file: Path,
     rows: int | None,
     report: Callable[[int], None],
-    messages: Callable[[Iterable[Sequence[str]]], Iterable[tuple[bytes | None, bytes | None]]] = flights_alone,
+    messages: Callable[[Iterable[Sequence[str]]], Iterable[KeyAndValue]] = flights_alone,
 ) -> Published:
     """Write the first rows of the file (None: all) to the topic; all are acknowledged when it returns.
 
@@ -93,16 +88,11 @@ def publish(
     where it has another number.
     """
     count = 0
-    with KafkaDataWriter(scene.topic, scene.bootstrap, scene.config) as writer:
-        for key, value in messages(read(file, rows)):
-            writer.write(value, key)
-            count += 1
-            if count % _REPORT_EVERY == 0:
-                report(count)
-        writer.flush()
+    for count in kafka.write(scene.topic, messages(read(file, rows))):
+        if count % _REPORT_EVERY == 0:
+            report(count)
     report(count)
-    marks = cluster.watermarks([(scene.topic, partition) for partition in range(PARTITIONS)], _TIMEOUT_S)
-    ends = {partition: high for (_, partition), (_, high) in sorted(marks.items())}
+    ends = kafka.ends(scene.topic, PARTITIONS)
     if sum(ends.values()) != count:
         raise DemoError(
             f"{count} messages were written to {scene.topic!r}, and the broker says it has {sum(ends.values())}. "

@@ -12,7 +12,6 @@ from typing import Final
 from flights.errors import DemoError
 from flights.findings import Findings
 from flights.timeline import draw
-from kafka_marshal.beside import file_beside
 
 __all__ = ["CarrierLine", "Section", "write_report"]
 
@@ -100,8 +99,7 @@ def write_report(
             story.closing_ms,
         )
         text = _page(findings, carriers, picture.read_bytes(), sections, commands)
-        with file_beside(page) as file:
-            file.write(text.encode())
+        page.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DemoError(
             f"{error.filename or folder}: {error.strerror}. The comparison is done ({findings.verdict_text()}), its "

@@ -6,14 +6,16 @@ So does a watchdog, which is nobody's child: it ends as soon as it has said what
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Final
@@ -21,7 +23,6 @@ from typing import Any, Final
 from flights.check import Range
 from flights.errors import DemoError
 from flights.options import FAILURE, ProcessSettings
-from kafka_marshal.testing.child import Child
 
 __all__ = ["ENVIRONMENT", "GRACE_S", "READY", "Crew", "Event", "WorkerProcess"]
 
@@ -57,8 +58,6 @@ class Event:
     ranges: tuple[Range, ...] = ()
     #: Of what was written: rows that the database had already.
     skipped: int = 0
-    #: All of it, as it was told.
-    said: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def batch(self) -> tuple[str, tuple[Range, ...]]:
@@ -87,9 +86,10 @@ class WorkerProcess:
         self.ready: bool = False
         try:
             with log.open("wb") as errors:
-                self._child = Child(
+                self.process: subprocess.Popen[bytes] = subprocess.Popen(
                     [sys.executable, "-P", "-m", settings.program],
-                    lambda said: self._hear(said, tell),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
                     stderr=errors,
                     env=ENVIRONMENT,
                     # A terminal's Ctrl-C is for the parent, which ends its workers in order.
@@ -99,9 +99,19 @@ class WorkerProcess:
             raise DemoError(
                 f"{error.filename or log}: {error.strerror}. The worker {self.client_id} was not started."
             ) from error
-        self.process: subprocess.Popen[bytes] = self._child.process
-        # Not as arguments: config may hold a password.
-        self._child.tell(**asdict(settings))
+        self._listener = threading.Thread(target=self._listen, args=(tell,), daemon=True)
+        self._listener.start()
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already
+            # Not as arguments: config may hold a password. The pipe stays open: it ends when this process does.
+            self.process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def _listen(self, tell: Callable[[Event], None]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.endswith(b"\n"):  # else it was killed while it said this
+                self._hear(json.loads(line), tell)
 
     def _hear(self, said: Mapping[str, Any], tell: Callable[[Event], None]) -> None:
         if said["event"] == FAILURE:
@@ -110,7 +120,7 @@ class WorkerProcess:
             self.ready = True
         else:
             ranges = tuple((partition, first, last) for partition, first, last in said.get("ranges", ()))
-            tell(Event(self.client_id, said["event"], ranges, said.get("skipped", 0), said))
+            tell(Event(self.client_id, said["event"], ranges, said.get("skipped", 0)))
 
     @property
     def running(self) -> bool:
@@ -156,8 +166,19 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ends within timeout_s."""
-        return self._child.wait(timeout_s)
+        """Whether it ends within timeout_s. Then all it said has been heard, unless others hold its output."""
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self._listener.join(timeout_s)
+        if not self._listener.is_alive():
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process.stdout.close()
+        return True
 
     def last_words(self) -> str:
         """Why it ended, as it told us; else the last thing it wrote to its log, "" for nothing.

@@ -26,7 +26,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from kafka_marshal.cli import failures
-from flights import DemoOptions, run
+from flights.options import DemoOptions
+from flights.run import run
 options = json.loads(sys.argv[1])
 options["directory"] = Path(options["directory"])
 try:

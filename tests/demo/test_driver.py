@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flights import bad_records, data, ledger, reference, tables
-from flights.dead_letters import Letters, read_letters
+from flights.dead_letters import Letters, collect
+from flights.kafka import Kafka
 from flights.options import DriverSettings
-from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
 from tests.demo.helpers import ask
@@ -92,8 +92,7 @@ class Bench:
         driver(self.read(first, last), batch)
 
     def letters(self) -> Letters:
-        with closing(KafkaCluster(self.bootstrap)) as cluster:
-            return read_letters(cluster, self.letters_topic)
+        return collect(Kafka(self.bootstrap, {}).read(self.letters_topic))
 
     def is_complete(self) -> None:
         """The database agrees with the rows, and each offset is in one transaction."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from flights import DemoOptions
+from flights.options import DemoOptions
 from flights.ownership import history_of, read_dump
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.cli import main
@@ -192,7 +192,7 @@ def test_watchdogs_can_be_left_out(monkeypatch: pytest.MonkeyPatch, arguments: l
         asked.append(options)
         return 0
 
-    monkeypatch.setattr("flights.run", run)
+    monkeypatch.setattr("flights.run.run", run)
     assert main(["demo", "--plain", *arguments]) == 0
     assert [options.watchdog for options in asked] == [watchdog]
 

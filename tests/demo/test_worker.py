@@ -21,7 +21,7 @@ from flights import data
 from flights.bad_records import planted
 from flights.check import check
 from flights.dead_letters import Letters
-from flights.follow import read_log
+from flights.kafka import Kafka
 from flights.ledger import create
 from flights.options import PARTITIONS, WorkerSettings
 from flights.ownership import Change, History, history_of
@@ -32,7 +32,9 @@ from flights.tables import find_folder, read_tables
 from flights.worker import FAILED, PARENT_GONE
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
+from kafka_marshal.node.log_reader import bounds, read_range
 from kafka_marshal.sinks import SqliteSink
+from rationalizer.dump import DumpHeader, DumpRecord
 from rationalizer.history import End
 from tests.demo.helpers import alive, ask, eventually, watchdog_of
 
@@ -72,14 +74,22 @@ class Stage:
         )
 
     def publish(self, rows: int = ROWS) -> Published:
-        return publish(self.cluster, self.scene, data.find_file(), rows, lambda done: None)
+        return publish(Kafka(self.scene.bootstrap, {}), self.scene, data.find_file(), rows, lambda done: None)
 
     def rows_done(self) -> int:
         return int(ask(self.database, "SELECT coalesce(sum(rows), 0) FROM batches")[0][0])
 
+    def log(self) -> tuple[DumpHeader, list[DumpRecord]]:
+        """The coordination log up to its end as it is now."""
+        topic = self.scene.coordination
+        marks = bounds(self.cluster, topic, 20)
+        assert marks is not None
+        runs = read_range(self.cluster, topic, marks, 20)
+        return DumpHeader(topic, len(marks)), [DumpRecord(cp, *entry) for cp, entries in runs for entry in entries]
+
     def history(self) -> History:
         """By the log."""
-        return history_of(*read_log(self.cluster, self.scene.coordination), self.scene.group_id, self.scene.topic)
+        return history_of(*self.log(), self.scene.group_id, self.scene.topic)
 
     def done_by_the_log(self) -> int:
         return sum(rows for _, _, rows in self.history().progress)

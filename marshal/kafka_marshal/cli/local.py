@@ -123,13 +123,15 @@ def demo(
         )
     sys.path.insert(0, str(EXAMPLES))
     try:
-        from flights import DemoOptions, run
+        from flights.options import DemoOptions
+        from flights.run import run
     except ModuleNotFoundError as error:
         raise CommandError(
             f"the demo needs the package {error.name!r}, which is not installed. Nothing was done. "
             "Install it with: pip install 'kafka-marshal[demo]'",
             WRONG_USE,
         ) from None
+    refuse_url(directory)
     options.if_interrupted = f"The demo is not complete, and {directory / 'delays.sqlite'} says so. Nothing runs on."
     bootstrap, properties = options.connection() if options.bootstrap or options.config_file else (None, {})
     return run(
