@@ -13,7 +13,7 @@ from typing import TypeVar
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import open_kafka
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 
 __all__ = ["Row", "bench_kafka", "in_turns", "new_log", "report"]
 

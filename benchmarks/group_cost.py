@@ -27,7 +27,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing.broker import LocalBroker
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 from rationalizer.routing import route_group
 
 A_PROCESS = 10

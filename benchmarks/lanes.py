@@ -32,7 +32,7 @@ from benchmarks.lane_peers.alone import of_coroutines, of_threads
 from benchmarks.lane_peers.launch import MissingError, Outcome, Starter
 from benchmarks.lane_peers.work import Order
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 
 HANDLERS = 16
 WORK_MS = 5.0

@@ -37,7 +37,7 @@ from benchmarks.race.contestants import BEST, BROKERS, CLASSIC, GROUP, KIP848, M
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 
 #: Interval of a partition's records: the resolution of gaps.
 FEED_S = 0.025

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.race.contestants import Contestant
-from kafka_marshal.testing.child import Child
+from tests.child import Child
 
 __all__ = ["Host", "RaceError"]
 

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 from benchmarks.race.contestants import Contestant
 from benchmarks.race.events.base import Aim, Event, Samples
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 
 __all__ = ["Found", "Judged", "closing_line", "earlier", "measured_here", "table", "to_json", "write"]
 

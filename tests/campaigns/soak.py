@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from kafka_marshal.testing.errors import LocalBrokerError
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 from tests.campaigns.chaos import Options, Result, run_campaign
 from tests.campaigns.chaos.fleet import Fleet
 

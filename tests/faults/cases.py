@@ -15,7 +15,6 @@ from kafka_marshal import Attempt as Attempt_
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.handling import Handler
 from kafka_marshal.errors import ClosedError
-from kafka_marshal.testing.interrupts import Interrupts, stacks
 from tests.faults.stories import (
     AGAIN_S,
     ANSWER_S,
@@ -29,6 +28,7 @@ from tests.faults.stories import (
     member,
     memory_cluster,
 )
+from tests.interrupts import Interrupts, stacks
 
 Attempt = Callable[[Interrupts], None]
 

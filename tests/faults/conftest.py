@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kafka_marshal.testing import LocalBroker
-from kafka_marshal.testing.interrupts import StuckError, run_within
 from tests.cli.conftest import command, environment
 from tests.client.conftest import Scene
+from tests.interrupts import StuckError, run_within
 from tests.secured import certified, key_store
 
 __all__ = ["Program", "command", "environment", "real_life", "scene"]

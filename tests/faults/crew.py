@@ -14,8 +14,8 @@ from typing import Any
 
 from kafka_marshal import Consumer, Delivery, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.testing.interrupts import run_within
 from tests.faults.stories import PARTITIONS, TOPIC, Key, answer, held_throughout, member, memory_cluster, offsets
+from tests.interrupts import run_within
 
 __all__ = ["WAYS", "WITHIN_S", "Crew", "restless", "share"]
 

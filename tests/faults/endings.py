@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kafka_marshal import ClosedError, Consumer, Delivery, Marshal
-from kafka_marshal.testing.interrupts import stacks
 from tests.faults.stories import AGAIN_S, ANSWER_S, TOPIC, answer, is_ours, member, memory_cluster
+from tests.interrupts import stacks
 
 __all__ = ["CALLBACKS", "DELIVERIES", "LOOPS", "WHAT", "Background", "a_callback_closes", "closed_at_once", "opened"]
 

@@ -21,11 +21,11 @@ from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.ports import DataFault, Message
 from kafka_marshal.repeats import Repeats
-from kafka_marshal.testing.interrupts import Interrupts
 from tests.faults import cases
 from tests.faults.crew import WAYS, share
 from tests.faults.endings import CALLBACKS, DELIVERIES, LOOPS, WHAT, a_callback_closes, closed_at_once, opened
 from tests.faults.stories import AGAIN_S, MESSAGES, PARTITIONS, TOPIC, Story, answer, member, memory_cluster
+from tests.interrupts import Interrupts
 
 __all__ = ["PROOFS", "SHARED", "Proof", "heard"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from kafka_marshal import Consumer, Marshal
 from kafka_marshal.errors import ForkedError
-from kafka_marshal.testing.interrupts import Alarms
+from tests.interrupts import Alarms
 
 arguments: dict[str, Any] = json.loads(sys.argv[2])
 TOPIC: str = arguments["topic"]

@@ -11,7 +11,7 @@ from typing import Any
 from kafka_marshal import Consumer, LeaseInfo, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.testing.interrupts import Interrupts, Report, StuckError, run_within, stacks
+from tests.interrupts import Interrupts, Report, StuckError, run_within, stacks
 
 HI = 300
 PARTITIONS = 2

@@ -14,7 +14,6 @@ import pytest
 from kafka_marshal import Balanced, Consumer, Delivery, HeldError, Marshal, Policy
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import ClosedError
-from kafka_marshal.testing.interrupts import run_within
 from tests.faults.endings import (
     CALLBACKS,
     DELIVERIES,
@@ -27,6 +26,7 @@ from tests.faults.endings import (
     opened,
 )
 from tests.faults.stories import AGAIN_S, ANSWER_S, HI, TOPIC, answer, member
+from tests.interrupts import run_within
 
 pytestmark = pytest.mark.flaky(reruns=0)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_marshal.testing.interrupts import run_within
 from tests.faults.crew import WITHIN_S
 from tests.faults.failing import PROOFS, heard
+from tests.interrupts import run_within
 
 pytestmark = pytest.mark.flaky(reruns=0)
 

@@ -15,11 +15,11 @@ import pytest
 from kafka_marshal import Balanced, Health, Marshal, MarshalError, Policy
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.runtime import THREADS
-from kafka_marshal.testing.interrupts import run_within
 from rationalizer import Upgrade, encode
 from tests.client.conftest import Scene, wait_until
 from tests.faults.conftest import Program
 from tests.faults.stories import AGAIN_S, HI, TOPIC, answer, member, memory_cluster
+from tests.interrupts import run_within
 
 pytestmark = pytest.mark.flaky(reruns=0)
 

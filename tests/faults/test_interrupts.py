@@ -14,9 +14,9 @@ import pytest
 
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.ports import Message
-from kafka_marshal.testing.interrupts import MODULES, Interrupted, Interrupts, Points, interrupt_at, lines, sweep
 from tests.faults.cases import CASES
 from tests.faults.stories import TOPIC, WITHOUT, member, memory_cluster, verdict
+from tests.interrupts import MODULES, Interrupted, Interrupts, Points, interrupt_at, lines, sweep
 
 pytestmark = [
     pytest.mark.flaky(reruns=0),

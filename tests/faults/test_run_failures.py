@@ -12,8 +12,8 @@ from kafka_marshal import Attempt
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.dead_letters import DeadLetter
 from kafka_marshal.client.tries import Tries
-from kafka_marshal.testing.interrupts import Interrupted, Interrupts, Place, spread
 from tests.faults.runs import DEAD, HOW, TWICE, Bench, as_handler
+from tests.interrupts import Interrupted, Interrupts, Place, spread
 
 pytestmark = pytest.mark.flaky(reruns=0)
 

@@ -10,10 +10,10 @@ import pytest
 
 from kafka_marshal import Consumer, Delivery
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.testing.interrupts import run_within
 from tests.client.conftest import Scene
 from tests.faults.crew import WAYS, WITHIN_S, Crew, share
 from tests.faults.stories import AGAIN_S, TOPIC, answer, member, memory_cluster, offsets
+from tests.interrupts import run_within
 
 pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 from tests.mutants import MUTATIONS, Mutation
 from tests.mutants.drawn import draw
 from tests.mutants.runner import CONTROL, ROOT, Row, as_json, run_all, table, write_report

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import kafka_marshal
 import rationalizer
-from kafka_marshal.testing.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
 from rationalizer import SnapshotError, Upgrade, World, encode
 from rationalizer.levels import SUPPORTED_LEVEL
@@ -31,6 +30,7 @@ from tests.faults.cases import CASES
 from tests.faults.crew import WITHIN_S
 from tests.faults.failing import PROOFS, SHARED, heard
 from tests.faults.stories import WITHOUT
+from tests.interrupts import MODULES, Interrupted, Points, run_within, sweep
 from tests.mutants.edges import edges
 from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference

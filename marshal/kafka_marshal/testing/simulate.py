@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,17 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.testing.origin import where_it_ran
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation import Report
 
-__all__ = ["main"]
+__all__ = ["main", "where_it_ran"]
 
 #: Exit status after SIGINT, as in shells.
 _INTERRUPTED = 130
 #: Intervals of progress lines, on a terminal and in a log.
 _TELL_AFTER_S, _LOG_AFTER_S = 0.5, 60.0
+#: Where Linux tells the processor's name; elsewhere it is what Python knows.
+_PROCESSORS = Path("/proc/cpuinfo")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,6 +129,34 @@ def _conclude(report: Report | None, options: argparse.Namespace) -> int:
         options.json.write_text(json.dumps({**about, **report.to_json()}, indent=1) + "\n")
     sys.stdout.write(f"{report.tell()}\n")
     return int(bool(report.broken))
+
+
+def where_it_ran() -> dict[str, object]:
+    """Processor, memory (GB), system, Python, and the commit of this source.
+
+    The commit is "unknown" where it is installed without its history.
+    """
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return {
+        "commit": commit,
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    if _PROCESSORS.exists():
+        for line in _PROCESSORS.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 class _Progress:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kafka_marshal.testing.errors import LocalBrokerError
-from kafka_marshal.testing.origin import where_it_ran
+from kafka_marshal.testing.simulate import where_it_ran
 from tests.campaigns.chaos.campaign import Options, Result, run_campaign
 
 __all__ = ["main"]

@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kafka_marshal.testing.child import Child
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.fail_points import points_of
 from tests.campaigns.chaos.worker import KINDS, OWN_STATUSES, Job
+from tests.child import Child
 
 __all__ = ["Fleet", "Place", "Stop"]
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.testing.origin import keep_figures
 from tests.campaigns.fuzz.author import LARGE_EVERY
 from tests.campaigns.fuzz.campaign import OfflineReport, run_offline
 from tests.campaigns.fuzz.story import run_story
+from tests.figures import keep_figures
 
 __all__ = ["main"]
 

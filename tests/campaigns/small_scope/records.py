@@ -24,7 +24,6 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
-from kafka_marshal.testing.origin import keep_figures
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
@@ -47,6 +46,7 @@ from rationalizer import (
 from rationalizer.state import LEASE
 from rationalizer.wire.records import KINDS
 from tests.campaigns.small_scope.search import BrokenError, Explored, Part, State, search, transitions
+from tests.figures import keep_figures
 
 __all__ = ["BrokenError", "Explored", "explore", "main"]
 

@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from kafka_marshal.testing.origin import keep_figures
 from tests.campaigns.small_scope.engine.rules import CHECKED
 from tests.campaigns.small_scope.engine.searching import explore_engines
 from tests.campaigns.small_scope.engine.situation import MoveKind
+from tests.figures import keep_figures
 
 __all__ = ["EFFECTS", "tell"]
 

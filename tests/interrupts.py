@@ -1,4 +1,4 @@
-"""Interrupts at every line: proves that code survives Ctrl-C, alarms and soft time limits; for users' own code, too.
+"""Interrupts at every line: proves that code survives Ctrl-C, alarms and soft time limits.
 
 An exception that a signal handler raises can come out of any call. Here it is raised at one chosen point of one run, in
 the thread that runs the code; :func:`sweep` does that for one point after the other, with a run for each::
@@ -72,7 +72,7 @@ WITHOUT = ("kafka_marshal.testing",)
 AGAIN_S = 0.0001
 
 
-class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt is called)
+class Interrupted(Exception):
     """Raised by an injected interrupt where no other exception was asked for."""
 
 
