@@ -362,9 +362,9 @@ def test_b13_the_position_is_that_of_the_grant() -> None:
     net.run(50)
     first.work()
     first.close()  # its release, with offset 4, is in the log but not seen by the second
-    second.deaf = True
+    second.stalled = True
     second.consumer("t")
-    second.deaf = False
+    second.stalled = False
     net.run_until(lambda: second.can_hand_out(T0))
     assert second.assignment(T0).buffer.fetch_next == 5
 

@@ -10,7 +10,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
-from kafka_marshal.client.group import GroupConsumer, Piece
+from kafka_marshal.client.group_consumer import GroupConsumer, Piece
 from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease

@@ -25,7 +25,7 @@ from typing import cast
 
 from kafka_marshal import arguments
 from kafka_marshal.logs import log
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 
 __all__ = ["Guard", "report"]
 
@@ -38,7 +38,7 @@ _GOES_ON = "going on without what it would have done"
 #: So long after a callback was interrupted its signal is raised again: callbacks return within microseconds.
 RING_AGAIN_S = 0.01
 
-_repeats = Repeats(SAID_EVERY_S)
+_repeats = RateLimit(SAID_EVERY_S)
 
 
 class Guard:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kafka_marshal.node.append_failures import AppendFailures
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 
 
 def failures() -> AppendFailures:
-    return AppendFailures("__marshal", Told(lambda: 0.0))
+    return AppendFailures("__marshal", RateLimitedLog(lambda: 0.0))
 
 
 def test_a_reason_that_differs_in_how_long_it_took_is_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -95,7 +95,7 @@ def reads(marshal: Marshal) -> list[int]:
 
 def assigned(marshal: Marshal) -> list[int]:
     """The CPs that its log consumer fetches, by librdkafka."""
-    reading = marshal._driver.replica.hearing.tail._reading  # type: ignore[attr-defined]
+    reading = marshal._driver.replica.tail.tail._reading  # type: ignore[attr-defined]
     found: list[int] = []
     reading.use(lambda: found.extend(place.partition for place in reading.consumer.assignment()))
     return sorted(found)

@@ -460,13 +460,13 @@ def test_fewer_are_said_after_a_minute(done: bool) -> None:
     began: list[float] = []
     slept: list[int] = []
 
-    class Ear(logging.Handler):
+    class FetchMonitor(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if NEVER_DONE in record.getMessage():
                 told.append((time.monotonic(), record.getMessage()))
 
     def worker(job: Job) -> None:
-        logging.getLogger("kafka_marshal").handlers = [Ear()]
+        logging.getLogger("kafka_marshal").handlers = [FetchMonitor()]
         logging.getLogger("kafka_marshal").setLevel(logging.WARNING)
         with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
             kept = [consumer.poll() for _ in range(4)]

@@ -286,7 +286,7 @@ def test_leaders_are_looked_up_only_where_librdkafka_may_not_know_them(
     log.read(timeout_s=0.3)  # completes it
     assert assign(1) == []  # it was met just now
     log.reader.unassign([(topic, 1)])
-    monkeypatch.setattr(data_reader, "MEET_AGAIN_S", 0.0)  # from now on every look-up is outdated
+    monkeypatch.setattr(data_reader, "WARM_UP_AGAIN_S", 0.0)  # from now on every look-up is outdated
     assert assign(1) == [topic]  # the first of its topic: librdkafka may have forgotten it
     assert assign(2) == assign(0) == []
     log.reader.unassign([(topic, number) for number in range(3)])

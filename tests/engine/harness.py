@@ -210,7 +210,7 @@ class Member:
         #: SIGSTOP: nothing of this process runs; its clock continues.
         self.paused = False
         #: The replica receives nothing (appends are still sent).
-        self.deaf = False
+        self.stalled = False
         #: Appends fail.
         self.drop_appends = False
         #: Appends for which this holds are lost.
@@ -269,7 +269,7 @@ class Member:
         if self.paused:
             return
         news = False
-        if not self.deaf:
+        if not self.stalled:
             for cp in self.worlds:
                 news = self.apply(cp) or news
         if news or self.clock() >= self.due:

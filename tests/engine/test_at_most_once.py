@@ -79,9 +79,9 @@ def test_c13_grants_survive_appends_that_are_lost_or_written_twice(trouble: str)
 def test_c13_a_refused_batch_of_a_lost_lease_is_the_next_holder_s() -> None:
     net, member, consumer = working()
     epoch = member.lease(T0).epoch
-    member.deaf = True
+    member.stalled = True
     net.run(2.2 * HI)
-    member.deaf = False
+    member.stalled = False
     assert epoch == 0
     member.drop_appends = True
     other = net.member("b")
@@ -119,7 +119,7 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
     net.run_until(
         lambda: member.worlds[0].rejected.get(codes.PAUSED)
     )  # sent again while the partition is being released
-    member.deaf = True
+    member.stalled = True
     net.pause(0)
     net.write(ClaimingMessages(*member.engine.ids, "t", 0, epoch, 4), 0)
     if lost:
@@ -128,7 +128,7 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
         member.drop_appends = False
     else:
         assert member.work_granted() == []
-    member.deaf = False
+    member.stalled = False
     net.tick()
     assert reported(consumer) == [(0, 4)]
     assert read(net, member, 5 * HI) == list(range(5, 30))
@@ -140,11 +140,11 @@ def test_c13_a_copy_granted_after_a_pause_refused_the_first_one_is_reported(lost
 def test_c13_a_grant_answered_after_the_lease_was_lost_is_reported_if_it_was_granted() -> None:
     """By our clock the lease is over before the replica shows the grant; by the log it is granted."""
     net, member, consumer = proposing()
-    member.deaf = True
+    member.stalled = True
     net.run(2.1 * HI)
     assert member.work_granted() == []
     assert reported(consumer) == [], "not known yet"
-    member.deaf = False
+    member.stalled = False
     net.run(100)
     assert reported(consumer) == [(0, 4)]
     assert read(net, member, HI) == list(range(5, 30))

@@ -385,10 +385,10 @@ def test_c17_late_grants_are_used_if_the_lease_is_wanted() -> None:
     net = Net(cps=1)
     net.topic("t", end=5)
     a = net.member("a")
-    a.deaf = True
+    a.stalled = True
     a.consumer("t")
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
-    a.deaf = False
+    a.stalled = False
     net.run(HI)
     assert a.held() == [T0]
     assert a.lease(T0).epoch == 0

@@ -45,9 +45,9 @@ def test_done_of_an_earlier_epoch_does_not_count_for_the_present_one() -> None:
     """Lost and won again: messages in flight are delivered again, and old copies don't count."""
     net, member = working()
     old = taken(member, 3)
-    member.deaf = member.drop_appends = True
+    member.stalled = member.drop_appends = True
     net.run(2 * HI)
-    member.deaf = member.drop_appends = False
+    member.stalled = member.drop_appends = False
     net.run_until(lambda: member.can_hand_out(T0))
     new = taken(member, 3)
     assert [m.at for m in old] == [m.at for m in new] == [0, 1, 2]
@@ -194,7 +194,7 @@ def test_a_lost_lease_purges_the_buffer() -> None:
     net, member = working()
     member.fetch(10)
     assert member.consumers[0].delivery.fullest(net.now) == 10
-    member.deaf = member.drop_appends = True
+    member.stalled = member.drop_appends = True
     net.run(2 * HI)
     assert member.consumers[0].delivery.fullest(net.now) == 0
     assert member.fetching == {}
@@ -310,10 +310,10 @@ def test_handler_timeout_counts_on_when_the_lease_is_lost_meanwhile() -> None:
     net.run_until(lambda: len(member.held()) == len(other.held()) == 2)
     member.fetch()
     assert member.take(5) is not None
-    member.deaf = member.drop_appends = True
+    member.stalled = member.drop_appends = True
     net.run(4 * HI)
     assert Callback.LOST in [call for _, call in calls(member)]
-    member.deaf = member.drop_appends = False
+    member.stalled = member.drop_appends = False
     net.run_until(lambda: len(member.held()) == 2)
     net.run(8_000.0)
     assert member.held() == []

@@ -39,7 +39,7 @@ def claiming(*, deaf: bool = False, acks: str = "now") -> tuple[Net, Member]:
     net = Net(cps=1)
     net.topic("t", end=100)
     member = net.member("a")
-    member.deaf, member.acks = deaf, acks
+    member.stalled, member.acks = deaf, acks
     member.consumer("t")
     return net, member
 
@@ -189,7 +189,7 @@ def test_t4_a_lagging_replica_does_not_mistake_an_older_claim_for_the_newest() -
     net, member = claiming(deaf=True, acks="late")
     first_sent = net.now
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
-    member.deaf = False
+    member.stalled = False
     net.tick()
     net.run(100)
     lease = member.engine.book.leases.get(T0)
@@ -201,7 +201,7 @@ def test_t4_the_grant_of_a_claim_that_was_given_up_is_proven_by_its_own_sending(
     net, member = claiming(deaf=True)
     first_sent = net.now
     net.run_until(lambda: len(net.records(ClaimingPartition)) == 2)
-    member.deaf = False
+    member.stalled = False
     member.drop_if = is_beat
     net.tick()
     assert member.lease(T0).hand_out_until == first_sent + ENDS
@@ -281,7 +281,7 @@ def test_t4_an_iterating_thread_sees_the_end_of_its_lease_before_its_next_messag
         case "closed":
             member.close()
         case "clock":
-            member.deaf = True
+            member.stalled = True
             net.run(ENDS)
     assert lease.hand_out_until == lease.proven_until == 0.0
 

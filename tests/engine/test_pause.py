@@ -277,11 +277,11 @@ def test_e4_a_claim_under_way_in_a_cp_that_stops_is_given_up() -> None:
     net = Net(cps=1)
     net.topic("t", 1)
     a = net.member("a")
-    a.deaf = True
+    a.stalled = True
     a.consumer("t")
     net.logs[0].clear()
     upgraded(net, 0)
-    a.deaf = False
+    a.stalled = False
     net.run(5 * HI)
     assert a.engine.book.leases == {}
     assert len(net.logs[0]) == 1
@@ -297,11 +297,11 @@ def test_e4_a_consumer_closes_though_a_cp_has_stopped() -> None:
 
 def test_e4_a_release_under_way_when_the_cp_stops_is_not_waited_for() -> None:
     net, (a,) = working()
-    a.deaf = True
+    a.stalled = True
     upgraded(net, 0)
     a.close()
     assert not a.consumers[0].closed
-    a.deaf = False
+    a.stalled = False
     net.run_until(lambda: a.consumers[0].closed, 50)
 
 

@@ -313,13 +313,13 @@ def test_a_holder_that_came_after_our_wish_is_asked_at_once() -> None:
     wishes = net.records(ClaimingPartition, "waits")
     assert len(wishes) == 1
     newcomer = net.member("newcomer")
-    waits.deaf = True
+    waits.stalled = True
     first.close()
     first.kill()
     newcomer.consumer("t")
     net.run_until(lambda: len(newcomer.held()) == 4)
     net.run(0.15 * HI)
-    waits.deaf = False
+    waits.stalled = False
     took = net.run_until(lambda: len(waits.held()) == 2)
     assert took <= 50
     net.run(0.3 * HI)

@@ -20,7 +20,7 @@ from kafka_marshal import Balanced, Consumer, Delivery, Policy, guard
 from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.ports import DataFault, Message
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from tests.faults import cases
 from tests.faults.crew import WAYS, share
 from tests.faults.endings import CALLBACKS, DELIVERIES, LOOPS, WHAT, a_callback_closes, closed_at_once, opened
@@ -62,7 +62,7 @@ class _Ear(logging.Handler):
 def heard(*says: str) -> Iterator[None]:
     """Nothing is logged as an error but what has one of these in it; all of these are said."""
     ear, logger = _Ear(), logging.getLogger("kafka_marshal")
-    guard._repeats = Repeats(guard.SAID_EVERY_S)  # what was said before is said again
+    guard._repeats = RateLimit(guard.SAID_EVERY_S)  # what was said before is said again
     logger.addHandler(ear)
     try:
         yield

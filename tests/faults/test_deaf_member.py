@@ -10,7 +10,7 @@ import pytest
 
 from kafka_marshal import KafkaUnavailableError, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.node import ear
+from kafka_marshal.node import stalled_fetch
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, answer, member, memory_cluster
 
@@ -20,7 +20,7 @@ KINDS = ["claimed", "coordinated"]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
-    monkeypatch.setattr(ear, "SHORTEST_PATIENCE_S", 0.2)
+    monkeypatch.setattr(stalled_fetch, "SHORTEST_PATIENCE_S", 0.2)
     return memory_cluster(PARTITIONS, 100)
 
 
@@ -44,7 +44,7 @@ def test_a_deaf_member_says_so_and_goes_on_with_a_new_client(
     with working(cluster, kind, "a") as (marshal, consumer):
         assert consumer.poll(5) is not None
         opened = max(cluster.broker.tails_opened.values())
-        cluster.broker.faults.deaf = lambda client, topic, cp, tails, restarts: (
+        cluster.broker.faults.stalled = lambda client, topic, cp, tails, restarts: (
             client == "a" and topic == "__marshal" and tails <= opened
         )
         found = wait_until(lambda: not (health := marshal.health()).ok and health)
@@ -60,7 +60,7 @@ def test_a_deaf_member_says_so_and_goes_on_with_a_new_client(
 def test_where_no_client_helps_it_ends_and_another_member_takes_over(cluster: MemoryCluster, kind: str) -> None:
     with working(cluster, kind, "a") as (marshal, consumer), working(cluster, kind, "b") as (_, other):
         assert consumer.poll(5) is not None
-        cluster.broker.faults.deaf = lambda client, topic, cp, tails, restarts: client == "a"
+        cluster.broker.faults.stalled = lambda client, topic, cp, tails, restarts: client == "a"
         wait_until(lambda: marshal.health().needs_restart)
         with pytest.raises(KafkaUnavailableError, match="Restart this process"):
             for _ in range(100):
@@ -72,7 +72,7 @@ def test_where_no_client_helps_it_ends_and_another_member_takes_over(cluster: Me
 def test_a_deaf_reader_of_messages_goes_on(
     cluster: MemoryCluster, helps: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ear, "QUIET_S", 0.3)
+    monkeypatch.setattr(stalled_fetch, "QUIET_S", 0.3)
     with working(cluster, "claimed", "a") as (_, consumer):
         seen: set[tuple[int, int]] = set()
 
@@ -81,7 +81,7 @@ def test_a_deaf_reader_of_messages_goes_on(
             return len(seen) == count
 
         wait_until(lambda: has_seen(200))
-        cluster.broker.faults.deaf = lambda client, topic, partition, readers, restarts: (
+        cluster.broker.faults.stalled = lambda client, topic, partition, readers, restarts: (
             topic == TOPIC and partition == 1 and readers == 1 and (helps == "client" or restarts == 0)
         )
         for partition in range(PARTITIONS):

@@ -35,7 +35,7 @@ from kafka_marshal.adapters.kafka.settings import Role, properties
 from kafka_marshal.engine.policies import View, Wishes
 from kafka_marshal.errors import AuthenticationError
 from kafka_marshal.guard import SAID_EVERY_S, Guard
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.testing.ports import free_ports
 from tests.client.conftest import HI, Scene, take, wait_until
 
@@ -44,7 +44,7 @@ MANY = 20_000
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_marshal.guard._repeats", Repeats(SAID_EVERY_S))
+    monkeypatch.setattr("kafka_marshal.guard._repeats", RateLimit(SAID_EVERY_S))
 
 
 class OddError(Exception):
@@ -414,7 +414,7 @@ def test_a_process_that_left_its_threads_alone_is_not_refused(scene: Scene, monk
 
 
 def test_what_repeats_is_held_back_and_counted() -> None:
-    repeats = Repeats(10.0, kept=2)
+    repeats = RateLimit(10.0, kept=2)
     assert [repeats.due("a", now) for now in (0.0, 1.0, 9.9, 10.0, 11.0, 30.0)] == [0, None, None, 2, None, 1]
     assert repeats.due("b", 30.0) == 0
     assert repeats.due("a", 30.0) is None

@@ -135,7 +135,7 @@ def test_a_short_poll_tells_of_it_too_and_each_outage_is_told_once(
     monkeypatch.setattr("kafka_marshal.node.pulse.SAID_EVERY_MS", 0.0)
     monkeypatch.setattr(marshal._driver.pulse._repeats, "_every", 0.0)
     consumer = marshal.consumer([TOPIC])
-    tail = marshal._driver.replica.hearing
+    tail = marshal._driver.replica.tail
     go_on, read = threading.Event(), tail.read
 
     def stuck(timeout_s: float) -> Any:

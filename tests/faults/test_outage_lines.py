@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kafka_marshal.adapters.kafka.errors import Troubles
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 from tests.client.conftest import wait_until
 from tests.faults.stories import HI, TOPIC, answer, member, memory_cluster
 
@@ -37,7 +37,7 @@ def test_one_line_when_it_is_away_and_one_when_it_is_back(kind: str, caplog: pyt
 
 def test_what_fails_while_something_else_is_answered_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "kafka_marshal")
-    told = Told(lambda: 0.0)
+    told = RateLimitedLog(lambda: 0.0)
     told.unanswered("append_failed", "append", "an append failed")
     told.is_outage = lambda: True
     told.unanswered("append_failed", "append", "an append failed")

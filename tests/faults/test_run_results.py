@@ -19,7 +19,7 @@ from kafka_marshal import Attempt, ConfigurationError, Hooks, Retry, errors
 from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.handling import is_async
 from kafka_marshal.guard import SAID_EVERY_S
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from tests.faults.runs import HOW, Bench, as_handler
 
 pytestmark = pytest.mark.flaky(reruns=0)
@@ -154,7 +154,7 @@ def test_what_deserialize_and_hooks_return_must_not_need_an_await(
 
             Hooks(after=after)
         assert bench.handled == []
-        monkeypatch.setattr("kafka_marshal.guard._repeats", Repeats(SAID_EVERY_S))
+        monkeypatch.setattr("kafka_marshal.guard._repeats", RateLimit(SAID_EVERY_S))
         done = as_handler(how, lambda message: bench.handled.append(message.offset()))
         hooks = Hooks(before=UNFINISHED["a coroutine"])
         assert bench.run(done, lambda: len(bench.handled) == 2, hooks=[hooks]) is None

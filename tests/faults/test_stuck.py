@@ -143,8 +143,8 @@ def test_a_reader_that_is_replaced_goes_on_where_the_old_one_was(scene: Scene) -
         wait_until(lambda: len(consumer.assignment()) == 2)
         consumer.pause([(topic, 1)])
         before = consumer._fetcher.reader
-        consumer._fetcher.ear._tries[topic, 0] = 1  # to be read again did not help …
-        consumer._fetcher.ear.missing = lambda: [] if consumer._fetcher.reader is not before else [(topic, 0)]  # type: ignore[method-assign]
+        consumer._fetcher.monitor._tries[topic, 0] = 1  # to be read again did not help …
+        consumer._fetcher.monitor.missing = lambda: [] if consumer._fetcher.reader is not before else [(topic, 0)]  # type: ignore[method-assign]
         scene.publish(topic, 2, 5)
         wanted = {(0, offset) for offset in range(25)}
         seen += take(consumer, len(wanted.difference(seen)))

@@ -237,7 +237,7 @@ class Members:
     def _kafka(self, words: list[str], options: dict[str, str]) -> None:
         self.net.is_away = {"away": True, "back": False}[words[0]]
         for member in self.net.members:
-            member.deaf = member.drop_appends = self.net.is_away
+            member.stalled = member.drop_appends = self.net.is_away
 
     def _again(self, words: list[str], options: dict[str, str]) -> None:
         cp = int(options.pop("cp", "0"))
@@ -259,7 +259,7 @@ class Members:
         self.starts[name] = instance = self.starts.get(name, 0) + 1
         hi = int(options.pop("hi", "1000"))
         member = TracedMember(self.net, name, f"{instance}", hi)
-        member.deaf = member.drop_appends = self.net.is_away
+        member.stalled = member.drop_appends = self.net.is_away
         member.acks = options.pop("acks", "now")
         self.members[name] = member
         self.net.members.append(member)
@@ -302,7 +302,7 @@ class Members:
                 kinds = KINDS["nothing" if what == "all" else what]
                 member.drop_if = lambda record: isinstance(record, kinds)
             case ("hears", what):
-                member.deaf = {"nothing": True, "all": False}[what]
+                member.stalled = {"nothing": True, "all": False}[what]
             case ("acks", "arrive"):
                 member.deliver_acks()
             case ("acks", how):

@@ -18,7 +18,7 @@ from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError,
 from kafka_marshal.sinks import DeltaSink, Progress
 from kafka_marshal.types import SharedEpoch
 from tests.sinks.delta_writer import SCHEMA, Writer, batch, write
-from tests.sinks.test_records import attempt, message
+from tests.sinks.test_done_records import attempt, message
 
 T0 = ("flights", 0)
 

@@ -26,7 +26,7 @@ import random, sys, threading
 sys.path[:0] = ["marshal", "."]
 from concurrent.futures import ThreadPoolExecutor
 from tests.sinks.conftest import Kind
-from tests.sinks.test_records import handle
+from tests.sinks.test_done_records import handle
 from kafka_marshal.errors import StaleEpochError
 import kafka_marshal.sinks.base
 

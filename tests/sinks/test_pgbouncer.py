@@ -16,7 +16,7 @@ from kafka_marshal.sinks import PostgresSink, Progress
 from kafka_marshal.testing.ports import free_ports
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Postgres
-from tests.sinks.test_records import message
+from tests.sinks.test_done_records import message
 
 #: A second name for the database, with one server connection: its state affects the next transaction.
 _CONFIGURATION = """

@@ -11,7 +11,7 @@ from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks import Progress, RecordTransaction
 from kafka_marshal.types import SharedEpoch
 from tests.sinks.conftest import Kind
-from tests.sinks.test_records import T0, attempt, handle, intervals, message
+from tests.sinks.test_done_records import T0, attempt, handle, intervals, message
 
 
 @pytest.mark.parametrize("order", ["key", "none"])

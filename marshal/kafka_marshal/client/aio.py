@@ -17,12 +17,12 @@ from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client import consumer as plain
-from kafka_marshal.client import group as plain_group
+from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
 from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
-from kafka_marshal.client.group import Piece
+from kafka_marshal.client.group_consumer import Piece
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.loop_answer import awaited

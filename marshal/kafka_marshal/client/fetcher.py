@@ -17,7 +17,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.memory import FIRST_READ
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.ear import Ear
+from kafka_marshal.node.stalled_fetch import FetchMonitor
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
 from kafka_marshal.rights import grant
@@ -43,7 +43,7 @@ FAILS_FOR_S = 10.0
 RENEWED_EVERY_S = 60.0
 
 
-class Fed(Protocol):
+class Fetching(Protocol):
     """The consumer that is fetched for."""
 
     _engine: ConsumerEngine
@@ -55,7 +55,7 @@ class Fed(Protocol):
 class Fetcher:
     """One reader, what is assigned to it, and what of it was noted."""
 
-    def __init__(self, consumer: Fed, driver: Driver, config: Mapping[str, object], max_bytes: int) -> None:
+    def __init__(self, consumer: Fetching, driver: Driver, config: Mapping[str, object], max_bytes: int) -> None:
         self._consumer = consumer
         self._driver = driver
         self.config = config
@@ -73,8 +73,8 @@ class Fetcher:
         #: Partitions of which nothing is fetched until there is room for them.
         self._held_up: set[Key] = set()
         #: What it is to hear of what is fetched, and when it was replaced last (s, monotonic).
-        self.ear: Ear[Key] = Ear(driver.cluster.runtime, "the reader of messages", self._ends)
-        self.ear.be_patient(driver.engine.settings.heartbeat_interval_ms)
+        self.monitor: FetchMonitor[Key] = FetchMonitor(driver.cluster.runtime, "the reader of messages", self._ends)
+        self.monitor.be_patient(driver.engine.settings.heartbeat_interval_ms)
         self._renewed_at = float("-inf")
         #: When reading a partition failed last (s, monotonic): why nothing comes of it is known. inf: it is forbidden.
         self._failed_at: dict[Key, float] = {}
@@ -104,8 +104,8 @@ class Fetcher:
         if begun:
             self.reader.assign(begun)
         # Last: who reads meanwhile counts what comes as of before, and it is fetched again.
-        self.ear.end(ended)
-        self.ear.begin(begun)
+        self.monitor.end(ended)
+        self.monitor.begin(begun)
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
         self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
 
@@ -199,8 +199,8 @@ class Fetcher:
         with self._reading:
             if self._consumer._closed:
                 return 0
-            self.ear.listens()
-            if missing := self.ear.missing():
+            self.monitor.listens()
+            if missing := self.monitor.missing():
                 self._mend(missing)
             if self._is_torn:
                 self._go_back()
@@ -212,7 +212,7 @@ class Fetcher:
             messages, faults = self.reader.read(limit, timeout_s)
             if len(messages) < limit:
                 self._consumer._drained_at = self._driver.now_ms()
-            self.ear.has_read(timeout_s)
+            self.monitor.has_read(timeout_s)
             memory = self._engine.delivery.memory
             memory.let_go(len(messages))
             if messages:
@@ -233,14 +233,14 @@ class Fetcher:
             for key, group in runs:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Fetched(number, key, group), now)
-                    self.ear.came(key, (group[-1].offset() or 0) + 1)
+                    self.monitor.came(key, (group[-1].offset() or 0) + 1)
                     self._failed_at.pop(key, None)
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Reached(number, key, end), now)
-                    self.ear.came(key, end)
+                    self.monitor.came(key, end)
             for fault in faults:
                 self._judge(fault)
 
@@ -265,7 +265,7 @@ class Fetcher:
 
     def _mend(self, missing: list[Key]) -> None:
         """Read again what does not come though the log holds it, with a new client where that did not help."""
-        ear = self.ear
+        monitor = self.monitor
         with self._driver.locked(step=False):
             assignments, recent = self._engine.assignments, self._driver.monotonic() - FAILS_FOR_S
             excused = [
@@ -276,22 +276,22 @@ class Fetcher:
                 or x.over
                 or x.user_paused
             ]
-        ear.excuse(excused)
-        deaf = sorted(set(missing).difference(excused))
-        tries = ear.tries(deaf)
-        if not deaf or (tries > 1 and self._driver.monotonic() < self._renewed_at + RENEWED_EVERY_S):
-            ear.excuse(deaf)
+        monitor.excuse(excused)
+        stalled = sorted(set(missing).difference(excused))
+        tries = monitor.tries(stalled)
+        if not stalled or (tries > 1 and self._driver.monotonic() < self._renewed_at + RENEWED_EVERY_S):
+            monitor.excuse(stalled)
             return
         if tries == 0:
-            log(logging.WARNING, "reader_deaf", "%s: it reads again from there", ear.what(deaf))
+            log(logging.WARNING, "reader_deaf", "%s: it reads again from there", monitor.what(stalled))
             with self._driver.locked(step=False):
-                for key in deaf:
+                for key in stalled:
                     self._fetch_anew(key)
         else:
             text = "%s, nor when it read again from there: a new client reads on"
-            log(logging.ERROR, "reader_deaf", text, ear.what(deaf))
+            log(logging.ERROR, "reader_deaf", text, monitor.what(stalled))
             self._renew()
-        ear.tried(deaf, new=tries > 0)
+        monitor.tried(stalled, new=tries > 0)
 
     def _renew(self) -> None:
         """Read on with a new client, from what was noted: librdkafka's may stand still for good (a frozen broker)."""
@@ -322,7 +322,7 @@ class Fetcher:
             for key in [key for key in self._fetched if key[0] == fault.topic]:
                 self._fetch_anew(key)  # where that was known, and its position is of the new topic
         elif fault.topic is None or fault.partition is None:
-            self._driver.effects.told.unanswered("fault", ("fetching", number), f"fetching: {fault.message}")
+            self._driver.effects.rate_limited.unanswered("fault", ("fetching", number), f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
             take(OutOfRange(number, (fault.topic, fault.partition)), now)
         else:

@@ -94,7 +94,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
     return Health(
         ok=not problems,
         problems=problems,
-        ready=driver.lock.started and is_beating and not driver.replica.hearing.ear.deaf and not (ends or closed),
+        ready=driver.lock.started and is_beating and not driver.replica.tail.monitor.stalled and not (ends or closed),
         needs_restart=bool(ends),
         turned_ago_ms=max(0.0, now - driver.pulse.turned_at),
         closed=closed,
@@ -154,7 +154,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "can't be proven, and a coordinated group's member that can't, hand out nothing and end by themselves; "
             "what is done meanwhile is repeated if others take over. It goes on by itself when the brokers answer again"
         )
-    if deaf := driver.replica.hearing.ear.deaf:
+    if deaf := driver.replica.tail.monitor.stalled:
         yield (
             f"{deaf}. Meanwhile its own heartbeats prove nothing here, and it hands out nothing more once its leases, "
             "or its session, run out. It reads again with a new client by itself; where that does not help, this "

@@ -22,7 +22,7 @@ from kafka_marshal.client.closing import (
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.ending import Ending
-from kafka_marshal.client.group import GroupConsumer, PiecesCallback
+from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (

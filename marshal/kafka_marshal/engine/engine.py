@@ -23,9 +23,9 @@ from random import Random
 from typing import Any
 
 from kafka_marshal.engine import inputs
+from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.claims.records import LeaseRecords
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
 from kafka_marshal.engine.groups.applied import Host
 from kafka_marshal.engine.groups.client import GroupClient
@@ -34,8 +34,8 @@ from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource
 from kafka_marshal.engine.settings import FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.commits import RangeCommits
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.range_commits import RangeCommits
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Outcome, Tick, World

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 
 __all__ = ["AppendFailures"]
 
@@ -10,9 +10,9 @@ __all__ = ["AppendFailures"]
 class AppendFailures:
     """Of each reason a line now and then, and what the last append came to."""
 
-    def __init__(self, topic: str, told: Told) -> None:
+    def __init__(self, topic: str, rate_limited: RateLimitedLog) -> None:
         self._topic = topic
-        self._told = told
+        self._rate_limited = rate_limited
         #: Why appends fail, and since when (own clock, ms); None: the last one succeeded. Read without a lock.
         self.failing: tuple[str, float] | None = None
 
@@ -24,4 +24,4 @@ class AppendFailures:
         self.failing = (reason, now if self.failing is None else self.failing[1])
         # "… (after 3ms in state CONNECT)": the same but for how long it took.
         text = f"an append to {self._topic} failed: {reason}"
-        self._told.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)
+        self._rate_limited.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)

@@ -32,7 +32,7 @@ from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Condition, Thread, is_ours
 from rationalizer import Outcome, ReleaseGroup
 from rationalizer.log_hash import LogHash
@@ -85,29 +85,29 @@ class Driver:
         )
         settings = make_settings(replica.info.partitions)
         self.engine: Engine = Engine(settings, replica.worlds, runtime.random())
-        replica.hearing.ear.be_patient(settings.heartbeat_interval_ms)
+        replica.tail.monitor.be_patient(settings.heartbeat_interval_ms)
         self.life.on_fork = self.engine.forked
         lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.lock: EngineLock = lock
         self.pacing: Pacing = Pacing(lock, self.now_ms)
-        #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine was told.
+        #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine took it.
         self.listeners: list[Listener] = []
-        told, events = Told(self.now_ms), Events(settings, self.now_ms())
-        told.is_outage = lambda: events.is_silent(self.now_ms())
+        rate_limited, events = RateLimitedLog(self.now_ms), Events(settings, self.now_ms())
+        rate_limited.is_outage = lambda: events.is_silent(self.now_ms())
         appends = Appends(
             cluster,
             topic,
             lock,
             self.pacing,
             events,
-            AppendFailures(topic, told),
-            lambda cp, at: replica.hearing.ear.knows(cp, at),
+            AppendFailures(topic, rate_limited),
+            lambda cp, at: replica.tail.monitor.knows(cp, at),
         )
         lookups = runtime.executor(LOOKUP_THREADS, "kafka-marshal-lookup")
-        self.effects: Effects = Effects(cluster, replica, lock, self.pacing, appends, events, told, lookups)
+        self.effects: Effects = Effects(cluster, replica, lock, self.pacing, appends, events, rate_limited, lookups)
         lock.carry_out = self.effects.carry_out
-        topics = TopicRounds(cluster, replica, lock, events, told, snapshots.find)
-        scope = Scope(cluster, replica, lock, told, snapshots, timeout_s)
+        topics = TopicRounds(cluster, replica, lock, events, rate_limited, snapshots.find)
+        scope = Scope(cluster, replica, lock, rate_limited, snapshots, timeout_s)
         guard = LogGuard(cluster, replica, lock, keep=keep_snapshots)
         self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, guard, lookups)
         self.listeners.append(self.upkeep.tally.applied)

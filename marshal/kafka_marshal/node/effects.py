@@ -32,7 +32,7 @@ from kafka_marshal.node.start_offset import first_offset
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.node.user_calls import UserCalls
 from kafka_marshal.ports import Cluster
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
 
 __all__ = ["Effects"]
@@ -49,7 +49,7 @@ class Effects:
         pacing: Pacing,
         appends: Appends,
         events: Events,
-        told: Told,
+        rate_limited: RateLimitedLog,
         lookups: Executor,
     ) -> None:
         self.appends = appends
@@ -61,7 +61,7 @@ class Effects:
         self._lock = lock
         self._pacing = pacing
         #: The log, to which nothing is told over and over again.
-        self.told = told
+        self.rate_limited = rate_limited
         self._lookups = lookups
         self._now_ms = cluster.runtime.now_ms
 
@@ -88,7 +88,7 @@ class Effects:
                 case Note():
                     self.events.note(effect, self._now_ms())
                 case Warn(message=message, is_error=is_error):
-                    self.told.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
+                    self.rate_limited.say(logging.ERROR if is_error else logging.WARNING, "warning", message, message)
         for number, changes in fetching.items():
             if (port := self._lock.ports.get(number)) is not None:
                 port._fetch(changes)
@@ -107,10 +107,12 @@ class Effects:
                     with lock.locked():
                         lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())
                     return
-                self.told.warn("no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again")
+                self.rate_limited.warn(
+                    "no_leader", key, f"{key[0]} [{key[1]}]: has no leader at the moment; asking again"
+                )
             except MarshalError as error:
                 text = f"{key[0]} [{key[1]}]: log start and end not found, asking again: {error}"
-                self.told.unanswered("look_up_failed", key, text)
+                self.rate_limited.unanswered("look_up_failed", key, text)
             with lock.condition:
                 lock.condition.wait(0.2)
 

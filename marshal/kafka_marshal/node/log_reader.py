@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, TopicChangedError
-from kafka_marshal.node.hearing import HearingTail
+from kafka_marshal.node.monitored_tail import MonitoredTail
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch
 from kafka_marshal.rights import grant
 
@@ -52,7 +52,7 @@ def read_range(
     total = sum(end - ranges[partition][0] for partition, end in waiting.items())
     passed = dict.fromkeys(waiting, 0)
     trouble = ""
-    tail = HearingTail(cluster, topic, {partition: ranges[partition][0] for partition in waiting}, waiting)
+    tail = MonitoredTail(cluster, topic, {partition: ranges[partition][0] for partition in waiting}, waiting)
     try:
         until = cluster.runtime.monotonic() + timeout_s
         while waiting:

@@ -12,7 +12,7 @@ from functools import partial
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.runtime import Runtime, is_ours
 
 __all__ = ["Pulse", "place_of", "say"]
@@ -48,7 +48,7 @@ class Pulse:
         #: An outage that a user's thread has seen: the turn it began with, and when that was.
         self._seen = (0.0, 0.0)
         self._said_of = 0.0
-        self._repeats = Repeats(SAID_EVERY_MS)
+        self._repeats = RateLimit(SAID_EVERY_MS)
 
     def begin(self) -> None:
         """The thread begins."""

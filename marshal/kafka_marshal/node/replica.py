@@ -15,8 +15,8 @@ from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.logs import log
 from kafka_marshal.node.checks import TopicChecks
 from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster, check_topic
-from kafka_marshal.node.hearing import HearingTail
 from kafka_marshal.node.log_reader import read_range
+from kafka_marshal.node.monitored_tail import MonitoredTail
 from kafka_marshal.node.start import Begin, ReplayStart
 from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch, TopicInfo
 from kafka_marshal.snapshots.start import CpStart, Difference
@@ -106,11 +106,11 @@ class Replica:
                 each.hashes.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
         check_one_cluster(cluster, ADDRESSES_S)
         #: What it reads with: it is told what the log is known to hold, and says what does not come.
-        self.hearing: HearingTail = self._open()
+        self.tail: MonitoredTail = self._open()
 
-    def _open(self) -> HearingTail:
+    def _open(self) -> MonitoredTail:
         positions = {cp: world.next_offset for cp, world in self.worlds.items()}
-        return HearingTail(self._cluster, self.topic, positions, self.behind)
+        return MonitoredTail(self._cluster, self.topic, positions, self.behind)
 
     def _check_markers_passed_over(self, timeout_s: float) -> None:
         """L2 where a start passes the first record over: a lease that is routed elsewhere refutes its snapshot (S1).
@@ -142,10 +142,10 @@ class Replica:
             self._stops[cp] = self._next_stop(cp)
             self._begin_hash(self.worlds[cp])
         self._refuted.clear()
-        patience_s = self.hearing.ear.patience_s
-        self.hearing.close()
-        self.hearing = self._open()
-        self.hearing.ear.patience_s = patience_s
+        patience_s = self.tail.monitor.patience_s
+        self.tail.close()
+        self.tail = self._open()
+        self.tail.monitor.patience_s = patience_s
 
     @property
     def differences(self) -> list[Difference]:
@@ -165,7 +165,7 @@ class Replica:
     @property
     def log_behind(self) -> int:
         """How many offsets of the logs are not applied, as of a second ago (any thread, without the lock)."""
-        ends, worlds = self.hearing.log_ends(), list(self.worlds.items())
+        ends, worlds = self.tail.log_ends(), list(self.worlds.items())
         return sum(max(0, ends.get(cp, self.behind.get(cp, 0)) - world.next_offset) for cp, world in worlds)
 
     # What is read.
@@ -179,7 +179,7 @@ class Replica:
         """Read these no more (by the thread that reads). Their worlds are dropped: they would soon be wrong."""
         for cp in cps:
             del self.worlds[cp], self.starts[cp], self._stops[cp]
-        self.hearing.leave(cps)
+        self.tail.leave(cps)
 
     def take_over(self, other: Replica) -> None:
         """Go on with CPs that another replica of this topic has read to their ends, and that are not read here.
@@ -190,7 +190,7 @@ class Replica:
         self.worlds.update(other.worlds)
         self.starts.update(other.starts)
         self._stops.update({cp: self._next_stop(cp) for cp in other.worlds})
-        self.hearing.follow({cp: world.next_offset for cp, world in other.worlds.items()})
+        self.tail.follow({cp: world.next_offset for cp, world in other.worlds.items()})
 
     # Reading.
 
@@ -198,7 +198,7 @@ class Replica:
         """Wait for news; ``apply`` takes it in. Raises as the constructor does where a start has to go further back."""
         if self._refuted:
             self._go_back()
-        return self.hearing.read(timeout_s)
+        return self.tail.read(timeout_s)
 
     def apply(self, batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
         """Apply what was read; report each record once caught up, or from the first one on (history).
@@ -222,7 +222,7 @@ class Replica:
                 continue  # of one that is read no more
             self.checks.fault(fault)
             if fault.kind is FaultKind.FATAL:
-                self.hearing.renew()
+                self.tail.renew()
 
     def _apply_entries(self, world: World, entries: list[LogEntry], applied: Listener | None) -> None:
         cp = world.partition
@@ -333,4 +333,4 @@ class Replica:
 
     def close(self) -> None:
         """Stop reading."""
-        self.hearing.close()
+        self.tail.close()

@@ -17,7 +17,7 @@ from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.ports import Cluster
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 
 __all__ = ["Scope"]
 
@@ -33,7 +33,7 @@ class Scope:
         cluster: Cluster,
         replica: Replica,
         lock: EngineLock,
-        told: Told,
+        rate_limited: RateLimitedLog,
         snapshots: SnapshotUpkeep,
         timeout_s: float,
     ) -> None:
@@ -41,7 +41,7 @@ class Scope:
         self._cluster = cluster
         self._replica = replica
         self._lock = lock
-        self._told = told
+        self._rate_limited = rate_limited
         self._snapshots = snapshots
         self._timeout_s = timeout_s
         self._now_ms = cluster.runtime.now_ms
@@ -108,7 +108,7 @@ class Scope:
             pass
         except (KafkaUnavailableError, AuthenticationError) as error:
             self._again_at = self._now_ms() + AGAIN_MS
-            self._told.unanswered("not_looked_into", "scope", f"the group is not joined yet: {error}")
+            self._rate_limited.unanswered("not_looked_into", "scope", f"the group is not joined yet: {error}")
         except MarshalError as error:
             self._lock.fail(error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback

@@ -23,7 +23,7 @@ from kafka_marshal.node.topics import (
     TopicWatch,
 )
 from kafka_marshal.ports import Cluster, TopicInfo
-from kafka_marshal.repeats import Told
+from kafka_marshal.rate_limit import RateLimitedLog
 
 __all__ = ["TopicRounds"]
 
@@ -37,14 +37,14 @@ class TopicRounds:
         replica: Replica,
         lock: EngineLock,
         events: Events,
-        told: Told,
+        rate_limited: RateLimitedLog,
         find_snapshots: Callable[[], object],
     ) -> None:
         """find_snapshots: called after each look that succeeded (it may block)."""
         self._replica = replica
         self._lock = lock
         self._events = events
-        self._told = told
+        self._rate_limited = rate_limited
         self._find_snapshots = find_snapshots
         self._watch = TopicWatch(cluster, replica.topic)
         self._rng = cluster.runtime.random()
@@ -115,7 +115,7 @@ class TopicRounds:
         except (KafkaUnavailableError, AuthenticationError) as error:
             # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
             events.trouble(str(error), self._now_ms())
-            self._told.unanswered("topics_not_found", "topics", f"topics not looked up this time: {error}")
+            self._rate_limited.unanswered("topics_not_found", "topics", f"topics not looked up this time: {error}")
         except MarshalError as error:
             lock.fail(error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback

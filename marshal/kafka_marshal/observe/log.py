@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingError
 from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
-from kafka_marshal.node.hearing import HearingTail
 from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
+from kafka_marshal.node.monitored_tail import MonitoredTail
 from kafka_marshal.ports import Cluster, LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
@@ -114,7 +114,7 @@ class Log:
 
     def follow(self, positions: Mapping[int, int]) -> Iterator[dict[int, list[LogEntry]]]:
         """What is appended from these offsets on, batch by batch, for ever; an empty one now and then."""
-        tail = HearingTail(self._cluster, self.topic, positions, {})
+        tail = MonitoredTail(self._cluster, self.topic, positions, {})
         try:
             while True:
                 batch = tail.read(SLICE_S)

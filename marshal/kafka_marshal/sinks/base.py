@@ -34,7 +34,7 @@ from kafka_marshal.sinks.claims import (
     refuse_others,
 )
 from kafka_marshal.sinks.database import Connection, Database, RollBackError, no_records
-from kafka_marshal.sinks.records import (
+from kafka_marshal.sinks.done_records import (
     MERGE_EVERY,
     DoneRecords,
     Written,

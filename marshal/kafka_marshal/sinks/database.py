@@ -19,7 +19,7 @@ from kafka_marshal.errors import (
     WrongEpochKindError,
 )
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN, Progress
-from kafka_marshal.sinks.records import Written
+from kafka_marshal.sinks.done_records import Written
 from kafka_marshal.types import Key
 
 __all__ = ["DONE", "PROGRESS", "Connection", "Database", "Lock", "Table", "ended_early", "no_records", "wrong_shape"]

@@ -31,7 +31,7 @@ from kafka_marshal.sinks.claims import (
     nobody_yet,
     refuse_others,
 )
-from kafka_marshal.sinks.records import refuse_out_of_order, require_held
+from kafka_marshal.sinks.done_records import refuse_out_of_order, require_held
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:

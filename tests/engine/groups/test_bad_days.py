@@ -200,13 +200,13 @@ def test_closing_while_the_join_is_under_way_leaves_no_member_behind() -> None:
     for cp in net.logs:
         net.write(ConfigureGroup("x", "admin", "g"), cp)
     member = net.member("a")
-    member.deaf = True
+    member.stalled = True
     member.consumer("t", group=GroupOptions("sticky", SESSION))
     assert net.records(JoinGroup)
     member.close()
     net.tick()
     assert not source(member).has_left, "the log may show it as a member yet"
-    member.deaf = False
+    member.stalled = False
     net.run_until(lambda: source(member).has_left)
     assert group_of(net).members == {}
 
@@ -283,7 +283,7 @@ def test_a_member_that_closes_with_a_hung_handler_and_hears_no_more_does_not_spi
     net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
     member.fetch()
     assert member.take(3) is not None
-    member.deaf = True
+    member.stalled = True
     member.close()
     net.run(SESSION * 2)  # the harness rejects deadlines in the past
 

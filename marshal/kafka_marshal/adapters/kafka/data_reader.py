@@ -13,7 +13,7 @@ from confluent_kafka import Message as KafkaMessage
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from kafka_marshal.adapters.kafka.errors import LOGGER, Troubles, fault_kind, is_of_groups, marshal_error
-from kafka_marshal.adapters.kafka.reading import MEET_TIMEOUT_S, SHORTEST_WAIT_S, Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import SHORTEST_WAIT_S, WARM_UP_TIMEOUT_S, Reading, partition_of
 from kafka_marshal.adapters.kafka.topic_ids import TopicIds
 from kafka_marshal.ports import DataFault, FaultKind, Message, TopicPartition
 
@@ -23,7 +23,7 @@ _ERROR = KafkaMessage.error
 
 
 #: When a look at a topic that held up the reading thread is due again.
-MEET_AGAIN_S = 10.0
+WARM_UP_AGAIN_S = 10.0
 
 #: How old a cached log end may grow while messages come: fresh enough to measure lag by, cheap enough not to matter.
 LOOK_INTERVAL_S = 0.5
@@ -51,16 +51,16 @@ class KafkaDataReader:
         #: Where each partition was assigned.
         self._assigned: dict[TopicPartition, int] = {}
         #: Partitions that the commands carried out last were about.
-        self._steered: set[TopicPartition] = set()
+        self._changed: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
         #: Ends that reads have reached and nobody has taken.
         self._ends: dict[TopicPartition, int] = {}
         #: Partitions whose unknown log end a command that waits will look at.
         self._asked_for: set[TopicPartition] = set()
         #: Topics assigned whose leaders librdkafka may not know, and when we made it look them up (monotonic).
-        self._strange: set[str] = set()
-        self._met: dict[str, float] = {}
-        self._reading.before_wait = self._meet_topics
+        self._new_topics: set[str] = set()
+        self._warmed_up: dict[str, float] = {}
+        self._reading.before_wait = self._warm_up_new_topics
         self._reading.is_assigned = lambda: bool(self._assigned)
         self._next_look = 0.0
         #: Messages came since the last look. (A look is owed to the last of them too, when no more come.)
@@ -83,7 +83,7 @@ class KafkaDataReader:
 
     def _reassign(self, positions: dict[TopicPartition, int]) -> None:
         self._remove(list(positions))
-        strange = self._strange_of(positions)
+        new_topics = self._new_topics_of(positions)
         try:
             self._reading.consumer.incremental_assign(
                 [KafkaPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
@@ -92,26 +92,27 @@ class KafkaDataReader:
             LOGGER.error("%s", marshal_error(error, f"assigning {_names(positions)}", self._bootstrap))
             return
         self._assigned.update(positions)
-        self._steered.update(positions)
-        self._strange.update(strange)
+        self._changed.update(positions)
+        self._new_topics.update(new_topics)
 
-    def _strange_of(self, positions: Iterable[TopicPartition]) -> set[str]:
+    def _new_topics_of(self, positions: Iterable[TopicPartition]) -> set[str]:
         """The topics of these whose leaders librdkafka may not know: it does where it reads anything of them.
 
         (Of a partition that such a topic has got since, it learns within a second, and no question makes it sooner.)
         """
-        due = time.monotonic() - MEET_AGAIN_S
-        found = {topic for topic, _ in positions if self._met.get(topic, due) <= due}
+        due = time.monotonic() - WARM_UP_AGAIN_S
+        found = {topic for topic, _ in positions if self._warmed_up.get(topic, due) <= due}
         return found.difference(topic for topic, _ in self._assigned) if found else found
 
-    def _meet_topics(self) -> None:
+    def _warm_up_new_topics(self) -> None:
         """Have the leaders of newly assigned topics looked up now (on the reading thread: it may wait for the broker).
 
         By itself librdkafka asks for a topic it does not know once a second: a first record would come a second late.
         """
-        if self._strange:
-            names, self._strange = self._strange, set()
-            self._met.update(dict.fromkeys(names, time.monotonic()))  # where no broker answers, not over and over again
+        if self._new_topics:
+            names, self._new_topics = self._new_topics, set()
+            # If no broker answers, not again and again.
+            self._warmed_up.update(dict.fromkeys(names, time.monotonic()))
             self._warm_up(names)
 
     def _remove(self, partitions: list[TopicPartition]) -> None:
@@ -120,7 +121,7 @@ class KafkaDataReader:
             for key in known:
                 del self._assigned[key]
                 self._log_ends.pop(key, None)
-            self._steered.update(known)
+            self._changed.update(known)
             self._reading.consumer.incremental_unassign([KafkaPartition(*key) for key in known])
 
     def _set_paused(self, partitions: list[TopicPartition], paused: bool) -> None:
@@ -154,21 +155,21 @@ class KafkaDataReader:
 
     def _settle(self, messages: list[KafkaMessage], serve: Callable[[], None]) -> list[KafkaMessage]:
         """Carry out commands that came in while these messages were taken; drop what may be of an older assignment."""
-        self._steered.clear()
+        self._changed.clear()
         serve()
-        steered = frozenset(self._steered)
-        if not steered:
+        changed = frozenset(self._changed)
+        if not changed:
             return messages
         # Assigned (again) meanwhile: whether a message was fetched before or after can't be told; it is fetched anew.
-        if again := {key: self._assigned[key] for key in steered if key in self._assigned}:
+        if again := {key: self._assigned[key] for key in changed if key in self._assigned}:
             self._reassign(again)
-        return [m for m in messages if (m.topic(), m.partition()) not in steered]
+        return [m for m in messages if (m.topic(), m.partition()) not in changed]
 
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
         names = list(topics)
         if self._list_topics is None:
             found = _counted(self._reading.consumer.list_topics, names, timeout_s)
-            self._met.update(dict.fromkeys(found, time.monotonic()))
+            self._warmed_up.update(dict.fromkeys(found, time.monotonic()))
             return found
         # This client, which is new, connects and learns the leaders meanwhile: before it is assigned anything, mostly.
         self._reading.warm_up(partial(self._warm_up, names))
@@ -180,12 +181,12 @@ class KafkaDataReader:
         By a question about one partition, whose leader is looked up with those of all. (list_topics would do, too, but
         makes an object of each partition, with the interpreter's lock in hand: and 900 can set off the collector.)
         """
-        deadline = time.monotonic() + MEET_TIMEOUT_S
+        deadline = time.monotonic() + WARM_UP_TIMEOUT_S
         for topic in names:
             with contextlib.suppress(KafkaException):  # it goes on asking by itself
                 left_s = max(SHORTEST_WAIT_S, deadline - time.monotonic())
                 self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, 0), timeout=left_s)
-                self._met[topic] = time.monotonic()
+                self._warmed_up[topic] = time.monotonic()
 
     def high_watermark(self, topic: str, partition: int) -> int | None:
         self._reading.check_open()

@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.guard import Guard, report
 from kafka_marshal.ports import FaultKind
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.secret import hide
 from rationalizer.travel import Travels
 
@@ -131,7 +131,7 @@ class _Quieter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._repeats = Repeats(_REPEAT_S)
+        self._repeats = RateLimit(_REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         line = record.getMessage()

@@ -24,7 +24,7 @@ from confluent_kafka import Message as KafkaMessage
 from kafka_marshal.adapters.kafka.errors import Troubles, configuration_error
 from kafka_marshal.errors import ClosedError
 
-__all__ = ["LONGEST_WAIT_S", "MEET_TIMEOUT_S", "SHORTEST_WAIT_S", "Pace", "Reading", "partition_of"]
+__all__ = ["LONGEST_WAIT_S", "WARM_UP_TIMEOUT_S", "SHORTEST_WAIT_S", "Pace", "Reading", "partition_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ LONGEST_WAIT_S = 0.2
 STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
 
 #: How long one look at a topic may hold up those who read where no broker answers.
-MEET_TIMEOUT_S = 0.25
+WARM_UP_TIMEOUT_S = 0.25
 
 #: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
 STANDBY_S = 0.1

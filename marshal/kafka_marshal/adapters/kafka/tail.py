@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
-from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, MEET_TIMEOUT_S, Pace, Reading, partition_of
+from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, WARM_UP_TIMEOUT_S, Pace, Reading, partition_of
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import FaultKind, LogEntry, TailBatch, TailFault
 
@@ -58,7 +58,7 @@ class KafkaTail:
 
     def _warm_up(self) -> None:
         with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
-            self._reading.consumer.list_topics(self._topic, timeout=MEET_TIMEOUT_S)
+            self._reading.consumer.list_topics(self._topic, timeout=WARM_UP_TIMEOUT_S)
 
     def begin(self, positions: Mapping[int, int]) -> None:
         """Read these partitions, each from its offset, in librdkafka's own threads. Once, before it is read from."""

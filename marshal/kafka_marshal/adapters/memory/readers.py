@@ -142,7 +142,9 @@ class MemoryTail(_Reader):
             log = self._broker.log(self._topic, partition)
             if log is None or partition in self._resting or room <= 0:
                 continue
-            if self._broker.faults.deaf(self._client, self._topic, partition, self._opened, self._restarts[partition]):
+            if self._broker.faults.stalled(
+                self._client, self._topic, partition, self._opened, self._restarts[partition]
+            ):
                 continue
             room -= self._look_at(partition, log, room, batch)
         return batch if batch.records or batch.ends or batch.faults else None
@@ -264,7 +266,7 @@ class MemoryDataReader(_Reader):
             log = self._broker.log(*key)
             if log is None or key in self._resting or key in self._paused or len(messages) >= max_messages:
                 continue
-            if self._broker.faults.deaf(self._client, *key, self._opened, self._assigns[key] - 1):
+            if self._broker.faults.stalled(self._client, *key, self._opened, self._assigns[key] - 1):
                 continue
             topic_id = self._broker.existing[key[0]].info.topic_id
             if self._ids.setdefault(key, topic_id) != topic_id:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kafka_marshal import guard
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 
@@ -38,7 +38,7 @@ def failing_on_errors(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
     before = logger.level, logger.propagate, logger.handlers, guard._repeats
     logger.setLevel(logging.ERROR)
     logger.propagate, logger.handlers = False, [_ErrorHandler(scheduler, checks)]
-    guard._repeats = Repeats(guard.SAID_EVERY_S)  # lines of another story suppress none of this one
+    guard._repeats = RateLimit(guard.SAID_EVERY_S)  # lines of another story suppress none of this one
     try:
         yield
     finally:

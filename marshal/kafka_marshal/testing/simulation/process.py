@@ -110,7 +110,7 @@ class Process:
         """Virtual time at which a task that waits at this tail for an acknowledgement has something else to do."""
         now = self.runtime.now_ms()
         for driver in self.drivers:
-            if driver.replica.hearing.tail is tail:
+            if driver.replica.tail.tail is tail:
                 return self.scheduler.now + (driver.pacing.looks_until - now) / self.runtime.rate
         return -inf
 

@@ -12,9 +12,9 @@ from kafka_marshal.adapters.kafka import range_reader
 from kafka_marshal.adapters.kafka.reading import Reading
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.node import ear
-from kafka_marshal.node.hearing import HearingTail
+from kafka_marshal.node import stalled_fetch
 from kafka_marshal.node.log_reader import read_range
+from kafka_marshal.node.monitored_tail import MonitoredTail
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, append
 
 PATIENCE_S = 0.05
@@ -34,14 +34,14 @@ STEPS = [
 
 
 def stuck(cluster: MemoryCluster, is_stuck: Any) -> None:
-    cluster.broker.faults.deaf = lambda client, topic, partition, tails, restarts: (
+    cluster.broker.faults.stalled = lambda client, topic, partition, tails, restarts: (
         partition == 1 and is_stuck(tails, restarts)
     )
 
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
-    monkeypatch.setattr(ear, "LONGEST_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(stalled_fetch, "LONGEST_PATIENCE_S", PATIENCE_S)
     cluster = MemoryCluster()
     cluster.create_topic("log", 2, 1, LOG_TIME, TIMEOUT_S)
     return cluster
@@ -56,17 +56,17 @@ def test_what_is_known_to_be_in_the_log_and_does_not_come_has_it_opened_again(
     memory: MemoryCluster, caplog: pytest.LogCaptureFixture, is_stuck: Any, steps: list[str]
 ) -> None:
     stuck(memory, is_stuck)
-    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {})
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {})
     offset = memory.broker.produce("log", 1, b"a")
-    tail.ear.knows(1, offset)
+    tail.monitor.knows(1, offset)
     log = TailLog(tail)
     log.until(lambda: log.values(1), "it comes")
     assert [step in line for step, line in zip(steps, told(caplog), strict=True)] == [True] * len(steps)
     assert all("partition 1 at offset 0 of 1" in line for line in told(caplog))
-    assert tail.ear.deaf == ""
+    assert tail.monitor.stalled == ""
     assert [r.getMessage() for r in caplog.records if getattr(r, "event", "") == "reader_back"]
     # The next time starts with the first step again.
-    memory.broker.faults.deaf = lambda client, topic, partition, tails, restarts: False
+    memory.broker.faults.stalled = lambda client, topic, partition, tails, restarts: False
     memory.broker.produce("log", 0, b"b")
     log.until(lambda: log.values(0), "the other goes on, too")
     tail.close()
@@ -74,7 +74,7 @@ def test_what_is_known_to_be_in_the_log_and_does_not_come_has_it_opened_again(
 
 def test_where_no_client_gets_it_the_reader_ends(memory: MemoryCluster, caplog: pytest.LogCaptureFixture) -> None:
     stuck(memory, lambda tails, restarts: True)
-    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {1: 1})
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {1: 1})
     memory.broker.produce("log", 1, b"a")
     log = TailLog(tail)
     with pytest.raises(KafkaUnavailableError, match=r"partition 1 at offset 0 of 1.*Restart this process"):
@@ -86,9 +86,9 @@ def test_where_no_client_gets_it_the_reader_ends(memory: MemoryCluster, caplog: 
 def test_who_appends_nothing_asks_the_leader_of_what_is_quiet(
     memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ear, "QUIET_S", PATIENCE_S)
+    monkeypatch.setattr(stalled_fetch, "QUIET_S", PATIENCE_S)
     stuck(memory, lambda tails, restarts: tails == 1)
-    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {})
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {})
     memory.broker.produce("log", 1, b"a")
     log = TailLog(tail)
     log.until(lambda: log.values(1), "it comes")
@@ -98,7 +98,7 @@ def test_who_appends_nothing_asks_the_leader_of_what_is_quiet(
 def test_an_outage_proves_nothing(memory: MemoryCluster, caplog: pytest.LogCaptureFixture) -> None:
     """The broker has sent nothing since the outage: the reader is assigned again, and no further step is taken."""
     memory.broker.set_reachable(memory.client, False)
-    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {1: 1})
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {1: 1})
     memory.broker.produce("log", 1, b"a")
     for _ in range(30):
         tail.read(PATIENCE_S / 5)
@@ -112,11 +112,11 @@ def test_an_outage_proves_nothing(memory: MemoryCluster, caplog: pytest.LogCaptu
 def test_a_reader_that_was_held_up_itself_waits_once_more(
     memory: MemoryCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tail = HearingTail(memory, "log", {0: 0, 1: 0}, {})
-    tail.ear.knows(1, 0)
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {})
+    tail.monitor.knows(1, 0)
     seconds = iter([100.0])
-    now = tail.ear._monotonic
-    monkeypatch.setattr(tail.ear, "_monotonic", lambda: now() + next(seconds, 100.0))  # the process was stopped
+    now = tail.monitor._monotonic
+    monkeypatch.setattr(tail.monitor, "_monotonic", lambda: now() + next(seconds, 100.0))  # the process was stopped
     memory.broker.produce("log", 1, b"a")
     assert tail.read(0.2).records[1]
     assert told(caplog) == []
@@ -153,14 +153,14 @@ def test_librdkafkas_client_that_fetches_nothing_of_a_partition_does_again(
     from confluent_kafka import TopicPartition  # of this test alone
 
     topic = side.topic(2, LOG_TIME)
-    tail = HearingTail(side.cluster, topic, {0: 0, 1: 0}, {})
-    tail.ear.patience_s = 0.3
+    tail = MonitoredTail(side.cluster, topic, {0: 0, 1: 0}, {})
+    tail.monitor.patience_s = 0.3
     log = TailLog(tail)
     log.until(lambda: len(log.ends) == 2, "it reads")
     reading: Any = tail.tail
     reading._reading.use(lambda: reading._reading.consumer.pause([TopicPartition(topic, 1)]))
     append(side, topic, 1, [b"a"])
-    tail.ear.knows(1, 0)
+    tail.monitor.knows(1, 0)
     log.until(lambda: log.values(1) == [b"a"], "it comes")
     assert told(caplog)
     tail.close()

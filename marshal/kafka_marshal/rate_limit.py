@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable
 
 from kafka_marshal.logs import log
 
-__all__ = ["SAID_EVERY_MS", "Repeats", "Told"]
+__all__ = ["SAID_EVERY_MS", "RateLimit", "RateLimitedLog"]
 
 #: A thing that goes on is told this often.
 SAID_EVERY_MS = 10_000.0
 
 
-class Repeats:
+class RateLimit:
     """Lets each thing through at once, and again once ``every`` has passed since. Any thread may ask.
 
     Without a lock: a signal's handler may interrupt it and ask too. What two threads say at once may be said twice.
@@ -38,12 +38,12 @@ class Repeats:
         return held_back
 
 
-class Told:
+class RateLimitedLog:
     """The log, to which the same thing is told once every SAID_EVERY_MS, with how often it was held back in between."""
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
-        self._repeats = Repeats(SAID_EVERY_MS)
+        self._repeats = RateLimit(SAID_EVERY_MS)
         #: Whether Kafka answers nothing at all: one line says that, and what fails meanwhile is for debugging.
         self.is_outage: Callable[[], bool] = lambda: False
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Host
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.mirroring import Mirroring
+from kafka_marshal.client.offset_mirror import OffsetMirror
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.groups.client import GroupClient
@@ -68,7 +68,7 @@ class GroupConsumer(Consumer):
         mirror_offsets: bool = False,
     ) -> None:
         self._driver = driver
-        self._mirroring: Mirroring | None = None
+        self._offset_mirror: OffsetMirror | None = None
         self._share_said = False
         with driver.condition:
             driver.listeners.append(self._applied)
@@ -78,14 +78,14 @@ class GroupConsumer(Consumer):
             self._listen_no_more()
             raise
         if mirror_offsets:
-            self._mirroring = Mirroring(driver, self._member.member)
-            self._leaving.before, self._leaving.after = self._mirroring.before_release, self._mirroring.last
+            self._offset_mirror = OffsetMirror(driver, self._member.member)
+            self._leaving.before, self._leaving.after = self._offset_mirror.before_release, self._offset_mirror.last
 
     def _freed(self) -> None:
         self._listen_no_more()
-        if self._mirroring is not None:
+        if self._offset_mirror is not None:
             with self._driver.condition:
-                self._mirroring.end()
+                self._offset_mirror.end()
         super()._freed()
 
     def _listen_no_more(self) -> None:

@@ -1,4 +1,4 @@
-"""A tail that notices when it has gone deaf (:mod:`.ear`), and is opened again.
+"""A tail that notices when it has gone stalled (:mod:`.stalled_fetch`), and is opened again.
 
 First the partitions are assigned again, then a new client reads on, and where that does not help either, it ends.
 """
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.logs import log
-from kafka_marshal.node.ear import Ear
+from kafka_marshal.node.stalled_fetch import FetchMonitor
 from kafka_marshal.ports import Cluster, Tail, TailBatch
 
-__all__ = ["HearingTail"]
+__all__ = ["MonitoredTail"]
 
 #: How long the question where logs end may take.
 ASK_TIMEOUT_S = 5.0
@@ -22,7 +22,7 @@ ASK_TIMEOUT_S = 5.0
 NEW_CLIENTS = 2
 
 
-class HearingTail:
+class MonitoredTail:
     """A :class:`~kafka_marshal.ports.Tail` over those that a cluster gives. One thread reads."""
 
     def __init__(self, cluster: Cluster, topic: str, positions: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -32,11 +32,11 @@ class HearingTail:
         #: What it reads with now.
         self.tail: Tail = cluster.tail(topic, positions)
         #: What it is to hear.
-        self.ear: Ear[int] = Ear(cluster.runtime, f"the reader of {topic!r}", self._ends)
-        self.ear.begin(positions)
+        self.monitor: FetchMonitor[int] = FetchMonitor(cluster.runtime, f"the reader of {topic!r}", self._ends)
+        self.monitor.begin(positions)
         self._closed = False
         for cp, end in ends.items():
-            self.ear.knows(cp, end - 1)
+            self.monitor.knows(cp, end - 1)
 
     def _ends(self, cps: list[int]) -> dict[int, int]:
         marks = self._cluster.watermarks([(self._topic, cp) for cp in cps], ASK_TIMEOUT_S)
@@ -44,25 +44,25 @@ class HearingTail:
 
     def read(self, timeout_s: float) -> TailBatch:
         """As a tail; raises KafkaUnavailableError where no client gets what the log holds."""
-        ear = self.ear
-        ear.listens()
-        if missing := ear.missing():
+        monitor = self.monitor
+        monitor.listens()
+        if missing := monitor.missing():
             self._mend(sorted(missing))
         batch = self.tail.read(timeout_s)
-        ear.has_read(timeout_s)
+        monitor.has_read(timeout_s)
         for cp, entries in batch.records.items():
-            ear.came(cp, entries[-1][0] + 1)
+            monitor.came(cp, entries[-1][0] + 1)
         for cp, end in batch.ends.items():
-            ear.came(cp, end)
+            monitor.came(cp, end)
         return batch
 
-    def _mend(self, deaf: list[int]) -> None:
-        ear = self.ear
-        what = ear.what(deaf)
-        tries = ear.tries(deaf)
+    def _mend(self, stalled: list[int]) -> None:
+        monitor = self.monitor
+        what = monitor.what(stalled)
+        tries = monitor.tries(stalled)
         if tries == 0:
             log(logging.WARNING, "reader_deaf", "%s: it reads again from there", what)
-            self.tail.restart({cp: ear.next[cp] for cp in deaf})
+            self.tail.restart({cp: monitor.next[cp] for cp in stalled})
         elif tries <= NEW_CLIENTS:
             log(logging.ERROR, "reader_deaf", "%s, nor when it read again from there: a new client reads on", what)
             self.renew()
@@ -74,11 +74,11 @@ class HearingTail:
             )
             log(logging.ERROR, "reader_deaf", "%s", error)
             raise error
-        ear.tried(deaf, new=tries > 0)
+        monitor.tried(stalled, new=tries > 0)
 
     def renew(self) -> None:
         """Read on with a new client (by the thread that reads)."""
-        old, self.tail = self.tail, self._cluster.tail(self._topic, self.ear.next)
+        old, self.tail = self.tail, self._cluster.tail(self._topic, self.monitor.next)
         # It may be stuck as a whole: nobody waits for its end.
         self._cluster.runtime.start(old.close, "kafka-marshal-close")
         if self._closed:
@@ -93,16 +93,16 @@ class HearingTail:
         return self.tail.log_ends()
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        self.ear.begin(positions)  # first: what comes is compared with it
+        self.monitor.begin(positions)  # first: what comes is compared with it
         self.tail.follow(positions)
 
     def leave(self, partitions: Iterable[int]) -> None:
         left = list(partitions)
         self.tail.leave(left)
-        self.ear.end(left)
+        self.monitor.end(left)
 
     def restart(self, positions: Mapping[int, int]) -> None:
-        self.ear.begin(positions)
+        self.monitor.begin(positions)
         self.tail.restart(positions)
 
     def close(self) -> None:

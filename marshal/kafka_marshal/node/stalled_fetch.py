@@ -1,4 +1,4 @@
-"""Whether a reader has gone deaf: what its log is known to hold does not come.
+"""Whether a reader has gone stalled: what its log is known to hold does not come.
 
 librdkafka can stop fetching a partition for good, and without an error: mostly after a broker hung, while offsets are
 validated against a leader that does not answer. Such a partition looks quiet. What proves that it is not: a record that
@@ -17,7 +17,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Runtime
 
-__all__ = ["Ear"]
+__all__ = ["FetchMonitor"]
 
 K = TypeVar("K")
 
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 0.2
 HELD_UP_S = 0.5
 
 
-class Ear(Generic[K]):
+class FetchMonitor(Generic[K]):
     """What one reader is to hear, by partition. One thread reads; ``knows`` is for any."""
 
     def __init__(self, runtime: Runtime, whose: str, ask: Callable[[list[K]], Mapping[K, int]]) -> None:
@@ -60,8 +60,8 @@ class Ear(Generic[K]):
         self._is_asking = False
         self._look_at = 0.0
         self._read_at = self._monotonic()
-        #: Partitions that were found deaf and have not been heard since, with since when.
-        self._deaf: dict[K, float] = {}
+        #: Partitions that were found stalled and have not been heard since, with since when.
+        self._stalled: dict[K, float] = {}
         #: How often it was tried to hear each of them again.
         self._tries: dict[K, int] = {}
         #: Partitions of which nothing has come since they were begun: the first fetch has to find its broker.
@@ -82,7 +82,7 @@ class Ear(Generic[K]):
     def end(self, keys: Iterable[K]) -> None:
         """These are read no more."""
         for key in keys:
-            for known in (self.next, self._ask_at, self._owed, self._known, self._deaf, self._tries):
+            for known in (self.next, self._ask_at, self._owed, self._known, self._stalled, self._tries):
                 known.pop(key, None)
             self._new.discard(key)
 
@@ -142,10 +142,10 @@ class Ear(Generic[K]):
                 self._owed.pop(key, None)
             elif key in self._owed:
                 self._owed[key] = self._read_at
-        if not self._deaf or (since := self._deaf.pop(key, None)) is None:
+        if not self._stalled or (since := self._stalled.pop(key, None)) is None:
             return
         del self._tries[key]
-        if not self._deaf:
+        if not self._stalled:
             text = "%s reads on, after %.1f s; nothing was left out"
             log(logging.WARNING, "reader_back", text, self._whose, self._read_at - since)
 
@@ -158,7 +158,7 @@ class Ear(Generic[K]):
                 self._ask_at[key] = later
 
     def missing(self) -> list[K]:
-        """Partitions of which nothing comes though it is known to be there; they count as deaf once ``tried``."""
+        """Partitions of which nothing comes though it is known to be there; they count as stalled once ``tried``."""
         if not self._owed:
             return []
         for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
@@ -177,7 +177,7 @@ class Ear(Generic[K]):
         """These are read again: what comes next needs a proof that is younger than this. new: by a new reader."""
         for key in keys:
             self._tries[key] = self._tries.get(key, 0) + 1
-            self._deaf.setdefault(key, self._owed.get(key, self._read_at))
+            self._stalled.setdefault(key, self._owed.get(key, self._read_at))
             self._owed.pop(key, None)
             self._ask_at[key] = self._read_at
         if new:  # it has to connect
@@ -185,7 +185,7 @@ class Ear(Generic[K]):
 
     def what(self, keys: Collection[K]) -> str:
         """What does not come, for people."""
-        since = [self._deaf.get(key, self._owed.get(key, self._read_at)) for key in keys]
+        since = [self._stalled.get(key, self._owed.get(key, self._read_at)) for key in keys]
         where = ", ".join(f"{_name(key)} at offset {self.next.get(key)} of {self._known.get(key, 0)}" for key in keys)
         return (
             f"{self._whose} gets nothing more though the log holds more: {where}, for "
@@ -193,10 +193,10 @@ class Ear(Generic[K]):
         )
 
     @property
-    def deaf(self) -> str:
+    def stalled(self) -> str:
         """What is not read though it is in the log, for people; "": nothing (any thread)."""
-        deaf = [key for key in list(self._deaf) if key in self.next]
-        return self.what(deaf) if deaf else ""
+        stalled = [key for key in list(self._stalled) if key in self.next]
+        return self.what(stalled) if stalled else ""
 
 
 def _name(key: object) -> str:

@@ -12,11 +12,11 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.repeats import Repeats
+from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.types import Key
 from rationalizer import Progress
 
-__all__ = ["Mirroring"]
+__all__ = ["OffsetMirror"]
 
 #: How long one try may take (s).
 COMMIT_TIMEOUT_S = 10.0
@@ -28,14 +28,14 @@ LAST_TIMEOUT_S = 1.0
 SAID_EVERY_MS = 3_600_000.0
 
 
-class Mirroring:
+class OffsetMirror:
     """A job of the driver's upkeep (see there), from its first look until ``end``."""
 
     def __init__(self, driver: Driver, member: Membership) -> None:
         self._driver = driver
         self._group_id = member.settings.group_id
         self._mirror = Mirror(member)
-        self._repeats = Repeats(SAID_EVERY_MS)
+        self._repeats = RateLimit(SAID_EVERY_MS)
         #: One request at a time: an older one must not arrive after a newer one.
         self._is_running = False
         with driver.condition:
@@ -115,7 +115,7 @@ class Mirroring:
             was_failing = self._mirror.is_failing
             self._mirror.committed(positions, self._driver.now_ms())
         if was_failing and positions:
-            self._repeats = Repeats(SAID_EVERY_MS)  # the next failure is news
+            self._repeats = RateLimit(SAID_EVERY_MS)  # the next failure is news
             text = "offsets of group %r are committed to Kafka's consumer group of that name again"
             log(logging.INFO, "mirror_back", text, self._group_id)
 

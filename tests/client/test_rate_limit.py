@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from kafka_marshal.repeats import SAID_EVERY_MS, Told
+from kafka_marshal.rate_limit import SAID_EVERY_MS, RateLimitedLog
 
 
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
-        self.told = Told(lambda: self.now)
+        self.told = RateLimitedLog(lambda: self.now)
 
 
 def test_the_same_thing_again_and_again_is_one_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

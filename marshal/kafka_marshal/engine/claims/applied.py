@@ -35,8 +35,8 @@ __all__ = ["LeaseRecords"]
 #: Where these stand in a message (E1).
 
 
-class Told(Protocol):
-    """Who is told of what is not the claims' own business."""
+class Host(Protocol):
+    """Who is host of what is not the claims' own business."""
 
     def unblock(self, keys: Collection[Key]) -> None:
         """Somebody has set these positions, or the group begins anew."""
@@ -55,7 +55,7 @@ class LeaseRecords:
     """All our leases, and what we know of those of others."""
 
     def __init__(
-        self, settings: EngineSettings, worlds: Mapping[int, World], outbox: Outbox, rng: Random, told: Told
+        self, settings: EngineSettings, worlds: Mapping[int, World], outbox: Outbox, rng: Random, host: Host
     ) -> None:
         self.settings = settings
         self.outbox = outbox
@@ -73,7 +73,7 @@ class LeaseRecords:
         self._worlds = worlds
         #: CPs of which records were applied since clocks were compared.
         self._moved: set[int] = set()
-        self._told = told
+        self._host = host
 
     def source(self, number: int, settings: ConsumerSettings, subscription: Subscription) -> ClaimsClient:
         """For a new consumer."""
@@ -94,7 +94,7 @@ class LeaseRecords:
             manual.step(now)
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float, *, has_ended: bool) -> None:
-        """Our replica applied one record. has_ended: the engine has; what was granted before is told all the same."""
+        """Our replica applied one record. has_ended: the engine has; what was granted before is host all the same."""
         self._moved.add(cp)
         message = outcome.message
         if message is None or message.group_id != self.settings.group_id:
@@ -142,7 +142,7 @@ class LeaseRecords:
 
     def _unblock(self, keys: Collection[Key]) -> None:
         """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
-        self._told.unblock(keys)
+        self._host.unblock(keys)
         self._look_again()
 
     def _look_again(self, key: Key | None = None) -> None:
@@ -185,7 +185,7 @@ class LeaseRecords:
             if outcome.code == codes.HELD:
                 self.peers.refused(key, now)
             elif outcome.code == codes.WRONG_KIND:
-                self._told.wrong_kind()
+                self._host.wrong_kind()
             if lease is not None and wanted:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -226,7 +226,7 @@ class LeaseRecords:
             if outcome.code == codes.NOT_FRESH:
                 self.peers.refused(key, now)
             elif outcome.code == codes.WRONG_KIND:
-                self._told.wrong_kind()
+                self._host.wrong_kind()
             if lease is not None and lease.state is LeaseState.WANTED:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
@@ -242,7 +242,7 @@ class LeaseRecords:
             self.book.unseen.release(key, cp, offset)
 
     def _replaced(self, record: Heartbeat, now: float) -> None:
-        self._told.fail(
+        self._host.fail(
             ClientReplacedError(
                 f"a newer instance ({record.instance_id}) of client_id {self.settings.client_id!r} took over "
                 f"{record.topic} [{record.partition}]: this Marshal has ended and commits nothing more. Give "
@@ -321,7 +321,7 @@ class LeaseRecords:
         key = (record.topic, record.partition)
         lease = self.book.leases.get(key)
         if lease is None or lease.epoch != record.epoch:
-            self._told.answered_late(key, record.epoch, record.proposed_last_offset, outcome.accepted)
+            self._host.answered_late(key, record.epoch, record.proposed_last_offset, outcome.accepted)
             return
         lease.owner.answered(record.proposed_last_offset, outcome.accepted, outcome.code, now)
 

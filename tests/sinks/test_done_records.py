@@ -16,7 +16,7 @@ from kafka_marshal import Attempt, Message
 from kafka_marshal.client.attempt import GroupKind, Order, current
 from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
-from kafka_marshal.sinks.records import MERGE_EVERY, DoneRecords, interval_merged
+from kafka_marshal.sinks.done_records import MERGE_EVERY, DoneRecords, interval_merged
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Kind, Postgres
 
