@@ -164,8 +164,8 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "it beats once in its session",
         "Membership._beat_later",
-        "self._next_beat = now + self._interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)",
-        "self._next_beat = now + 3 * self._interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)",
+        "self._next_beat = now + self.interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)",
+        "self._next_beat = now + 3 * self.interval_ms * self._rng.uniform(EARLIEST_BEAT, 1.0)",
         "G20",
     ),
     Mutation(
