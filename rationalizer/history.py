@@ -169,7 +169,7 @@ class Owners:
             return None
         if lease.client_id is None or lease.instance_id is None:
             if span is not None and outcome.message is not None:
-                span.wordless = outcome.message[-1] is None
+                span.wordless = outcome.message.last_offset is None  # only a ReleasingPartition frees a lease
             is_evicted = span is not None and span.wordless and span.evictor != ""
             self.free(key, *at, End.EVICTED if is_evicted else End.RELEASED)
         else:

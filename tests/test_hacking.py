@@ -18,8 +18,11 @@ from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import Upgrade, World, encode
+from rationalizer.groups.machine import GroupPlane
+from rationalizer.leases.machine import LeasePlane
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import SUPPORTED_LEVEL
+from rationalizer.plane import handlers_of
 from rationalizer.wire.records import KINDS
 from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
 from tests.rationalizer.group_author import write_group_log
@@ -62,12 +65,52 @@ def test_every_record_type_is_written_by_the_oracles_author_and_by_the_fuzzs() -
 
 
 def test_the_audit_follows_every_record_type() -> None:
-    """The audit would report a record type that changes a lease and that it does not know as a violation."""
-    for seed in range(5):
-        log, _ = write_log(by_seed(seed), 120)
-        observer = Observer(World(0, 1), lambda table, rows: None)
-        observer.replay(log)
-        assert observer.violations == {}
+    """The audit would report a record type that changes a lease or a group and that it does not know as a violation."""
+    accepted: set[str | None] = set()
+    for write in (write_log, write_group_log):
+        for seed in range(5):
+            log, _ = write(by_seed(seed), 160)
+            observer = Observer(World(0, 1), lambda table, rows: None)
+            observer.replay(log)
+            assert observer.violations == {}
+            world = World(0, 1)
+            accepted |= {outcome.type for outcome in (world.apply(*entry) for entry in log) if outcome.accepted}
+    assert accepted == set(NAMES.values())
+
+
+def reads_by_position(node: ast.AST) -> bool:
+    """Whether it is ``message[5]``, or a comparison of ``outcome.type`` with a ``__name__``."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("message", "outcome.message"):
+        return not (isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str))
+    if isinstance(node, ast.Compare) and ast.unparse(node.left) == "outcome.type":
+        return any(ast.unparse(each).endswith(".__name__") for each in node.comparators)
+    return False
+
+
+def test_messages_are_read_by_name_outside_the_core() -> None:
+    """``message.epoch``: a field that a new record type has in front of it makes no difference."""
+    found = []
+    for name, path in MODULES.items():
+        if name.startswith("kafka_marshal.") or "history" in name:
+            found += [
+                f"{named(path)}: {ast.unparse(node)}" for node in ast.walk(tree_of(path)) if reads_by_position(node)
+            ]
+    assert found == []
+
+
+def test_what_is_compared_with_the_name_of_a_record_type_is_one() -> None:
+    """A misspelt ``outcome.type == "Hearbeat"`` would never be true."""
+    for name, path in MODULES.items():
+        for node in ast.walk(tree_of(path)) if "outcome.type ==" in path.read_text(encoding="utf-8") else ():
+            if isinstance(node, ast.Compare) and ast.unparse(node.left) == "outcome.type":
+                texts = {each.value for each in node.comparators if isinstance(each, ast.Constant)}
+                assert texts <= set(NAMES.values()), f"{name}:{node.lineno}"
+
+
+def test_each_record_type_has_one_handler() -> None:
+    owners = [World(0, 1), LeasePlane(0, 1), GroupPlane(0, 1)]
+    handled = sorted(number for owner in owners for number in handlers_of(owner))
+    assert [NAMES[number] for number in handled] == [NAMES[number] for number in sorted(NAMES)]
 
 
 def holding(*texts: str) -> list[Path]:

@@ -25,7 +25,6 @@ from rationalizer import (
     codes,
 )
 from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
-from rationalizer.limits import HEAD_FIELDS
 from rationalizer.wire.records import KINDS
 
 __all__ = ["Loose", "Observer", "ownership_row"]
@@ -36,8 +35,12 @@ KEPT_ROWS: Final = 16_384
 _BEAT: Final = Heartbeat.TYPE
 _BATCH: Final = HeartbeatBatch.TYPE
 _LEASE_TYPES: Final = frozenset(number for number, kind in KINDS.items() if kind.names_lease)
-#: Their last field is an offset.
-_SAYS_OFFSET: Final = frozenset(each.TYPE for each in (Heartbeat, ReleasingPartition, ClaimingMessages))
+#: Of records that name one lease, the field that is an offset of its partition.
+_OFFSETS: Final = {
+    Heartbeat.TYPE: "last_offset",
+    ReleasingPartition.TYPE: "last_offset",
+    ClaimingMessages.TYPE: "proposed_last_offset",
+}
 
 #: Takes a table's name and its rows.
 Write = Callable[[str, list[Row]], None]
@@ -116,7 +119,7 @@ class Observer:
             else:
                 kind = message.type
                 if kind in _LEASE_TYPES:
-                    said = message[-1] if kind in _SAYS_OFFSET else None
+                    said = getattr(message, _OFFSETS.get(kind, ""), None)
                     names = (
                         message.group_id,
                         message.client_id,
@@ -191,7 +194,7 @@ class Observer:
             if entries is not None:
                 group, beats = message.group_id, message.entries
                 for entry, code in zip(beats, entries, strict=True):
-                    beat = KINDS[_BEAT].named((*message[:HEAD_FIELDS], *entry))
+                    beat = KINDS[_BEAT].named((1, _BEAT, message.instance_id, message.client_id, group, *entry))
                     self._judge(_BEAT, beat, code in codes.ACCEPTED, code)
                 # A lease may be named more than once; the world shows only the final result.
                 for key in dict.fromkeys((group, topic, partition) for topic, partition, _, _ in beats):
