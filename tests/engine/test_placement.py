@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import ClassVar
 
 import pytest
@@ -24,7 +25,6 @@ from kafka_marshal.engine.policies import (
 )
 from rationalizer import ClaimingPartition, ReleaseGroup, ReleasingPartition, Tick, route_lease
 from tests.engine.harness import HI, Member, Net
-from tests.engine.simulation import Simulation
 
 LATENCY = 30.0
 
@@ -456,7 +456,29 @@ def test_what_a_policy_is_shown_is_kept_up_to_date(seed: int, monkeypatch: pytes
         looked.append(partial)
 
     monkeypatch.setattr(PolicyView, "look", look_and_compare)
-    Simulation(seed).run(faulty_intervals=20)
+    rng, net = Random(seed), Net(cps=2)
+    net.topic("t", 6)
+    for number in range(40):
+        member = rng.choice(net.members) if len(net.members) > 1 else None
+        match rng.choice(["join", "kill", "stop", "lose", "pause", "well", "well"]):
+            case "join" if len(net.members) < 5:
+                member = None
+            case "kill" if member is not None:
+                member.kill()
+            case "stop" if member is not None:
+                member.paused = not member.paused
+            case "lose" if member is not None:
+                member.drop_appends = True
+            case "pause":
+                net.pause(rng.choice([0, 3 * HI]))
+            case "well" if member is not None:
+                member.paused = member.drop_appends = False
+        if member is None:
+            policy = rng.choice([Balanced(), Balanced() & MaxClaims(3), Greedy()])
+            net.member(f"m{number}").consumer("t", policy=policy)
+        net.run(rng.uniform(0, 2 * HI))
+        for each in [one for one in net.members if one.engine.failure is not None]:
+            each.kill()
     assert sum(looked) > 3, "most of the time only what changed was looked at"
 
 

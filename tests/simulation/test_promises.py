@@ -14,6 +14,7 @@ from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.placement import Placement
+from kafka_marshal.engine.policies import Balanced, View, Wishes
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.tracker import Tracker
 from kafka_marshal.testing.simulation import Client, Fault, Job, Scenario, simulate_one
@@ -89,6 +90,16 @@ def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("rationalizer.leases.lease.Lease.is_stale", lambda self, log_time: True)
 
 
+def partitions_go_round(patch: pytest.MonkeyPatch) -> None:
+    wishes = Balanced.wishes
+
+    def restless(self: Balanced, view: View, own: tuple[Any, ...], now: float) -> Wishes:
+        found = wishes(self, view, own, now)
+        return found if found.claim or found.ask or len(own) < 2 else Wishes(release=(min(own),))
+
+    patch.setattr(Balanced, "wishes", restless)
+
+
 @pytest.mark.parametrize(
     ("broken", "promise", "delivery"),
     [
@@ -98,6 +109,7 @@ def the_latest_claim_wins(patch: pytest.MonkeyPatch) -> None:
         (everything_is_granted, "repeated", "at-most-once"),
         (what_is_handed_out_is_done, "lost", "at-least-once"),
         (nobody_claims, "liveness", "at-least-once"),
+        (partitions_go_round, "liveness", "at-least-once"),
         (grants_are_forgotten, "lost", "at-most-once"),
         (the_latest_claim_wins, "two owners", "at-least-once"),
     ],

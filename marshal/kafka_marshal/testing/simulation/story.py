@@ -25,10 +25,11 @@ from kafka_marshal.testing.simulation.logs import failing_on_errors
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.patched_stdlib import simulated_stdlib
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Worker
-from kafka_marshal.testing.simulation.scenario import Fault, Scenario
+from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import failing_on_hangs
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
+from kafka_marshal.types import Key
 from rationalizer import Upgrade, encode, snapshot_log
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.marker import marker
@@ -43,6 +44,8 @@ RECOVERY_MS = 12_000
 DRAIN_INTERVALS = 60
 #: Length of a story that has recovered, in shares of the faulty time: usually a hundred HI.
 CALM_AFTER = 1.14
+#: HI in which members may still hand over partitions once their shares are even.
+REST_INTERVALS = 8
 #: Longest extension until the log has its records, in the same shares: one slow member may hold everything.
 FILLED_AFTER = 4.0
 #: A client that ends without a release and is back within this takes over its leases (HI).
@@ -215,7 +218,7 @@ class _Story:
         self._wait(self._is_balanced, RECOVERY_INTERVALS)
         if self.scenario.clocks_are_trusted:
             self.checks.members.calm_since = self.scheduler.now
-        self.scheduler.run_until(max(self.scheduler.now, CALM_AFTER * self.scenario.intervals * self.hi))
+        self._rest(CALM_AFTER * self.scenario.intervals * self.hi)
         self._fill()
         if self.checks.broken is None:
             self._look_back()
@@ -251,6 +254,22 @@ class _Story:
                 return
             self.scheduler.run_until(self.scheduler.now + self.hi / 4)
 
+    def _rest(self, until: float) -> None:
+        """Continue without faults: once shares are even, no partition moves to another member."""
+        rests_from = self.scheduler.now + REST_INTERVALS * self.scenario.longest_interval_ms
+        holders, moved = self._holders(), list[Key]()
+        while self.scheduler.now < until and self.checks.broken is None:
+            self.scheduler.run_until(min(until, self.scheduler.now + self.hi))
+            found = self._holders()
+            moved = [key for key, names in found.items() if names.isdisjoint(holders.get(key, names))]
+            if moved and self.scheduler.now > rests_from and self._is_shared_evenly():
+                self.checks.fail("liveness", f"{moved[0]} moved although shares were even: {self._state()}")
+            holders |= found
+
+    def _holders(self) -> dict[Key, set[str]]:
+        owners = self.checks.owners()
+        return {key: {x.client_id for x, _ in owners[key]} for key in self.data.all_partitions() if owners.get(key)}
+
     def _fill(self) -> None:
         """Continue without faults until the log has its records; a worker that has finished may leave it short."""
         until = self.scheduler.now + FILLED_AFTER * self.scenario.intervals * self.hi
@@ -263,22 +282,10 @@ class _Story:
         return all(map(self.checks.owners().get, self.data.all_partitions()))
 
     def _is_balanced(self) -> bool:
-        """If all share evenly, no client holds two more than another; a topic claimed as a whole has one holder.
-
-
-        Not checked while a returned zombie leaves two processes of one client_id.
-        """
-        names = [
-            process.client_id for process in self.clients.processes if process.is_running and not process.host.is_admin
-        ]
-        if len(names) > len(set(names)):
+        """No client holds two partitions more than another; a topic that is whole has one holder."""
+        if not self._is_shared_evenly():
             return True
-        others = [x for x in self.scenario.clients if x.worker != "by-hand"]
-        if self.scenario.other_partitions and any(x.reads for x in others):
-            return True  # other rules decide the shares there
-        whole = all(x.policy == "whole-topic" for x in others)
-        if any(x.policy != "balanced" or x.worker == "yours" for x in others) and not whole:
-            return True
+        others = self._sharing
         held = dict.fromkeys((x.name for x in others), 0)
         by_topic: dict[str, set[str]] = {topic: set() for topic in self.scenario.data_topics}
         for key, owners in self.checks.owners().items():
@@ -286,11 +293,23 @@ class _Story:
                 if key[0] in by_topic:
                     held[process.client_id] += 1
                     by_topic[key[0]].add(process.client_id)
-        if whole:
+        if others[0].policy == "whole-topic":
             return all(len(holders) == 1 for holders in by_topic.values())
         # `range` assigns each topic separately (G17).
         most = len(by_topic) if self.scenario.strategy == "range" else 1
         return max(held.values()) - min(held.values()) <= most
+
+    @property
+    def _sharing(self) -> list[Client]:
+        return [x for x in self.scenario.clients if x.worker != "by-hand"]
+
+    def _is_shared_evenly(self) -> bool:
+        """Whether each client's share can be said: all want the same, and each is one process (no zombie is back)."""
+        running = [x.client_id for x in self.clients.processes if x.is_running and not x.host.is_admin]
+        if len(running) > len(set(running)) or (self.scenario.other_partitions and any(x.reads for x in self._sharing)):
+            return False
+        kinds = {(x.policy, x.worker == "yours") for x in self._sharing}
+        return kinds == {("balanced", False)} or {policy for policy, _ in kinds} == {"whole-topic"}
 
     def _is_handled(self) -> bool:
         """Everything is handled except the lanes of hanging handlers."""
