@@ -129,7 +129,7 @@ def audit(
 
 
 def _lacks_spark(error: ModuleNotFoundError) -> Exception:
-    if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "jinja2", "matplotlib", "pandas", "numpy"):
+    if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "matplotlib", "pandas", "numpy"):
         return error
     return CommandError(
         f"the audit needs the package {error.name!r}, which is not installed. Nothing was read. "

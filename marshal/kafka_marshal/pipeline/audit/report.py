@@ -14,11 +14,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_marshal.beside import file_beside
+from kafka_marshal.observe.report import Report
 from kafka_marshal.pipeline.audit.findings import Findings, Violation
-from kafka_marshal.pipeline.audit.page import TEMPLATE
 from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
-from kafka_marshal.visible import visible
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["LogEnds", "write_report"]
@@ -59,41 +57,161 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
 
     group: charts and lists show only this group's leases. The audit is of the whole log nevertheless.
     """
-    from jinja2 import Environment
-
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"lease": _lease_name, "time": time_text, "number": _number, "plain": _visible}
     wanted = None if group is None else pc.field("group") == group
-    pictures = [
+    report = Report(f"Audit: {findings.verdict}", findings.verdict, good=findings.is_clean)
+    report.paragraph(
+        f"{findings.source}, topic {findings.topic}, {len(findings.partitions)} partitions. The whole log was replayed "
+        "by the rationalizer that every worker runs, and each of its conclusions was held against what the log had "
+        "said before."
+    )
+    if findings.notices:
+        report.heading("Good to know")
+        report.bullets(findings.notices)
+    _add_violations(report, findings)
+    if group is not None:
+        report.note(
+            f"Pictures and lists of partitions below show the group {group} only; the verdict is of the whole log."
+        )
+    for picture in (
         _timeline(findings, wanted),
         _assignments(findings, wanted),
         _takeovers(findings, wanted),
         _lag(findings, log_ends, wanted),
-    ]
-    rebalances = findings.table("generations").to_table(filter=wanted)
-    newest = rebalances.sort_by([("time", "descending"), ("generation", "descending")]).slice(0, _MOST_ROWS)
+    ):
+        if picture is not None:
+            report.heading(picture.title)
+            report.picture(picture.image, picture.title, picture.caption)
+    _add_partitions(report, findings)
     statistics = findings.table("statistics").to_table()
     codes = _rows(statistics, ["rejected"], ["partition", "code", "count"])
     statistics = statistics if wanted is None else statistics.filter(wanted)
-    waits = _rows(statistics, list(_WAITS), None)
-    churn = _rows(statistics, ["tenures"], [*_LEASE, "count"])
-    page = environment.from_string(TEMPLATE).render(
-        findings=findings,
-        group=group,
-        wait_names=_WAITS,
-        pictures=[picture for picture in pictures if picture is not None],
-        rejected=codes,
-        waits=waits[:_MOST_ROWS],
-        waits_left=max(0, len(waits) - _MOST_ROWS),
-        rebalances=newest.to_pylist(),
-        rebalances_left=rebalances.num_rows - newest.num_rows,
-        churn=churn[:_MOST_ROWS],
-        churn_left=max(0, len(churn) - _MOST_ROWS),
-        counts={name: findings.table(name).count_rows() for name in findings.tables},
-    )
-    with file_beside(path) as file:
-        file.write(page.encode())
+    _add_waits(report, _rows(statistics, list(_WAITS), None))
+    _add_rebalances(report, findings.table("generations").to_table(filter=wanted))
+    _add_tenures(report, _rows(statistics, ["tenures"], [*_LEASE, "count"]))
+    _add_refused(report, codes)
+    report.heading("Tables")
+    report.paragraph("Parquet beside this page, for Spark, pandas or any other reader:")
+    report.bullets(f"{name}/, {_number(findings.table(name).count_rows())} rows" for name in findings.tables)
+    report.write(path)
     return path
+
+
+def _add_violations(report: Report, findings: Findings) -> None:
+    if not findings.examples:
+        return
+    report.heading("Violations")
+    columns = ("kind", "partition", "offset", "log time, UTC", "partition", "holder until then", "what")
+    rows = [
+        (
+            each.kind,
+            each.partition,
+            each.offset,
+            time_text(each.time_ms),
+            "" if each.group is None else _lease_name(each),
+            "" if each.client is None else f"{each.client}/{each.instance}, {each.epoch}",
+            each.detail,
+        )
+        for each in findings.examples
+    ]
+    report.table(columns, rows, {1, 2})
+    if findings.violation_count > len(rows):
+        report.note(f"The first {len(rows)} of {_number(findings.violation_count)}; all are in the table violations.")
+
+
+def _add_partitions(report: Report, findings: Findings) -> None:
+    report.heading("Partitions of the log")
+    columns = (
+        "partition",
+        "records",
+        "next offset",
+        "log time, UTC",
+        "digest",
+        "segments",
+        "snapshots compared",
+        "wrong",
+    )
+    rows = [
+        (
+            each.partition,
+            _number(each.records),
+            each.next_offset,
+            time_text(each.log_time),
+            each.digest,
+            each.segments,
+            each.snapshots,
+            each.snapshots_wrong,
+        )
+        for each in findings.partitions
+    ]
+    report.table((*columns, "wrong"), rows, {0, 1, 2, 5, 6, 7})
+    report.note(
+        "A digest is that of the state: every replica that has read as far has the same. kafka-marshal replay --state "
+        "prints it for a dump."
+    )
+
+
+def _add_waits(report: Report, waits: Sequence[Mapping[str, Any]]) -> None:
+    if waits:
+        report.heading("How long each partition waited for its next holder")
+        columns = ("how it came to it", "partition", "count", "min, ms", "median, ms", "max, ms", "total, ms")
+        rows = [
+            (
+                _WAITS[row["name"]],
+                _lease_name(row),
+                *(_number(row[name]) for name in ("count", "min", "median", "max", "total")),
+            )
+            for row in waits[:_MOST_ROWS]
+        ]
+        report.table(columns, rows, {2, 3, 4, 5, 6})
+        _add_left(report, len(waits), "statistics")
+
+
+def _add_rebalances(report: Report, found: pa.Table) -> None:
+    if found.num_rows:
+        report.heading("Rebalances of coordinated groups")
+        columns = ("log time, UTC", "group", "generation", "reason", "client", "found dead", "members")
+        newest = found.sort_by([("time", "descending"), ("generation", "descending")]).slice(0, _MOST_ROWS)
+        rows = [
+            (
+                time_text(row["time"]),
+                *(row[name] for name in ("group", "generation", "reason", "client")),
+                ", ".join(row["died"]),
+                row["members"],
+                _number(row["moved"]),
+                _number(row["revoked"]),
+            )
+            for row in newest.to_pylist()
+        ]
+        report.table((*columns, "moved at once", "revoked"), rows, {2, 6, 7, 8})
+        report.note(
+            "The newest first. Moved at once: pieces whose owner had left, died or was replaced. Revoked: pieces whose "
+            "owner finished its work first and then released them. All others stayed."
+        )
+        _add_left(report, found.num_rows, "generations")
+
+
+def _add_tenures(report: Report, tenures: Sequence[Mapping[str, Any]]) -> None:
+    if tenures:
+        report.heading("How often each partition got a holder")
+        rows = [(_lease_name(row), _number(row["count"])) for row in tenures[:_MOST_ROWS]]
+        report.table(("partition", "times"), rows, {1})
+        _add_left(report, len(tenures), "statistics")
+
+
+def _add_refused(report: Report, codes: Sequence[Mapping[str, Any]]) -> None:
+    if codes:
+        report.heading("Requests that the log refused")
+        rows = [(row["partition"], row["code"], _number(row["count"])) for row in codes]
+        report.table(("partition", "code", "records"), rows, {0, 2})
+        report.note(
+            "A refusal is the protocol at work: a request that comes too late changes nothing. PROTOCOL.md explains "
+            "the codes."
+        )
+
+
+def _add_left(report: Report, rows: int, table: str) -> None:
+    if rows > _MOST_ROWS:
+        report.note(f"{_number(rows - _MOST_ROWS)} more are in the table {table}.")
 
 
 def time_text(time_ms: int | None) -> str:
@@ -108,11 +226,6 @@ def time_text(time_ms: int | None) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
-
-
-def _visible(text: object) -> str:
-    """The text with invisible and direction-changing characters escaped."""
-    return "–" if text is None else visible(str(text))
 
 
 def _rows(statistics: pa.Table, names: Sequence[str], columns: list[str] | None) -> list[dict[str, Any]]:
