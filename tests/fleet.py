@@ -1,4 +1,4 @@
-"""Members of a coordinated group, as the records that they would write: joins, beats, commits, leaves."""
+"""Members of a coordinated group as raw records: joins, heartbeats, commits, leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Fleet", "let_go", "started"]
 
 
 class Fleet:
-    """A group on a log of so many CPs. `append`: record and CP → offset. All members are of one strategy."""
+    """A group on a log of ``cps`` CPs. `append`: record and CP → offset. All members have the same strategy."""
 
     def __init__(
         self, group: str, partitions: int, append: Callable[[Record, int], int], *, strategy: str = "sticky"
@@ -56,7 +56,7 @@ class Fleet:
         share: bool = False,
         pattern: str = "",
     ) -> int:
-        """A new member, or the next instance of one; the offset: the generation, if it is let in."""
+        """A new member, or the next instance of one; returns the offset: the generation, if accepted."""
         instance = instance or f"{client}/1/0.1.0/x"
         join = JoinGroup(
             *(instance, client, self.group, "", 2**40),
@@ -86,5 +86,5 @@ def started(topic: str, *partitions: int, through: int = -1) -> list[CommitEntry
 
 
 def let_go(topic: str, partition: int, through: int | None = None, lo: int = 0, hi: int = MAX_KEY_HASH) -> CommitEntry:
-    """An entry that lets go of what is revoked."""
+    """An entry that releases a revoked piece."""
     return CommitEntry(topic, partition, lo, hi, LET_GO, through)

@@ -15,11 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-#: A package without types of its own.
+#: A package without types.
 UNTYPED = "from typing import Any\ndef __getattr__(name: str) -> Any: ...\n"
 
-#: What fragments use, and programs have from elsewhere: a stub. Users' functions are declared with confluent-kafka's
-#: own class: our messages go there without a cast.
+#: A stub for names that fragments use without importing them. Users' functions are declared with confluent-kafka's
+#: class, to check that our messages need no cast.
 GIVEN = """
 from typing import Any
 import confluent_kafka
@@ -54,7 +54,7 @@ def summarise(df: DataFrame) -> DataFrame: ...
 def write(df: DataFrame, batch: ClaimedBatch) -> None: ...
 """
 
-#: Beside the examples of the docs: what else users write, and what must not pass.
+#: Beside the docs' examples: other typical code, and code that must not pass.
 PROGRAM = """
 import confluent_kafka
 from kafka_marshal import Consumer, Delivery, Marshal, Message
@@ -105,7 +105,7 @@ def examples() -> dict[str, str]:
 
 
 def with_names(example: str) -> str:
-    """The example, with a declaration of each name that it takes from elsewhere."""
+    """The example, with a declaration of each name that it does not define."""
     tree = ast.parse(example)
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
@@ -119,7 +119,7 @@ def with_names(example: str) -> str:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             bound |= {alias.asname or alias.name for alias in node.names}
     free = sorted({node.id for node in names} - bound - set(dir(builtins)))
-    # One of Spark's, where that is asked for what only it has.
+    # One of Spark if attributes are used that only it has.
     given = ["sparks_batch as batch" if name == "batch" and "batch.ranges" in example else name for name in free]
     return f"from given import {', '.join(given)}\n{example}" if given else example
 
@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complaints(folder: Path, *command: str) -> list[str]:
-    """What a checker finds wrong: those of the program that is."""
+    """A checker's errors in a program."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=folder,
@@ -172,10 +172,10 @@ def test_examples_pass_pyright(folder: Path) -> None:
 
 @pytest.mark.campaign
 def test_every_type_that_users_see_is_known() -> None:
-    """As `make types` does: what a type checker would have to infer differs from checker to checker."""
+    """As in `make types`: inferred types differ between type checkers."""
     environment = {
         **os.environ,
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # it asks the python there
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # it asks that Python
         "PYTHONPATH": f"{ROOT / 'marshal'}{os.pathsep}{ROOT}",
         "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1",
     }

@@ -1,4 +1,4 @@
-"""What is interrupted: every way to get messages, and every other public call. Each is an attempt for ``sweep``."""
+"""Interrupted calls: every way to get messages, and every other public call. Each is an attempt for ``sweep``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.interrupts import Interrupts, stacks
 
 Attempt = Callable[[Interrupts], None]
 
-#: Not longer than a run takes: waits are what interrupts meet most often.
+#: No longer than a run takes: most interrupts occur in waits.
 WAIT_S = 0.02
 
 
@@ -82,7 +82,7 @@ def batches(story: Story, consumer: Consumer) -> None:
 
 
 def batches_late(story: Story, consumer: Consumer) -> None:
-    """A batch is done when the next one is here, as where others handle them."""
+    """A batch is done when the next one has arrived, as if other threads handled them."""
     for batch in consumer.batches(4, WAIT_S):
         before = len(story.pending)
         story.will_do([story.hand_out(message) for message in batch.messages], batch.done)
@@ -112,7 +112,7 @@ def _handled(story: Story, message: Any) -> None:
 
 
 def _run(story: Story, consumer: Consumer, handle: Handler) -> None:
-    """What its handler has returned for is done, whatever becomes of the call."""
+    """Messages whose handler has returned are done, whatever the result of the call."""
 
     def after(attempt: Attempt_, _seconds: float) -> None:
         message = attempt.message
@@ -122,7 +122,7 @@ def _run(story: Story, consumer: Consumer, handle: Handler) -> None:
 
 
 def run_and_iterate(story: Story, consumer: Consumer) -> None:
-    """Where a run was interrupted, a loop goes on."""
+    """A loop continues after an interrupted run."""
     (iterate if story.was_interrupted else run_threads)(story, consumer)
 
 
@@ -136,7 +136,7 @@ def delivering(loop: Callable[[Story, Consumer], None], **options: Any) -> Attem
     return attempt
 
 
-# Other calls of a consumer; a loop follows that nothing interrupts.
+# Other calls of a consumer, followed by an uninterrupted loop.
 
 
 def steering(act: Callable[[Story, Consumer], object], **options: Any) -> Attempt:
@@ -177,7 +177,7 @@ def look(story: Story, consumer: Consumer) -> None:
 
 
 def make_consumer(interrupts: Interrupts) -> None:
-    """Interrupted, it leaves no consumer behind that nobody has: another one of the same topic gets everything."""
+    """Interrupted, it leaves no unreferenced consumer behind: another one of the same topic gets everything."""
     story = Story()
     consumer = again(lambda: story.interrupted(interrupts, story.make_consumer))
     story.work(Interrupts(None), lambda story: poll(story, consumer))
@@ -185,7 +185,7 @@ def make_consumer(interrupts: Interrupts) -> None:
 
 
 def again(call: Callable[[], Any]) -> Any:
-    """Call until it is not refused any more: what was interrupted may need some intervals to be cleared away."""
+    """Call until it succeeds: an interrupted call may need some intervals to be cleaned up."""
     until = time.monotonic() + AGAIN_S
     while True:
         try:
@@ -219,7 +219,7 @@ def close_marshal(interrupts: Interrupts) -> None:
 
 
 def with_consumer(interrupts: Interrupts) -> None:
-    """A user's program that ends with the interrupt: the ``with`` blocks have closed everything."""
+    """A user's program that ends with the interrupt: its ``with`` blocks have closed everything."""
     story = Story()
 
     def program() -> None:
@@ -229,7 +229,7 @@ def with_consumer(interrupts: Interrupts) -> None:
             consumer.done(message)
 
     story.interrupted(interrupts, program, once=True)
-    story.marshal.close()  # __exit__ itself may have been interrupted
+    story.marshal.close()  # __exit__ may have been interrupted
     others_get_it(story)
     story.close()
 
@@ -242,7 +242,7 @@ def make_marshal(interrupts: Interrupts) -> None:
 
 
 def others_get_it(story: Story) -> None:
-    """Another member can claim all partitions, while the first one lives."""
+    """Another member can claim all partitions while the first one lives."""
     other = member(story.cluster, "other")
     try:
         for partition in range(PARTITIONS):
@@ -258,13 +258,13 @@ def claim_free(marshal: Marshal, partition: int = 0) -> Lease:
         raise AssertionError(f"leased for {AGAIN_S:g} s by who does not know of it: {error}") from error
 
 
-# A signal's handler that closes, and returns.
+# A signal handler that closes and returns.
 
 
 def closing(
     loop: Callable[[Story, Consumer], None], close: Callable[[Story, Consumer], object], **options: Any
 ) -> Attempt:
-    """At every line it ends, and so does the loop; others get the partitions at once."""
+    """It ends at every line, and so does the loop; others get the partitions at once."""
 
     def attempt(interrupts: Interrupts) -> None:
         story = Story(**options)
@@ -283,7 +283,7 @@ def closing(
 
 def close_the_consumer(story: Story, consumer: Consumer) -> None:
     consumer.close()
-    story.marshal.stop()  # loops of poll() end by this
+    story.marshal.stop()  # ends loops of poll()
 
 
 def close_the_marshal(story: Story, _consumer: Consumer) -> None:
@@ -294,7 +294,7 @@ def close_the_marshal(story: Story, _consumer: Consumer) -> None:
 
 
 def claim(interrupts: Interrupts) -> None:
-    """Interrupted, it leaves no lease behind that nobody has."""
+    """Interrupted, it leaves no unreferenced lease behind."""
     story = Story()
     leases: list[Lease] = []
     story.interrupted(interrupts, lambda: leases.append(story.marshal.claim(TOPIC, 0, timeout=1.0)), once=True)
@@ -317,7 +317,7 @@ def claim_in_with(interrupts: Interrupts) -> None:
 
     story.interrupted(interrupts, program, once=True)
     for lease in leases:
-        lease.release()  # __exit__ itself may have been interrupted
+        lease.release()  # __exit__ may have been interrupted
     others_get_it(story)
     story.close()
 
@@ -336,7 +336,7 @@ def leased(act: Callable[[Lease], object]) -> Attempt:
 
 
 def grant(lease: Lease) -> None:
-    with suppress(ConfigurationError):  # interrupted, it may have been granted all the same
+    with suppress(ConfigurationError):  # interrupted, it may still have been granted
         lease.grant(3)
 
 
@@ -370,7 +370,7 @@ def ranging(*, gives_back: bool = False, **options: Any) -> Attempt:
 
 # Admins.
 
-#: Longer than any test: a pause that is left over is seen.
+#: Longer than any test, so that a remaining pause is noticed.
 EXPIRES_S = 600.0
 
 
@@ -381,7 +381,7 @@ def an_admin(cluster: MemoryCluster, client_id: str) -> Admin:
 def administering(
     act: Callable[[Admin], object], check: Callable[[Admin], object] = lambda _: None, leased: bool = False
 ) -> Attempt:
-    """Interrupted anywhere, it leaves no thread, no pause and no lease behind, and another admin can go on."""
+    """Interrupted anywhere, it leaves no thread, pause or lease behind, and another admin can continue."""
 
     def attempt(interrupts: Interrupts) -> None:
         before = set(threading.enumerate())

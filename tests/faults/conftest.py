@@ -22,7 +22,7 @@ __all__ = ["Program", "command", "environment", "real_life", "scene"]
 
 
 class Careful(Scene):
-    """A scene whose end does not wait for members that hang."""
+    """A scene whose end does not wait for hanging members."""
 
     def close(self) -> None:
         for member in self.members:
@@ -39,7 +39,7 @@ def scene(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> Iterator[C
 
 
 class Program:
-    """A user's program (programs.py) in a process of its own, which has to end by itself in time."""
+    """A user's program (programs.py) in a separate process, which must end by itself in time."""
 
     def __init__(self, scene: Scene, name: str, topic: str, **options: object) -> None:
         self.topic = topic
@@ -62,7 +62,7 @@ class Program:
         raise AssertionError(f"the program ended without {wanted!r}: {self.process.communicate()[1]}")
 
     def end(self, within_s: float) -> tuple[int, str, str]:
-        """Its exit status and what it wrote; killed, and a failure, after so long."""
+        """Its exit status and output; killed, and a failure, after ``within_s``."""
         try:
             out, err = self.process.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
@@ -72,7 +72,7 @@ class Program:
         return self.process.returncode, out, err
 
     def result(self, within_s: float) -> dict[str, Any]:
-        """What it printed last, as JSON."""
+        """Its last line of output, as JSON."""
         status, out, err = self.end(within_s)
         assert status == 0, f"exit status {status}: {err}"
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -82,7 +82,7 @@ class Program:
 REAL_LIFE = {
     "auto.create.topics.enable": "true",
     "num.partitions": "1",
-    # On one broker this topic can't be created: no consumer group ever gets a coordinator.
+    # With one broker this topic can't be created, so no consumer group gets a coordinator.
     "offsets.topic.replication.factor": "3",
     "offsets.topic.num.partitions": "50",
     "message.max.bytes": "100000",

@@ -1,4 +1,4 @@
-"""Threads that share a consumer, and an account of what each of them got."""
+"""Threads that share a consumer, and a record of each one's messages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.interrupts import run_within
 
 __all__ = ["WAYS", "WITHIN_S", "Crew", "restless", "share"]
 
-#: No lease is in doubt, however long a machine stands still: then nothing that is granted is lost, either.
+#: Long enough that no lease is in doubt even if the machine stops for a while: then no grant is lost, either.
 PATIENT_HI = 5_000
 
-#: How threads get messages, beside each other.
+#: Combinations of ways in which threads get messages.
 WAYS: tuple[tuple[str, ...], ...] = (
     ("poll",),
     ("poll",) * 2,
@@ -32,18 +32,18 @@ WAYS: tuple[tuple[str, ...], ...] = (
     ("dip", "dip", "dip"),
 )
 
-#: The whole of a test, before it counts as stuck.
+#: Time-out of a whole test.
 WITHIN_S = 60.0
 
 
 class Crew:
-    """Threads of a user's that get messages of one consumer."""
+    """A user's threads that get messages of one consumer."""
 
     def __init__(self, consumer: Consumer, expected: set[Key], quiet_s: float) -> None:
         self.consumer = consumer
         self.expected = expected
         self.quiet_s = quiet_s
-        #: What each thread got, in order.
+        #: Each thread's messages, in order.
         self.got: list[list[Key]] = []
         self.errors: list[BaseException] = []
         self._all: set[Key] = set()
@@ -98,7 +98,7 @@ class Crew:
             self.consumer.done(message)
 
     def _dip(self, mine: list[Key], _rng: random.Random) -> None:
-        """Waits for nothing: messages come in between, to this thread or to another."""
+        """Polls without waiting: messages arrive in between, for this thread or another."""
         message = self.consumer.poll(0.0)
         if message is not None:
             self.note(mine, message)
@@ -118,7 +118,7 @@ class Crew:
         threading.Event().wait(0.005)
 
     def check(self, marshal: Marshal, topic: str, partitions: int, *, at_most_once: bool) -> None:
-        """Ends the consumer, and the marshal."""
+        """End consumer and marshal, and check the messages."""
         answer("a call of another thread", self.consumer.assignment)
         answer("Consumer.close()", self.consumer.close)
         leases = {p: marshal.world.lease(topic, p) for p in range(partitions)}
@@ -138,7 +138,7 @@ class Crew:
         if at_most_once:
             twice = [key for key, times in seen.items() if times > 1]
             assert not twice, f"handed out to two threads, or twice to one: {offsets(twice)}"
-        # One that was lost meanwhile (a machine that stood still) begins again; what a pause takes back from a thread
+        # A partition lost meanwhile (the machine stopped) begins again; a message that a pause takes back from a thread
         # that had not got it yet comes later, maybe to one that has got what follows it.
         for partition in () if "steer" in self.ways else held_throughout(leases):
             for number, mine in enumerate(self.got):
@@ -149,7 +149,7 @@ class Crew:
 
 @contextmanager
 def restless() -> Iterator[None]:
-    """Threads take turns after 10 µs, at every place sooner or later."""
+    """Switch threads every 10 µs, so that they interleave everywhere."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -159,7 +159,7 @@ def restless() -> Iterator[None]:
 
 
 def _feed(cluster: MemoryCluster, messages: int) -> None:
-    """A few at a time, as somebody publishes them."""
+    """Publish a few at a time."""
     for first in range(0, messages, 5):
         for partition in range(PARTITIONS):
             for number in range(first, min(first + 5, messages)):
@@ -168,7 +168,7 @@ def _feed(cluster: MemoryCluster, messages: int) -> None:
 
 
 def share(ways: Sequence[str], delivery: Delivery) -> None:
-    """Threads of one consumer on a cluster in memory; so many messages of a partition are several reads."""
+    """Threads of one consumer on a cluster in memory; a partition's messages take several reads."""
     is_fed = "dip" in ways
     messages = 400 if is_fed else 2_000
     with restless():

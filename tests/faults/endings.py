@@ -1,4 +1,4 @@
-"""close() from a callback, a predicate, a loop, many threads: it ends, and so does everything else."""
+"""close() from a callback, a predicate, a loop or many threads: it returns, and everything else ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.interrupts import stacks
 
 __all__ = ["CALLBACKS", "DELIVERIES", "LOOPS", "WHAT", "Background", "a_callback_closes", "closed_at_once", "opened"]
 
-#: What calls close(): a callback, of an assignment, of a Consumer.close(), of a Marshal.close().
+#: Callbacks that call close(): of an assignment, of Consumer.close(), of Marshal.close().
 CALLBACKS = ("on_assign", "on_revoke", "on_revoke of Marshal.close()")
 #: What is closed.
 WHAT = ("consumer", "marshal")
@@ -40,7 +40,7 @@ class Background:
         return not self._thread.is_alive()
 
     def end(self) -> None:
-        """It ends by itself, and raises nothing."""
+        """Check that it ends by itself without an exception."""
         self._thread.join(ANSWER_S)
         assert not self._thread.is_alive(), f"the user's loop has not ended\n{stacks(first=self._thread)}"
         if self.error is not None:
@@ -49,7 +49,7 @@ class Background:
 
 @contextmanager
 def opened() -> Iterator[Marshal]:
-    """A member, all of whose threads end when it is closed."""
+    """A member whose threads must all end when it is closed."""
     before = set(threading.enumerate())
     made = member(memory_cluster())
     yield made
@@ -66,7 +66,7 @@ def iterate(consumer: Consumer) -> None:
 
 
 def poll(consumer: Consumer) -> None:
-    with suppress(ClosedError):  # one that begins after close()
+    with suppress(ClosedError):  # a call that begins after close()
         while consumer.poll() is not None:
             pass
 
@@ -87,7 +87,7 @@ DELIVERIES: tuple[Delivery, ...] = ("at-least-once", "at-most-once")
 
 
 def closed_at_once(marshal: Marshal, loop: Callable[[Consumer], None], what: str, delivery: Delivery) -> None:
-    """Four threads close, and two are at work."""
+    """Four threads close while two work."""
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
     users = [Background(lambda: loop(consumer)) for _ in range(2)]
     closers = [Background(consumer.close if what == "consumer" else marshal.close) for _ in range(4)]

@@ -1,7 +1,7 @@
-"""What fails around a consumer: its reader, half-way; the user's callbacks and policies; a user that drops a message.
+"""Failures around a consumer: its reader, half-way; the user's callbacks and policies; dropped messages.
 
-Each proof is a function that raises where anything is lost, hangs or has died. ``PROOFS`` names those that take a
-second or two each, with what the log is expected to say meanwhile: any other error in it is one, too.
+Each proof is a function that raises if anything is lost, hangs or has died. ``PROOFS`` names those that take a second
+or two each, with the expected log lines: any other error in the log is a failure, too.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Read = tuple[list[Message], list[DataFault]]
 
 
 class OddError(Exception):
-    """What only these proofs raise."""
+    """Raised only by these proofs."""
 
 
 class OddExit(BaseException):
-    """Like SystemExit, no Exception."""
+    """Not an Exception, like SystemExit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Proof:
     """One of them."""
 
     run: Callable[[], object]
-    #: Parts of what may be logged as an error meanwhile.
+    #: Parts of the expected error lines.
     says: tuple[str, ...] = ()
 
 
@@ -60,9 +60,9 @@ class _Ear(logging.Handler):
 
 @contextmanager
 def heard(*says: str) -> Iterator[None]:
-    """Nothing is logged as an error but what has one of these in it; all of these are said."""
+    """Check that all these errors, and no others, are logged."""
     ear, logger = _Ear(), logging.getLogger("kafka_marshal")
-    guard._repeats = RateLimit(guard.SAID_EVERY_S)  # what was said before is said again
+    guard._repeats = RateLimit(guard.SAID_EVERY_S)  # earlier lines may be repeated
     logger.addHandler(ear)
     try:
         yield
@@ -81,11 +81,11 @@ def eventually(condition: Callable[[], object], what: str, within_s: float = AGA
         time.sleep(0.002)
 
 
-# A read that fails when messages are taken already, as where a callback raises within librdkafka.
+# A read that fails after taking messages, as if a callback raised within librdkafka.
 
 
 class Torn:
-    """A reader's calls, each third of which raises after it was carried out."""
+    """A reader of which each third call raises after it was executed."""
 
     def __init__(self, consumer: Consumer, name: str) -> None:
         self._call: Callable[..., Any] = getattr(consumer._fetcher.reader, name)
@@ -111,7 +111,7 @@ def torn(loop: Callable[[Story, Consumer], None], name: str, **options: Any) -> 
             story.skipped |= {(partition, MESSAGES), (partition, MESSAGES + 1)}
     consumer = story.make_consumer()
     reader = Torn(consumer, name)
-    consumer._delivery.memory.message_bytes = options.get("max_bytes_in_flight", 1e9)  # a message at a time: many reads
+    consumer._delivery.memory.message_bytes = options.get("max_bytes_in_flight", 1e9)  # one message per read
     waiting = Interrupts(None, OddError)
     story.work(waiting, lambda story: loop(story, consumer))
     assert reader.times > 0, f"{name}() was never torn"
@@ -144,7 +144,7 @@ def a_policy_raises(error: type[BaseException]) -> None:
 
 
 def callbacks_raise(error: type[BaseException]) -> None:
-    """Each is called though others have raised, and work goes on."""
+    """Each is called though others have raised, and work continues."""
     calls: list[str] = []
 
     def raising(name: str) -> Callable[..., None]:
@@ -163,7 +163,7 @@ def callbacks_raise(error: type[BaseException]) -> None:
 
 
 def callbacks_of_librdkafka_raise() -> None:
-    """Whatever is callable in a configuration is guarded before librdkafka gets it."""
+    """Every callable in a configuration is guarded before librdkafka gets it."""
     for name in ("stats_cb", "error_cb", "throttle_cb", "a.callback.of.the.future"):
         for error in (OddError, OddExit):
             guarded: Any = properties(Role.DATA, "h:1", {name: partial(_raise, error)})[name]
@@ -175,7 +175,7 @@ def _raise(error: type[BaseException], *_: object) -> None:
 
 
 def predicates_look() -> None:
-    """What ``wait_for`` is given runs with the lock held, and may call what takes it."""
+    """Predicates of ``wait_for`` run with the lock held and may make calls that take it."""
     with opened() as marshal:
         consumer = marshal.consumer([TOPIC])
         call = partial(marshal.world.wait_for, lambda world: len(consumer.assignment()) == PARTITIONS, AGAIN_S)
@@ -183,7 +183,7 @@ def predicates_look() -> None:
 
 
 def another_thread_is_faster(delivery: Delivery) -> None:
-    """One thread's time is up; while it looks a last time, another one gets the messages that have come."""
+    """One thread's time-out passes; during its last check another thread gets the arrived messages."""
     cluster = memory_cluster(PARTITIONS, 0)
     marshal = member(cluster)
     consumer = marshal.consumer([TOPIC], delivery=delivery, batch_size=4)
@@ -201,7 +201,7 @@ def another_thread_is_faster(delivery: Delivery) -> None:
 
     def looked(timeout_s: float) -> int:
         looks.append(timeout_s)
-        if len(looks) == 2:  # the last look of the first call
+        if len(looks) == 2:  # the last check of the first call
             for partition in range(PARTITIONS):
                 for number in range(MESSAGES):
                     cluster.broker.produce(TOPIC, partition, b"%d" % number)
@@ -217,11 +217,11 @@ def another_thread_is_faster(delivery: Delivery) -> None:
         answer("Marshal.close()", marshal.close)
 
 
-# What a user drops, leaves alone, or is never given.
+# Messages that a user drops, keeps, or never gets.
 
 
 def a_dropped_message_comes_again() -> None:
-    """As a cancelled task drops it, whose poll() went on in its thread: nobody can ever say that it is done."""
+    """As by a cancelled task whose poll() continued in its thread: it can never be marked as done."""
     story = Story()
     consumer = story.make_consumer()
     dropped = consumer.poll(AGAIN_S)
@@ -236,7 +236,7 @@ def a_dropped_message_comes_again() -> None:
 
 
 def all_is_done_at_the_end(delivery: Delivery) -> None:
-    """P6: the last offsets hold what no reader is given, the marker of a transaction or compacted records."""
+    """P6: the last offsets have no message: a transaction marker or compacted records."""
     cluster = memory_cluster(1, 3)
     cluster.broker.skip(TOPIC, 0, 4)
     marshal = member(cluster)
@@ -259,11 +259,11 @@ def all_is_done_at_the_end(delivery: Delivery) -> None:
 
 
 class Kept:
-    """What a user's function has in a variable."""
+    """A variable of a user's function."""
 
 
 def an_error_keeps_nothing() -> None:
-    """What the caller had goes with its frame, not when garbage is collected: a message is seen to be dropped then."""
+    """The caller's variables are freed with its frame, not by the garbage collector, so that a drop is noticed."""
     story = Story()
     consumer = story.make_consumer()
     cases.await_assigned(consumer)
@@ -285,7 +285,7 @@ def an_error_keeps_nothing() -> None:
 
 
 def memory_is_bounded(delivery: Delivery) -> None:
-    """``max_bytes_in_flight`` of large messages, though more of them are there."""
+    """``max_bytes_in_flight`` with large messages, though more are available."""
     size, messages, limit = 10_000, 200, 200_000
     cluster = memory_cluster(PARTITIONS, 0)
     for number in range(messages):
@@ -348,7 +348,7 @@ PROOFS: dict[str, Proof] = {
     **{f"{x}: memory is bounded": Proof(partial(memory_is_bounded, x)) for x in DELIVERIES},
 }
 
-#: Those that test_closing.py and test_threads.py run, too.
+#: Proofs that test_closing.py and test_threads.py run, too.
 SHARED: dict[str, Proof] = {
     **{
         f"{callback} closes the {what}": Proof(partial(_closes, callback, what))

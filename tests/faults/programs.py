@@ -24,7 +24,7 @@ arguments: dict[str, Any] = json.loads(sys.argv[2])
 TOPIC: str = arguments["topic"]
 HI = 500
 
-#: After this a program has hung.
+#: Time-out of a program.
 HANGS_S: float = arguments.get("hangs_s", 8.0)
 
 
@@ -41,11 +41,11 @@ def make_consumer(marshal: Marshal) -> Consumer:
     return marshal.consumer([TOPIC], **arguments.get("options", {}))
 
 
-# Alarms while messages are got.
+# Alarms while messages are received.
 
 
 class Account:
-    """What came, and what was said to be done."""
+    """Received messages, and those marked as done."""
 
     def __init__(self, consumer: Consumer, messages: int) -> None:
         self.consumer = consumer
@@ -65,7 +65,7 @@ class Account:
 
     @property
     def is_over(self) -> bool:
-        """All came, or nothing comes any more: at most once what was dropped never comes."""
+        """Whether all arrived or no more will: at most once, dropped messages never return."""
         return len(self.seen) == self.messages or time.monotonic() - self.news_at > arguments["quiet_s"]
 
 
@@ -88,7 +88,7 @@ def poll(account: Account) -> None:
 
 def batches(account: Account) -> None:
     account.say_done()
-    for batch in account.consumer.batches(50, 0.0):  # an alarm comes before a batch has waited to be filled
+    for batch in account.consumer.batches(50, 0.0):  # an alarm comes before a batch is full
         for message in batch:
             account.hand_out(message.offset() or 0)
         account.pending.append(batch.done)
@@ -102,7 +102,7 @@ def alarms() -> None:
     marshal = make_marshal()
     consumer = make_consumer(marshal)
     account = Account(consumer, arguments["messages"])
-    # A batch that a user was given, and dropped as its iterator was interrupted, is dropped by the user.
+    # A batch whose iterator was interrupted after delivery counts as dropped by the user.
     without = ("kafka_marshal.testing", "kafka_marshal.client.batch")
     with Alarms(arguments["longest_s"], seed=arguments["seed"], without=without) as ringing:
         while not account.is_over and len(ringing.fired) < 100_000:
@@ -128,7 +128,7 @@ def alarms() -> None:
 
 
 def sigterm() -> None:
-    """SIGTERM's handler closes what it is told to, in the midst of a wait for messages."""
+    """SIGTERM's handler closes objects in the middle of a wait for messages."""
     marshal = make_marshal()
     consumer = make_consumer(marshal)
 
@@ -155,7 +155,7 @@ def sigterm() -> None:
 
 
 def leave() -> None:
-    """The interpreter ends, and nobody has closed anything."""
+    """The interpreter ends without any close()."""
     marshal = make_marshal()
     consumer = make_consumer(marshal)
     for _ in range(3):
@@ -166,7 +166,7 @@ def leave() -> None:
         sys.exit(0)
     if arguments["by"] == "error":
         raise ZeroDivisionError
-    if arguments["by"] == "polling":  # a thread that overlooks every end
+    if arguments["by"] == "polling":  # a thread that ignores every end
 
         def poll_on() -> None:
             while True:
@@ -179,7 +179,7 @@ def leave() -> None:
 
 
 class Keeper:
-    """Closes what it keeps as the interpreter takes it apart, when our threads are frozen."""
+    """Closes its object during the interpreter's shutdown, when our threads are frozen."""
 
     def __init__(self, marshal: Marshal) -> None:
         self.marshal = marshal
@@ -192,12 +192,12 @@ class Keeper:
 
 
 def ends() -> None:
-    """The interpreter ends while a callback does not return, or something closes the Marshal then."""
+    """The interpreter ends while a callback hangs, or a finalizer closes the Marshal then."""
     marshal = make_marshal()
     if arguments["by"] == "atexit":
         atexit.register(marshal.close)
     elif arguments["by"] == "destructor":
-        late = ModuleType("late")  # taken apart before those that were imported earlier
+        late = ModuleType("late")  # finalized before earlier imports
         late.kept = Keeper(marshal)  # type: ignore[attr-defined]
         sys.modules["late"] = late
         del late
@@ -216,7 +216,7 @@ def ends() -> None:
 
 
 def forks() -> None:
-    """A fork while a call waits: the child's copy of the call ends, and so does close() there."""
+    """A fork during a waiting call: the child's copy of the call ends, and so does close() there."""
     marshal = make_marshal()
     consumer = make_consumer(marshal)
     children: list[int] = []
@@ -249,7 +249,7 @@ def interrupt() -> None:
 
 
 def polls() -> None:
-    """Gets messages, and looks how it is; says so once it was stopped, and is well again."""
+    """Gets messages and checks health(); reports once it was stopped and is healthy again."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
     logging.basicConfig(level=logging.WARNING)

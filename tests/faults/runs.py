@@ -1,4 +1,4 @@
-"""A call of ``consumer.run`` on a cluster in memory: what was handled, what it raised, and its dead letters."""
+"""A call of ``consumer.run`` on a cluster in memory: handled messages, its exception, and its dead letters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["DEAD", "HOW", "WITHIN_S", "Bench", "as_handler"]
 DEAD = "dead"
 HOW = ("threads", "coroutines")
 
-#: No run of these tests takes a tenth of this.
+#: Ten times longer than any run of these tests.
 WITHIN_S = 15.0
 
 TWICE = Retry(attempts=2, backoff=(0.0, 0.0))
 
 
 class Bench:
-    """One partition, whose messages have keys of their own; a member that reads it."""
+    """One partition whose messages have different keys, and a member that reads it."""
 
     def __init__(self, messages: int = 6, hi: int = 300, **options: Any) -> None:
         self.cluster = memory_cluster(1, 0)
@@ -48,7 +48,7 @@ class Bench:
         return [letter.value() for letter in self.cluster.broker.existing[DEAD].partitions[0].messages]
 
     def start(self, handle: Any, **options: Any) -> None:
-        """Call ``run`` in a thread of its own."""
+        """Call ``run`` in a separate thread."""
         options = {"concurrency": 2, "retry": TWICE, "dead_letters": DEAD, "drain_timeout": 2.0, **options}
         self.error = None
         self._thread = threading.Thread(target=self._run, args=(handle, options), daemon=True)
@@ -57,7 +57,7 @@ class Bench:
     def _run(self, handle: Any, options: dict[str, Any]) -> None:
         try:
             self.consumer.run(handle, **options)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it asks
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             self.error = error
 
     @property
@@ -65,7 +65,7 @@ class Bench:
         return self._thread is not None and not self._thread.is_alive()
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Until it holds, or the run is over."""
+        """Wait until the condition holds or the run has ended."""
         until = time.monotonic() + WITHIN_S
         while not (condition() or self.is_over):
             assert time.monotonic() < until, f"not within {WITHIN_S:g} s: {what}"
@@ -79,7 +79,7 @@ class Bench:
         return self.error
 
     def run(self, handle: Any, is_enough: Callable[[], object], **options: Any) -> BaseException | None:
-        """From beginning to end: it is stopped when that is enough, unless it ends before."""
+        """A whole run: it is stopped when ``is_enough``, unless it ends before."""
         self.start(handle, **options)
         self.wait(is_enough, "what is wanted of the run")
         if not self.is_over:

@@ -1,4 +1,4 @@
-"""A member on a cluster in memory, a user's loop that is interrupted and goes on, and an account of every message."""
+"""A member on a cluster in memory, a user's loop that continues after interrupts, and a record of every message."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MESSAGES = 6
 TOPIC = "t"
 GROUP = "g"
 
-#: Interrupts in the cluster's own code are left out: it stands for librdkafka, which is C.
+#: No interrupts in the cluster's code, which stands in for librdkafka in C.
 WITHOUT = ("kafka_marshal.testing", "kafka_marshal.adapters.memory")
 
-#: What was dropped has to come again within this: some heartbeat intervals.
+#: Dropped messages must be delivered again within this time: some heartbeat intervals.
 AGAIN_S = 4.0
-#: Everything else ends within this.
+#: Everything else ends within this time.
 ANSWER_S = 2.0
-#: At most once nothing comes again, so silence is an answer: after everything, and before.
+#: At most once nothing is repeated, so a silence of this length counts as the end.
 QUIET_S = 0.15
 LONG_QUIET_S = 1.5
 
@@ -68,7 +68,7 @@ def member(cluster: MemoryCluster, client_id: str = "a", hi: int = HI) -> Marsha
 
 
 class Story:
-    """One run: everything that was handed out, said to be done, and found in the log at the end."""
+    """One run: everything delivered, marked as done, and found in the log at the end."""
 
     def __init__(self, **options: Any) -> None:
         self.at_most_once = options.get("delivery") == "at-most-once"
@@ -76,17 +76,17 @@ class Story:
         self.cluster = memory_cluster()
         self.marshal = member(self.cluster)
         self._options = options
-        #: How often each message was handed out.
+        #: How often each message was delivered.
         self.seen: Counter[Key] = Counter()
-        #: What done() has returned for, and what of it was handed out again.
+        #: Messages for which done() has returned, and those of them delivered again.
         self.done: set[Key] = set()
         self.after_done: set[Key] = set()
-        #: Handed out for the first time after one that comes later.
+        #: Delivered for the first time after a later one.
         self.behind: set[Key] = set()
         self.was_interrupted = False
-        #: Handed out and not said to be done yet: its keys, and how to say it.
+        #: Delivered and not marked as done yet: keys, and the function that marks them.
         self.pending: list[tuple[list[Key], Callable[[], object]]] = []
-        #: Never to be handed out: a seek went beyond it.
+        #: Never to be delivered: skipped by a seek.
         self.skipped: set[Key] = set()
         self.everything = {(partition, number) for partition in range(PARTITIONS) for number in range(MESSAGES)}
         self._last_news = time.monotonic()
@@ -119,7 +119,7 @@ class Story:
         self.pending.append((keys, done))
 
     def say_done(self, leave: int = 0) -> None:
-        """Say it again where it was interrupted: whether it got through is not known then."""
+        """Mark pending messages as done; repeated after an interrupt, when the result is unknown."""
         while len(self.pending) > leave:
             keys, done = self.pending[0]
             done()
@@ -131,7 +131,7 @@ class Story:
         return self.seen.keys() >= self.everything - self.skipped and not self.pending
 
     def work(self, interrupts: Interrupts, loop: Callable[[Story], object]) -> None:
-        """Run the loop, and again after each interrupt, until all messages came, or none comes any more."""
+        """Run the loop, again after each interrupt, until all messages arrived or no more do."""
         self._threads_at_start = self.threads()
         watch = threading.Thread(target=self._watch, name="watch", daemon=True)
         watch.start()
@@ -171,7 +171,7 @@ class Story:
         return {each for each in set(threading.enumerate()) - self._threads_before if is_ours(each)}
 
     def check(self, consumer: Any) -> None:
-        """Nothing is locked, nothing hangs, no thread has died, and no message is lost or repeated."""
+        """Check that nothing is locked or hangs, no thread has died, and no message is lost or repeated."""
         answer("a call of another thread", lambda: (consumer.assignment(), self.marshal.world.leases()))
         dead = sorted(each.name for each in self._threads_at_start if not each.is_alive())
         assert not dead, f"threads ended before close(): {dead}"
@@ -182,7 +182,7 @@ class Story:
         (self._check_at_most_once if self.at_most_once else self._check_at_least_once)(leases, unprocessed)
 
     def close(self) -> None:
-        """Close, and see the threads end."""
+        """Close, and check that the threads end."""
         answer("Marshal.close()", self.marshal.close)
         until = time.monotonic() + ANSWER_S
         while self.threads():
@@ -195,7 +195,7 @@ class Story:
         return {p: info for p, info in found.items() if info is not None}
 
     def check_nothing_lost(self, consumer: Any) -> None:
-        """After a close in the midst of it: what the log calls done or granted was handed out, or is reported."""
+        """After a close at any moment: what the log calls done or granted was delivered or is reported."""
         leases = answer("WorldView.lease()", self.leases)
         unprocessed = {(p, x) for _, p, first, last in consumer.unprocessed for x in range(first, last + 1)}
         if self.at_most_once:
@@ -217,13 +217,13 @@ class Story:
         missing = self.everything - self.seen.keys() - self.skipped
         assert not missing, f"not handed out within {AGAIN_S:g} s of the last message: {offsets(missing)}"
         assert not self.pending, f"done() was never answered for {offsets(self.pending[0][0])}"
-        # A lease that was lost meanwhile (a machine that stood still) forgets what was done.
+        # A lease lost meanwhile (the machine stopped) forgets what was done.
         if len(held_throughout(leases)) == len(leases):
             forgotten = self.done - done
             assert not forgotten, f"done() returned, and the log does not have it after close(): {offsets(forgotten)}"
             again = [key for key, times in self.seen.items() if times > 1 and not self.was_interrupted]
             assert not again, f"handed out again, and nothing was interrupted: {offsets(again)}"
-            # Between poll() and such a loop a message has left the library already: then it was dropped.
+            # Between poll() and such a loop, a message has already left the library: it was dropped.
             behind = self.behind if self._options.get("auto_done", True) else set()
             assert not behind, f"handed out after later ones: {offsets(behind)}"
             assert not self.after_done, f"handed out again after done() had returned: {offsets(self.after_done)}"
@@ -248,9 +248,9 @@ class Story:
 
 
 def held_throughout(leases: Mapping[int, LeaseInfo | None]) -> set[int]:
-    """The partitions whose leases were claimed once and never again; of several CPs, some of them.
+    """The partitions whose leases were claimed only once; with several CPs, some of them.
 
-    A CP counts its epochs for all of its leases.
+    A CP counts epochs for all its leases.
     """
     epochs = {partition: info.epoch for partition, info in leases.items() if info is not None}
     if sorted(epochs.values()) == list(range(1, len(epochs) + 1)):
@@ -259,12 +259,12 @@ def held_throughout(leases: Mapping[int, LeaseInfo | None]) -> set[int]:
 
 
 def answer(what: str, call: Callable[[], Any]) -> Any:
-    """Its result, from a fresh thread, within ANSWER_S."""
+    """The call's result, from a new thread, within ANSWER_S."""
     return run_within(ANSWER_S, call, what)
 
 
 def verdict(report: Report) -> str:
-    """A line for each failure; the stacks of the first one that is stuck."""
+    """A line for each failure, and the stacks of the first hang."""
     text = [str(report).splitlines()[0]]
     stuck = ""
     for failure in report.failures:

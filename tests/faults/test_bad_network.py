@@ -1,4 +1,4 @@
-"""A broker that answers late, half, or not at all for a while: nothing is lost, and at most once nothing repeated."""
+"""A broker that answers late, partially, or not at all for a while: nothing is lost or, at most once, repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 PARTITIONS, MESSAGES = 4, 2_000
 
-#: Large enough that an answer takes many packets, and is cut in the middle of one.
+#: Large enough that an answer takes many packets and is cut in the middle of one.
 SIZE = 2_000
 
 SEED = 7
@@ -44,7 +44,7 @@ def ground() -> Iterator[Ground]:
 
 
 def trouble(proxy: TcpProxy, seed: int) -> None:
-    """What a network does on a bad day, for a while."""
+    """Inject random network faults for a while."""
     rng = random.Random(seed)
     until = time.monotonic() + TROUBLE_S
     while time.monotonic() < until:

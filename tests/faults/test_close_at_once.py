@@ -1,4 +1,4 @@
-"""A close() right after something was asked for: what the log grants then is released, and nobody waits for it."""
+"""A close() right after a request: what the log then grants is released, so that no member waits for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka_marshal.client.closing import CLOSE_TIMEOUT_S
 from kafka_marshal.node.replica import Replica
 from tests.faults.stories import TOPIC, answer, member, memory_cluster
 
-#: How late a record reaches the member: while close() waits for it, and after that.
+#: Delay of a record to the member: while close() waits for it, and longer.
 LATE_S = [0.3, CLOSE_TIMEOUT_S + 1.0]
 
 
@@ -24,7 +24,7 @@ def asks(marshal: Marshal, what: str) -> None:
 
 
 def held(cluster: MemoryCluster) -> list[str]:
-    """Who holds, or is a member, as the log shows it."""
+    """Holders and members by the log."""
     cluster.broker.faults.delay_ms = lambda client, topic, partition, offset: 0
     replica = Replica(cluster.connect("reader"), "__marshal", 5)
     try:
@@ -41,7 +41,7 @@ def held(cluster: MemoryCluster) -> list[str]:
 def test_what_is_granted_after_a_close_is_released(cluster: MemoryCluster, what: str, late_s: float) -> None:
     marshal = member(cluster, hi=3_000)
     if what == "join":
-        marshal.group_consumer([TOPIC]).close()  # the CPs are marked: what comes next is a join
+        marshal.group_consumer([TOPIC]).close()  # the CPs are marked: a join comes next
     cluster.broker.faults.delay_ms = lambda client, topic, partition, offset: int(1000 * late_s)
     asks(marshal, what)
     answer("Marshal.close()", lambda: marshal.close(timeout=5))

@@ -1,4 +1,4 @@
-"""close() from anywhere: a callback, a loop, another thread, twice, at once. It ends, and so does everything else."""
+"""close() from a callback, a loop, another thread, twice, concurrently: it returns, and everything else ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.interrupts import run_within
 
 pytestmark = pytest.mark.flaky(reruns=0)
 
-#: What a busy machine may add to a limit.
+#: Tolerance of time limits on a busy machine.
 SLACK_S = 0.7
 
 
@@ -94,7 +94,7 @@ def test_a_lease_and_ranges_are_closed_beside_each_other(marshal: Marshal) -> No
 
 @pytest.mark.parametrize("call", ["poll", "world", "claim", "consumer"])
 def test_calls_after_close_answer(marshal: Marshal, call: str) -> None:
-    """With a result or with an error of ours, at once."""
+    """With a result or a MarshalError, at once."""
     consumer = marshal.consumer([TOPIC])
     answer("Marshal.close()", marshal.close)
     calls: dict[str, Callable[[], object]] = {
@@ -107,7 +107,7 @@ def test_calls_after_close_answer(marshal: Marshal, call: str) -> None:
 
 
 class Hung:
-    """A callback that does not return before it is let."""
+    """A callback that blocks until it is released."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -126,7 +126,7 @@ def hung(marshal: Marshal) -> Iterator[Hung]:
 
 
 def within(what: str, timeout_s: float, close: Callable[[], object]) -> None:
-    """close() ends a second after its timeout at the latest."""
+    """close() returns at most a second after its time-out."""
     run_within(timeout_s + 1.0 + SLACK_S, close, what)
 
 
@@ -157,7 +157,7 @@ def test_a_marshal_does_not_wait_for_ever_for_a_callback(
         assert hung.begun.wait(AGAIN_S)
     with another(marshal) as other:
         within("Marshal.close()", 0.2, lambda: marshal.close(0.2))
-        # What nobody is at work on was released: there is no wait for it. The rest ends by time.
+        # Idle partitions were released, so there is no wait for them. The others' leases expire.
         other.claim("by-hand", by_hand.partition, timeout=0).release()
         if callback == "on_assign":
             other.claim("u", 0, timeout=0).release()
@@ -180,7 +180,7 @@ def test_a_consumer_does_not_wait_for_ever_and_releases_when_the_callback_return
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
     within("Consumer.close()", 0.1, lambda: consumer.close(0.1))
     assert "stay with this Marshal" in warnings(caplog, "on_revoke of t [0], t [1] has not returned")[0]
-    threading.Event().wait(3 * HI / 1000)  # longer than a lease lives without beats
+    threading.Event().wait(3 * HI / 1000)  # longer than a lease lasts without heartbeats
     assert [lease.client_id for lease in marshal.world.leases()] == ["a", "a"]
     hung.go_on.set()
     assert marshal.world.wait_for(lambda world: not any(x.client_id for x in world.leases()), AGAIN_S)
@@ -208,7 +208,7 @@ def test_a_callback_is_waited_for_as_long_as_was_asked_for(marshal: Marshal, hun
 
 
 class Stuck(Policy):
-    """Does not return, with the engine's lock in hand, once it is told not to."""
+    """Blocks while it holds the engine's lock, once it is set to."""
 
     def __init__(self, hung: Hung) -> None:
         self.hung = hung
@@ -237,11 +237,11 @@ def test_close_ends_where_the_engines_lock_is_never_free(
     assert "test_closing.py" in told[0]
     if what == "consumer":
         hung.go_on.set()
-    user.end()  # where the Marshal was closed, though the lock is not free
+    user.end()  # the Marshal was closed although the lock is not free
 
 
 def test_close_ends_where_a_thread_of_ours_hangs(marshal: Marshal, hung: Hung, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a read of messages that never returns; what was held is released before."""
+    """In a read of messages that never returns; its leases are released before."""
     consumer = marshal.consumer([TOPIC])
     assert consumer.poll(AGAIN_S) is not None
     assert marshal.world.wait_for(lambda world: len(world.leases()) == 2, AGAIN_S)
@@ -270,7 +270,7 @@ def test_a_handler_of_a_signal_closes_while_a_callback_hangs(marshal: Marshal, h
 
 @pytest.mark.parametrize("what", ["consumer", "marshal"])
 def test_a_destructor_that_closes_may_run_in_a_thread_of_ours(marshal: Marshal, what: str) -> None:
-    """With the engine's lock in hand, as the collector of garbage does it."""
+    """With the engine's lock held, as by the garbage collector."""
     consumer = marshal.consumer([TOPIC])
     closing = (consumer if what == "consumer" else marshal).close
     done: list[bool] = []

@@ -1,4 +1,4 @@
-"""A member whose reader of the log has gone deaf: it says so, opens it again, and ends where that does not help."""
+"""A member whose log reader receives nothing: it reports that, reopens the reader, and ends if that does not help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
 
 @contextmanager
 def working(cluster: MemoryCluster, kind: str, client_id: str) -> Iterator[tuple[Marshal, Any]]:
-    """A member on a client of its own, that holds or waits for something."""
+    """A member with its own client that holds or waits for a lease."""
     marshal = member(cluster.connect(client_id), client_id=client_id)
     try:
         if kind == "claimed":

@@ -1,4 +1,4 @@
-"""A broker that freezes again and again: when it is back, everything goes on, in every member."""
+"""A broker that freezes repeatedly: when it is back, every member continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BETWEEN_S = 30.0
 
 @pytest.fixture
 def feeding(scene: Scene) -> Iterator[str]:
-    """A topic into which messages go all the time."""
+    """A topic with a constant feed of messages."""
     topic, ended = scene.topic(PARTITIONS), threading.Event()
     producer = Producer({"bootstrap.servers": scene.bootstrap})
 

@@ -1,4 +1,4 @@
-"""What the user's functions raise costs no message, no thread and no lease, and is told in the log."""
+"""Exceptions of users' functions cost no message, thread or lease, and are logged."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def _nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OddError(Exception):
-    """What only these tests raise."""
+    """Raised only by these tests."""
 
 
 class OddExit(BaseException):
-    """Like SystemExit, no Exception."""
+    """Not an Exception, like SystemExit."""
 
 
 class Raising:
-    """A callback that raises each time, and counts."""
+    """A callback that raises each time, and counts its calls."""
 
     def __init__(self, error: type[BaseException]) -> None:
         self.error = error
@@ -68,7 +68,7 @@ class Raising:
 
 
 def read_all(consumer: Consumer, count: int) -> list[int]:
-    """Iterate to the last message, beginning again where the loop raises what a callback raised."""
+    """Iterate to the last message, restarting the loop if it raises a callback's exception."""
     seen: list[int] = []
     until = time.monotonic() + 60
     while not seen or seen[-1] != count - 1:
@@ -110,7 +110,7 @@ def test_a_stats_cb_of_the_marshals_own_that_raises_ends_no_thread(scene: Scene,
     marshal = scene.member(config={"statistics.interval.ms": 10, "stats_cb": callback})
     assert len(take(marshal.consumer([topic]), 100)) == 100
     calls, lease = callback.calls, marshal.claim("by-hand", 0)
-    Event().wait(3 * HI / 1000)  # longer than a lease lives without beats
+    Event().wait(3 * HI / 1000)  # longer than a lease lasts without heartbeats
     assert callback.calls > calls
     assert lease.valid
     lease.heartbeat(5)
@@ -181,7 +181,7 @@ def test_a_guarded_function_gets_its_arguments_and_its_answer_is_passed_on() -> 
 
 
 def test_nobody_makes_a_client_with_settings_of_another_source() -> None:
-    """settings.properties guards what is in them: all that confluent-kafka gets has to come from there."""
+    """settings.properties guards callables: all configurations for confluent-kafka must come from it."""
     makers = {"Consumer(", "Producer(", "AdminClient(", "producer("}
     package = Path(sys.modules["kafka_marshal.adapters.kafka"].__path__[0])
     found = {
@@ -190,7 +190,7 @@ def test_nobody_makes_a_client_with_settings_of_another_source() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if any(f"= {maker}" in line or f"self._{maker}" in line for maker in makers)
     }
-    # Each of these gets settings.properties(), by its caller or in the lines before.
+    # Each of these gets settings.properties(), from its caller or in the lines before.
     assert found == {
         'addresses: admin = AdminClient(cast("dict[str, Any]", settings))',
         'admin_client: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
@@ -309,7 +309,7 @@ def test_ctrl_c_within_a_callback_ends_the_loop(scene: Scene) -> None:
 
 
 class Moody(Policy):
-    """Balanced, but for its bad days."""
+    """Balanced, except when it is set to fail."""
 
     def __init__(self, answer: Callable[[], object] | None = None) -> None:
         self.answer = answer
@@ -418,5 +418,5 @@ def test_what_repeats_is_held_back_and_counted() -> None:
     assert [repeats.due("a", now) for now in (0.0, 1.0, 9.9, 10.0, 11.0, 30.0)] == [0, None, None, 2, None, 1]
     assert repeats.due("b", 30.0) == 0
     assert repeats.due("a", 30.0) is None
-    assert repeats.due("c", 30.0) == 0  # forgets the others: memory stays bounded
+    assert repeats.due("c", 30.0) == 0  # forgets the others, to bound memory
     assert repeats.due("a", 30.0) == 0

@@ -1,4 +1,4 @@
-"""A coordination topic that is harmed while members work, and a broker's clock that is set back: they say so."""
+"""A coordination topic damaged while members work, and a broker's clock that is set back: members report it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def working(cluster: MemoryCluster, kind: str) -> tuple[Marshal, Any]:
-    """A member that has done all there is."""
+    """A member that has handled everything."""
     marshal = member(cluster)
     consumer = (
         marshal.consumer([TOPIC]) if kind == "claimed" else marshal.group_consumer([TOPIC], session_timeout_ms=1_500)

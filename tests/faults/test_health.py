@@ -1,4 +1,4 @@
-"""Marshal.health(): what a probe is told, at once and from anywhere, and what a user's thread says by itself."""
+"""Marshal.health(): answers at once from any thread, and log lines of hanging user threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.flaky(reruns=0)
 
 
 class Stuck(Policy):
-    """Balanced, until it is told not to return."""
+    """Balanced, until it is set to block."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -55,7 +55,7 @@ def reports(caplog: pytest.LogCaptureFixture, text: str) -> list[logging.LogReco
 
 
 def problem(marshal: Marshal, text: str) -> str:
-    """Wait until health() tells of it; the sentence."""
+    """Wait until health() reports a problem; returns its sentence."""
     found: Health = wait_until(lambda: next((h for h in [marshal.health()] if text in str(h)), None), 5)
     assert not found.ok
     return next(each for each in found.problems if text in each)
@@ -119,7 +119,7 @@ def test_a_policy_that_does_not_return_is_told_with_its_place_and_hands_out_noth
     assert "in wishes)" in told
     assert marshal.health().needs_restart
     assert marshal.health().turned_ago_ms > HI
-    # Its leases are over by its own clock: nothing is handed out, and poll() keeps to its time.
+    # Its leases have expired by its own clock: nothing is delivered, and poll() keeps its time-out.
     wait_until(lambda: marshal.health().turned_ago_ms > 2 * HI)
     assert answer("poll()", lambda: consumer.poll(0.1)) is None
     assert len(reports(caplog, "has not turned")) == 1
@@ -131,7 +131,7 @@ def test_a_policy_that_does_not_return_is_told_with_its_place_and_hands_out_noth
 def test_a_short_poll_tells_of_it_too_and_each_outage_is_told_once(
     marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread waits outside of the lock, so that every poll() returns in time."""
+    """The thread waits outside the lock, so that every poll() returns in time."""
     monkeypatch.setattr("kafka_marshal.node.pulse.SAID_EVERY_MS", 0.0)
     monkeypatch.setattr(marshal._driver.pulse._repeats, "_every", 0.0)
     consumer = marshal.consumer([TOPIC])
@@ -261,7 +261,7 @@ class Refusing:
 
 
 def test_a_handler_of_a_signal_may_ask(marshal: Marshal, policy: Stuck) -> None:
-    """In the midst of a call, and while the engine's lock is taken."""
+    """During a call, and while the engine's lock is held."""
     consumer = marshal.consumer([TOPIC], policy=policy)
     found: list[Health] = []
     before = signal.signal(signal.SIGALRM, lambda *_: found.append(marshal.health()))

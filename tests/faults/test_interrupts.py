@@ -1,6 +1,6 @@
 """An exception at every line of every public call: nothing is lost, repeated, locked or leased for ever (stories.py).
 
-CI tries a sample. ``make campaign ARGS='tests/faults -rP'`` tries all lines, and says how many there are.
+CI tries a sample. ``make campaign ARGS='tests/faults -rP'`` tries all lines and prints their number.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from tests.interrupts import MODULES, Interrupted, Interrupts, Points, interrupt
 
 pytestmark = [
     pytest.mark.flaky(reruns=0),
-    # What was interrupted within a destructor goes to a hook, and members that hang are left behind.
+    # An interrupt within a destructor goes to a hook, and hanging members are left behind.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-#: Points of each case that CI tries: some 300 in all.
+#: Points per case that CI tries: some 300 in all.
 SAMPLE = 10
 
-#: Cases of which CI tries every line: a second or two each, and what they have found lay between two lines.
+#: Cases of which CI tries every line: a second or two each; their faults were between two lines.
 EVERY_LINE = frozenset(name for name in CASES if "at most once: a handler closes" in name)
 
-#: Of a case that fails, so many are enough to see what is wrong: each may take seconds.
+#: Stop a case after this many failures, as each may take seconds.
 MOST_FAILURES = 3
 MOST_FAILURES_OF_A_CAMPAIGN = 20
 
-#: Signals come within the standard library, too: a lock taken by Condition.__enter__, a result that a queue just gave.
+#: Signals arrive within the standard library, too: a lock just taken by Condition.__enter__, a result of a queue.
 MODULES_OF_CHECKS = (*MODULES, "threading", "queue", "concurrent.futures")
 
 
 class Timeout(BaseException):
-    """As KeyboardInterrupt: nothing that catches Exception catches it."""
+    """No Exception, like KeyboardInterrupt."""
 
 
 AT_CHECKS: Any = {
@@ -73,7 +73,7 @@ def test_no_line_lies_between_what_is_made_and_its_with_block() -> None:
 
 
 def test_what_an_interrupt_of_poll_costs_follows_what_was_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not all that could be: with an alarm every half millisecond a loop would stand still otherwise."""
+    """Not all fetched messages: otherwise a loop would make no progress with an alarm every half millisecond."""
     messages, given_back = 5_000, []
     put_back = Buffer.put_back
 
@@ -108,7 +108,7 @@ def test_every_line(name: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 def test_every_check(name: str) -> None:
-    """Where the interpreter really runs handlers of signals, which is after calls, whose results are lost."""
+    """Where the interpreter really runs signal handlers: after calls, whose results are lost."""
     report = sweep(CASES[name], **AT_CHECKS, per_line=1, most_failures=MOST_FAILURES_OF_A_CAMPAIGN)
     print(f"{name}: {verdict(report).splitlines()[0]}")
     assert not report.failures, verdict(report)

@@ -1,4 +1,4 @@
-"""What an outage looks like in the log: one line when Kafka is away, one when it is back."""
+"""Log lines of an outage: one when Kafka becomes unreachable, one when it is back."""
 
 from __future__ import annotations
 

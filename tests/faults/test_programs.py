@@ -1,4 +1,4 @@
-"""Whole programs on a real broker: alarms in the midst of everything, and every way to end."""
+"""Whole programs on a real broker: alarms at any moment, and every way to end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.stories import offsets
 
 pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 
-#: A program ends within this, whatever it was doing.
+#: A program ends within this time, whatever it does.
 END_S = 5.0
 
 
@@ -121,7 +121,7 @@ def test_ctrl_c_ends_with_blocks(scene: Scene) -> None:
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("by", ["end", "exit", "iterating", "polling", "error"])
 def test_a_program_may_end_without_close(scene: Scene, by: str, delivery: str) -> None:
-    """Without a word of ours, and without a lease: nobody has to wait until that is stale."""
+    """Without output of ours and without a remaining lease that others would have to wait for."""
     program = Program(scene, "leave", scene.topic(1, 20), by=by, options={"delivery": delivery, "batch_size": 5})
     status, _, err = program.end(10.0 + END_S)
     assert status == int(by == "error"), err

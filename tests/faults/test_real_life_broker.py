@@ -1,4 +1,4 @@
-"""On a broker as people have it (see conftest.py) looking changes nothing, and members work."""
+"""On a broker with common settings (see conftest.py), queries change nothing, and members work."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from tests.cli.harness import Command
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-#: Kafka creates these for itself, whatever a client asks.
+#: Internal topics of Kafka.
 OF_KAFKA = {"__consumer_offsets", "__transaction_state", "__share_group_state"}
 
-#: A look may go on for this long before the topics are listed again.
+#: Duration of a query before the topics are listed again.
 LOOK_S = 0.8
 
-#: How long a broker may take until a topic that it creates is listed.
+#: Time until a topic that a broker creates is listed.
 CREATED_S = 0.3
 
-#: Others may stand still for this long while a Marshal is closed (2 to 20 ms are usual).
+#: Longest stop of other threads while a Marshal is closed (2 to 20 ms are usual).
 LONGEST_GAP_S = 0.1
 
 
 def missing() -> str:
-    """A topic that nobody has made, under another name each time."""
+    """A name of a topic that does not exist, different each time."""
     return f"flihgts-{uuid.uuid4().hex[:6]}"
 
 
@@ -63,7 +63,7 @@ class Ground:
         self._admin = AdminClient(self.librdkafka)
         with self.member() as marshal:
             marshal.claim(self.topic, 0, timeout=10)
-            #: The log knows of a lease on it, the cluster does not know it.
+            #: The log has a lease of it, but the cluster does not have it.
             self.gone = missing()
             marshal.claim(self.gone, 0, timeout=10)
 
@@ -109,7 +109,7 @@ def nothing_created(ground: Ground, within_s: float = CREATED_S) -> Iterator[Non
     while (after := ground.names()) == before and time.monotonic() < until:
         time.sleep(0.05)
     for name in after - before:
-        ground.delete(name)  # else it would hide the same fault from the tests that follow
+        ground.delete(name)  # else it would hide the same fault from later tests
     assert after == before
 
 
@@ -127,7 +127,7 @@ def consume_beside_another(ground: Ground) -> None:
 
 
 def consume_with_own_settings(ground: Ground) -> None:
-    # Then the reader counts partitions by a client of its own.
+    # Then the reader counts partitions with a separate client.
     with ground.member() as marshal, marshal.consumer([missing()], config={"fetch.min.bytes": 2}) as consumer:
         assert consumer.poll(LOOK_S) is None
 
@@ -353,7 +353,7 @@ def test_a_member_works_where_consumer_groups_can_not(ground: Ground, caplog: py
 
 
 def test_the_largest_records_fit_where_the_broker_takes_small_ones_only(ground: Ground) -> None:
-    """L1: what init creates has a limit of its own, for the log as for snapshots."""
+    """L1: topics created by init set their own limit, for the log and for snapshots."""
     log, acks = f"__marshal-{uuid.uuid4().hex[:6]}", list[Ack]()
     create_topic(ground.cluster, log, 1, 30)
     for topic, size in ((log, MAX_WRITTEN_BYTES), (snapshots_topic(log), MAX_RECORD_BYTES)):
@@ -385,7 +385,7 @@ def test_a_log_that_somebody_let_the_broker_create_is_refused(ground: Ground) ->
 
 
 class Ticks:
-    """A thread that needs the interpreter's lock a thousand times a second, and notes when it got it."""
+    """A thread that takes the interpreter's lock a thousand times a second and records when it got it."""
 
     def __init__(self) -> None:
         self._times = [time.perf_counter()]
@@ -418,5 +418,5 @@ def test_a_close_lets_the_other_threads_of_its_process_go_on(ground: Ground) -> 
         with Ticks() as ticks:
             marshal.close()
         gaps.append(ticks.longest_gap_s())
-    # A client destroyed with the interpreter's lock held would stop everybody for as long as a fetch is in flight.
+    # A client destroyed with the interpreter's lock held would stop all threads while a fetch is in flight.
     assert median(gaps) < LONGEST_GAP_S, gaps

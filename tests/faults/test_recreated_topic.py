@@ -1,4 +1,4 @@
-"""A topic that is deleted and recreated under a worker: no message of the new one is given at an old position (P11)."""
+"""A topic recreated under a worker: no message of the new one is delivered at an old position (P11)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLD, NEW = 20, 60
 
 
 def recreate(scene: Scene, topic: str) -> None:
-    """With more messages than the old one had."""
+    """Recreate a topic with more messages than the old one."""
     admin = AdminClient({"bootstrap.servers": scene.bootstrap})
     admin.delete_topics([topic])[topic].result(20)
     wait_until(lambda: topic not in scene.cluster.topic_info([topic], 10))
@@ -43,7 +43,7 @@ def test_nothing_of_the_new_one_is_given(scene: Scene, kind: str, monkeypatch: p
         return len(seen)
 
     wait_until(lambda: take() == OLD)
-    # No look at the topics helps: the reader has to notice it by itself.
+    # Topics are not polled: the reader must notice it by itself.
     monkeypatch.setattr(member._driver.upkeep.topics, "is_due", lambda now: False)
     recreate(scene, topic)
     wait_until(lambda: take() and consumer.lost_positions, 30)

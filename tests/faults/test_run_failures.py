@@ -1,4 +1,4 @@
-"""Whatever is raised while a handler's failure is dealt with: the run ends with it or goes on, and no lane is lost."""
+"""An exception while a handler's failure is processed: the run ends with it or continues, and no lane is lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EndError(BaseException):
 
 
 class Rounds:
-    """Runs of one consumer, one after the other, each with three messages, of which the second fails."""
+    """Consecutive runs of one consumer, each with three messages, of which the second fails."""
 
     def __init__(self, how: str, bench: Bench, fails: Callable[[Attempt], bool]) -> None:
         self.how = how
@@ -66,7 +66,7 @@ class Rounds:
         self._done.add(message.offset())
 
     def __call__(self, interrupts: Interrupts) -> None:
-        """One run with interrupts, which ends or goes on; one without, which leaves nothing."""
+        """One run with interrupts, which ends or continues; one without, which leaves nothing undone."""
         self._interrupts, produce = interrupts, self._bench.cluster.broker.produce
         for value in (b"good", b"bad", b"good"):
             self._last = produce("t", 0, value, b"key")
@@ -78,7 +78,7 @@ class Rounds:
         assert self._until_done() is None, "a run without interrupts"
 
     def _until_done(self) -> BaseException | None:
-        """What the run raised, unless it has handled everything, or put it aside."""
+        """The run's exception, unless it has handled everything or written it as dead letters."""
         self._is_ending = False
         handler = as_handler(self.how, self._handle)
         self._bench.start(handler, concurrency=1, retry=TWICE, dead_letters=DEAD)
@@ -96,7 +96,7 @@ class Rounds:
 
 
 def _arm(interrupts: Interrupts) -> None:
-    """Interrupt what this thread does from here on, in all that is under way, too."""
+    """Interrupt this thread from here on, including its active frames."""
     if interrupts.fired:
         return
     interrupts.__enter__()
@@ -113,7 +113,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-#: What becomes of the second message: by what its handler does.
+#: Outcome of the second message → test of the handler's attempt.
 ENDS: dict[str, Callable[[Attempt], bool]] = {
     "done": lambda attempt: False,
     "tried again": lambda attempt: attempt.number == 1,

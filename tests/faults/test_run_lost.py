@@ -1,4 +1,4 @@
-"""The own clock says that the lease may be over: each way out of a handler of ``run`` has no effect."""
+"""If the lease may be over by the member's clock, each way out of a handler of ``run`` has no effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _runs_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stopped:
-    """A member whose background thread stands still until it is said, as that of a stopped process does."""
+    """A member whose background thread is blocked until released, as in a stopped process."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -36,7 +36,7 @@ class Stopped:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within: the lease can't be proven, and nothing has told the engine that it is lost."""
+        """Within the block, the lease can't be proven, and the engine does not know that it is lost."""
         held = threading.Event()
         thread = threading.Thread(target=self._hold, args=(held,))
         thread.start()
@@ -53,7 +53,7 @@ class Stopped:
             self.goes_on.wait(10)
 
 
-#: By way out: how often a message is tried.
+#: Way out → retry policy.
 WAYS = {"the last try": Retry(1), "a retry": TWICE, "not worth one": Retry(5, on=(OSError,))}
 
 
@@ -112,7 +112,7 @@ def test_what_ends_the_run_is_no_failure_either(how: str, error: BaseException) 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_dead_letter_is_not_sent_again_once_the_lease_is_in_doubt(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first ack says that Kafka is away; by then another member may have the partition."""
+    """Its first acknowledgement reports an outage; by then another member may have the partition."""
     sent: list[object] = []
     with Bench(1, HI) as bench:
         stopped = Stopped(bench)

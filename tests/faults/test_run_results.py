@@ -1,4 +1,4 @@
-"""What a handler of ``run`` returns or raises: work that has not run is not done, a program's mistake is no letter."""
+"""Results and exceptions of handlers of ``run``: work that has not run is not done, a bug makes no dead letter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Awaitable:
 
 
 class ApplyResult:
-    """As of a pool of processes."""
+    """As of a process pool."""
 
     __module__ = "multiprocessing.pool"
 
@@ -67,7 +67,7 @@ def ended() -> Future[int]:
     return future
 
 
-#: What returns work that has not run.
+#: Handlers that return work that has not run.
 UNFINISHED: dict[str, Callable[[Any], object]] = {
     "a coroutine": lambda message: coroutine(message),
     "a coroutine of a partial": lambda message: partial(coroutine, message)(),
@@ -98,7 +98,7 @@ def test_what_has_not_run_is_refused_and_its_message_is_not_done(how: str, what:
         lease = bench.marshal.world.lease("t", 0)
         assert lease is not None
         assert lease.stable is None
-    gc.collect()  # of a coroutine that was never awaited Python warns now
+    gc.collect()  # Python warns of a coroutine that was never awaited now
 
 
 def test_futures_and_tasks_of_a_loop_are_refused() -> None:
@@ -169,7 +169,7 @@ def _made(kind: type[errors.MarshalError]) -> errors.MarshalError:
 
 
 def _rows() -> dict[str, str]:
-    """By error: what the page says."""
+    """Error → the page's row."""
     page = PAGE.read_text(encoding="utf-8").split("## Errors of this library")[1].split("\n## ")[0]
     found, said = dict[str, str](), ""
     for named, then in re.findall(r"^\| (`.*?) \| (.*?) \|$", page, re.MULTILINE):
@@ -275,7 +275,7 @@ def test_a_handler_whose_task_is_cancelled_ends_the_run() -> None:
         assert bench.letters == []
 
 
-# What is raised meanwhile.
+# Exceptions meanwhile.
 
 
 class Frozen(Exception):
@@ -296,7 +296,7 @@ def _deep(message: Any) -> None:
     _deep(message)
 
 
-#: What odd handlers do, and the class of what the run raises without dead letters.
+#: Odd handlers, and the class of the run's exception without dead letters.
 ODD: dict[str, tuple[Callable[[Any], object], type[BaseException]]] = {
     "frozen": (lambda message: _raise(Frozen("no")), Frozen),
     "speechless": (lambda message: _raise(Speechless()), Speechless),
@@ -316,7 +316,7 @@ def test_odd_exceptions_end_the_run_or_are_put_aside(how: str, letters: bool, wh
     act, kind = ODD[what]
 
     def handle(message: Any) -> None:
-        if message.offset() < 2:  # as many as there are handlers
+        if message.offset() < 2:  # as many as handlers
             act(message)
         bench.handled.append(message.offset())
 
@@ -364,7 +364,7 @@ def test_a_producer_that_fails_ends_the_run_and_what_it_had_comes_again(
         monkeypatch.undo()
         monkeypatch.setattr("kafka_marshal.client.fetcher.SLICE_S", 0.005)
 
-        def is_done() -> bool:  # a letter that was sent may be acknowledged as the producer closes
+        def is_done() -> bool:  # a sent letter may be acknowledged when the producer closes
             return {0, 1} == set(bench.handled) | {int(value or b"") for value in bench.letters}
 
         assert bench.run(lambda message: bench.handled.append(message.offset()), is_done) is None

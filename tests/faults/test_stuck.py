@@ -1,4 +1,4 @@
-"""What stands still on a real broker: told once, shown by the commands, and led past."""
+"""Stuck partitions on a real broker: reported once, shown by the commands, and skipped on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.client.conftest import Scene, take, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-#: Where the part of a stored batch begins that its checksum covers and is not its header.
+#: Offset of a stored batch's records, which its checksum covers.
 RECORDS_AT = 75
 
 
@@ -32,13 +32,13 @@ def kafka(scene: Scene, command: Command) -> Command:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for ten seconds to see that nothing comes."""
+    """Shorten the time after which a partition counts as stuck."""
     monkeypatch.setattr("kafka_marshal.engine.work.stuck.SILENT_AFTER_MS", 1_500.0)
     monkeypatch.setattr("kafka_marshal.observe.rows.STILL_MS", 1_500)
 
 
 def published(scene: Scene, topic: str, batches: int, **config: Any) -> None:
-    """Batches of ten records each."""
+    """Publish batches of ten records each."""
     producer = Producer({"bootstrap.servers": scene.bootstrap, "linger.ms": 1_000, **config})
     producer.list_topics(topic, timeout=10)  # else the first record may go alone
     for batch in range(batches):
@@ -48,7 +48,7 @@ def published(scene: Scene, topic: str, batches: int, **config: Any) -> None:
 
 
 def spoil(kafka: RunningKafka, topic: str, batch: int) -> None:
-    """Flip bits in one stored batch, as a disk does."""
+    """Flip bits in one stored batch, as a disk may."""
     folder: Path | None = getattr(kafka, "folder", None)
     if folder is None:
         pytest.skip("the disk of a broker that somebody else runs is not ours to spoil")
@@ -68,7 +68,7 @@ def spoil(kafka: RunningKafka, topic: str, batch: int) -> None:
 def taken(
     consumer: Consumer, until: Callable[[], object], raised: list[MarshalError], within_s: float = 30
 ) -> list[int]:
-    """Offsets that come until something is so; what the consumer raises goes to raised."""
+    """Offsets delivered until a condition holds; the consumer's exceptions are added to raised."""
     got: list[int] = []
     deadline = time.monotonic() + within_s
     while not until():
@@ -121,7 +121,7 @@ def test_a_corrupt_batch_is_one_error_and_skip_leads_past_it(
 
 
 def test_one_partition_that_can_not_be_read_ends_no_loop(scene: Scene, kafka_broker: RunningKafka) -> None:
-    """Raised in one worker's loop after the other, it would stop all of them."""
+    """Raised in one worker's loop after another, it would stop all of them."""
     topic = scene.topic(2)
     published(scene, topic, 3, **{"compression.type": "gzip"})
     spoil(kafka_broker, topic, 1)
@@ -143,7 +143,7 @@ def test_a_reader_that_is_replaced_goes_on_where_the_old_one_was(scene: Scene) -
         wait_until(lambda: len(consumer.assignment()) == 2)
         consumer.pause([(topic, 1)])
         before = consumer._fetcher.reader
-        consumer._fetcher.monitor._tries[topic, 0] = 1  # to be read again did not help …
+        consumer._fetcher.monitor._tries[topic, 0] = 1  # reading again did not help …
         consumer._fetcher.monitor.missing = lambda: [] if consumer._fetcher.reader is not before else [(topic, 0)]  # type: ignore[method-assign]
         scene.publish(topic, 2, 5)
         wanted = {(0, offset) for offset in range(25)}
@@ -191,7 +191,7 @@ def test_a_record_larger_than_the_consumer_may_receive_is_one_error(scene: Scene
 
 @pytest.mark.parametrize("second", [4, 25])
 def test_p12_a_topic_made_anew_while_nobody_ran(scene: Scene, kafka: Command, second: int) -> None:
-    """Shorter than the position was, and longer: nothing is skipped, and lag does not say that all is well."""
+    """Shorter than the position, and longer: nothing is skipped, and lag does not claim that all is done."""
     topic = scene.topic(messages=10)
     with scene.member("w") as member, member.consumer([topic]) as consumer:
         take(consumer, 10)

@@ -1,4 +1,4 @@
-"""Threads that share a consumer, and tasks that give up waiting: nothing lost or repeated, each partition in order."""
+"""Threads that share a consumer, and tasks that cancel waits: nothing lost or repeated, each partition in order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_threads_share_a_consumer_of_a_broker(scene: Scene, threads: int, delive
     crew.check(marshal, topic, 2, at_most_once=delivery == "at-most-once")
 
 
-# asyncio: a task that is cancelled leaves its thread in poll(), and what that returns is dropped.
+# asyncio: a cancelled task leaves its thread in poll(), whose result is dropped.
 
 
 async def give_up_again_and_again(cluster: MemoryCluster, consumer: Consumer, messages: int) -> set[int]:
@@ -48,7 +48,7 @@ async def give_up_again_and_again(cluster: MemoryCluster, consumer: Consumer, me
         if sent < messages:
             cluster.broker.produce(TOPIC, 0, str(sent).encode())
             sent += 1
-        # The last ones are got by somebody who waits, so that the test ends.
+        # The last ones are received without cancelling, so that the test ends.
         patience_s = 0.05 if cancelled < messages else 6.0
         try:
             message = await asyncio.wait_for(asyncio.to_thread(consumer.poll, 5), patience_s)
@@ -73,7 +73,7 @@ def test_q42_what_a_cancelled_task_dropped_comes_again() -> None:
         async def main() -> set[int]:
             with ThreadPoolExecutor(4) as pool:
                 asyncio.get_running_loop().set_default_executor(pool)
-                # One thread polls already, and nobody will hear what it gets.
+                # One thread is already polling, and its result will be dropped.
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(asyncio.to_thread(consumer.poll, 5), 0.05)
                 return await give_up_again_and_again(cluster, consumer, messages)
