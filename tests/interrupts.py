@@ -22,8 +22,8 @@ Where an interrupt can be raised (:class:`Points`):
   result is then dropped. (It checks at the end of a loop's turn, too; that is not simulated.)
 * ``OPCODES``: before each instruction. The strictest, and the slowest.
 
-The end of a ``with`` block is none of them: the interpreter lets no signal come between a block and its ``__exit__``.
-The line of a ``try:`` is none: no instruction runs there.
+The end of a ``with`` block is not a point: the interpreter runs no handler between a block and its ``__exit__``.
+Neither is the line of a ``try:``: no instruction runs there.
 
 :class:`Alarms` raises by real signals after random short times. :func:`run_within` bounds a call that may hang.
 """
@@ -64,7 +64,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: What is interrupted if nothing else is said: this library, all but its testing tools.
+#: Interrupted by default: this library, except its testing tools.
 MODULES = ("kafka_marshal", "rationalizer")
 WITHOUT = ("kafka_marshal.testing",)
 
@@ -73,7 +73,7 @@ AGAIN_S = 0.0001
 
 
 class Interrupted(Exception):
-    """Raised by an injected interrupt where no other exception was asked for."""
+    """Raised by an injected interrupt by default."""
 
 
 class StuckError(AssertionError):
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
 
 class _Code:
-    """Which code is chosen, and which of its instructions are no points."""
+    """The chosen code, and its instructions that are no points."""
 
     def __init__(self, modules: Sequence[str], without: Sequence[str]) -> None:
         self._roots = [root for name in modules for root in _roots(name)]
@@ -170,11 +170,11 @@ def _endings(code: CodeType) -> frozenset[int]:
 
 
 class Interrupts:
-    """Counts the points that this thread comes to within ``with`` blocks, and raises at the chosen one; see the module.
+    """Counts the points that this thread reaches within ``with`` blocks, and raises at the chosen one; see the module.
 
-    The counting goes on over several ``with`` blocks. ``at``: the point, from 1; None: only count. ``again_after``: a
+    The count continues over several ``with`` blocks. ``at``: the point, from 1; None: only count. ``again_after``: a
     second interrupt, this many points (as of ``CHECKS``) after the first, which is likely in a handler of the first.
-    ``keep``: note all points in ``places``.
+    ``keep``: record all points in ``places``.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Interrupts:
         self.points = points
         #: Called at the point instead of raising, as a signal's handler that returns; set it before the block.
         self.handler: Callable[[], object] | None = None
-        #: How many points were counted.
+        #: Number of counted points.
         self.count: int = 0
         #: All points, in order, if they are kept.
         self.places: list[Place] = []
@@ -224,7 +224,7 @@ class Interrupts:
     def _is_spent(self) -> bool:
         return self.at is not None and len(self.fired) > (self.again_after is not None)
 
-    # A hook that raises is taken away by the interpreter: the second interrupt comes from the other hook.
+    # The interpreter removes a hook that raises: the second interrupt comes from the other hook.
 
     def _trace(self, frame: FrameType, event: str, _arg: object) -> Any:
         if not self._code.has(frame.f_code):
@@ -285,7 +285,7 @@ def interrupt_at(at: int, exception: type[BaseException] | BaseException = Inter
 
 
 def lines(call: Callable[[], object], **options: Any) -> list[Place]:
-    """The points that a call comes to in this thread, in order: as many as there are interrupts to try."""
+    """The points that a call reaches in this thread, in order: one for each interrupt to try."""
     counting = Interrupts(None, keep=True, **options)
     with counting:
         call()
@@ -297,7 +297,7 @@ def lines(call: Callable[[], object], **options: Any) -> list[Place]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that did not end well."""
+    """A failed run."""
 
     where: str
     error: BaseException
@@ -310,11 +310,11 @@ class Failure:
 
 @dataclass(slots=True)
 class Report:
-    """What a sweep did, and found."""
+    """The result of a sweep."""
 
-    #: Points of the run that was only counted.
+    #: Points of the uninterrupted run.
     counted: int = 0
-    #: Runs, and how many of them were really interrupted.
+    #: Number of runs, and of those really interrupted.
     runs: int = 0
     interrupted: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -356,9 +356,9 @@ def sweep(
 ) -> Report:
     """Run attempt once to count its points, then once for each: interrupted there.
 
-    attempt enters the Interrupts it is given around what is to be interrupted, catches what comes out, and raises
-    AssertionError where anything is wrong then. Each run has a thread of its own, and ``within_s`` to end.
-    ``limit``, ``per_line``, ``seed``: see :func:`spread`. ``most_failures``: give up after so many.
+    attempt enters its Interrupts argument around the code to interrupt, catches the exception, and raises
+    AssertionError if anything is wrong then. Each run has its own thread, and ``within_s`` to end.
+    ``limit``, ``per_line``, ``seed``: see :func:`spread`. ``most_failures``: stop after this many.
     """
     code = _Code(modules, without)
     counting = Interrupts(None, points=points, keep=True, _code=code)
@@ -383,7 +383,7 @@ def _one(attempt: Callable[[Interrupts], object], interrupts: Interrupts, within
     before = sys.unraisablehook
 
     def ignore(unraisable: Any) -> None:
-        # An interrupt within a destructor is reported to this hook only; the code was interrupted all the same.
+        # An interrupt within a destructor is reported only to this hook; the code was interrupted nevertheless.
         if not _is_kind(unraisable.exc_value, interrupts.exception):
             before(unraisable)
 
@@ -392,7 +392,7 @@ def _one(attempt: Callable[[Interrupts], object], interrupts: Interrupts, within
         run_within(within_s, lambda: attempt(interrupts))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not (interrupts.fired and _is_kind(error, interrupts.exception)):
-            raise  # somebody's own Ctrl-C
+            raise  # a real Ctrl-C
         return Failure(str(interrupts), error)
     finally:
         sys.unraisablehook = before
@@ -407,9 +407,9 @@ def _is_kind(error: BaseException | None, wanted: type[BaseException] | BaseExce
 
 
 def run_within(seconds: float, call: Callable[[], T], what: str = "the call") -> T:
-    """Run call in a thread of its own; StuckError, with all stacks, unless it has ended within this many seconds.
+    """Run call in a separate thread; StuckError, with all stacks, unless it has ended within this many seconds.
 
-    A call that is stuck is left to itself: nothing can end its thread.
+    The thread of a stuck call is left behind: nothing can end it.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -417,7 +417,7 @@ def run_within(seconds: float, call: Callable[[], T], what: str = "the call") ->
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised in the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=run, name="run-within", daemon=True)
@@ -448,7 +448,7 @@ def stacks(first: threading.Thread | None = None) -> str:
 class Alarms:
     """Interrupts by SIGALRM after random short times, in the main thread; one for each :meth:`run`.
 
-    Where a signal comes while none of the chosen code runs, it is put off: what is interrupted is always that code.
+    A signal that arrives outside the chosen code is postponed, so that always that code is interrupted.
     """
 
     def __init__(
@@ -462,7 +462,7 @@ class Alarms:
         without: Sequence[str] = WITHOUT,
     ) -> None:
         self.exception = exception
-        #: Where the interrupts came.
+        #: Places of the interrupts.
         self.fired: list[Place] = []
         self._shortest_s, self._longest_s = shortest_s, longest_s
         self._rng = random.Random(seed)
@@ -480,7 +480,7 @@ class Alarms:
         signal.signal(signal.SIGALRM, self._before)
 
     def run(self, call: Callable[[], object]) -> bool:
-        """Run call, interrupted once, if it takes long enough. Whether it ended by itself."""
+        """Run call, interrupted once if it takes long enough. Returns whether it ended by itself."""
         self._armed = True
         signal.setitimer(signal.ITIMER_REAL, self._rng.uniform(self._shortest_s, self._longest_s))
         try:

@@ -146,7 +146,7 @@ def test_the_packages_listed_are_those_in_the_tree() -> None:
 
 
 def test_the_wheel_holds_no_example() -> None:
-    """Examples are projects of their own, in the source package alone."""
+    """Examples are separate projects, only in the source package."""
     options = setup_cfg()["options"]
     assert {name.partition(".")[0] for name in options["packages"].split()} == PACKAGES.keys()
     assert set(re.findall(r"= (\S+)", options["package_dir"])) == {named(path) for path in PACKAGES.values()}

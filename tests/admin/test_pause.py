@@ -217,7 +217,7 @@ def test_a_pause_that_runs_out_is_noticed_by_the_clock_where_the_log_is_silent(g
     topic = group.fill(1, 10)
     with group.admin().pause(group.group, expires_in=0.3) as pause:
         wait_until(lambda: pause.seconds_left == 0)
-        assert len(group.admin().pauses(group.group)) == 3  # log time stands still
+        assert len(group.admin().pauses(group.group)) == 3  # log time does not advance
         for call in (lambda: pause.reposition({(topic, 0): 5}), lambda: pause.wait_released(5)):
             with pytest.raises(AdminError, match="has run out"):
                 call()

@@ -178,7 +178,7 @@ def test_what_can_not_be_put_back_is_named_and_done_again_finishes_it(laid: Grou
     def rule(_cp: int, record: Record) -> bool:
         if isinstance(record, ReleasingPartition) and record.last_offset is None:
             settling.set()  # partitions that did not move
-            thread.join(10)  # when it goes on, the pause is over
+            thread.join(10)  # when it continues, the pause is over
         return not is_move(record, 1, 2)
 
     def end_it() -> None:

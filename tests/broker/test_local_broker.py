@@ -227,7 +227,7 @@ def test_a_setting_that_kafka_refuses_is_reported_in_kafkas_words_and_nothing_is
     "then",
     [
         pytest.param("", id="alone"),
-        # A forked child holds a copy of the pipe whose end tells the supervisor that its parent died.
+        # A forked child holds a copy of the pipe that shows the supervisor its parent's end.
         pytest.param(
             "import os, time\nif os.fork() == 0: time.sleep(30); os._exit(0)",
             id="with-a-forked-child",

@@ -1,4 +1,4 @@
-"""A short campaign on a broker of its own, and a short soak."""
+"""A short campaign on a separate broker, and a short soak."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ def test_a_topic_that_is_recreated_meanwhile_is_not_taken_for_the_old_one(
 ) -> None:
     a = crowd.alone("a", crowd.topic(1, 10))
     crowd.crowd(30)
-    monkeypatch.setattr(a.marshal._driver.upkeep.topics, "is_due", lambda now: False)  # nobody else notices
+    monkeypatch.setattr(a.marshal._driver.upkeep.topics, "is_due", lambda now: False)  # no poll notices
     probe = Probe(crowd.bootstrap)
     probe.delete_topics([crowd.coordination, snapshots_topic(crowd.coordination)])
     wait_until(lambda: not crowd.cluster.topic_info([crowd.coordination], 10))

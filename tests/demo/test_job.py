@@ -128,7 +128,7 @@ def test_as_fast_as_they_can(demo: Demo, kafka_bootstrap: str) -> None:
     assert demo(bootstrap=kafka_bootstrap, rows=ROWS, pace=0, seed=3).result()["equal"]
 
 
-# -- the command, and a broker of its own -------------------------------------------------------------------------
+# -- the command, and its own broker ------------------------------------------------------------------------------
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""C3, C4, C5, C6, C7, C16 and C17: claims, wishes, restarts, and grants that are no longer wanted."""
+"""C3, C4, C5, C6, C7, C16 and C17: claims on held leases, restarts, and grants that are no longer wanted."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_c4_wishes_expire_so_that_a_dead_client_is_not_counted_for_ever() -> Non
     net.run_until(lambda: len(a.held()) == 1)
     net.run_until(lambda: not peers.waiting(frozenset({"t"}), net.now), 2 * HI + 10)
     assert peers.asked_for(net.now) == ()
-    net.run_until(lambda: len(a.held()) == 2, 3 * HI)  # nobody came for it
+    net.run_until(lambda: len(a.held()) == 2, 3 * HI)  # no member claimed it
 
 
 def test_c4_wishes_for_other_topics_do_not_count() -> None:

@@ -65,7 +65,7 @@ def work(consumer: Consumer, seen: list[tuple[int, int]], ended: threading.Event
     while not ended.is_set():
         try:
             message = consumer.poll(0.1)
-        except MarshalError:  # told, and it goes on
+        except MarshalError:  # reported; continue
             continue
         if message is not None:
             seen.append((message.partition() or 0, message.offset() or 0))

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_with_blocks(scene: Scene) -> None:
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 @pytest.mark.parametrize("by", ["end", "exit", "iterating", "polling", "error"])
 def test_a_program_may_end_without_close(scene: Scene, by: str, delivery: str) -> None:
-    """Without output of ours and without a remaining lease that others would have to wait for."""
+    """Without output from us and without a remaining lease that others would have to wait for."""
     program = Program(scene, "leave", scene.topic(1, 20), by=by, options={"delivery": delivery, "batch_size": 5})
     status, _, err = program.end(10.0 + END_S)
     assert status == int(by == "error"), err

@@ -332,7 +332,7 @@ def test_odd_exceptions_end_the_run_or_are_put_aside(how: str, letters: bool, wh
 
 
 class Odd(Retry):
-    """A back-off that is none."""
+    """An invalid back-off."""
 
     def delay(self, failures: int, rng: Any) -> Any:
         found = DELAYS[self.attempts]

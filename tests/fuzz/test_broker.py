@@ -66,7 +66,7 @@ class Granted:
 
 
 def test_what_is_granted_is_waited_for_until_it_is_handled(flood: _Flood, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workers were told to end with a partition in hand, and its messages were said to be lost."""
+    """The workers were asked to end while they held a partition, and its messages were reported as lost."""
     *early, last = [note for note in sound(flood) if note["what"] == "handled"]
     path = flood.folder / WORKERS[0]
     path.write_text("".join(json.dumps(note) + "\n" for note in early))
@@ -120,7 +120,7 @@ def test_a_lost_lease_excuses_one_thing_only(flood: _Flood, topic: str, problem:
     mine = [note for note in notes if note.get("topic") == getattr(flood, topic)]
     excused = [note for note in notes if note.get("topic") == getattr(flood, {"alo": "amo", "amo": "alo"}[topic])]
     lost = {"what": "lost", "topic": getattr(flood, topic), "partition": 0}
-    # Of one's own kind the wrong one, of the other the right one.
+    # Of its own kind the wrong one, of the other the right one.
     if topic == "alo":
         spoilt = [*(note for note in notes if note not in (mine[0], excused[0])), mine[1], lost]
     else:

@@ -222,7 +222,7 @@ def test_the_port_of_a_parent_is_not_kept_by_its_forks(marshal: Marshal) -> None
     if not child:
         os.close(tell)
         os.write(say, b".")  # the forked child has finished
-        os.read(told, 1)  # until it is told to end, or nobody is there who could
+        os.read(told, 1)  # until it is asked to end, or the other side has ended
         os._exit(0)
     try:
         os.read(is_there, 1)

@@ -250,7 +250,7 @@ def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expec
     assert verdict(lag, **{**FINE, **changed}) == expected  # type: ignore[arg-type]
 
 
-#: Operators and watchdogs write these, too, or nobody but them.
+#: Records that operators and watchdogs write, too, or only they.
 NOT_OF_WORKERS = {
     "ConfigureGroup",
     "ForgetGroup",

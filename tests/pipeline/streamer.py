@@ -19,7 +19,7 @@ sink = SqliteSink(arguments["database"])
 
 
 def copy(df: DataFrame, number: int) -> None:
-    df.persist()  # looked at twice
+    df.persist()  # read twice
     rows = [(row.topic, row.partition, row.offset) for row in df.select("topic", "partition", "offset").collect()]
     with sink.transaction(arguments["group"], leases_of(df)) as tx:
         tx.executemany(

@@ -140,7 +140,7 @@ def test_a_full_round_is_planned_ahead_without_asking_again(scene: Scene, monkey
     ahead = consumer._marks.ahead
     assert ahead is not None
     ahead.result(20)
-    monkeypatch.setattr(consumer._marks, "_ask", None)  # whoever asks now fails
+    monkeypatch.setattr(consumer._marks, "_ask", None)  # further questions fail
     assert sum(given.count for given in consumer.take(100, timeout=0)) == 100
     monkeypatch.undo()
     assert sum(given.count for given in consumer.take(1_000, timeout=20)) == 80, "not full: the leaders are asked"

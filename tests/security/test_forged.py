@@ -1,6 +1,6 @@
 """What a client with WRITE on the coordination topic can and can't do, as documented in docs/security.md.
 
-The broker does not tell readers which client wrote a record: ids and epochs in it are the writer's claims.
+Readers don't learn from the broker which client wrote a record: ids and epochs in it are the writer's claims.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_a_seed_is_one_history_in_groups_with_an_operator_too() -> None:
 
 
 def with_lanes(job: Job) -> None:
-    """A worker of one's own."""
+    """A user's worker."""
     with job.marshal() as marshal, marshal.consumer([job.topic]) as consumer:
         consumer.run(job.handle, concurrency=4, order=job.order)
 

@@ -77,7 +77,7 @@ def whose_handler_exits(job: Job) -> None:
 
 
 def that_ignores_it(job: Job) -> None:
-    """It goes on."""
+    """Ignores SIGTERM and continues."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     plain(job)
 

@@ -79,8 +79,6 @@ BatchFunction = Callable[[DataFrame, ClaimedBatch], object]
 class ClaimedBatches:
     """Claims partitions of these topics for this Spark driver and delivers their records in rounds.
 
-
-
     ``max_records_per_batch``: most offsets of one round, shared fairly over the partitions held. ``delivery``:
     ``"at-least-once"`` (a failed round is repeated) or ``"at-most-once"`` (a round is granted by the log before it is
     read; a failure loses it). ``policy``, ``start``, ``handler_timeout`` (seconds that a round may take, else its
@@ -323,23 +321,23 @@ class ClaimedBatches:
 
     def _fate(self) -> str:
         if self._at_most_once:
-            return "It was granted before it was read, so nobody gets it again (at most once)"
+            return "It was granted before it was read, so no member gets it again (at most once)"
         return "Nothing of it is committed; it comes again, here or at the partitions' next holders"
 
     def _explain(self, error: BaseException, batch: ClaimedBatch) -> MarshalError | None:
-        """Add to an error what it means for the data; raise one of ours if the cause is known."""
+        """Add to an error what it means for the data; raise a MarshalError if the cause is known."""
         if isinstance(error, PySparkException | Py4JError):
             if self._at_most_once and ALREADY_READ in str(error):
                 return AlreadyReadError(
                     f"batch {batch.id}: {ALREADY_READ}. At most once, a row is read one time: by one action, or from a "
                     "cache of your own (df = df.cache()). The batch was granted and is not repeated; the next call "
-                    "goes on behind it"
+                    "continues behind it"
                 )
             gone = self._gone(batch)
             if gone:
                 return RangeGoneError(
                     f"batch {batch.id}: {', '.join(_interval(*each) for each in gone)} went from the log while they "
-                    f"were read (retention, or DeleteRecords). {self._fate()}. What is gone is told in gaps then; "
+                    f"were read (retention, or DeleteRecords). {self._fate()}. What is gone is then in gaps; "
                     "process faster than retention deletes, or keep the topic's records for longer",
                     gone=gone,
                 )
@@ -476,7 +474,7 @@ def _check_at_most_once(spark: SparkSession) -> None:
     if failures > 1:
         raise ConfigurationError(
             f"at most once can't be kept with {failures} tries of a task (spark.task.maxFailures, 4 where it is not "
-            "set; with local[N,F] it is F): a task that fails is begun anew. Nothing was claimed. Set "
+            "set; with local[N,F] it is F): a task that fails is started again. Nothing was claimed. Set "
             "spark.task.maxFailures=1, or use delivery='at-least-once'"
         )
 

@@ -142,9 +142,9 @@ def _asking(
                     answer = driver.recv(1)
                 if answer != b"1":
                     raise RuntimeError(
-                        f"{message}, its time is over, or Spark began anew what it had lost with an executor: at most "
-                        "once means that no row is read a second time, and nothing of this read went on. Do all in "
-                        "one action; for several, write the rows somewhere first, or cache them: df = df.cache()"
+                        f"{message}, its time is over, or Spark repeated what it had lost with an executor: at most "
+                        "once means that no row is read a second time, and no row of this read was passed on. Do all "
+                        "in one action; for several, write the rows somewhere first, or cache them: df = df.cache()"
                     )
             yield pd.Series(True, index=places.index)
 

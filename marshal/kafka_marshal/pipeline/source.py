@@ -106,7 +106,7 @@ class KafkaMarshalSource(DataSource):
 
     def reader(self, schema: StructType) -> Any:
         raise ConfigurationError(
-            "kafka_marshal is a source of streams (spark.readStream): a batch read has nobody who keeps the claims "
+            "kafka_marshal is a source of streams (spark.readStream): in a batch read, nothing would keep the claims "
             "alive. Nothing was claimed. Use kafka_marshal.pipeline.claimed.ClaimedBatches, or format('kafka')"
         )
 
@@ -194,7 +194,7 @@ class KafkaMarshalReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._asked == 1 and not IS_TOLD_OF_AVAILABLE_NOW:
             text = (
                 "Spark asked once for what there is to read, and ended the query: nothing was read or committed. If it "
-                "ran with trigger(availableNow=True) or once=True: before Spark 4.2 a Python source is not told of it. "
+                "ran with trigger(availableNow=True) or once=True: before Spark 4.2 a Python source does not get it. "
                 "Use ClaimedBatches.foreach_batch(available_now=True), another trigger, or Spark 4.2"
             )
             log(logging.ERROR, "asked_once", text)
@@ -336,7 +336,7 @@ class ClaimedStream:
         if end != self._last or not self._taken:
             raise MarshalError(
                 f"Spark asks again for batch {end['batch']} of this run, which is done. Nothing was read. Restart the "
-                "query: the log knows where to go on"
+                "query: the log knows where to continue"
             )
         self._running = (end, self._taken)
         self._taken = []
@@ -378,8 +378,8 @@ class ClaimedStream:
             log(
                 logging.WARNING,
                 "batch_unconfirmed",
-                "the query ended, and Spark has not confirmed batch %d, which was handed out: %s. Nothing of it is "
-                "committed: its rows come again, at the next start or at another member",
+                "the query ended, and Spark has not confirmed batch %d, which was delivered: %s. Nothing of it is "
+                "committed: its rows are delivered again, at the next start or at another member",
                 self._number,
                 ", ".join(f"{x.topic} [{x.partition}] offsets {x.first} to {x.last}" for x in pending),
             )

@@ -112,7 +112,6 @@ class LocalCluster:
     def start(self) -> Self:
         """Start all brokers and wait until each answers and knows all others.
 
-
         Raises:
             LocalBrokerError: (or a subclass) the start failed; nothing is left running.
         """

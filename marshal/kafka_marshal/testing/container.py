@@ -1,4 +1,4 @@
-"""Brokers in containers, through testcontainers, where an engine answers.
+"""Brokers in containers, through testcontainers, if an engine answers.
 
 Needs the extra ``kafka-marshal[containers]``. testcontainers' reaper removes the containers when this process is
 gone. The image (``KAFKA_MARSHAL_IMAGE``, by default Kafka's own of the version that runs natively too) is configured
@@ -41,7 +41,7 @@ def engine_answers() -> bool:
 
     try:
         client = DockerClient().client
-    except Exception:  # noqa: BLE001 - many kinds, all of which mean: no engine here
+    except Exception:  # noqa: BLE001 - many kinds, all of which mean that there is no engine
         return False
     try:
         return bool(client.ping())
@@ -90,7 +90,7 @@ class ContainerCluster:
         """Start all brokers and wait until each of them answers and knows all the others.
 
         Raises:
-            LocalBrokerError: the engine refused, the image is not to be had, or a broker died. Nothing is left.
+            LocalBrokerError: the engine refused, the image is unavailable, or a broker died. Nothing is left.
         """
         if importlib.util.find_spec("testcontainers") is None:
             raise LocalBrokerError(
@@ -121,7 +121,7 @@ class ContainerCluster:
         self._do(broker_id, "kill")
 
     def pause(self, broker_id: int = 1) -> None:
-        """Freeze it: it holds its connections and says nothing."""
+        """Freeze it: it keeps its connections but does not answer."""
         self._do(broker_id, "pause")
 
     def resume(self, broker_id: int = 1) -> None:
@@ -129,12 +129,12 @@ class ContainerCluster:
         self._do(broker_id, "unpause")
 
     def restart(self, broker_id: int = 1) -> None:
-        """Same ports, same data; wait until it answers."""
+        """Restart it with the same ports and data; wait until it answers."""
         self._do(broker_id, "restart")
         self._wait_until_up({broker_id})
 
     def log_tail(self, broker_id: int = 1, lines: int = 40) -> str:
-        """The last lines a broker printed."""
+        """The last lines that a broker printed."""
         if broker_id not in self._containers:
             return ""
         with self._mapped("read the log of"):
@@ -142,7 +142,7 @@ class ContainerCluster:
         return "\n".join(f"  {line}" for line in said.decode(errors="replace").splitlines())
 
     def check(self) -> None:
-        """Raise BrokerDiedError if a broker ended without being told to."""
+        """Raise BrokerDiedError if a broker ended unexpectedly."""
         for broker_id, container in self._containers.items():
             with self._mapped("look at"):
                 wrapped = container.get_wrapped_container()
@@ -201,13 +201,13 @@ class ContainerCluster:
 
     @contextlib.contextmanager
     def _mapped(self, what: str) -> Iterator[None]:
-        """The engine's many exceptions as one of ours."""
+        """Convert the engine's exceptions to LocalBrokerError."""
         try:
             yield
         except LocalBrokerError:
             raise
         except Exception as error:
             raise LocalBrokerError(
-                f"The container engine could not {what} a Kafka ({self._image}): {type(error).__name__}: {error}. Look "
-                "at the engine, or set KAFKA_MARSHAL_BROKER=native."
+                f"The container engine could not {what} a Kafka ({self._image}): {type(error).__name__}: {error}. "
+                "Check the engine, or set KAFKA_MARSHAL_BROKER=native."
             ) from error

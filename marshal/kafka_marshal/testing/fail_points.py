@@ -1,15 +1,14 @@
-"""Fail points: die by kill -9 at a numbered step of a claim, of at least once (C14) or of at most once (C13).
+"""Fail points: kill -9 at a numbered step of a claim, at least once (C14) or at most once (C13).
 
-Nothing in the client knows of them. What a client says to Kafka and hears from it passes through a
-:class:`~kafka_marshal.ports.Cluster`; in a process that is to die, :func:`dying` puts one around the real
-one that checks each record on its way::
+The client does not know them. Its traffic with Kafka passes through a :class:`~kafka_marshal.ports.Cluster`; in a
+process that is to die, :func:`dying` wraps the real one to check each record::
 
     with dying("localhost:9092", Doom("grant", Moment.READ, 3)):
-        work(Marshal("localhost:9092", …))     # ends where it has read, not applied, its third ClaimingMessages
+        work(Marshal("localhost:9092", …))     # ends when it has read but not applied its third ClaimingMessages
 
-Five moments of each record of one's own: before the append, appended (librdkafka has it, the broker may not),
-acknowledged, read back (our replica has not applied it), applied (nothing has followed from it yet). Steps that are no
-records (a message in hand, its handling, done) are reported by the worker: ``doom.at("handled")``.
+Five moments of each of its records: before the append, appended (librdkafka has it, the broker may not), acknowledged,
+read back (our replica has not applied it), applied (without effects yet). Steps that are no records (a message in
+flight, its handling, done) are reported by the worker: ``doom.at("handled")``.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ __all__ = ["BY_HAND", "POINTS", "RECORD_STEPS", "Doom", "Moment", "Sent", "dying
 
 
 class Moment(StrEnum):
-    """Where a record of one's own is."""
+    """Moments of a record of this process."""
 
     BEFORE = "before append"
     APPENDED = "appended"
@@ -56,13 +55,13 @@ class Moment(StrEnum):
     APPLIED = "applied"
 
 
-#: What records are steps of, in order.
+#: Steps that are records, in order.
 RECORD_STEPS = ("claim", "takeover", "grant", "beat", "release")
 
-#: Steps between records, told by the worker (``fetched``: by its data reader).
+#: Steps between records, reported by the worker (``fetched``: by its data reader).
 BY_HAND = ("assigned", "fetched", "handed out", "handling", "handled", "done")
 
-#: What each kind of worker can die of, in the order in which it happens.
+#: Steps at which each kind of worker can die, in order.
 _STEPS: Mapping[str, tuple[str, ...]] = {
     "at least once": ("claim", "takeover", *BY_HAND, "beat", "release"),
     "at most once": ("claim", "takeover", "assigned", "fetched", "grant", "beat", *BY_HAND[2:5], "release"),
@@ -90,7 +89,7 @@ POINTS: Mapping[str, tuple[str, Moment | None]] = {name: (step, moment) for name
 
 
 def step_of(record: Record) -> str:
-    """Which step a record of one's own belongs to; "idle beat" and "other" are none that one can die at."""
+    """The step of a record of this process; "idle beat" and "other" are not fail points."""
     match record:
         case ClaimingPartition() | JoinGroup():
             return "claim"
@@ -118,18 +117,18 @@ Sent = Callable[[int, str, bytes], None]
 
 @dataclass(slots=True)
 class Doom:
-    """The step, and which time it is reached, at which this process kills itself with -9."""
+    """The step, and its occurrence, at which this process kills itself with -9."""
 
     step: str
     moment: Moment | None = None
     times: int = 1
     #: Called just before.
     last_words: Callable[[], object] | None = None
-    #: Between records: how long the worker stands there (seconds) before it dies, while its beats go on.
+    #: Between records: how long the worker waits (s) before it dies, while heartbeats continue.
     linger_s: float = 0.0
 
     def at(self, step: str, moment: Moment | None = None) -> None:
-        """The process is at this step now: the end, if it is its."""
+        """The process has reached this step: kill it there if it is the chosen one."""
         if step == self.step and moment is self.moment:
             self.times -= 1
             if self.times == 0:
@@ -138,12 +137,12 @@ class Doom:
                 if self.last_words is not None:
                     self.last_words()
                 os.kill(os.getpid(), signal.SIGKILL)
-                signal.pause()  # the signal is on its way: not one step more
+                signal.pause()  # the signal is pending: take no further step
 
 
 @contextmanager
 def dying(bootstrap_servers: str, doom: Doom | None, sent: Sent | None = None) -> Iterator[None]:
-    """Inside the block, a Marshal on exactly these bootstrap servers meets its doom (None: lives on).
+    """Inside the block, a Marshal with exactly these bootstrap servers is killed at this point (None: never).
 
     sent: called with every record before it is appended.
     """
@@ -158,7 +157,7 @@ def dying(bootstrap_servers: str, doom: Doom | None, sent: Sent | None = None) -
 
 
 class _Around:
-    """Everything else is asked of the real one."""
+    """Passes everything else to the real one."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -172,7 +171,7 @@ class _Cluster(_Around):
         super().__init__(real)
         self._doom = doom
         self._sent = sent
-        #: Values of the doomed step that were appended and not read back yet.
+        #: Values of the chosen step that were appended and not read back yet.
         self._own: set[bytes] = set()
 
     def appender(self, topic: str, *, delivery_timeout_ms: int) -> Appender:
@@ -196,7 +195,7 @@ class _Appender(_Around):
     def append(self, partition: int, value: bytes, on_ack: Callable[[Ack], None] | None = None) -> None:
         try:
             step = step_of(decode(value, SUPPORTED_LEVEL))
-        except RejectedValueError:  # a snapshot, in a topic of its own
+        except RejectedValueError:  # a snapshot, in another topic
             self._real.append(partition, value, on_ack)
             return
         if self._sent is not None:
@@ -225,7 +224,7 @@ class _Tail(_Around):
         self._applied = 0
 
     def read(self, timeout_s: float) -> TailBatch:
-        # Whoever reads on has applied what it read before.
+        # A reader has applied earlier records before it reads again.
         for _ in range(self._applied):
             self._doom.at(self._doom.step, Moment.APPLIED)
         self._applied = 0

@@ -93,7 +93,6 @@ def broker_jars() -> list[Path]:
 def connector_jars(spark_jars: Path | None = None) -> list[Path]:
     """Spark's Kafka connector for this Spark, and its dependencies that Spark does not include.
 
-
     Sorted; downloaded (14 MB, some seconds) if they are not in the cache. The versions of Spark and Scala are those of
     Spark's jars: a connector of another version fails obscurely while it reads.
 
@@ -132,7 +131,7 @@ def connector_jars(spark_jars: Path | None = None) -> list[Path]:
 def resolve(
     name: str, dependencies: Sequence[tuple[str, str, str]], *, exclude: Sequence[str] = (), remedy: str = _REMEDY
 ) -> list[Path]:
-    """The jars of these dependencies and of theirs, sorted, from the cache or downloaded into it.
+    """The jars of these and of transitive dependencies, sorted, from the cache or downloaded into it.
 
     Args:
         name: of the set, part of the folder's name.

@@ -51,7 +51,7 @@ def pytest_report_header() -> str | None:
         return f"kafka-marshal: tests create and delete topics on {named} (KAFKA_MARSHAL_TEST_BOOTSTRAP)"
     if operators:
         return (
-            f"kafka-marshal: tests start a broker of their own and leave {operators} alone (KAFKA_MARSHAL_BOOTSTRAP; "
+            f"kafka-marshal: tests start their own broker and leave {operators} alone (KAFKA_MARSHAL_BOOTSTRAP; "
             "to test on a running Kafka, set KAFKA_MARSHAL_TEST_BOOTSTRAP)"
         )
     return None

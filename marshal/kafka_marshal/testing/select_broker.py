@@ -114,7 +114,7 @@ class ExternalKafka:
         """Nothing: we started no process."""
 
     def stop(self) -> None:
-        """Nothing of ours runs."""
+        """Nothing: we started no process."""
 
     def _refuse(self, what: str) -> None:
         raise LocalBrokerError(

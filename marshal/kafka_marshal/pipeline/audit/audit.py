@@ -149,7 +149,6 @@ class Audit:
     def run(self, report: Callable[[Findings, Path], object] | None = None) -> Findings:
         """Audit the log, once. Tables are written and registered as Spark's views before it returns.
 
-
         report: called with the findings and the path for a page (`report.write_report`), which is published together
         with the tables.
         Raises AuditError if it failed, LogCutError if a log's beginning is gone and no snapshot replaces it, and what
@@ -363,7 +362,7 @@ def _lies(claims: dict[int, Claims], chains: dict[int, _Chain]) -> list[Violatio
     found = []
     for cp, claimed in claims.items():
         for broken in claimed.broken:
-            why = f"its bytes have not the digest {broken.digest} that it comes with"
+            why = f"its bytes don't match its digest {broken.digest}"
             found.append(_lie(cp, broken, None, why))
     for cp, chain in chains.items():
         for result in chain.so_far():

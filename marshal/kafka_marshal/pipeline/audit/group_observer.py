@@ -237,9 +237,7 @@ class GroupObserver:
                 return event.gone[span.slot]
             if watched.released(event, place, span):
                 return "let go", self._at[1]
-            found.add(
-                Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from an owner that lives and had not let go of them"
-            )
+            found.add(Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from a living owner that had not released them")
             return "taken", self._at[1]
 
         ended, begun = self.spans.change(place, disjoint, self._at, self._names(group.group_id), how)

@@ -224,7 +224,7 @@ class Observer:
         instance, client, interval = message.instance_id, message.client_id, message.heartbeat_interval_ms
         if code == codes.ALREADY_HELD:
             if not watched.is_held_by(client, instance):
-                self._violation(Kind.TWO_OWNERS, watched, f"{client}/{instance} was told that it holds the lease")
+                self._violation(Kind.TWO_OWNERS, watched, f"{client}/{instance} was confirmed as the lease's holder")
             return
         if watched.client is not None and not watched.is_stale(self._log_time):
             age = self._log_time - watched.last_beat

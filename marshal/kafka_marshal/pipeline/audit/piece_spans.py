@@ -26,7 +26,7 @@ class PieceSpan(NamedTuple):
 
     lo: int
     hi: int
-    #: NOBODY: no owner; the token is then the last owner's.
+    #: Slot of the owner, or ``NOBODY``; the token is then the last owner's.
     slot: int
     client: str
     instance: str

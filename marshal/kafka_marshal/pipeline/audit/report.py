@@ -306,7 +306,7 @@ def _takeovers(findings: Findings, wanted: pc.Expression | None) -> _Picture | N
     if not groups:
         return None
     caption = (
-        "How long it took until a partition had its next holder; each picture has a scale of its own. A silent holder "
+        "How long it took until a partition had its next holder; each chart has its own scale. A silent holder "
         "keeps its partitions for two of its heartbeat intervals."
     )
     title = "How long partitions waited for their next holder"

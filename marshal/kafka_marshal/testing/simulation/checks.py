@@ -249,7 +249,7 @@ class Checks:
                         other = seen.setdefault(key, process)
                         if other is not process and other.client_id != process.client_id:
                             self.fail(
-                                "two owners", f"{name_of(key)} may be handed out by {other.name} and {process.name}"
+                                "two owners", f"{name_of(key)} may be delivered by {other.name} and {process.name}"
                             )
 
     # Records.
@@ -572,7 +572,7 @@ class Checks:
                     and not self.excused.is_gone(key, offset)
                 ):
                     self.fail(
-                        "lost", f"{name_of(key)} offset {offset} was granted to {name}, not handed out, not reported"
+                        "lost", f"{name_of(key)} offset {offset} was granted to {name}, neither delivered nor reported"
                     )
                     return
 

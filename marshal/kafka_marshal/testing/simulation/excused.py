@@ -60,7 +60,7 @@ class Excused:
         self._beginnings.setdefault(key, _Beginning(epoch, self._ends.get(key, 0)))
 
     def forgotten(self, key: Key) -> None:
-        """The group begins anew."""
+        """The group starts over."""
         self._beginnings.pop(key, None)
         self._ends.pop(key, None)
         self._was_forgotten = True
@@ -79,7 +79,7 @@ class Excused:
         )
 
     def begins(self, key: Key, epoch: int, offset: int) -> None:
-        """A message is handed out."""
+        """A message is delivered."""
         began = self._beginnings.get(key)
         late = self._begins_late and key[1] < self._partitions.get(key[0], 0)
         if late and began is not None and began.epoch == epoch and offset < began.end:

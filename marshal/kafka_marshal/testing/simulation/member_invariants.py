@@ -8,12 +8,12 @@ replaced               an instance ends when it sees a later one take over its l
 trust                  no lease is trusted for longer than 2 HI less the margin, by the member's clock, after it sent
                        the last heartbeat that its replica has applied as accepted (T4)
 pause                  a member begins no message an HI after its replica has shown an admin's pause (C10)
-let go                 an unwanted grant is released in the same step (C17), and no lease is released while a message
+``let go``             an unwanted grant is released in the same step (C17), and no lease is released while a message
                        of it is in flight, unless the member closes or lost it (C14)
 beats                  when all is well, each lease has at least two heartbeats in HI (T4, C14), and each member of a
                        coordinated group two in its session (G20)
 limit                  no member holds more than its policy allows (``MaxClaims``)
-in hand                at the end, a member's count of messages in flight is exact: with too high a count it would
+``in hand``            at the end, a member's count of messages in flight is exact: with too high a count it would
                        stop fetching for ever
 snapshots              each equals the state at the offset it names, one exists wherever one is due, and no member
                        reports a correct one as corrupt (S2); hashes of the log match its records (S4)
@@ -250,7 +250,7 @@ class MemberInvariants:
                 late = driver.now_ms() - piece.letting_go.sent_at
                 hi = piece.heartbeat_interval_ms
                 if late > REPEATED_INTERVALS * hi and self._scheduler.now > process.stopped_until + hi:
-                    self._fail("let go", f"{process.name} let {_name(key)} go {late:.0f} ms ago, and not again (G18)")
+                    self._fail("let go", f"{process.name} released {_name(key)} {late:.0f} ms ago, and not again (G18)")
         for key, lease in driver.engine.book.leases.items():
             if lease.state is LeaseState.RELEASING:
                 hi = lease.heartbeat_interval_ms
@@ -376,7 +376,7 @@ class MemberInvariants:
         if elapsed > longest_trust_ms(held) + SLACK_MS:
             self._fail(
                 "trust",
-                f"{process.name} is handed {_name(key)} {what}, {elapsed:.0f} ms of its own clock after it sent "
+                f"{process.name} gets {_name(key)} {what}, {elapsed:.0f} ms by its clock after it sent "
                 "its last beat that was accepted (T4)",
             )
 
@@ -410,7 +410,7 @@ class MemberInvariants:
         if trusted > longest + SLACK_MS:
             self._fail(
                 "trust",
-                f"{process.name} trusts {_name(key)} for {trusted:.0f} ms of its own clock after it sent the last beat "
+                f"{process.name} trusts {_name(key)} for {trusted:.0f} ms by its clock after it sent the last beat "
                 f"that was accepted; 2 · HI less the margin is {longest:.0f} (T4)",
             )
         if self._doubts and (process.name, self._proven_with(key)) in self._doubts:

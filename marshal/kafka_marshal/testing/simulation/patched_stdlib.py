@@ -22,7 +22,6 @@ _NS = 1_000_000_000
 def simulated_stdlib(scheduler: Scheduler, worker: Worker | None) -> Iterator[None]:
     """Within simulated processes, ``time``, ``signal`` and ``threading`` are simulated; all other code gets the real.
 
-
     Functions that the worker's module imported from these (``from time import sleep``) are replaced, too.
     """
     thread = threading.get_ident()

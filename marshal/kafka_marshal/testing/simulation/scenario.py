@@ -221,7 +221,6 @@ class Scenario:
     ) -> Scenario:
         """The story of a seed; coordinated groups and workers with lanes have different ones.
 
-
         worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes: at least once.
         """
         named = f"{'groups/' if coordinated else ''}{'lanes/' if lanes else ''}{seed}"

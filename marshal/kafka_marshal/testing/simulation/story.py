@@ -275,7 +275,7 @@ class _Story:
         until = self.scheduler.now + FILLED_AFTER * self.scenario.intervals * self.hi
         while self.checks.counts["records"] < self.scenario.records and self.scheduler.now < until:
             if self.checks.broken is not None:
-                return  # time stands still
+                return  # time does not advance
             self.scheduler.run_until(self.scheduler.now + self.hi)
 
     def _is_owned(self) -> bool:
