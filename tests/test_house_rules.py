@@ -224,7 +224,7 @@ def test_the_engine_draws_no_numbers_but_from_a_generator_it_is_given() -> None:
 
 
 def test_examples_use_what_pages_name() -> None:
-    """A user's project can do the same: each module of ours that an example imports stands on a page for users."""
+    """A user can do the same: each of our modules that an example imports is on a page for users."""
     pages = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     found = [
         f"{named(path)}:{node.lineno}: {node.module}"

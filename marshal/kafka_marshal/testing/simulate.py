@@ -28,7 +28,7 @@ __all__ = ["main", "where_it_ran"]
 _INTERRUPTED = 130
 #: Intervals of progress lines, on a terminal and in a log.
 _TELL_AFTER_S, _LOG_AFTER_S = 0.5, 60.0
-#: Where Linux tells the processor's name; elsewhere it is what Python knows.
+#: Linux's file with the processor's name; elsewhere Python's value is used.
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
