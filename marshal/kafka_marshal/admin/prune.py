@@ -170,7 +170,7 @@ def carry_out(cluster: Cluster, plan: PrunePlan, timeout_s: float) -> None:
     """
     if _topic_ids(cluster, plan.topic, plan.snapshots_topic, timeout_s) != plan.topic_ids:
         raise TopicChangedError(
-            f"{plan.topic!r} or {plan.snapshots_topic!r} was deleted and made anew since it was looked at. Nothing was "
+            f"{plan.topic!r} or {plan.snapshots_topic!r} was deleted and recreated since it was looked at. Nothing was "
             "removed. Look again"
         )
     # The log first: snapshots that it does not reach any more do no harm, and go the next time.

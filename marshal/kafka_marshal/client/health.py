@@ -19,7 +19,7 @@ __all__ = ["Health", "examine"]
 
 FORKED = (
     "this process was forked from the one that made this Marshal: its leases and its threads are the parent's, which "
-    "works on. Make a Marshal of its own in the child"
+    "works on. Make a new Marshal in the child"
 )
 
 

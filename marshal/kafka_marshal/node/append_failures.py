@@ -1,4 +1,4 @@
-"""Tells people of records that could not be appended, without drowning everything else in their log."""
+"""Logs which records could not be appended, rate limited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AppendFailures:
         self.failing: tuple[str, float] | None = None
 
     def hear(self, reason: str | None, now: float) -> None:
-        """What became of an append, at now (own clock, ms): why it failed, None where it did not."""
+        """The result of an append, at now (own clock, ms): why it failed, None if it did not."""
         if reason is None:
             self.failing = None
             return

@@ -1,4 +1,4 @@
-"""Appends records for the engine, and hears what becomes of them."""
+"""Appends records for the engine, and collects the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Appends:
         failures: AppendFailures,
         written: Callable[[int, int], object],
     ) -> None:
-        """written: called with the CP and the offset of each record of ours that is in the log."""
+        """written: called with the CP and the offset of each own record that is in the log."""
         self.failures = failures
         self._cluster = cluster
         self._topic = topic
@@ -79,7 +79,7 @@ class Appends:
         self._appender.poll()
 
     def replace_broken(self) -> None:
-        """Go on with another appender where this one has failed for good; the lock is held."""
+        """Continue with another appender if this one has failed for good; the lock is held."""
         if self._is_broken:
             self._is_broken = False
             self._retired.append(self._appender)

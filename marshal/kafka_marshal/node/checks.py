@@ -15,7 +15,7 @@ from rationalizer.marker import said_in
 __all__ = ["SET_BACK_MS", "TopicChecks", "clock_set_back"]
 
 _REMEDY = (
-    "Leases of this process are in doubt and end by themselves. Restart it; if the topic was made anew on purpose, all "
+    "Leases of this process are in doubt and end by themselves. Restart it; if the topic was recreated on purpose, all "
     "members must restart"
 )
 
@@ -25,13 +25,13 @@ SET_BACK_MS = 1_000
 
 
 def clock_set_back(topic: str, steps_ms: Mapping[int, int]) -> str:
-    """What it means that the clock of a broker is behind log time by so much in each of these CPs."""
+    """The consequences of a broker's clock that is behind log time by this many ms in each of these CPs."""
     if not steps_ms:
         return ""
     return (
         f"the clock of the broker that leads partition(s) {', '.join(map(str, sorted(steps_ms)))} of {topic!r} was set "
-        f"back by {max(steps_ms.values()) / 1000:.1f} s: log time stands still until it has caught up. "
-        "Members that live go on, and nothing is lost; one that dies meanwhile is not replaced, and no pause ends. "
+        f"back by {max(steps_ms.values()) / 1000:.1f} s: log time stops until it has caught up. "
+        "Live members continue, and nothing is lost; one that dies meanwhile is not replaced, and no pause ends. "
         "Set the broker's clock right (NTP), or wait that long"
     )
 
@@ -78,7 +78,7 @@ class TopicChecks:
                     logging.ERROR,
                     "stamps_missing",
                     "records of %r (partition %d, offset %d) do not carry the broker's time any more: the topic was "
-                    "altered to CreateTime. Log time stands still: leases go on, but those of members that die are not "
+                    "altered to CreateTime. Log time stops: leases continue, but those of members that die are not "
                     "taken over, and no member can start. kafka-marshal init%s says how to mend it",
                     topic,
                     cp,
@@ -87,11 +87,11 @@ class TopicChecks:
                 )
             elif not self._stamped and entries[-1][1] >= 0:
                 self._stamped = True
-                text = "records of %r carry the broker's time again; all goes on as before"
+                text = "records of %r carry the broker's time again; work continues as before"
                 log(logging.WARNING, "stamps_back", text, topic)
 
     def clocks(self, batch: TailBatch, log_times: Mapping[int, int]) -> None:
-        """Say so where a broker's clock was set back: log time stands still until it catches up (T1).
+        """Report a broker's clock that was set back: log time stops until it catches up (T1).
 
         log_times: of each CP, after the batch was applied.
         """
@@ -105,7 +105,11 @@ class TopicChecks:
         if self._back and not was_back:
             log(logging.ERROR, "clock_set_back", "%s", self.back)
         elif was_back and not self._back:
-            log(logging.WARNING, "clock_back", "the brokers' clocks are not behind log time any more; it goes on")
+            log(
+                logging.WARNING,
+                "clock_back",
+                "the brokers' clocks are not behind log time any more; log time moves again",
+            )
 
     @property
     def back(self) -> str:
@@ -113,13 +117,13 @@ class TopicChecks:
         return clock_set_back(self._info.name, dict(self._back))
 
     def fault(self, fault: TailFault) -> None:
-        """What a fault of reading means: it is raised where reading can't go on, else logged."""
+        """The consequence of a fault of reading: it is raised if reading can't continue, else logged."""
         topic = self._info.name
         where = f"{topic!r}" if fault.partition is None else f"{topic!r} partition {fault.partition}"
         match fault.kind:
             case FaultKind.OUT_OF_RANGE:
                 raise TopicChangedError(
-                    f"{where}: our position is not in the log any more ({fault.message}): it was cut or made anew. "
+                    f"{where}: our position is not in the log any more ({fault.message}): it was cut or recreated. "
                     f"{_REMEDY}"
                 )
             case FaultKind.UNKNOWN_TOPIC:
@@ -132,7 +136,7 @@ class TopicChecks:
             case FaultKind.FATAL:
                 text = "%s: reader replaced after a fatal error: %s"
                 log(logging.WARNING, "reader_replaced", text, where, fault.message)
-            case FaultKind.UNREACHABLE:  # one line tells of an outage, and it is not this one
+            case FaultKind.UNREACHABLE:  # one line reports the outage, and it is not this one
                 log(logging.DEBUG, "fault", "%s: %s", where, fault.message)
             case _:
                 log(logging.WARNING, "fault", "%s: %s", where, fault.message)
@@ -148,4 +152,4 @@ class TopicChecks:
                 f"differently do not see each other's claims. {_REMEDY}"
             )
         if info.topic_id and before.topic_id and info.topic_id != before.topic_id:
-            raise TopicChangedError(f"{before.name!r} was deleted and made anew. {_REMEDY}")
+            raise TopicChangedError(f"{before.name!r} was deleted and recreated. {_REMEDY}")

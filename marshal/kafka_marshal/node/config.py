@@ -1,4 +1,4 @@
-"""What a Marshal is told, checked before anything is sent."""
+"""The arguments of a Marshal, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rationalizer import ClaimingPartition, InvalidRecordError
 
 __all__ = ["MOST_START_S", "START_TIMEOUT_S", "check_bootstrap", "check_ids", "check_threads", "new_client_id"]
 
-#: How long a start waits for Kafka, unless it is told otherwise, and what librdkafka does not take any more.
+#: How long a start waits for Kafka by default, and what librdkafka no longer accepts.
 START_TIMEOUT_S = 15.0
 MOST_START_S = 3_600.0
 
 
 def new_client_id() -> str:
-    """A client_id for those who do not give one: readable, and unique. It can't be taken over after a restart (C7)."""
+    """The default client_id: readable, and unique. It can't be taken over after a restart (C7)."""
     host = "".join(c if c.isalnum() or c in "-._" else "-" for c in socket.gethostname())[:60]
     return f"{host or 'host'}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 

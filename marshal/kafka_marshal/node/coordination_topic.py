@@ -59,7 +59,7 @@ class Problem:
     found: str
     wanted: str
     why: str
-    #: The topic is refused with it; else people are only told.
+    #: The topic is refused with it; otherwise it is only logged.
     fatal: bool
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
     if len(set(found.values())) > 1:
         which = ", ".join(f"{address} is of {cluster_id}" for address, cluster_id in sorted(found.items()))
         raise ConfigurationError(
-            f"bootstrap_servers names brokers of different clusters: {which}. Each has a coordination log of its own, "
+            f"bootstrap_servers names brokers of different clusters: {which}. Each has its own coordination log, "
             "so every partition could get two owners; nothing more is claimed. Name brokers of one cluster only"
         )
 
@@ -194,9 +194,9 @@ def create_topic(cluster: Cluster, topic: str, partitions: int, timeout_s: float
 
 
 def _first_records(ends: Mapping[int, int]) -> list[tuple[int, Record]]:
-    """What CPs that end there lack: the marker (L2), and in a topic that nobody has worked on the newest level (E4).
+    """What CPs that end there lack: the marker (L2) and, in a topic without records, the newest level (E4).
 
-    A topic of before keeps its level: members of older releases may be at work on it.
+    An existing topic keeps its level: members of older releases may be working on it.
     """
     name = f"init-{uuid.uuid4().hex[:12]}"
     is_new = all(end <= 2 for end in ends.values())
@@ -232,6 +232,6 @@ def append_first_records(cluster: Cluster, topic: str, ends: Mapping[int, int], 
         needs = f". {grant('WRITE', 'topic', [topic])}" if forbidden else ""
         raise CoordinationTopicError(
             f"the topic {topic!r} exists, but its first records could not be written "
-            f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Run kafka-marshal init again; it goes on "
+            f"({'; '.join(sorted(set(failures))) or 'no answer in time'}). Run kafka-marshal init again; it continues "
             f"where it stopped{needs}"
         )

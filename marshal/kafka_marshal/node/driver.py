@@ -1,9 +1,8 @@
 """The thin shell around the engine: one background thread, one lock.
 
-The thread tails the coordination topic, applies what comes, tells the engine, and carries out what the engine wants.
-Calls of user threads are carried out by threads of our own (``servants``), under the lock, which no user's thread
-ever holds. Blocking look-ups and the user's callbacks run on threads of their own, too: neither may ever hold up a
-heartbeat.
+The thread tails the coordination topic, applies the records, passes them to the engine, and carries out what the engine
+wants. Threads of the library (``servants``) carry out calls of user threads, under the lock, which no user thread ever
+holds. Blocking look-ups and the user's callbacks run on separate threads: neither may hold up a heartbeat.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ T = TypeVar("T")
 #: How long a Marshal that ends waits for its background thread.
 END_TIMEOUT_S = 2.0
 
-#: In a process of several members so many records are applied with the lock in hand: with ten, 500 kept it for 100 ms.
-#: Who is alone keeps it for all 500. Giving way is a sleep, of a millisecond or more on a busy machine; after each 16
-#: records it took most of the time, and a member fell behind 12,000 records a second.
+#: Records applied per lock acquisition in a process of several members: with ten members, 500 kept the lock for 100 ms.
+#: A single member keeps it for all 500. Yielding is a sleep of a millisecond or more on a busy machine. After every 16
+#: records it took most of the time, and a member fell behind at 12,000 records a second.
 AT_ONCE = 16
 
 #: Look-ups side by side: one that waits for a leader must not hold up the others.
@@ -119,7 +118,7 @@ class Driver:
             WATCHED.add(self.life)
             self._thread = runtime.start(self._run, "kafka-marshal")
             self._await_start(topic, timeout_s)
-        except BaseException:  # Ctrl-C: nobody else will end what has begun
+        except BaseException:  # Ctrl-C: nothing else will end what has begun
             self.shut_down()
             raise
 
@@ -208,9 +207,9 @@ class Driver:
     # User threads.
 
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Have ``function(*args)`` carried out by a thread of ours; it takes the lock itself, if it needs it.
+        """Have ``function(*args)`` carried out by a thread of the library; it takes the lock itself, if it needs it.
 
-        Directly where that is the one way: under the lock already, or where this driver has ended.
+        Called directly if the lock is held already, or if this driver has ended.
         """
         self.refuse_fork()
         if under_lock.get() or is_ours.get() or self.life.ended:
@@ -223,7 +222,7 @@ class Driver:
             return function(*args)
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have function called by a thread of ours, soon."""
+        """Have function called by a thread of the library, soon."""
         if not self.is_over and not self.life.forked:
             self.servants.post(function)
 
@@ -245,7 +244,7 @@ class Driver:
         return self.lock.locked(step=step)
 
     def check(self) -> None:
-        """Raise why this driver can't go on, if it can't; the lock is held."""
+        """Raise why this driver can't continue, if it can't; the lock is held."""
         self.lock.check()
 
     def wait_for(self, predicate: Callable[[], T], timeout_s: float | None) -> T:

@@ -1,6 +1,6 @@
 """Carries out what the engine wants done.
 
-Blocking look-ups and the user's callbacks run on threads of their own: neither may ever hold up a heartbeat.
+Blocking look-ups and the user's callbacks run on separate threads: neither may hold up a heartbeat.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Effects:
         self._replica = replica
         self._lock = lock
         self._pacing = pacing
-        #: The log, to which nothing is told over and over again.
+        #: The rate-limited log.
         self.rate_limited = rate_limited
         self._lookups = lookups
         self._now_ms = cluster.runtime.now_ms
 
     def carry_out(self, effects: list[Effect]) -> None:
         """Carry these out, in order; the lock is held."""
-        # Partitions move in groups: what the consumer's reader and the user are told is told once for all of them.
+        # Partitions move in groups: the consumer's reader and the user get one call for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
         calls: list[tuple[int, Callback, list[Piece]]] = []
         self._pacing.carry_out(effects)
@@ -121,7 +121,7 @@ class Effects:
         try:
             if port is not None:
                 port._call(call)
-        except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours
+        except BaseException as error:  # noqa: BLE001 - the user's, on a thread of the library
             report(str(call.callback), error)
         finally:
             with self._lock.condition:

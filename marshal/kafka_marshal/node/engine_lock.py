@@ -37,10 +37,10 @@ class ConsumerPort(Protocol):
     def _log_end(self, key: Key) -> int | None: ...
 
     def _reclaim(self, before: float) -> None:
-        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
+        """Deliver again what was delivered before that time (ms) and dropped; the lock is held."""
 
     def _drain(self) -> None:
-        """Tell the engine what user threads have said since; the lock is held."""
+        """Pass on to the engine what user threads have reported since; the lock is held."""
 
 
 class LockUse:
@@ -83,7 +83,7 @@ class EngineLock:
         self.life = life
         self.engine = engine
         self.ports: dict[int, ConsumerPort] = {}
-        #: The replica has caught up, and the engine was told.
+        #: The replica has caught up, and the engine knows.
         self.started = False
         #: Set before anybody uses the lock.
         self.carry_out: Callable[[list[Effect]], object]
@@ -93,13 +93,13 @@ class EngineLock:
     def locked(self, *, step: bool = True) -> LockUse:
         """Use the engine; on leaving, what it wants done is carried out.
 
-        With step=False what is due by time is left to the background thread: for handing out and looking, which are
+        With step=False what is due by time is left to the background thread: for delivering and reading, which are
         frequent.
         """
         return self._use_and_step if step else self._use
 
     def drain(self) -> None:
-        """Tell the engine what user threads have said since."""
+        """Pass on to the engine what user threads have reported since."""
         for port in list(self.ports.values()):
             port._drain()
 
@@ -130,7 +130,7 @@ class EngineLock:
             consumer.errors.append(error)
 
     def check(self) -> None:
-        """Raise why the engine can't go on, if it can't."""
+        """Raise why the engine can't continue, if it can't."""
         if self.life.ended:
             raise ClosedError("this Marshal is closed; make a new one")
         if self.engine.failure is not None:

@@ -26,11 +26,11 @@ GATHER_MS = 1_000.0
 #: Kafka is away once requests have failed for this share of the heartbeat interval, and none succeeded.
 AWAY_SHARE = 0.5
 
-_LOSS_MEANS = "What is in hand is not committed by this process any more; the next holder may get it again"
+_LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get it again"
 #: Where no holder follows.
 _LOSS_MEANS_TOO = {
-    Loss.POSITION.value: "No member works on it until its position is set; what is in hand is not committed",
-    Loss.TOPIC_GONE.value: "What is in hand is not committed",
+    Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",
+    Loss.TOPIC_GONE.value: "Messages in flight are not committed",
 }
 
 
@@ -44,7 +44,7 @@ class Events:
         self._notes: list[tuple[tuple[str, str, str, str], set[int]]] = []
         #: When they are said, unless more come; and at the latest.
         self._due = self._latest = inf
-        #: Who has paused the group; "": nobody.
+        #: The client that has paused the group; "": none.
         self.paused_by: str = ""
         #: When Kafka answered last (own clock, ms).
         self._heard_at = now
@@ -77,7 +77,7 @@ class Events:
             self._add_last(logging.INFO, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
 
     def is_silent(self, now: float) -> bool:
-        """Whether Kafka has answered nothing for so long that the next trouble is told as an outage."""
+        """Whether Kafka has been silent long enough for the next trouble to be logged as an outage."""
         return self._is_away or now - self._heard_at >= AWAY_SHARE * self._interval_ms
 
     def trouble(self, why: str, now: float) -> None:
@@ -91,14 +91,14 @@ class Events:
             self._add_last(
                 logging.WARNING,
                 Event.KAFKA_AWAY,
-                f"Kafka has not answered for {seconds:g} s ({self._trouble}). If that goes on, leases and sessions "
-                "end, and nothing is handed out until it is back. Check the brokers and the network",
+                f"Kafka has not answered for {seconds:g} s ({self._trouble}). If that lasts, leases and sessions "
+                "end, and nothing is delivered until it is back. Check the brokers and the network",
                 reason=self._trouble,
                 seconds=seconds,
             )
 
     def pause(self, by: str, until: int | None) -> None:
-        """Who has paused the group now ("": nobody), until when (log time, ms)."""
+        """The client that has paused the group now ("": none), until when (log time, ms)."""
         before, self.paused_by = self.paused_by, by
         if by and not before:
             text = f"the group is paused by {by!r}: its partitions are released, and nothing is claimed"

@@ -1,4 +1,4 @@
-"""What becomes of drivers when their process forks, or its interpreter ends."""
+"""The end of drivers when their process forks, or its interpreter ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["WATCHED", "Life", "exiting"]
 #: No further Marshal is closed once the interpreter's end has taken this long (s).
 EXIT_S = 5.0
 
-#: Not empty: the interpreter ends, and we have closed what nobody else had.
+#: Not empty: the interpreter ends, and we have closed what had no other owner.
 exiting: list[bool] = []
 
 
 class Life:
-    """Whether one driver goes on: it ends, its process forks, or the interpreter ends."""
+    """Whether one driver may continue: it ends, its process forks, or the interpreter ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -39,7 +39,7 @@ class Life:
         if self.forked:
             raise ForkedError(
                 "this Marshal was made in the parent process and can't be used after a fork: its leases belong to the "
-                "parent. Make a Marshal of its own in the child"
+                "parent. Make a new Marshal in the child"
             )
 
     def mark_forked(self) -> None:
@@ -58,14 +58,14 @@ def _mark_forked() -> None:
 
 
 def _end_all() -> None:
-    """The interpreter ends: release what nobody has released. Our threads go on until this has returned."""
+    """The interpreter ends: release what was not released. Our threads continue until this has returned."""
     exiting.append(True)
-    if not LOGGER.hasHandlers():  # else those who have not asked for any log would get some now
+    if not LOGGER.hasHandlers():  # otherwise programs that have not asked for any log would get some now
         LOGGER.addHandler(logging.NullHandler())
     until = THREADS.monotonic() + EXIT_S
     for life in list(WATCHED):
         is_real = life.runtime is THREADS and not life.forked  # else a simulation's, or the parent's
-        at_exit = life.at_exit  # a thread of ours may end the driver meanwhile
+        at_exit = life.at_exit  # a thread of the library may end the driver meanwhile
         if at_exit is None or not is_real or life.ended or THREADS.monotonic() >= until:
             continue
         try:

@@ -1,4 +1,4 @@
-"""CPs that were raised above the level that this release knows (E4), and who is told of it."""
+"""CPs that were raised above the level that this release knows (E4), and how consumers learn of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Levels"]
 
 
 class Levels:
-    """What one driver's consumers are told of them. The lock is held."""
+    """What the consumers of one driver are given to raise. The lock is held."""
 
     def __init__(self, replica: Replica, tell: Callable[[UpgradeRequiredError], object]) -> None:
         """tell: has each consumer raise it."""
@@ -22,7 +22,7 @@ class Levels:
         self._stopped: set[int] = set()
 
     def look(self) -> None:
-        """Tell of each once."""
+        """Pass on each once."""
         for cp, level in self._replica.stopped():
             if cp not in self._stopped:
                 self._stopped.add(cp)
@@ -33,7 +33,7 @@ class Levels:
     def _error(self, cp: int, level: int) -> UpgradeRequiredError:
         return UpgradeRequiredError(
             f"partition {cp} of {self._replica.topic!r} was raised to protocol level {level}, which this release of "
-            "kafka-marshal does not know: leases in it end, the other partitions go on. Install a release that "
+            "kafka-marshal does not know: leases in it end, the other partitions continue. Install a release that "
             "supports it",
             level=level,
         )
@@ -43,7 +43,7 @@ class Levels:
         return [self._error(cp, level) for cp, level in self._replica.stopped() if cp in self._stopped]
 
     def check(self, cp: int) -> None:
-        """Raise UpgradeRequiredError where nothing more can be known of this CP."""
+        """Raise UpgradeRequiredError if this release can read nothing more of this CP."""
         level = self._replica.worlds[cp].required_level
         if level is not None:
             raise self._error(cp, level)

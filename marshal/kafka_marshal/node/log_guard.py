@@ -1,7 +1,7 @@
-"""Whether somebody harms the coordination topic while members work: empties it, or gives it a retention (L1).
+"""Whether the coordination topic is harmed while members work: emptied, or given a retention (L1).
 
-Members at work go on: they know what they have read. But no member can start on such a log, so what the group has done
-is known to those that run alone. They write it to Kafka's own consumer group of that name, where an import finds it.
+Members at work continue: they know what they have read. But no member can start on such a log, so only running members
+know what the group has done. They write it to Kafka's own consumer group of that name, where an import finds it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rationalizer import Progress, World
 
 __all__ = ["LogGuard", "progress_of_all"]
 
-#: It is looked at once a heartbeat interval, but no more often than this.
+#: It is checked once a heartbeat interval, but no more often than this.
 SHORTEST_MS = 1_000.0
 
 #: Positions are written again after this, while the log is harmed.
@@ -53,17 +53,17 @@ class LogGuard:
         return max(SHORTEST_MS, self._lock.engine.settings.heartbeat_interval_ms)
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
         if not self._keep or self._is_running or now < self._next_at:
             return False
         self._is_running = True
         return True
 
     def look(self) -> None:
-        """Look at the topic (*blocking*); nobody sees what this raises."""
+        """Check the topic (*blocking*); no caller sees what this raises."""
         try:
             self._tell(self._found())
-        except MarshalError as error:  # who is away, or forbids it, is told elsewhere
+        except MarshalError as error:  # a missing broker or permission is reported elsewhere
             log(logging.DEBUG, "topic_not_checked", "%r is not checked this time: %s", self._replica.topic, error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback
             log(logging.ERROR, "topic_not_checked", "checking the coordination topic failed", error=error)
@@ -107,7 +107,7 @@ class LogGuard:
         group = quote(self._lock.engine.settings.group_id)
         self.harm = (
             f"the coordination topic {self._replica.topic!r} was harmed while members work: {found}. Members that run "
-            "go on, but none can start or restart, and what the group has done is known to those that run alone: stop "
+            "continue, but none can start or restart. Only the running members know what the group has done: stop "
             f"none of them. {saved}. Then make a new topic (kafka-marshal init --topic NEW-NAME), take the positions "
             f"over (kafka-marshal --topic NEW-NAME import-group {group}), and move all members to it. If "
             f"nothing is lost yet: kafka-marshal init{topic_option(self._replica.topic)} says how to mend its settings"

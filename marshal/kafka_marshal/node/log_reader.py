@@ -97,7 +97,7 @@ def judge(topic: str, batch: TailBatch) -> str:
         match fault.kind:
             case FaultKind.OUT_OF_RANGE | FaultKind.UNKNOWN_TOPIC:
                 raise TopicChangedError(
-                    f"{where} was cut, deleted or made anew while it was read ({fault.message}). What was read before "
+                    f"{where} was cut, deleted or recreated while it was read ({fault.message}). What was read before "
                     "is of the old log. Do it again"
                 )
             case FaultKind.REFUSED:

@@ -69,7 +69,7 @@ class MonitoredTail:
         else:
             error = KafkaUnavailableError(
                 f"{what}, and {NEW_CLIENTS} new clients did not get it either. Nothing more is done with what is not "
-                "known, and what is held here ends by itself: others go on. Restart this process; if that does not "
+                "known, and what is held here ends by itself: others continue. Restart this process; if that does not "
                 "help, look whether the brokers answer fetch requests from here (quotas, network)"
             )
             log(logging.ERROR, "reader_deaf", "%s", error)
@@ -79,7 +79,7 @@ class MonitoredTail:
     def renew(self) -> None:
         """Read on with a new client (by the thread that reads)."""
         old, self.tail = self.tail, self._cluster.tail(self._topic, self.monitor.next)
-        # It may be stuck as a whole: nobody waits for its end.
+        # It may be stuck as a whole: its end is not awaited.
         self._cluster.runtime.start(old.close, "kafka-marshal-close")
         if self._closed:
             self.tail.close()

@@ -11,16 +11,16 @@ from rationalizer import Heartbeat, HeartbeatBatch
 
 __all__ = ["Pacing"]
 
-#: The longest the background thread waits for the log before it looks at the clock again: what another thread made due
-#: meanwhile is late by this at most. With 100 leases a look costs a third of a millisecond, and beats come as often.
+#: The longest the background thread waits for the log before it checks the clock again. What another thread made due
+#: meanwhile is late by at most this. With 100 leases a check costs a third of a millisecond, and beats come as often.
 MAX_WAIT_MS = 1_000.0
 
-#: While an acknowledgement is due, which is for so long after an append, it is looked for this often.
+#: While an acknowledgement is due, which is for this long after an append, it is polled this often.
 ACK_WATCH_MS = 50.0
 ACK_WAIT_MS = 1.0
 
-#: Beats of several CPs come back one by one within a few milliseconds: so long they are let gather, to be read at once.
-#: Somebody who wants something meanwhile ends the wait.
+#: Beats of several CPs arrive one by one within a few milliseconds: wait this long to read them in one batch. A caller
+#: that wants something meanwhile ends the wait.
 BEATS_WAIT_S = 0.012
 
 
@@ -55,7 +55,7 @@ class Pacing:
         """How long to wait for the log now."""
         now, lock = self._now_ms(), self._lock
         with lock.condition:
-            # A grant counts once the acknowledgement of its own sending is there, and nothing wakes us for that.
+            # A grant counts once the acknowledgement of its sending is there, and nothing wakes us for that.
             soon = self.unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
             if not soon or now >= self._settle_by:
                 deadline = lock.engine.deadline(now) if lock.started else inf

@@ -66,7 +66,7 @@ class Pulse:
             return error
         found = MarshalError(
             f"the background thread of {self._whose} was ended by {type(error).__name__}, raised by a callback or a "
-            "log handler. All leases of this Marshal are over: what is in hand is repeated by others. Make a new one"
+            "log handler. Its leases are over: other members repeat the messages in flight. Make a new Marshal"
         )
         found.__cause__ = error
         return found
@@ -90,8 +90,8 @@ class Pulse:
         return (
             f"the background thread of {self._whose} has not turned for {(now - self.turned_at) / 1000:.1f} s, more "
             f"than its heartbeat interval of {self._interval_ms / 1000:g} s{self.place()}. Meanwhile no heartbeat goes "
-            "out: two intervals after the last one its leases are over, it hands out nothing more, and others take "
-            "the partitions over; what is in hand by then is repeated there. A policy, a callback of librdkafka or a "
+            "out: two intervals after the last one its leases are over, it delivers nothing more, and others take "
+            "the partitions over, and repeat messages in flight. A policy, a callback of librdkafka or a "
             "log handler that does not return holds the thread up, or the machine is too busy: let it return, or "
             "restart the process"
         )
@@ -126,7 +126,7 @@ def say(runtime: Runtime, level: int, event: str, text: str) -> None:
     """Log from a user's thread (*blocking*, briefly).
 
     Another thread writes it. Interrupted within ``logging``, this one would keep the lock of a handler for ever, and
-    every thread of ours that logs would wait for it.
+    every thread of the library that logs would wait for it.
     """
     write = partial(log, level, event, "%s", text)
     try:

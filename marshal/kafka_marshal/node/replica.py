@@ -34,11 +34,11 @@ Listener = Callable[[int, int, Outcome], None]
 #: the hash of the records since the place before, where all of them were read (S4).
 Due = Callable[[int, int, bytes, LogHash | None], None]
 
-#: While it catches up, a replica looks only so many intervals before the end whether a snapshot is due: the two that a
-#: start needs (S3), with what may have passed meanwhile.
+#: While it catches up, a replica checks only within this many intervals of the end whether a snapshot is due: the two
+#: that a start needs (S3), with what may have passed meanwhile.
 NOTED_INTERVALS = 3
 
-#: Where the number of CPs was doubled, each lease has an even chance to stay where it was. So many do not all.
+#: If the number of CPs was doubled, each lease has an even chance to stay where it was. This many do not all stay.
 TELLING_LEASES = 40
 
 _OFFSET = itemgetter(0)
@@ -71,7 +71,7 @@ class Replica:
         self._keeps_hashes = keeps_hashes or due is not None
         start = ReplayStart(cluster, topic, timeout_s, begin)
         self.start: ReplayStart = start
-        # Nobody here waits for the other: a start is short.
+        # No other thread waits for this one: a start is short.
         check_one_cluster(cluster)
         with cluster.runtime.executor(1, "kafka-marshal-start") as aside:
             reading = aside.submit(start.read)
@@ -105,7 +105,7 @@ class Replica:
             for cp, each in self.starts.items():
                 each.hashes.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
         check_one_cluster(cluster, ADDRESSES_S)
-        #: What it reads with: it is told what the log is known to hold, and says what does not come.
+        #: What it reads with: it is given what the log is known to hold, and reports what is missing.
         self.tail: MonitoredTail = self._open()
 
     def _open(self) -> MonitoredTail:
@@ -113,9 +113,9 @@ class Replica:
         return MonitoredTail(self._cluster, self.topic, positions, self.behind)
 
     def _check_markers_passed_over(self, timeout_s: float) -> None:
-        """L2 where a start passes the first record over: a lease that is routed elsewhere refutes its snapshot (S1).
+        """L2 if a start skips the first record: a lease that is routed elsewhere refutes its snapshot (S1).
 
-        With few leases that is no proof, and the first records themselves are looked at (*blocking*).
+        With few leases that is no proof, and the first records themselves are read (*blocking*).
         """
         passed = [cp for cp, world in self.worlds.items() if world.next_offset > 0 and self.starts[cp].log_start == 0]
         if passed and sum(world.lease_count for world in self.worlds.values()) < TELLING_LEASES:
@@ -182,9 +182,9 @@ class Replica:
         self.tail.leave(cps)
 
     def take_over(self, other: Replica) -> None:
-        """Go on with CPs that another replica of this topic has read to their ends, and that are not read here.
+        """Continue with CPs that another replica of this topic has read to their ends, and that are not read here.
 
-        Raises TopicChangedError where the topic is not the one that we read.
+        Raises TopicChangedError if the topic is not the one that we read.
         """
         self.check(other.info)
         self.worlds.update(other.worlds)
@@ -195,15 +195,15 @@ class Replica:
     # Reading.
 
     def read(self, timeout_s: float) -> TailBatch:
-        """Wait for news; ``apply`` takes it in. Raises as the constructor does where a start has to go further back."""
+        """Wait for records; ``apply`` applies them. Raises as the constructor does if a start must go further back."""
         if self._refuted:
             self._go_back()
         return self.tail.read(timeout_s)
 
     def apply(self, batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
-        """Apply what was read; report each record once caught up, or from the first one on (history).
+        """Apply what was read; report each record once caught up, or from the first one (history).
 
-        Raises an error of the CoordinationTopicError family, or AuthorizationError, where reading can't go on: its log
+        Raises an error of the CoordinationTopicError family, or AuthorizationError, if reading can't continue: the log
         was cut or recreated, made for another number of CPs, or has lost its beginning to compaction.
         """
         live, was_caught_up = history or self.caught_up, self.caught_up
@@ -230,7 +230,7 @@ class Replica:
             self.checks.first(cp, entries[0])
         begin = 0
         while begin < len(entries) and cp not in self._refuted and world.required_level is None:
-            # Up to the record that takes the next offset to the stop: what is looked at there is of exactly that place.
+            # Up to the record that takes the next offset to the stop: the check there is of exactly that place.
             end = bisect_left(entries, self._stops[cp] - 1, begin, key=_OFFSET) + 1
             run = entries if begin == 0 and end >= len(entries) else entries[begin:end]
             if applied is None:
@@ -250,7 +250,7 @@ class Replica:
         return stop if place is None else min(stop, place)
 
     def _stop(self, world: World) -> None:
-        """Look at a world that has just reached a stop, before the next record."""
+        """Check a world that has just reached a stop, before the next record."""
         cp, start = world.partition, self.starts[world.partition]
         is_place = due(self._stops[cp] - 1, world.next_offset, interval(world.listed))
         is_due = is_place and self._due is not None and self._is_near_end(world, NOTED_INTERVALS)
@@ -301,7 +301,7 @@ class Replica:
         *,
         tell: bool = True,
     ) -> None:
-        """Read up to the high watermark found at start (*blocking*), for those who only look.
+        """Read up to the high watermark found at start (*blocking*), for callers that only read.
 
         progress is called with (records applied, records there were), applied for each record. tell: raise the alarm of
         S3. Raises KafkaUnavailableError when nothing came for timeout_s.
@@ -323,7 +323,7 @@ class Replica:
             self.tell_differences()
 
     def tell_differences(self) -> None:
-        """Raise the alarm of S3, where the replica that looks is nobody's who would hear of it otherwise."""
+        """Raise the alarm of S3, if no driver of this replica would report it otherwise."""
         for found in self.differences:
             log(logging.ERROR, "snapshot_differs", "%s", found.error(self.topic, self.start.snapshots_topic))
 

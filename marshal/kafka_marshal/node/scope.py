@@ -21,7 +21,7 @@ from kafka_marshal.rate_limit import RateLimitedLog
 
 __all__ = ["Scope"]
 
-#: A look into all CPs that failed is tried again after this.
+#: Reading all CPs is tried again this long after it failed.
 AGAIN_MS = 1_000.0
 
 
@@ -53,7 +53,7 @@ class Scope:
         self._again_at = 0.0
 
     def narrow(self) -> None:
-        """Read the group's home only, where nothing else is wanted (background thread; the lock is held)."""
+        """Read the group's home only, if nothing else is wanted (background thread; the lock is held)."""
         replica, engine = self._replica, self._lock.engine
         home = None if self._was_used() or self._is_narrow else _home_of(engine)
         if home is None or len(replica.worlds) == 1:
@@ -94,14 +94,14 @@ class Scope:
     # A job of upkeep: for a member that looks into all CPs before it joins (G2).
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
         if self._is_running or not self._is_narrow or now < self._again_at or not _wants_all(self._lock.engine):
             return False
         self._is_running = True
         return True
 
     def look(self) -> None:
-        """Read all CPs (*blocking*); nobody sees what this raises."""
+        """Read all CPs (*blocking*); no caller sees what this raises."""
         try:
             self._widen()
         except ClosedError:
@@ -122,7 +122,7 @@ class Scope:
         """Determine the state of the CPs that are not read, and read them from there on."""
         lock, replica = self._lock, self._replica
         try:
-            unread = replica.unread  # nobody else changes it while this runs
+            unread = replica.unread  # no other thread changes it while this runs
             cluster, topic = self._cluster, replica.topic
             aside = Replica(cluster, topic, self._timeout_s, Begin.SNAPSHOT, only=unread, keeps_hashes=True)
             try:
@@ -151,5 +151,5 @@ def _home_of(engine: Engine) -> int | None:
 
 
 def _wants_all(engine: Engine) -> bool:
-    """Whether a member has to look into all CPs before it joins: nobody else has."""
+    """Whether a member has to read all CPs before it joins: none has joined yet."""
     return any(client.failure is None and client.member.generation == 0 for client in engine.groups.values())

@@ -1,9 +1,9 @@
-"""Calls of user threads, carried out by threads of our own.
+"""Calls of user threads, carried out by threads of the library.
 
 A user's thread can be interrupted between any two instructions: a signal's handler, a soft time limit or a debugger
-raises there, and goes on with the same consumer. So it never runs the engine, never holds a lock of ours, and never
-reads from Kafka. It leaves a job and waits for the answer; both are one call into C. The job goes on whatever
-becomes of the caller, and an answer that did not reach it is undone.
+raises there, and the user continues with the same consumer. So it never runs the engine, never holds one of our locks,
+and never reads from Kafka. It leaves a job and waits for the answer; both are one call into C. The job continues
+whatever happens to the caller, and an answer that did not reach it is undone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["LOOK_S", "Answer", "EndedError", "LateError", "Servants", "have_done
 
 T = TypeVar("T")
 
-#: Threads that wait for calls at most: a thread is kept for the next time that so many calls come at once.
+#: The most threads that wait for calls: a thread is kept for the next time that this many calls come at once.
 MOST_WAITING = 8
 
 #: A caller that waits checks this often that there is still a thread to answer it (s).
@@ -37,11 +37,11 @@ class EndedError(ClosedError):
 
 
 class LateError(TimeoutError):
-    """The answer has not come in the time given; the job goes on."""
+    """The answer has not come in the time given; the job continues."""
 
 
 class _Receipt:
-    """What became of an answer. Whole stores only, so that each can be read at any time."""
+    """The state of an answer. Whole stores only, so that each can be read at any time."""
 
     __slots__ = ("left", "out")
 
@@ -53,7 +53,7 @@ class _Receipt:
 
 
 class Answer(Generic[T]):
-    """The answer to come for one call. Its end without ``receipt.out`` says that nobody got the value."""
+    """The answer to come for one call. If it ends without ``receipt.out``, the value did not reach the caller."""
 
     __slots__ = ("__weakref__", "_box", "_servants", "receipt")
 
@@ -63,7 +63,7 @@ class Answer(Generic[T]):
         self.receipt: _Receipt = _Receipt()
 
     def wait(self, timeout: float | None = None) -> T:
-        """The value; raises what the job raised, EndedError where nobody carries it out any more (*blocking*).
+        """The value; raises what the job raised, or EndedError if no thread will carry it out (*blocking*).
 
         LateError after timeout seconds (None: wait as long as it takes).
         """
@@ -172,7 +172,7 @@ class Servants:
     # User threads.
 
     def check(self) -> None:
-        """Raise EndedError or ForkedError where no thread will answer any more."""
+        """Raise EndedError or ForkedError if no thread will answer any more."""
         if self.over:
             raise EndedError("this Marshal was closed by another thread; make a new one")
         if sys.is_finalizing():
@@ -183,7 +183,7 @@ class Servants:
         if os.getpid() != self._process_id:
             raise ForkedError(
                 "this process was forked while a call of this Marshal was waiting, and its threads are those of the "
-                "parent, which goes on. Make a Marshal of its own in the child"
+                "parent, which continues. Make a new Marshal in the child"
             )
 
     def ask(
@@ -193,16 +193,16 @@ class Servants:
         undo: Callable[[T], object] | None = None,
         box: Box | None = None,
     ) -> Answer[T]:
-        """Have ``function(is_gone, *args)`` carried out; undo takes its value back where that reaches nobody.
+        """Have ``function(is_gone, *args)`` carried out; undo takes its value back if it does not reach the caller.
 
-        box: where (value, error) goes; None: to one whose waiter is a thread.
+        box: receives (value, error); None: the waiter is a thread.
         """
         answer: Answer[T] = Answer(self, box)
         self._jobs.put(_Job(answer, function, args, undo))
         return answer
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have function called soon; nobody waits for it."""
+        """Have function called soon; its result is not awaited."""
         self._jobs.put(function)
 
     # Threads of our own.
@@ -241,7 +241,9 @@ class Servants:
                 self._waiting += 1
 
     def _start_another(self) -> str:
-        """See that a thread waits for the next call; the lock is held. Why none could be started, if that is news."""
+        """Make sure that a thread waits for the next call; the lock is held. Why none could be started, if not yet
+        reported.
+        """
         if self._waiting:
             self.refusal = ""
             return ""
@@ -260,7 +262,7 @@ class Servants:
                 job()
                 return
         except BaseException as failure:  # noqa: BLE001 - logged with its traceback
-            text = "a call that nobody waits for failed; what it was about is done by time"
+            text = "a call without a waiting caller failed; what it was about is done by time"
             log(logging.ERROR, "call_failed", text, error=failure)
             if not isinstance(job, _Job):
                 return
@@ -276,7 +278,7 @@ class Servants:
         del error  # as in Answer.wait
 
     def undo_lost(self) -> None:
-        """Take back the values that reached nobody."""
+        """Take back the values that did not reach a caller."""
         if not self._delivered:
             return
         with self._undoing:

@@ -70,14 +70,14 @@ class SnapshotUpkeep:
             self._keeper.note(cp, next_offset, state, self._cluster.runtime.now_ms(), log_hash)
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
         if self._keeper is None or self._is_running or now < self._keeper.due_at():
             return False
         self._is_running = True
         return True
 
     def look(self) -> None:
-        """Compare, and write what is due (*blocking*); nobody sees what this raises."""
+        """Compare, and write what is due (*blocking*); no caller sees what this raises."""
         try:
             now, read = self._cluster.runtime.now_ms(), frozenset(self._replica.worlds)
             found = self._keeper.work(now, read) if self._keeper is not None else []
@@ -86,7 +86,7 @@ class SnapshotUpkeep:
                     self.report(found)
                     self._condition.notify_all()
         except Exception as error:  # noqa: BLE001 - logged with its traceback
-            # A fault of ours. Work goes on without snapshots, as it does where there is no topic for them.
+            # A bug in the library. Work continues without snapshots, as it does without a topic for them.
             text = "no more snapshots are taken by this process, nor compared"
             log(logging.ERROR, "snapshots_failed", text, error=error)
             self._keeper = None
@@ -94,7 +94,7 @@ class SnapshotUpkeep:
             self._is_running = False
 
     def report(self, found: Iterable[Difference]) -> None:
-        """Tell of what differs, once; the lock is held."""
+        """Report each difference, once; the lock is held."""
         for difference in found:
             if self._keeper is not None and not self._keeper.is_news(difference):
                 continue
@@ -109,7 +109,7 @@ class SnapshotUpkeep:
         if self._keep and self._keeper is None and start.snapshots is None:
             try:
                 reader = SnapshotReader.find(self._cluster, start.snapshots_topic, LOOKUP_TIMEOUT_S)
-            except MarshalError as error:  # was said at start; work goes on without
+            except MarshalError as error:  # was logged at start; work continues without
                 log(logging.DEBUG, "snapshots_missing", "no snapshots: %s", error)
                 return
             if reader is not None and len(reader.partitions) == self._replica.info.partitions:

@@ -95,11 +95,11 @@ class FetchMonitor(Generic[K]):
             self._owed.setdefault(key, self._monotonic())
 
     def _ask(self, keys: list[K]) -> None:
-        """Ask the leaders where these end (*blocking*, on a thread of its own)."""
+        """Ask the leaders where these end (*blocking*, on a separate thread)."""
         try:
             for key, end in self._leaders(keys).items():
                 self.knows(key, end - 1)
-        except MarshalError as error:  # asked again; who is away is told elsewhere
+        except MarshalError as error:  # asked again; an unreachable broker is reported elsewhere
             again_at = self._monotonic() + self.patience_s
             self._ask_at.update({key: again_at for key in keys if key in self._ask_at})
             log(logging.DEBUG, "log_end_unknown", "%s: where the log ends is not known: %s", self._whose, error)

@@ -18,11 +18,11 @@ __all__ = ["Begin", "ReplayStart"]
 class Begin(Enum):
     """Where a replica begins to read."""
 
-    #: From snapshots (S3): for those who need the state as it is now.
+    #: From snapshots (S3): for the state as it is now.
     SNAPSHOT = "snapshot"
-    #: As far back as the log goes: for those who need its history.
+    #: As far back as the log goes: for its history.
     HISTORY = "history"
-    #: As HISTORY, and every snapshot there is is compared with the replay: for those who check.
+    #: As HISTORY, and every snapshot is compared with the replay: for audits.
     CHECK = "check"
 
 

@@ -10,8 +10,8 @@ from kafka_marshal.ports import Cluster
 
 __all__ = ["GROWTH_SEEN_MS", "first_offset"]
 
-#: So long after it grew at the latest, a topic's new partitions are known to all members that work, and claimed: twice
-#: the time between two of their looks.
+#: At the latest this long after a topic grew, all working members know its new partitions and claim them: twice the
+#: time between two of their checks.
 GROWTH_SEEN_MS = 10_000
 
 

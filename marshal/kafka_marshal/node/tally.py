@@ -1,4 +1,4 @@
-"""How many records of the log the replica has applied, by type and by what became of them."""
+"""How many records of the log the replica has applied, by type and outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a member looks at topics, and what it does with what it sees (*blocking* looks, on look-up threads)."""
+"""When a member describes topics, and how it uses the result (*blocking*, on look-up threads)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TopicRounds:
         rate_limited: RateLimitedLog,
         find_snapshots: Callable[[], object],
     ) -> None:
-        """find_snapshots: called after each look that succeeded (it may block)."""
+        """find_snapshots: called after each successful check (it may block)."""
         self._replica = replica
         self._lock = lock
         self._events = events
@@ -49,12 +49,12 @@ class TopicRounds:
         self._watch = TopicWatch(cluster, replica.topic)
         self._rng = cluster.runtime.random()
         self._now_ms = cluster.runtime.now_ms
-        #: When the next look is due (own clock, ms), and whether one is under way.
+        #: When the next check is due (own clock, ms), and whether one is under way.
         self.next_at: float = 0.0
         self.is_running: bool = False
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
         if self._lock.engine.topic_ids.take_wanted():
             self._watch.describe_next()
             self.next_at = min(self.next_at, now)
@@ -65,9 +65,9 @@ class TopicRounds:
         return True
 
     def add(self, number: int, subscription: Subscription, count: CountPartitions | None = None) -> None:
-        """Keep a consumer's topics in view; the first look happens now (*blocking*).
+        """Keep a consumer's topics in view; the first check happens now (*blocking*).
 
-        count: a cheap look at the topics, for the first consumer. Their ids come with the next regular look, soon.
+        count: a cheap count of partitions, for the first consumer. Their ids come with the next regular check, soon.
         """
         with self._lock.condition:
             self._watch.add(number, subscription)
@@ -86,12 +86,12 @@ class TopicRounds:
                     self._look_again_within(0.0 if are_few else IDS_WITHIN_MS)
 
     def remove(self, number: int) -> None:
-        """A consumer has ended: its topics need not be looked at for it any more."""
+        """A consumer has ended: its topics need not be checked for it any more."""
         with self._lock.condition:
             self._watch.remove(number)
 
     def _tell(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
-        """Tell the engine, unless a consumer came since the look-up: topics not asked for would look deleted."""
+        """Pass it to the engine, unless a consumer came since the look-up: topics not asked for would seem deleted."""
         if interest is not self._watch.interest:
             return False
         if interest:
@@ -99,7 +99,7 @@ class TopicRounds:
         return True
 
     def look(self) -> None:
-        """Look, and tell the engine; nobody sees what this raises."""
+        """Check, and pass the result to the engine; no caller sees what this raises."""
         lock, events = self._lock, self._events
         try:
             interest = self._watch.interest
@@ -119,7 +119,7 @@ class TopicRounds:
         except MarshalError as error:
             lock.fail(error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback
-            # On a thread of its own, whose end nobody looks at: here or nowhere.
+            # On a separate thread, whose end is not observed: logged here or nowhere.
             text = "looking up topics failed; it is tried again"
             log(logging.ERROR, "topics_failed", text, error=error)
         finally:

@@ -1,10 +1,9 @@
-"""What topics the consumers of one client want in view, and how a look at them is made.
+"""The topics that the consumers of one client need, and how they are checked.
 
-A thorough look describes each topic: it tells the ids, and makes Python objects of every partition, with the
-interpreter's lock in hand. For thousands of partitions that is too much to be done every few seconds. Between two
-thorough looks such a client lists the topics and counts their partitions, at a tenth of the price; only the
-coordination topic's id is looked at every time (L2). What another member of the process was told a moment ago does, too
-(Q39).
+A full check describes each topic: it returns the ids, and creates Python objects for every partition while it holds the
+interpreter's lock. For thousands of partitions that is too expensive every few seconds. Between two full checks such a
+client lists the topics and counts their partitions, at a tenth of the price. Only the coordination topic's id is
+checked every time (L2). A result that another member of the process got a moment ago counts, too (Q39).
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
 #: How long one look-up may take before it is tried again.
 LOOKUP_TIMEOUT_S = 5.0
 
-#: How long the cheap look at a consumer's first topics may take, before the thorough one is made instead.
+#: How long the cheap check of a consumer's first topics may take, before the full one is made instead.
 COUNT_TIMEOUT_S = 1.0
 
-#: How often topics are looked at: for new partitions, and within the 10 s of L2 for a coordination topic made anew.
+#: How often topics are checked: for new partitions, and within the 10 s of L2 for a recreated coordination topic.
 METADATA_INTERVAL_MS = 5_000.0
 
-#: Drawn anew each time from this much less to this much more: members that start together do not ask together for ever.
+#: Jitter: ± this share, drawn for each check, so that members that start together do not ask together for ever.
 METADATA_JITTER = 0.25
 
-#: The ids of topics that were only counted are asked for after this, jittered: a topic made anew before that would pass
-#: for the old one. Of few partitions at once; a thousand cost milliseconds, while everybody is starting.
+#: The ids of topics that were only counted are asked for after this, jittered: a topic recreated before that would pass
+#: for the old one. With few partitions at once; a thousand cost milliseconds, while every member is starting.
 IDS_WITHIN_MS = 2_000.0
 FEW_PARTITIONS = 200
 
 #: Describing takes some 15 us for each partition: a thousandth of the time may go to it.
 IDS_MS_PER_PARTITION = 15.0
 
-#: But so often data topics are described, however many partitions they have: one made anew is noticed by then (P11).
+#: Data topics are described this often, however many partitions they have: a recreated one is noticed by then (P11).
 IDS_AT_LEAST_EVERY_MS = 30_000.0
 
-#: What another client of this process was told so long ago is as good as a look of one's own: so what is known is never
-#: older than 8.25 s (L2: 10 s). But never what was told before a member began, before a consumer came, or before the
-#: last look of one's own.
+#: Metadata that another client of this process fetched within this time is reused. So what is known is never older than
+#: 8.25 s (L2: 10 s). But never what was fetched before a member began, before a consumer came, or before the last own
+#: check.
 SHARED_MS = 2_000.0
 
-#: Of data topics, whose ids are looked at ever less often, this share of the time between two looks.
+#: Of data topics, whose ids are checked ever less often, this share of the time between two checks.
 SHARED_PART = 0.25
 
-#: Listing a partition costs so many times less than describing it, and lists all that the cluster has.
+#: Listing a partition costs this many times less than describing it, and lists all that the cluster has.
 LISTING_GAIN = 8
 
 
@@ -79,7 +78,7 @@ Interest = Mapping[int, _Waiter]
 class TopicWatch:
     """Checks topics, for all consumers of one client.
 
-    ``interest`` is replaced, never changed: a look can tell whether it asked for all of them.
+    ``interest`` is replaced, never changed: a check can find out whether it asked for all of them.
     """
 
     def __init__(self, cluster: Cluster, coordination: str) -> None:
@@ -88,8 +87,8 @@ class TopicWatch:
         self._coordination = coordination
         #: When data topics are described again, and which of them were there when we looked last.
         self._ids_due = 0.0
-        #: When we began (on a coordination topic that was there), a consumer came, or we looked last: what others were
-        #: told before that is of no use.
+        #: When we began (on a coordination topic that was there), a consumer came, or we checked last: what others
+        #: fetched before that is of no use.
         self._known_at = cluster.runtime.now_ms()
         self._there: frozenset[str] = frozenset()
         #: How many partitions were described, and listed, last.
@@ -104,7 +103,7 @@ class TopicWatch:
         self._known_at = self._cluster.runtime.now_ms()
 
     def describe_next(self) -> None:
-        """Ids are wanted: the next look is a thorough one."""
+        """Ids are wanted: the next check is a full one."""
         self._ids_due = 0.0
 
     def remove(self, number: int) -> None:

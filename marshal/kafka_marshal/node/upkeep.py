@@ -24,10 +24,10 @@ class Job(Protocol):
     """What takes longer than the lock may be held."""
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
 
     def look(self) -> None:
-        """Do it (*blocking*); nobody sees what this raises."""
+        """Do it (*blocking*); no caller sees what this raises."""
 
 
 class Upkeep:
@@ -50,7 +50,7 @@ class Upkeep:
         self.snapshots = snapshots
         #: A listener of the driver.
         self.tally: Tally = Tally()
-        #: Jobs of consumers; the lock is held by who adds one, or takes it off.
+        #: Jobs of consumers; the lock is held to add or remove one.
         self.jobs: list[Job] = []
         self.scope = scope
         self.guard = guard
@@ -92,7 +92,7 @@ class Upkeep:
             consumer.positions.stuck.look(now, ports[number]._drained_at)
 
     def note_pause(self, now: float) -> None:
-        """Who has paused the group, if anybody. (By our clock: without traffic, log time stands still.)"""
+        """The client that has paused the group, if any. (By our clock: without traffic, log time stops.)"""
         group_id, peers = self._lock.engine.settings.group_id, self._lock.engine.peers
         paused = [world.pause(group_id) for cp, world in self._replica.worlds.items() if peers.paused_until(cp, now)]
         last = max(filter(None, paused), key=lambda pause: pause.expires, default=None)

@@ -1,9 +1,9 @@
-"""Takes snapshots of one's own replica, and compares it with everybody else's (S2).
+"""Takes snapshots of this member's replica, and compares it with those of other members (S2).
 
-Where a snapshot of a CP is due, the replica hands its state over, as bytes: that costs a millisecond for a thousand
-leases and is all that happens under the driver's lock. The rest is done on a look-up thread: after a jitter the log of
-snapshots is looked at; who finds no snapshot of this place that says the same as his own writes it. So of a fleet one
-writes, and everybody compares.
+When a snapshot of a CP is due, the replica hands over its state as bytes. That costs a millisecond for a thousand
+leases, and is all that happens under the driver's lock. A look-up thread does the rest: after a jitter it reads the log
+of snapshots. A member writes its snapshot only if no matching one exists. So one member of a fleet writes, and all
+compare.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["SnapshotKeeper"]
 #: the 50 ms that looking and writing takes; both then write the same bytes, which does no harm.
 JITTER_MS = 5_000.0
 
-#: How often the log of snapshots is looked at where no snapshot of ours is due: a forged one is noticed within that.
+#: How often the log of snapshots is read if no own snapshot is due: a forged one is noticed within this time.
 LOOK_MS = 30_000.0
 
 #: After a failure: Kafka is away, or an ACL is missing.
@@ -41,7 +41,7 @@ RETRY_MS = 10_000.0
 #: How long a snapshot may take to be written before it is left to the next one.
 WRITE_TIMEOUT_S = 10.0
 
-#: Places of each CP whose digests are kept for comparing: good for 2.5 million records; nobody writes as late as that.
+#: Places of each CP whose digests are kept for comparing: enough for 2.5 million records; no member writes later.
 KEPT_PLACES = 256
 
 
@@ -53,7 +53,7 @@ _Range = tuple[int, int]
 
 @dataclass(slots=True)
 class _Pending:
-    """A state of ours that may have to be written."""
+    """An own state that may have to be written."""
 
     next_offset: int
     state: bytes
@@ -91,7 +91,7 @@ class SnapshotKeeper:
         self._topic = topic
         self._rng = rng
         self._lock = cluster.runtime.lock()
-        #: The latest state of each CP that was due, until it is written by somebody.
+        #: The latest state of each CP that was due, until a member has written it.
         self._pending: dict[int, list[_Pending]] = {}
         self._ours: dict[int, _Digests[int]] = {cp: _Digests() for cp in reader.partitions}
         self._theirs: dict[int, _Digests[int]] = {cp: _Digests() for cp in reader.partitions}
@@ -115,7 +115,7 @@ class SnapshotKeeper:
             if log_hash is not None:
                 self._our_hashes[cp].add((log_hash.since, next_offset), log_hash.digest)
             waiting = self._pending.setdefault(cp, [])
-            # In the order of their places: whoever looks for the newest ones finds them at the end.
+            # In the order of their places: a reader of the newest ones finds them at the end.
             at = max([now + self._rng.uniform(0, JITTER_MS), *(one.at for one in waiting)])
             waiting.append(_Pending(next_offset, state, log_hash, at))
             # A start needs the newest two (S3). What is older is not worth its memory.
@@ -127,7 +127,7 @@ class SnapshotKeeper:
             return min([self._look_at, *(one.at for waiting in self._pending.values() for one in waiting)])
 
     def is_news(self, difference: Difference) -> bool:
-        """Whether this was not told before; from now on it was."""
+        """Whether this was not reported before; it counts as reported from now on."""
         key = (difference.cp, difference.next_offset, difference.theirs)
         with self._lock:
             if key in self._told:
@@ -136,9 +136,9 @@ class SnapshotKeeper:
             return True
 
     def work(self, now: float, read: Collection[int]) -> list[Difference]:
-        """Look at what others wrote, compare, and write what is due (*blocking*); all that differs, told or not.
+        """Read what others wrote, compare, write what is due (*blocking*); returns all differences, reported or not.
 
-        read: the CPs that our replica reads. Those of others are left to their readers.
+        read: the CPs that our replica reads. Other CPs are left to the members that read them.
         """
         try:
             self._take(self._reader.read_news(read))
@@ -156,10 +156,10 @@ class SnapshotKeeper:
         return found
 
     def _warn(self, error: MarshalError) -> None:
-        """Once for each outage: nobody loses anything by a snapshot that comes later."""
+        """Once for each outage: a late snapshot costs nothing."""
         if not self._warned:
             self._warned = True
-            # An outage is told once, by the member.
+            # The member reports an outage, once.
             level = logging.DEBUG if isinstance(error, KafkaUnavailableError) else logging.WARNING
             log(level, "snapshots_put_off", "no snapshots for now, trying again: %s", error)
 
@@ -174,7 +174,7 @@ class SnapshotKeeper:
 
     def _take(self, places: Iterable[StoredAt]) -> None:
         for place in places:
-            # One that does not hold is no statement about the state; it is told of, and stands for nothing.
+            # An invalid snapshot says nothing about the state; it is reported and then ignored.
             self._theirs[place.cp].add(place.next_offset, place.digest if place.holds else f"damaged {place.digest}")
         for cp, partition in self._reader.partitions.items():
             for each in partition.hashes:
@@ -216,7 +216,7 @@ class SnapshotKeeper:
     def _out_of_place(self) -> list[Difference]:
         """Those between two of our own places: all replicas take theirs at the same, so no member wrote these (S2)."""
         found = []
-        why = "is at a place where no snapshot is due: no member wrote it, and none compares it"
+        why = "is at a place that is not due for a snapshot: no member wrote it, and none compares it"
         for cp, ours in self._ours.items():
             with self._lock:
                 places = set(ours.places())
@@ -241,7 +241,7 @@ class SnapshotKeeper:
                 self._pending[cp] = [other for other in self._pending[cp] if other is not one]
 
     def _records(self, cp: int, one: _Pending) -> list[bytes]:
-        """What nobody has written yet: the snapshot, then the hash of the log before it."""
+        """What no member has written yet: the snapshot, then the hash of the log before it."""
         records: list[bytes] = []
         digest = digest_of(one.state)
         if digest not in self._theirs[cp].at(one.next_offset):

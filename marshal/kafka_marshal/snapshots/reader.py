@@ -1,6 +1,6 @@
 """Reads the log of snapshots (S2): whole snapshots of each CP, from its end backwards or from its beginning.
 
-What it finds is what somebody wrote: `StoredAt.holds` says that the digest is that of the bytes, and no more.
+Anyone may have written what it finds: `StoredAt.holds` says that the digest is that of the bytes, and no more.
 """
 
 from __future__ import annotations
@@ -174,13 +174,13 @@ class SnapshotReader:
             self._down_to[cp] = self.starts[cp]
 
     def read_news(self, cps: Collection[int]) -> list[StoredAt]:
-        """What was completed since the last look, in these CPs: for those who follow the log of snapshots.
+        """What was completed since the last poll, in these CPs.
 
-        Of others it is passed over: who reads them again later, has started from what was there.
+        Other CPs are skipped: a replica that reads them again later starts from what was there.
         """
         marks = self._cluster.watermarks([(self._topic, cp) for cp in self.partitions], self._timeout_s)
         for (_, cp), (low, high) in marks.items():
-            if high < self.ends[cp]:  # made anew meanwhile: all of it is news
+            if high < self.ends[cp]:  # recreated meanwhile: all of it is new
                 self.ends[cp] = low
         ranges = {cp: (max(low, self.ends[cp]), high) for (_, cp), (low, high) in marks.items() if high > self.ends[cp]}
         found = []

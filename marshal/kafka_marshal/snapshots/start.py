@@ -1,9 +1,9 @@
 """Where the replay of a CP starts, and whether what it finds agrees with the snapshots on its way (S3). No I/O.
 
-A snapshot is a claim, a replay is a proof: from one snapshot the log leads to the next, and where both say the same
-neither is a lie by itself. So a replica starts from the second newest and compares at the newest. Where they differ,
-one of the two is wrong, and it is not known which: it starts again from an older one, and goes on back until what it
-started from agrees with some later snapshot, or until the beginning of the log, which needs no proof.
+A snapshot is a claim, a replay is a proof. If the log leads from one snapshot to the next and both agree, neither is
+wrong by itself. So a replica starts from the second newest snapshot and compares at the newest. If they differ, one of
+the two is wrong, and it is not known which. The replica then starts from an older one, until what it started from
+agrees with a later snapshot, or until the beginning of the log, which needs no proof.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_PLACE = "is of a place that the log does not have: no record ends there"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A snapshot that does not agree with a replay, or is none; or a hash that does not agree with the log."""
+    """A snapshot that is invalid or disagrees with a replay; or a hash that disagrees with the log."""
 
     cp: int
     next_offset: int
@@ -50,13 +50,13 @@ class Difference:
             return SnapshotDifferenceError(
                 f"the hash of the log that is stored for partition {self.cp} of {topic!r}, offsets {self.since} to "
                 f"{self.next_offset - 1} (in {snapshots!r}, {self.theirs}), {self.why}. Either it was forged, or "
-                "records were removed, added, altered or moved in time after a member had read them. Leases go on by "
+                "records were removed, added, altered or moved in time after a member had read them. Leases follow "
                 "the log as it is; find out which it is: kafka-marshal audit --from-kafka compares it with all hashes"
             )
         return SnapshotDifferenceError(
             f"the snapshot of partition {self.cp} of {topic!r} at offset {self.next_offset} (in {snapshots!r}, digest "
-            f"{self.theirs}) {self.why}. Either it was damaged or forged, or a replica holds a wrong state. Leases go "
-            "on by the log; find out which it is: kafka-marshal audit --from-kafka replays the whole log and names "
+            f"{self.theirs}) {self.why}. Either it was damaged or forged, or a replica holds a wrong state. Leases "
+            "follow the log; find out which it is: kafka-marshal audit --from-kafka replays the whole log and names "
             "what differs"
         )
 
@@ -66,7 +66,7 @@ class CpHashes:
 
     def __init__(self, cp: int) -> None:
         self._cp = cp
-        #: Stored hashes that are compared with the log, by those who check.
+        #: Stored hashes that an audit compares with the log.
         self.checks: HashChecks | None = None
         #: Of the records since the last place where a snapshot was due; None: none is kept.
         self.running: RunningHash | None = None
@@ -181,7 +181,7 @@ class CpStart:
         return usable
 
     def _begun(self, place: StoredAt, usable: Sequence[StoredAt]) -> World | None:
-        """The world of this place, to go on from; None, and a difference noted, where it holds none."""
+        """The world of this place, to continue from; None, with a difference noted, if the snapshot is invalid."""
         try:
             world = place.restore(self._partitions)
         except SnapshotError as error:

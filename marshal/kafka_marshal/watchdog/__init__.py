@@ -1,10 +1,10 @@
-"""A small process beside a worker that releases what it held, should it die without a goodbye.
+"""A small process beside a worker that releases what the worker held, if it dies without a goodbye.
 
 ==============  ========================================================================================
-``parent``      :class:`Watchdog`: the worker's side; keeps the process running and its last will up to date
-``last_will``   what it is to say: the encoded release of each lease held
-``process``     the process: a program of its own, without this package; says when it speaks, and why not
-``properties``  what of the worker's configuration and environment the process gets
+``parent``      :class:`Watchdog`: the worker's side; keeps the process running and its releases up to date
+``last_will``   what it appends: the pre-encoded release of each lease held
+``process``     the process: a separate program without this package; says when it acts, and why not
+``properties``  what the process gets of the worker's configuration and environment
 ==============  ========================================================================================
 """
 

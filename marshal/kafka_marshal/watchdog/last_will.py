@@ -26,7 +26,7 @@ _MEMBER: Key = ("", -1)
 
 
 class LastWill:
-    """One worker's last will. Not safe for threads: its watchdog has a lock."""
+    """The pre-encoded releases of one worker. Not thread-safe: its watchdog has a lock."""
 
     def __init__(self, ids: tuple[str, str, str]) -> None:
         """ids: instance, client, group of the member."""
@@ -37,9 +37,9 @@ class LastWill:
         self._numbers: dict[Key, int] = {_MEMBER: process.LEAVE}
         #: What is to be said of each lease, or of each piece with progress that is not committed: CP and packed entry.
         self.leases: dict[Key, tuple[int, bytes]] = {}
-        #: Of a coordinated group: the member and its session (ms), as our replica shows them; "": we are none.
+        #: Of a coordinated group: the member and its session (ms), as our replica shows them; "": it is no member.
         self._member_id, self._session_ms = "", 0
-        #: What the watchdog was not told yet, in order.
+        #: What was not sent to the watchdog yet, in order.
         self.untold: dict[Key, None] = {}
 
     def touched(self, cp: int, outcome: Outcome) -> list[Key]:

@@ -1,8 +1,8 @@
-"""The worker's side of its watchdog: starts the process, keeps its last will up to date, replaces it when it dies.
+"""The worker's side of its watchdog: starts the process, keeps its releases up to date, replaces it when it dies.
 
-The last will is told in the moment in which the own replica applies a grant, under the driver's lock: before any
-message of the partition is handed out. Nothing here ever waits for the watchdog: what it has no room for is put aside,
-by lease, and told by a thread of this module's own, which also sees the watchdog's end.
+The pre-encoded release is sent when our replica applies a grant, under the driver's lock, before any message of the
+partition is delivered. Nothing here waits for the watchdog. What the pipe has no room for is kept by lease and sent
+later by a thread of this module, which also notices the watchdog's end.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from rationalizer import Outcome
 
 __all__ = ["Watchdog", "is_supported"]
 
-#: Between a watchdog's end and the next one's start: doubled from the first to the last, anew after a long life.
+#: Between a watchdog's end and the next one's start: doubled from the first to the last, reset after a long life.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 60.0
 LONG_LIFE_S = 60.0
 
-#: How often a look is taken at the connection: whether it is ours, and has room again.
+#: How often the connection is checked: whether it is ours, and has room again.
 LOOK_S = 0.25
 
-#: A watchdog is asked this often whether it is there, and replaced where it has not answered for so long and HI.
+#: A watchdog is pinged this often, and replaced if it has not answered for this long plus a heartbeat interval.
 ASK_S = 5.0
 DEAF_S = 10.0
 
-#: After a goodbye, its end is waited for so long: it takes milliseconds, unless somebody stopped it.
+#: After a goodbye, the longest wait for its end: it takes milliseconds, unless the process was stopped.
 GOODBYE_S = 0.5
 
 #: The longest an interpreter takes until the process has left our family.
@@ -53,7 +53,7 @@ START_S = 15.0
 
 
 def is_supported() -> bool:
-    """Whether this system can tell when a process is gone: Linux 5.3 or later, with an interpreter to be started."""
+    """Whether this system reports that a process is gone: Linux 5.3 or later, with an interpreter to be started."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -73,7 +73,7 @@ class _Asking:
         self.waited_s = 0.0
 
     def is_due(self, heard: bool, passed_s: float) -> bool:
-        """Another look was taken: was anything heard, and how much time has passed?"""
+        """After a check: was there an answer, and how much time has passed?"""
         if heard:
             self._is_asked, self.waited_s = False, 0.0
         self.waited_s += passed_s if self._is_asked else 0.0
@@ -124,7 +124,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self.last_will: LastWill = LastWill(ids)
         self._pipe: Pipe | None = None
-        #: Whose progress it is told.
+        #: The driver whose progress is passed on.
         self._driver: Driver | None = None
         #: The watchdog has no room for more.
         self._is_full = False
@@ -139,7 +139,7 @@ class Watchdog:
         """Start it, in the background."""
         self._thread.start()
 
-    # The last will.
+    # The pre-encoded releases.
 
     def watch(self, driver: Driver) -> None:
         """Follow what this driver's replica applies from now on."""
@@ -162,7 +162,7 @@ class Watchdog:
                     self._tell()
 
     def _note_progress(self) -> None:
-        """Tell what members of coordinated groups have done and not committed; between two commits, on our thread."""
+        """Pass on what members of coordinated groups have done and not committed, between commits, on our thread."""
         driver = self._driver
         if driver is None or driver.is_over or not driver.engine.groups:
             return
@@ -177,7 +177,7 @@ class Watchdog:
                 self._tell()
 
     def _tell(self) -> None:
-        """Tell what is untold, as far as there is room; the lock is held."""
+        """Send what was not sent, as far as there is room; the lock is held."""
         while self.last_will.untold and self._pipe is not None:
             packet, told = self.last_will.packet()
             if not self._send(self._pipe, packet):
@@ -233,7 +233,7 @@ class Watchdog:
             self._start_process(pipe)
             with self._lock:
                 if self._ended.is_set():
-                    return "goodbye"  # it was told nothing, and ends with the connection
+                    return "goodbye"  # it received nothing, and ends with the connection
                 pipe.send(self._config)
                 self._pipe = pipe
                 self._is_full = False
@@ -323,7 +323,7 @@ class Watchdog:
     # The end.
 
     def close(self) -> None:
-        """Say goodbye: the watchdog ends without a word. Not in a forked child, where nothing is ours."""
+        """Say goodbye: the watchdog ends without appending. Not in a forked child, which holds no leases."""
         if os.getpid() != self._process_id or self._ended.is_set():
             return
         with self._lock:

@@ -7,8 +7,8 @@ import socket
 
 __all__ = ["NoRoomError", "Pipe"]
 
-#: Connections of this process. A forked child may drop its copy of a Marshal and handle its messages on: were the
-#: connection closed with it, the watchdog would take nobody to be left (see process.py).
+#: Connections of this process. A forked child may drop its copy of a Marshal and continue to handle its messages. If
+#: that closed the connection, the watchdog would take the worker for dead (see process.py).
 _open: set[socket.socket] = set()
 
 
@@ -45,7 +45,7 @@ class Pipe:
         return self._identity is not None and self._found() == self._identity
 
     def send(self, packet: bytes) -> None:
-        """Send one packet. Raises NoRoomError, or OSError where nobody reads any more."""
+        """Send one packet. Raises NoRoomError, or OSError if the reader is gone."""
         try:
             self._socket.send(packet, socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -65,6 +65,6 @@ class Pipe:
         """Close both ends, where they are ours."""
         self.theirs.close()
         if not self.is_ours:
-            self._socket.detach()  # the number may be somebody else's by now
+            self._socket.detach()  # the number may belong to another process by now
         self._socket.close()
         _open.discard(self._socket)

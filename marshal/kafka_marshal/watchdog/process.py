@@ -1,20 +1,20 @@
-"""The watchdog's own process: waits for a worker's death, then lets go of what it held.
+"""The watchdog's own process: waits for a worker's death, then releases what it held.
 
-A program of its own, started by :mod:`kafka_marshal.watchdog.parent` as a file: importing the package, or all of
-confluent_kafka, would make it several times as large. So it knows neither the protocol nor its configuration: the
-worker tells it over a pipe what to append, ready encoded, should it die (its last will), and with which properties.
+A program by itself, started by :mod:`kafka_marshal.watchdog.parent` as a file: importing the package, or all of
+confluent_kafka, would make it several times as large. So it knows neither the protocol nor its configuration. Over a
+pipe the worker sends what to append if it dies, already encoded, and with which properties.
 
-    worker ──config, last will, ask, goodbye──▶ watchdog     one packet each: never half written, whoever is killed when
+    worker ──config, releases, ask, goodbye──▶ watchdog     one packet each: never half written at any kill
     worker ◀──hello, ready, here, trouble── watchdog
 
-For a lease the record is its release. For a member of a coordinated group they are what it had done and not committed,
-as far as it was told, and last that the member leaves.
+For a lease the record is its release. For a member of a coordinated group the records are what it had done and not
+committed, as far as it was passed on, and last that the member leaves.
 
-It speaks only when the pipe is at its end *and* the kernel says that the process is gone. The pipe is closed as well
-by an exec, or by a daemon that closes all it has: the process lives. A process may be gone while children that it
-forked handle messages on: they hold the pipe. Where only one of the two is so, it waits for as long as the worker's
-leases can last without a beat, 2 · HI (a member's session), and ends without a word (C6: what it could say would change
-nothing then).
+It appends only when the pipe is at its end *and* the kernel says that the process is gone. An exec closes the pipe too,
+and so does a daemon that closes all its descriptors: the process lives. Forked children of a process that is gone may
+still handle messages: they hold the pipe. If only one of the two is true, it waits for as long as the worker's leases
+can last without a beat (2 · HI, or a member's session), and ends without appending (C6: it could change nothing by
+then).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FORMAT = 1
 #: A packet's first byte says what it is.
 CONFIG, LAST_WILL, ASK, GOODBYE = b"C", b"W", b"A", b"G"
 
-#: Packets of a last will stay below this; a pipe takes more than a hundred of them before its reader must have read.
+#: Packets of releases stay below this; a pipe takes more than a hundred of them before its reader must have read.
 MAX_PACKET_BYTES = 16_384
 
 #: Room for the largest packet there can be: a configuration, with certificates in it.
@@ -60,10 +60,10 @@ _LEASE = struct.Struct("!IIIH")
 #: The number of the record with which a member leaves its group: the last one, as records go out by number.
 LEAVE = 2**32 - 1
 
-#: Waits between two looks whether the producer has met the cluster: doubled from the first to the last.
+#: Waits between two checks whether the producer has connected: doubled from the first to the last.
 FIRST_LOOK_S, LAST_LOOK_S = 0.02, 1.0
 
-#: Without a cluster for so long, the worker is told why.
+#: Without a cluster for this long, the worker is sent the reason.
 TROUBLE_AFTER_S = 5.0
 
 #: librdkafka's callbacks are served this often while nothing else happens.
@@ -79,7 +79,7 @@ def pack_config(config: dict[str, object]) -> bytes:
 
 
 def pack_lease(number: int, cp: int, heartbeat_interval_ms: int, release: bytes) -> bytes:
-    """One lease (or record) of a last will: what to append to which CP; b"": that of this number is over."""
+    """One lease (or record) to release: what to append to which CP; b"": the one of this number is over."""
     return _LEASE.pack(number, cp, heartbeat_interval_ms, len(release)) + release
 
 
@@ -111,7 +111,7 @@ class Voice:
         return ": ".join(filter(None, (self._refusal, self._cause))) or "no broker has answered"
 
     def serve(self) -> None:
-        """Let librdkafka tell what there is."""
+        """Let librdkafka call its callbacks."""
         self._producer.poll(0)
 
     def has_met_cluster(self) -> bool:
@@ -120,7 +120,7 @@ class Voice:
         try:
             return bool(self._producer.cluster_id(0.05))
         except self._kafka_error:
-            return False  # why, librdkafka tells by its callback
+            return False  # librdkafka passes the reason to its callback
 
     def append(self, last_will: list[tuple[int, bytes]]) -> int:
         """Append all, wait for the answers; how many were written. ``trouble`` says why not all."""
@@ -221,7 +221,7 @@ class Watch:
                 raise ValueError(f"the worker runs another release (format {self._config['format']}, ours is {FORMAT})")
             self._voice = Voice(self._config["topic"], self._config["folder"], self._config["properties"])
         except Exception as error:
-            # Without a producer there is nothing to live for. The worker hears why, and tells its log.
+            # Without a producer this process is useless. The worker gets the reason and logs it.
             self._tell({"trouble": f"{type(error).__name__}: {error}"})
             raise
         self._trouble_at = time.monotonic() + TROUBLE_AFTER_S
@@ -235,13 +235,13 @@ class Watch:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # said once where the worker died without reading what we told it; the rest comes all the same
+                continue  # the worker died without reading what we sent: reported once; the rest follows
             if not packet:
                 self._at_end = True
                 self._poller.unregister(self._pipe)
             elif packet[:1] == CONFIG:
                 self._config = json.loads(packet[1:])
-                _secrets[:] = self._config.get("secrets", ())  # an older worker tells none
+                _secrets[:] = self._config.get("secrets", ())  # an older worker sends none
             elif packet[:1] == LAST_WILL:
                 self._take(packet)
             elif packet[:1] == ASK:
@@ -265,7 +265,7 @@ class Watch:
             safe = {name: without_secrets(told) if isinstance(told, str) else told for name, told in message.items()}
             os.write(self._pipe, json.dumps(safe).encode())
         except OSError:
-            return  # the worker is gone, or has not read for long: nobody to tell
+            return  # the worker is gone, or has not read for long: there is no reader
 
     # The end.
 
@@ -306,7 +306,7 @@ def say(text: str) -> None:
     try:
         os.write(2, f"kafka-marshal watchdog: {text}\n".encode())
     except OSError:
-        return  # nobody reads it any more
+        return  # there is no reader any more
 
 
 def report(kind: type[BaseException], error: BaseException, _: object) -> None:

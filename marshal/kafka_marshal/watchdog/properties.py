@@ -34,7 +34,7 @@ def producer_properties(
 
     Raises ConfigurationError where config has something that another process can't be given, such as ``oauth_cb``.
     """
-    # Imported here: who only looks at a dump does without the Kafka client.
+    # Imported here: reading a dump needs no Kafka client.
     from kafka_marshal.adapters.kafka.settings import Role, properties
 
     found = {
@@ -65,5 +65,5 @@ def environment() -> dict[str, str]:
         or name.upper().startswith(_INHERITED_PREFIXES)
         or name.upper().endswith(_INHERITED_SUFFIXES)
     }
-    # glibc would give each of librdkafka's threads a heap of its own.
+    # glibc would give each of librdkafka's threads a separate heap.
     return {**kept, "MALLOC_ARENA_MAX": "1"}
