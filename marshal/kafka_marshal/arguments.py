@@ -54,7 +54,7 @@ T = TypeVar("T")
 MOST_PARTITION = 2**31 - 1
 MOST_OFFSET = 2**63 - 1
 
-#: Longer waits can't be told to the system: 31 years.
+#: The longest wait that the system takes: 31 years.
 MOST_SECONDS = 1e9
 
 #: The highest port of TCP.
@@ -67,7 +67,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple}
 def wrong(
     name: str, wanted: str, value: object, fate: str = "Nothing was changed", hint: str = "."
 ) -> ConfigurationError:
-    """The error to raise; fate: what became of the call, for people. hint: what :func:`near` says."""
+    """The error to raise; fate: the result of the call, for people. hint: what :func:`near` says."""
     kind = "" if value is None or isinstance(value, str | int | float) else f" ({type(value).__name__})"
     shown = repr(value)
     shown = HIDDEN if is_secret(name) or scrub(shown) != shown else shown
@@ -129,12 +129,12 @@ def a_function(name: str, value: object, takes: str) -> None:
         raise wrong(name, wanted, value)
     kinds = (iscoroutinefunction, isasyncgenfunction, isgeneratorfunction)
     if any(kind(function_of(value)) for kind in kinds):
-        wanted += " and does its work when called: nobody awaits or iterates over what it returns"
+        wanted += " and does its work when called: what it returns is not awaited or iterated over"
         raise wrong(name, wanted, value)
     try:
         parameters = signature(value)
     except (TypeError, ValueError):
-        return  # some that are written in C tell none
+        return  # some that are written in C report none
     try:
         parameters.bind(*takes.split(", ") if takes else ())
     except TypeError:
@@ -150,7 +150,7 @@ def function_of(value: object) -> object:
 
 
 def a_result(name: str, value: T) -> T:
-    """What a user's function has returned: nothing whose work is still to come, for which nobody would wait."""
+    """Check what a user's function has returned: nothing whose work is still to come, as it would not be awaited."""
     if value is not None and (what := unfinished(value)):
         drop(value)
         raise ConfigurationError(

@@ -6,7 +6,7 @@ import time
 
 __all__ = ["CLOCK_ID", "LEAST_STAMP_MS", "MOST_STAMP_MS", "is_moment", "now_ms"]
 
-#: CLOCK_BOOTTIME where there is one (Linux). Elsewhere the monotonic clock, which may stand still in suspend.
+#: CLOCK_BOOTTIME where there is one (Linux). Elsewhere the monotonic clock, which may stop in suspend.
 CLOCK_ID: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 #: A record's timestamp is any 64-bit number. Within these (years 1 to 9999, less a day for time zones) Python's

@@ -4,46 +4,46 @@
 
     MarshalError
     ├── ConfigurationError          what you asked for cannot work; nothing was sent
-    ├── KafkaUnavailableError       no broker answered in time; leases end by themselves (T4)
+    ├── KafkaUnavailableError       no broker answered in time; leases end by themselves
     │   ├── AuthenticationError     TLS or SASL refused us
     │   └── AuthorizationError      an ACL forbids it
-    ├── CoordinationTopicError      the coordination topic cannot be trusted (L1, L2)
+    ├── CoordinationTopicError      the coordination topic cannot be trusted
     │   ├── TopicMissingError       it is not there: ``kafka-marshal init``
     │   ├── TopicUnsafeError        its configuration would break leases (CreateTime, compaction …)
-    │   ├── TopicChangedError       its partition count or id changed, or its log was cut, under us (L2)
-    │   ├── LogCutError             its log does not reach back to where a replica must start (L1, S3)
-    │   ├── SnapshotDifferenceError a snapshot and a replay of the log say different things (S2, S3)
-    │   └── UpgradeRequiredError    the log was raised to a level this release does not know (E4)
+    │   ├── TopicChangedError       its partition count or id changed, or its log was cut, under us
+    │   ├── LogCutError             its log does not reach back to where a replica must start
+    │   ├── SnapshotDifferenceError a snapshot and a replay of the log say different things
+    │   └── UpgradeRequiredError    the log was raised to a level this release does not know
     ├── LeaseError
-    │   ├── HeldError               somebody else holds the lease (C3)
-    │   ├── GroupPausedError        an admin has paused the group (C10)
-    │   ├── LeaseLostError          we do not hold it any more, or can't be sure (C5, T4, T5)
-    │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once (C17)
-    ├── ClientReplacedError         a newer instance of this client_id took over (C7, G20)
-    ├── GroupError                  a coordinated group can't be used like that (section 5)
-    │   ├── WrongKindError          it is a claimed group, or a coordinated one where a claimed one is wanted (G1)
-    │   ├── GroupForgottenError     it was forgotten while this member worked (G20)
-    │   ├── IllegalGenerationError  a generation that the log does not know, or that is over (G10)
-    │   ├── UnknownConsumerError    this process is no member of it (G10)
-    │   ├── CoordinatorStartupNotCompleteError  the replica has not caught up yet; try again (G7)
-    │   ├── NotCoordinatorForGroupError         the record went to another partition than the group's home (L3)
-    │   ├── InconsistentPartitioningStrategyError  the members have another strategy (G11)
-    │   ├── UnknownPartitioningStrategyError       there is no such strategy (G11)
-    │   ├── SessionTimeoutTooHighError  the session is above the group's setting (G11)
-    │   ├── GroupFullError          it has 1,000 members (G11)
-    │   └── TooManyPartitionsError  too many partitions for one coordination partition (G11)
+    │   ├── HeldError               another member holds the lease
+    │   ├── GroupPausedError        an admin has paused the group
+    │   ├── LeaseLostError          we do not hold it any more, or can't be sure
+    │   └── ClaimTimeoutError       the log did not answer in time; a late grant is released at once
+    ├── ClientReplacedError         a newer instance of this client_id took over
+    ├── GroupError                  a coordinated group can't be used like that
+    │   ├── WrongKindError          it is a claimed group, or a coordinated one where a claimed one is wanted
+    │   ├── GroupForgottenError     it was forgotten while this member worked
+    │   ├── IllegalGenerationError  a generation that the log does not know, or that is over
+    │   ├── UnknownConsumerError    this process is no member of it
+    │   ├── CoordinatorStartupNotCompleteError  the replica has not caught up yet; try again
+    │   ├── NotCoordinatorForGroupError         the record went to another partition than the group's home
+    │   ├── InconsistentPartitioningStrategyError  the members have another strategy
+    │   ├── UnknownPartitioningStrategyError       there is no such strategy
+    │   ├── SessionTimeoutTooHighError  the session is above the group's setting
+    │   ├── GroupFullError          it has 1,000 members
+    │   └── TooManyPartitionsError  too many partitions for one coordination partition
     ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
-    │   └── PositionLostError       the stored position lies outside the partition's log, or in another (P11, P12)
+    │   └── PositionLostError       the stored position lies outside the partition's log, or in another
     ├── AuditError                  an audit could not be done; it says nothing about the log
-    ├── AdminError                  an admin operation could not be done, or not completely (C11, C16)
+    ├── AdminError                  an admin operation could not be done, or not completely
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
-    │   ├── StaleEpochError         the sink has seen a newer epoch: the lease is somebody else's (C9)
-    │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind (G1, G5)
+    │   ├── StaleEpochError         the sink has seen a newer epoch: another member has the lease
+    │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind
     ├── ProduceError                a record could not be produced; the message it stands for is not done
     ├── BatchError                  a claimed batch could not be handled; nothing of it is committed
     │   ├── TopicAbsentError        a topic that was asked for does not exist
-    │   ├── RangeGoneError          retention took a part of the batch while it was read (P9)
-    │   └── AlreadyReadError        at most once: a batch was to be read a second time (C12)
+    │   ├── RangeGoneError          retention took a part of the batch while it was read
+    │   └── AlreadyReadError        at most once: a batch was to be read a second time
     ├── SparkSetupError             Spark can't be used as it stands; nothing was read or written
     │   ├── SparkMissingError       PySpark is not installed
     │   ├── SparkJavaError          no Java that Spark can run on
@@ -129,7 +129,7 @@ class ConfigurationError(MarshalError, ValueError):
 
 
 class KafkaUnavailableError(MarshalError):
-    """No broker answered in time. Work stops by itself when leases can't be proven any more (T4)."""
+    """No broker answered in time. Work stops by itself when leases can't be proven any more."""
 
 
 class AuthenticationError(KafkaUnavailableError):
@@ -141,7 +141,7 @@ class AuthorizationError(KafkaUnavailableError):
 
 
 class CoordinationTopicError(MarshalError):
-    """The coordination topic cannot be trusted; nothing is claimed on it (L1, L2)."""
+    """The coordination topic cannot be trusted; nothing is claimed on it."""
 
 
 class TopicMissingError(CoordinationTopicError):
@@ -149,23 +149,23 @@ class TopicMissingError(CoordinationTopicError):
 
 
 class TopicUnsafeError(CoordinationTopicError):
-    """The coordination topic is configured so that leases could be lost or forged (L1)."""
+    """The coordination topic is configured so that leases could be lost or forged."""
 
 
 class TopicChangedError(CoordinationTopicError):
-    """Partition count, topic id or log start changed while, or before, we were reading (L2)."""
+    """Partition count, topic id or log start changed while, or before, we were reading."""
 
 
 class LogCutError(CoordinationTopicError):
-    """The log does not reach back to where a replica must start, and no snapshot bridges the gap (L1, S3)."""
+    """The log does not reach back to where a replica must start, and no snapshot bridges the gap."""
 
 
 class SnapshotDifferenceError(CoordinationTopicError):
-    """A snapshot and a replay of the log say different things; the message names the offset (S2, S3)."""
+    """A snapshot and a replay of the log say different things; the message names the offset."""
 
 
 class UpgradeRequiredError(CoordinationTopicError):
-    """The log was raised to a level that this release does not know (E4)."""
+    """The log was raised to a level that this release does not know."""
 
     def __init__(self, message: str, *, level: int) -> None:
         super().__init__(message)
@@ -178,7 +178,7 @@ class LeaseError(MarshalError):
 
 
 class HeldError(LeaseError):
-    """Somebody else holds the lease (C3)."""
+    """Another member holds the lease."""
 
     def __init__(self, message: str, *, holder: str, since: int, freshness: str) -> None:
         super().__init__(message)
@@ -191,7 +191,7 @@ class HeldError(LeaseError):
 
 
 class GroupPausedError(LeaseError):
-    """An admin has paused the group (C10)."""
+    """An admin has paused the group."""
 
     def __init__(self, message: str, *, client_id: str, expires: int) -> None:
         super().__init__(message)
@@ -202,67 +202,67 @@ class GroupPausedError(LeaseError):
 
 
 class LeaseLostError(LeaseError):
-    """The lease ended, or can't be proven by our own clock (C5, T4, T5)."""
+    """The lease ended, or can't be proven by our own clock."""
 
 
 class ClaimTimeoutError(LeaseError, TimeoutError):
-    """The log did not answer in time. Should the claim be granted later, it is released at once (C17)."""
+    """The log did not answer in time. Should the claim be granted later, it is released at once."""
 
 
 class ClientReplacedError(MarshalError):
-    """A newer instance with the same client_id took our leases over (C7). This one ends."""
+    """A newer instance with the same client_id took our leases over. This one ends."""
 
 
 class GroupError(MarshalError):
-    """A coordinated group can't be used like that; what others do is not touched (section 5)."""
+    """A coordinated group can't be used like that; what others do is not touched."""
 
 
 class WrongKindError(GroupError):
-    """The group is of the other kind: claimed, or coordinated (G1)."""
+    """The group is of the other kind: claimed, or coordinated."""
 
 
 class GroupForgottenError(GroupError):
-    """The group was forgotten while this member worked; its progress is gone (G20)."""
+    """The group was forgotten while this member worked; its progress is gone."""
 
 
 class IllegalGenerationError(GroupError):
-    """A generation that the log does not know, or that is over for what it is used for (G10, G14)."""
+    """A generation that the log does not know, or that is over for what it is used for."""
 
 
 class UnknownConsumerError(GroupError):
-    """This process is no member of the group (G10)."""
+    """This process is no member of the group."""
 
 
 class CoordinatorStartupNotCompleteError(GroupError):
-    """The replica has not caught up with the log yet; try again (G7)."""
+    """The replica has not caught up with the log yet; try again."""
 
 
 class NotCoordinatorForGroupError(GroupError):
-    """The record went to another partition than the group's home; the number of partitions differs (L3)."""
+    """The record went to another partition than the group's home; the number of partitions differs."""
 
 
 class InconsistentPartitioningStrategyError(GroupError):
-    """The members of the group have another strategy (G11)."""
+    """The members of the group have another strategy."""
 
 
 class UnknownPartitioningStrategyError(GroupError, ConfigurationError):
-    """There is no such strategy (G11)."""
+    """There is no such strategy."""
 
 
 class SessionTimeoutTooHighError(GroupError):
-    """The session is above the group's setting (G11, G19)."""
+    """The session is above the group's setting."""
 
 
 class GroupFullError(GroupError):
-    """The group has 1,000 members (G11)."""
+    """The group has 1,000 members."""
 
 
 class TooManyPartitionsError(GroupError):
-    """The groups of one coordination partition would subscribe to too many partitions (G11)."""
+    """The groups of one coordination partition would subscribe to too many partitions."""
 
 
 class PartitionStuckError(MarshalError):
-    """What comes next in a partition can't be read (a corrupt batch, a record too large). Other partitions go on.
+    """What comes next in a partition can't be read (a corrupt batch, a record too large). Other partitions continue.
 
     Raised once, and only from a consumer with ``partition_stuck="raise"``.
     """
@@ -276,7 +276,7 @@ class PartitionStuckError(MarshalError):
 
 
 class PositionLostError(PartitionStuckError):
-    """The stored position lies outside the data partition's log, or in another topic of that name (P11, P12).
+    """The stored position lies outside the data partition's log, or in another topic of that name.
 
     Raised once, and only from a consumer with ``position_lost="raise"``.
     """
@@ -287,7 +287,7 @@ class AuditError(MarshalError):
 
 
 class AdminError(MarshalError):
-    """An admin operation failed; the message names what changed and what did not (C11, C16)."""
+    """An admin operation failed; the message names what changed and what did not."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class AdminError(MarshalError):
 
 
 class SinkError(MarshalError):
-    """A sink could not be used; the message says what was written (nothing, but where it says otherwise)."""
+    """A sink could not be used; the message says what was written (nothing, unless it says so)."""
 
     def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(message)
@@ -316,7 +316,7 @@ class SinkError(MarshalError):
 
 
 class StaleEpochError(SinkError):
-    """The sink holds a newer epoch of this lease than the writer's: somebody else writes now (C9)."""
+    """The sink holds a newer epoch of this lease than the writer's: another member writes now."""
 
     def __init__(self, message: str, *, topic: str, partition: int, epoch: int, stored_epoch: int) -> None:
         super().__init__(message)
@@ -329,7 +329,7 @@ class StaleEpochError(SinkError):
 
 
 class WrongEpochKindError(SinkError):
-    """The sink holds epochs of the group as one of the other kind: claimed or coordinated (G1, G5)."""
+    """The sink holds epochs of the group as one of the other kind: claimed or coordinated."""
 
     def __init__(self, message: str, *, topic: str, partition: int, kind: str, stored_kind: str) -> None:
         super().__init__(message)
@@ -360,7 +360,7 @@ class TopicAbsentError(BatchError):
 
 
 class RangeGoneError(BatchError):
-    """Retention, or DeleteRecords, took a part of a batch while it was read (P9)."""
+    """Retention, or DeleteRecords, took a part of a batch while it was read."""
 
     def __init__(self, message: str, *, gone: Sequence[tuple[str, int, int, int]]) -> None:
         super().__init__(message)
@@ -369,7 +369,7 @@ class RangeGoneError(BatchError):
 
 
 class AlreadyReadError(BatchError):
-    """At most once: a batch was to be read a second time; nobody got it twice (C12)."""
+    """At most once: a batch was to be read a second time; no member got it twice."""
 
 
 class SparkSetupError(MarshalError):

@@ -13,7 +13,7 @@ _CLI = ("click", "rich")
 
 
 def lacks_cli(error: ModuleNotFoundError) -> bool:
-    """Whether it is the extra of the command that is missing, and nothing of ours."""
+    """Whether the extra of the command is missing, and not a module of the library."""
     return (error.name or "").partition(".")[0] in _CLI
 
 

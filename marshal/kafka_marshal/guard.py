@@ -32,10 +32,10 @@ __all__ = ["Guard", "report"]
 #: What raises the same again and again is said this often.
 SAID_EVERY_S = 10.0
 
-#: What becomes of the rest when a user's function raises, if nothing else is said.
-_GOES_ON = "going on without what it would have done"
+#: What happens to the rest when a user's function raises, if nothing else is said.
+_GOES_ON = "continuing without what it would have done"
 
-#: So long after a callback was interrupted its signal is raised again: callbacks return within microseconds.
+#: This long after a callback was interrupted its signal is raised again: callbacks return within microseconds.
 RING_AGAIN_S = 0.01
 
 _repeats = RateLimit(SAID_EVERY_S)
@@ -54,13 +54,13 @@ class Guard:
     def __call__(self, *args: object) -> object:
         try:
             return arguments.a_result(self._what, self._call(*args))
-        except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of ours
+        except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of the library
             report(self._what, error)
             return None
 
 
 def report(what: str, error: BaseException, then: str = _GOES_ON) -> None:
-    """Log what a function of the user's raised; what a signal raised goes on to the main thread. Never raises."""
+    """Log what a function of the user's raised; what a signal raised is raised in the main thread. Never raises."""
     try:
         if _pass_on(error):
             text = "a signal interrupted %s; it is raised again now that this has returned"
@@ -93,7 +93,7 @@ def _last_resort(what: str, error: BaseException, another: BaseException) -> Non
         if not _pass_on(another) and logging.raiseExceptions and sys.stderr is not None:
             sys.stderr.write(f"kafka-marshal: {what} raised, and so does logging ({another!r}):\n")
             traceback.print_exception(error)
-    except BaseException:  # noqa: BLE001, S110 - there is nobody left to tell
+    except BaseException:  # noqa: BLE001, S110 - no log is left
         pass
 
 

@@ -19,7 +19,7 @@ MAX_HOST = 120
 
 
 class Instance(NamedTuple):
-    """What an instance_id tells: where a Marshal ran. ``str`` gives host:pid."""
+    """What an instance_id contains: where a Marshal ran. ``str`` gives host:pid."""
 
     host: str
     pid: int

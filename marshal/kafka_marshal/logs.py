@@ -14,7 +14,7 @@ LOGGER: Final = logging.getLogger("kafka_marshal")
 
 
 class Event:
-    """What happens to a member, as ``record.event`` of its log lines. Other lines have a name of their own, too."""
+    """What happens to a member, as ``record.event`` of its log lines. Other lines have names, too."""
 
     JOINED = "joined"
     LEFT = "left"

@@ -1,11 +1,11 @@
 """What the shell needs from Kafka, and what an in-memory log must offer to stand in for it.
 
-Two implementations: :mod:`kafka_marshal.adapters.kafka` (confluent-kafka) and
-:mod:`kafka_marshal.adapters.memory`. Both pass the same contract tests (``tests/contract``).
+Two implementations: :mod:`kafka_marshal.adapters.kafka` (confluent-kafka) and :mod:`kafka_marshal.adapters.memory`.
+Both pass the same contract tests (``tests/contract``).
 
-Calls marked *blocking* may wait for a broker up to their timeout and raise an error of
-:mod:`kafka_marshal.errors`; the shell runs them on a thread of their own. All other calls return at once.
-Offsets, partitions and times are as in PROTOCOL.md: ints, milliseconds.
+Calls marked *blocking* may wait for a broker up to their timeout and raise an error of :mod:`kafka_marshal.errors`; the
+shell runs them on separate threads. All other calls return at once. Offsets, partitions and times are as in the
+protocol: ints, milliseconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 #: What a Cluster calls a partition.
 TopicPartition = Key
 
-#: How long a producer waits for a record's acknowledgement, where it is not told otherwise.
+#: How long a producer waits for a record's acknowledgement by default.
 DELIVERY_TIMEOUT_MS = 30_000
 
 #: (offset, timestamp_ms or -1 where the stamp is not of type LogAppendTime (T1), value or None)
@@ -66,7 +66,7 @@ class Message(Protocol):
 class FaultKind(StrEnum):
     """What can go wrong while reading."""
 
-    #: The position lies outside the log (start moved up, log truncated, topic made anew).
+    #: The position lies outside the log (start moved up, log truncated, topic recreated).
     OUT_OF_RANGE = "out_of_range"
     #: The topic is another one of that name: nothing of it was given. The message is its id. (Readers of data.)
     RECREATED = "recreated"
@@ -74,7 +74,7 @@ class FaultKind(StrEnum):
     UNKNOWN_TOPIC = "unknown_topic"
     #: Refused by TLS, SASL or an ACL.
     REFUSED = "refused"
-    #: No broker reachable for now; reading goes on by itself when one is.
+    #: No broker reachable for now; reading resumes by itself when one is.
     UNREACHABLE = "unreachable"
     #: An answer was larger than the client may receive; no partition is named.
     TOO_LARGE = "too_large"
@@ -182,12 +182,12 @@ class Producer(Protocol):
         headers: Sequence[tuple[str, bytes | None]] = (),
         on_ack: Callable[[Exception | None], None] | None = None,
     ) -> None:
-        """Send a record, stamped with the present time. Raises nothing but ClosedError: on_ack is told.
+        """Send a record, stamped with the present time. Raises only ClosedError: on_ack gets all else.
 
-        The partition is the one that Java's producer chooses for the key (murmur2); without a key it is any.
-        on_ack: None: all in-sync replicas have it. Else why it is not known to be written: ProduceError,
-        AuthorizationError, AuthenticationError, KafkaUnavailableError (it may be written all the same), or ClosedError.
-        A failure is of this record: the next may succeed with the same producer.
+        The partition is the one that Java's producer chooses for the key (murmur2); without a key it is any. on_ack:
+        None: all in-sync replicas have it. Else why it is not known to be written: ProduceError, AuthorizationError,
+        AuthenticationError, KafkaUnavailableError (it may be written all the same), or ClosedError. A failure is of
+        this record: the next may succeed with the same producer.
         """
 
     def poll(self, timeout_s: float = 0.0) -> None:
@@ -213,7 +213,7 @@ class DataFault:
 class DataReader(Protocol):
     """Fetches the user's messages from assigned partitions. Any thread may call any method but read().
 
-    Changes of the assignment are incremental: the other partitions go on undisturbed.
+    Changes of the assignment are incremental: the other partitions continue undisturbed.
     """
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -242,7 +242,7 @@ class DataReader(Protocol):
         """The log end as of the last fetch (cached, no broker asked), None if not known yet."""
 
     def look_at_ends(self) -> None:
-        """Have high_watermark know what the last fetches have told, though nobody reads. Never waits."""
+        """Have high_watermark return what the last fetches reported, even if no thread reads. Never waits."""
 
     def close(self) -> None: ...
 
@@ -253,7 +253,7 @@ class TopicInfo:
 
     name: str
     partitions: int
-    #: Changes when a topic is deleted and made anew. "" where the broker does not tell.
+    #: Changes when a topic is recreated. "" if the broker does not report it.
     topic_id: str
     internal: bool = False
     #: Partitions that had no leader.
@@ -282,7 +282,7 @@ class KafkaGroup:
 class Cluster(Protocol):
     """One Kafka cluster (or its in-memory double): look-ups, and a factory for the readers and writers."""
 
-    #: The clock and the threads of those who use it: calls that block, block these.
+    #: The clock and the threads of its users: calls that block, block these.
     runtime: Runtime
 
     def cluster_ids(self, wait_s: float) -> Mapping[str, str]:

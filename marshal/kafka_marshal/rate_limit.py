@@ -9,7 +9,7 @@ from kafka_marshal.logs import log
 
 __all__ = ["SAID_EVERY_MS", "RateLimit", "RateLimitedLog"]
 
-#: A thing that goes on is told this often.
+#: A repeated message is logged this often (ms).
 SAID_EVERY_MS = 10_000.0
 
 
@@ -39,7 +39,7 @@ class RateLimit:
 
 
 class RateLimitedLog:
-    """The log, to which the same thing is told once every SAID_EVERY_MS, with how often it was held back in between."""
+    """A log that writes the same thing once every SAID_EVERY_MS, with how often it was held back in between."""
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
@@ -48,19 +48,19 @@ class RateLimitedLog:
         self.is_outage: Callable[[], bool] = lambda: False
 
     def say(self, level: int, event: str, thing: Hashable, message: str) -> None:
-        """Tell message at a level of logging, which is about thing."""
+        """Log message at a level of logging, about thing."""
         held_back = self._repeats.due(thing, self._now_ms())
         if held_back is not None:
             more = f" ({held_back} more since this was said last)" if held_back else ""
             log(level, event, "%s%s", message, more)
 
     def unanswered(self, event: str, thing: Hashable, message: str) -> None:
-        """Tell message, that Kafka did not answer something, as a warning: unless it answers nothing at all."""
+        """Log message, that Kafka did not answer something, as a warning: unless it answers nothing at all."""
         if self.is_outage():
             log(logging.DEBUG, event, "%s", message)
         else:
             self.warn(event, thing, message)
 
     def warn(self, event: str, thing: Hashable, message: str) -> None:
-        """Tell message as a warning."""
+        """Log message as a warning."""
         self.say(logging.WARNING, event, thing, message)

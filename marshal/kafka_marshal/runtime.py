@@ -40,8 +40,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Whether this thread is one of ours, at our own work: it may hold the engine's lock, so it must not wait for another
-#: one of ours. The user's code gets there all the same: a destructor, run by the collector, that calls ``close()``.
+#: Whether this thread belongs to the library, at its own work: it may hold the engine's lock, so it must not wait for
+#: another thread of the library. The user's code gets there all the same: a destructor, run by the collector, that
+#: calls ``close()``.
 is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 
 #: Long enough that a thread that waits is awake by then; with 0 the lock would be ours again before that.
@@ -70,7 +71,7 @@ EMPTY: Any = object()
 
 
 class Mailbox(Protocol):
-    """Things for threads of ours. To put one is one step, which no signal can part."""
+    """Jobs for threads of the library. To put one is one step, which no signal can split."""
 
     def put(self, thing: Any, /) -> None: ...
 
@@ -107,10 +108,10 @@ class Executor(Protocol):
 class Runtime(Protocol):
     """Time, threads and randomness."""
 
-    #: For loops that look at the clock before every message: seconds of the clock with this id (T4).
+    #: For loops that read the clock before every message: seconds of the clock with this id (T4).
     clock_gettime: Callable[[int], float]
     clock_id: int
-    #: Whether a member that is alone in its process keeps its lock for all news of the log that came at once.
+    #: Whether a member that is alone in its process keeps its lock for all records fetched together.
     whole_batches: bool
 
     def now_ms(self) -> float:
@@ -120,7 +121,7 @@ class Runtime(Protocol):
         """For timeouts: seconds since some fixed point in the past."""
 
     def random(self) -> Random:
-        """A random source of one's own."""
+        """A separate random source."""
 
     def new_instance_id(self) -> str:
         """Names one run of one Marshal, for ever."""
@@ -134,7 +135,7 @@ class Runtime(Protocol):
     def box(self) -> Box: ...
 
     def start(self, target: Callable[[], object], name: str) -> Thread:
-        """Run target in a thread of its own, one that does not keep the process alive."""
+        """Run target in a new thread, one that does not keep the process alive."""
 
     def launch(self, target: Callable[[], object], name: str) -> None:
         """The same, from a thread that a signal may interrupt: in one step, and without a word of it."""
@@ -181,7 +182,7 @@ class _Box:
 
 
 class _Pool:
-    """Up to so many threads, and what they are to do."""
+    """Up to this many threads, and their jobs."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
@@ -208,7 +209,7 @@ class _Pool:
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the limit of threads: those there are go on
+        except RuntimeError:  # the limit of threads: the running ones suffice
             if not self.threads:
                 raise
             return
@@ -228,7 +229,7 @@ class _Pool:
             if future.set_running_or_notify_cancel():
                 try:
                     result = function(*args)
-                except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                except BaseException as error:  # noqa: BLE001 - raised to the caller that asks for the result
                     future.set_exception(error)
                 else:
                     future.set_result(result)
@@ -245,7 +246,7 @@ class _Pool:
 
 
 class _Executor:
-    """Runs functions in up to so many daemon threads, which end with it.
+    """Runs functions in a limited number of daemon threads, which end with it.
 
     The interpreter's end waits for none of them. For the threads of a ThreadPoolExecutor it waits without limit, and
     that refuses to submit anything from then on: ``close()`` in an atexit handler could not call ``on_revoke``.
@@ -261,7 +262,7 @@ class _Executor:
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._pool.close(cancel_futures)
-        self._end.detach()  # else whoever drops the last reference, a user's thread most likely, ends it once more
+        self._end.detach()  # else the thread that drops the last reference, most likely a user's, ends it once more
         if wait:
             for thread in self._pool.threads:
                 thread.join()

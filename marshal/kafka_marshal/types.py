@@ -16,7 +16,7 @@ __all__ = ["Delivery", "Key", "LeaseInfo", "SharedEpoch", "Start", "Strategy", "
 #: (topic, partition)
 Key = tuple[str, int]
 
-#: What becomes of a message when the process that handles it dies: it is repeated, or it is lost.
+#: What happens to a message when the process that handles it dies: it is repeated, or it is lost.
 Delivery = Literal["at-least-once", "at-most-once"]
 
 #: Where a group begins on partitions that it never held.
@@ -25,7 +25,7 @@ Start = Literal["earliest", "latest"] | datetime
 #: How a coordinated group shares out partitions (G17).
 Strategy = Literal["sticky", "range", "roundrobin"]
 
-#: A partition that stands still: leave it alone and work on, or raise that from the next call, too.
+#: A partition that is stuck: leave it alone and work on, or raise that from the next call, too.
 WhenStuck = Literal["leave", "raise"]
 
 #: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
@@ -34,11 +34,12 @@ Target = int | str | datetime
 
 
 class SharedEpoch(int):
-    """The fencing token of a part of a partition that is shared by key: good for the key hashes lo … hi only (G5).
+    """The fencing token of a part of a partition that is shared by key: valid for the key hashes lo … hi only.
 
-    Whoever fences by it keeps a token for each (topic, partition, lo, hi), and refuses one that is older than that of
-    any part which overlaps. A share that grew has the token of its newest part; shrunk again by the next rebalance, its
-    owner comes with an older one, and is refused till somebody else owned the keys. Fence whole partitions instead.
+    A program that fences by it keeps a token for each (topic, partition, lo, hi), and refuses one that is older than
+    that of any overlapping part. A share that grew has the token of its newest part. If the next rebalance shrinks it
+    again, its owner comes with an older token, and is refused until another member has owned the keys. Fence whole
+    partitions instead.
     """
 
     lo: int
@@ -52,7 +53,7 @@ class SharedEpoch(int):
 
 
 class TopicPartition(NamedTuple):
-    """One partition, with the next offset to be handed out and the epoch of its lease (C9)."""
+    """One partition, with the next offset to be delivered and the epoch of its lease."""
 
     topic: str
     partition: int
@@ -83,13 +84,13 @@ class LeaseInfo:
     #: At-most-once high-water mark; None: none (C12).
     granted: int | None
     group_id: str
-    #: "coordinated": ``epoch`` is the generation since which the owner has the piece, 0 where nobody has it, and
+    #: "coordinated": ``epoch`` is the generation since which the owner has the piece, 0 if it has no owner, and
     #: ``heartbeat_interval_ms`` half of its session.
     kind: Literal["claimed", "coordinated"] = "claimed"
     #: The key hashes that it is about, both inclusive; all of them unless a coordinated group shares the partition.
     lo: int = 0
     hi: int = MAX_KEY_HASH
-    #: client_id of the member that waits for it: its owner finishes what is in hand, and lets go of it.
+    #: client_id of the member that waits for it: its owner finishes what is in flight, and releases it.
     goes_to: str | None = None
 
     @property

@@ -1,7 +1,7 @@
-"""Text from elsewhere, made safe for terminals, logs and pages: ids in the log were written by anybody who may append.
+"""Text from elsewhere, made safe for terminals, logs and pages: any client that may append can write ids to the log.
 
 An id may hold an escape sequence that renames the terminal's window, a bidi override that shows another name than it
-is, a line separator that begins a line of its own in a log.
+is, a line separator that begins a new line in a log.
 """
 
 from __future__ import annotations

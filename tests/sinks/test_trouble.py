@@ -224,7 +224,7 @@ def test_postgres_lost_at_commit_says_that_it_is_not_known(postgres: Postgres, d
     killer.join()
     assert caught.value.retry
     assert "Whether this transaction was committed is not known" in str(caught.value)
-    assert "last_offset() then tells" in str(caught.value)
+    assert "last_offset() then shows it" in str(caught.value)
     with sink.transaction("group", CLAIM) as tx:
         assert tx.last_offset("flights", 0) == -1
     sink.close()

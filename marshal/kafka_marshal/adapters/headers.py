@@ -1,6 +1,6 @@
-"""The headers of a message, also where the name of one is no UTF-8, as programs in C or PHP may write it.
+"""The headers of a message, also if a header's name is not UTF-8, as programs in C or PHP may write it.
 
-confluent-kafka returns such headers with a null pointer for the name and an error that nobody has raised yet: the error
+confluent-kafka returns such headers with a null pointer for the name and an error that is not raised yet. The error
 comes up at some later line, and a program that unpacks the pair crashes.
 """
 
@@ -43,7 +43,7 @@ def headers_of(message: Any) -> Headers:
 
 
 def mend(message: Any, first_name: str = UNREADABLE) -> None:
-    """Give such headers names, so that the next to read them does not crash, though somebody has read them before."""
+    """Give such headers names, so that the next to read them does not crash, even if they were read before."""
     found = message.headers()
     if type(found) is list and any(map(_is_broken, found)):  # others were set by the user
         names = iter((first_name,))

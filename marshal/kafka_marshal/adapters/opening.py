@@ -1,4 +1,4 @@
-"""Which Cluster a list of bootstrap servers means: Kafka, or whatever a test has announced under a name of its own."""
+"""Which Cluster a list of bootstrap servers means: Kafka, or what a test has announced under that name."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError
 
 __all__ = ["Probe"]
 
-#: librdkafka tells of every refused connection while a broker starts; here that is no news.
+#: librdkafka logs every refused connection while a broker starts; here that is expected.
 _SILENT = logging.Logger("kafka_marshal.probe", level=logging.CRITICAL + 1)
 
 

@@ -1,4 +1,4 @@
-"""Fenced, idempotent writes: rows, offsets and epoch in one transaction (C9).
+"""Fenced, idempotent writes: rows, offsets and epoch in one transaction.
 
 >>> sink = SqliteSink("results.db")                                              # doctest: +SKIP
 >>> with sink.transaction("delays", [("flights", 3, epoch, 1200)]) as tx:        # doctest: +SKIP

@@ -1,7 +1,7 @@
 """What the fenced sinks have in common: who may write, from which offset on, and all or nothing.
 
 A table ``kafka_marshal_progress (group_id, topic, partition, last_offset, epoch)`` lies beside the user's own. A
-transaction takes the rows of its partitions for itself, refuses where one has seen a newer epoch (C9), raises the
+transaction takes the rows of its partitions for itself, refuses where one has seen a newer epoch, raises the
 epochs, lets the user write, stores the last offsets, and commits. So a writer whose lease went to another can't write
 any more from the other's first transaction on, and a batch that is written again finds its own last offset there.
 
@@ -97,10 +97,10 @@ class RecordTransaction(_Statements[Connection]):
 
 
 class FencedSink(Database[Connection]):
-    """A database that refuses a writer whose lease went to another (C9), and stores each batch once.
+    """A database that refuses a writer whose lease went to another, and stores each batch once.
 
-    Any thread may use it, several at once: each transaction has a connection of its own. It can be pickled (for a
-    Spark executor) and used after a fork; connections do not go along.
+    Any thread may use it, several at once: each transaction has its own connection. It can be pickled (for a Spark
+    executor) and used after a fork; connections do not go along.
     """
 
     # What users call.
@@ -162,8 +162,8 @@ class FencedSink(Database[Connection]):
         Ask ``tx.is_done`` first: the sink may have this record's rows already. If so, what the block writes is rolled
         back. Leaving the block commits the rows and that the record is done; an exception writes nothing.
 
-        Message, group, epoch and kind are those of the handler's attempt. Callers with threads of their own (``poll``
-        and ``done``) give all four, and now and then ``stable``: everything up to here is done in this group
+        Message, group, epoch and kind are those of the handler's attempt. Callers with their own threads (``poll`` and
+        ``done``) give all four, and now and then ``stable``: everything up to here is done in this group
         (``LeaseInfo.stable``), so that rows that other offsets keep apart are dropped.
 
         Blocks must not be nested. In a coroutine, run the block as a whole by ``asyncio.to_thread``.
@@ -191,8 +191,8 @@ class FencedSink(Database[Connection]):
             if stored is None or stored.epoch != claim.epoch:
                 written.epoch = None
                 raise SinkError(
-                    f"{self._name()}: somebody changed what is stored of {claim.topic} [{claim.partition}] (forget()? "
-                    f"convert()?) at this moment. {NOTHING_WRITTEN}. Try again.",
+                    f"{self._name()}: another program changed what is stored of {claim.topic} [{claim.partition}] "
+                    f"(forget()? convert()?) at this moment. {NOTHING_WRITTEN}. Try again.",
                     retry=True,
                 )
             tx = RecordTransaction(
@@ -260,7 +260,7 @@ class FencedSink(Database[Connection]):
         return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
 
     def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
-        """After a reposition of the group (C11): take these as last offsets (-1: from the start), back or forward.
+        """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
         What lies above is written again when it comes again, single records too: remove its rows yourself where they
         would be double. Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
@@ -348,7 +348,7 @@ class FencedSink(Database[Connection]):
                 raise ConfigurationError(
                     f"{each.topic} [{each.partition}]: single records beyond the last offset {last} are in this sink, "
                     f"{first} to {end} for example, stored by sink.record(…). sink.transaction(…) would write them "
-                    f"again. {NOTHING_WRITTEN}. Go on with sink.record(…); or, once nobody writes, "
+                    f"again. {NOTHING_WRITTEN}. Continue with sink.record(…); or, once nothing writes, "
                     f"sink.rewind({group_id!r}, {{({each.topic!r}, {each.partition}): offset}}) with the offset up to "
                     "which everything is done in the group"
                 )

@@ -25,7 +25,7 @@ NOTHING_WRITTEN: Final = "Nothing of this transaction was written, and its offse
 #: Added to what is stored of a coordinated group.
 _COORDINATED: Final = 2**62
 
-#: Stored where nobody has written: of a new row, and of one that was converted to claims.
+#: Stored before the first write: of a new row, and of one that was converted to claims.
 _NOBODY: Final = -1
 _NOBODY_CLAIMED: Final = -2
 
@@ -66,14 +66,14 @@ class Claim:
 
 
 def kind_of(stored: int) -> GroupKind | None:
-    """Whose epoch is stored; None: nobody's, so that either kind may begin."""
+    """The kind of epoch that is stored; None: none yet, so that either kind may begin."""
     if stored == _NOBODY:
         return None
     return "coordinated" if stored >= _COORDINATED - 1 else "claimed"
 
 
 def last_offset_of(stored: Mapping[Key, Progress], topic: str, partition: int) -> int:
-    """Of one of a transaction's partitions. Raises ConfigurationError where it is none of them."""
+    """Of one of a transaction's partitions. Raises ConfigurationError if it is not one of them."""
     try:
         return stored[topic, partition].last_offset
     except KeyError:
@@ -102,9 +102,9 @@ def refuse_others(group_id: str, claim: Claim, newest: int) -> None:
         newest, epoch = Progress.of(-1, newest).epoch, Progress.of(-1, claim.epoch).epoch
         raise StaleEpochError(
             f"{claim.topic} [{claim.partition}]: this sink has seen epoch {newest}, newer than ours "
-            f"({epoch}): the lease went to another writer. {NOTHING_WRITTEN} by us: the new holder goes "
-            "on from what is stored. Stop working on this partition. (If the coordination topic was made anew, "
-            "epochs began anew with it: sink.forget(group_id), once nobody writes.)",
+            f"({epoch}): the lease went to another writer. {NOTHING_WRITTEN} by us: the new holder continues "
+            "from what is stored. Stop working on this partition. (If the coordination topic was recreated, "
+            "epochs began again with it: sink.forget(group_id), once nothing writes.)",
             topic=claim.topic,
             partition=claim.partition,
             epoch=epoch,

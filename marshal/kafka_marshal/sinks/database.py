@@ -32,7 +32,7 @@ class Table:
     name: str
     #: (name, type), in order.
     columns: tuple[tuple[str, str], ...]
-    #: So many of them are the primary key.
+    #: This many of them are the primary key.
     keys: int
 
     @property
@@ -64,12 +64,12 @@ Stage = str
 _SO = {
     "commit": (
         "Whether this transaction was committed is not known, but it was as a whole or not at all: run it again, "
-        "is_done or last_offset() then tells"
+        "is_done or last_offset() then shows it"
     ),
 }
 
 #: A connection is given back to be used again; more than this many idle ones are closed. (As many as ``run`` has
-#: handlers, unless it is told otherwise.)
+#: handlers by default.)
 _IDLE = 16
 
 
@@ -179,9 +179,9 @@ class Database(ABC, Generic[Connection]):
 
     @contextmanager
     def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[_Work[Connection]]:
-        """One transaction on a connection of its own. What the database says is explained by the stage it was at.
+        """One transaction on its own connection. An error of the database is explained by the stage it was at.
 
-        rows: what it locks first, made before it begins where a transaction can't both make and lock them.
+        rows: what it locks first, made before it begins if a transaction can't both make and lock them.
         """
         try:
             work = _Work(self._pool.take(self))
@@ -260,7 +260,7 @@ class Database(ABC, Generic[Connection]):
 
 
 def no_records(name: str) -> SinkError:
-    """There is an older database, and nobody has made the table of records. name: of the sink, for people."""
+    """An older database in which the table of records was not made. name: of the sink, for people."""
     return SinkError(
         f"{name}: there is no table {DONE.name}, which single records need, and this user may not make it. "
         f"{NOTHING_WRITTEN}. Grant it the right, or make the table yourself: {DONE.made_by}"
@@ -282,6 +282,6 @@ def ended_early(name: str) -> SinkError:
     return SinkError(
         f"{name}: the block ended the transaction by itself (COMMIT or ROLLBACK). What it had written "
         "until then may be in the database without its offsets, and will come again (of a single record: with its "
-        "offset, and what was to follow is missing): look at the rows. Leave "
+        "offset, and what was to follow is missing): check the rows. Leave "
         "COMMIT and ROLLBACK to the sink: leaving the block commits, an exception rolls back."
     )

@@ -178,7 +178,7 @@ class DeltaSink:
         return {key: each for key, each in found.items() if each != nothing}
 
     def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
-        """After a reposition of the group (C11): take these as last offsets (-1: from the start), back or forward.
+        """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
         What lies above is written again when it comes again: delete its rows yourself where they would be double.
         Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.

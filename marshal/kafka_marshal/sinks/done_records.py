@@ -87,8 +87,8 @@ class DoneRecords:
     def merge(self, last_offset: int, up_to: int, since: int = -1) -> tuple[int, list[Interval]]:
         """Merge intervals from offset ``since`` on, and with the last offset; what is left. Its row must be locked.
 
-        last_offset: as stored. up_to: everything up to here is done, too. Only what is committed is seen, and nobody
-        can add an offset inside of an interval, so deleting by range takes nothing that was not seen.
+        last_offset: as stored. up_to: everything up to here is done, too. Only what is committed is visible, and no
+        writer can add an offset inside of an interval, so deleting by range deletes only what was read.
         """
         found = self._run(_FROM, (*self._of, *self._of, since)).fetchall()
         last, kept = interval_merged(max(last_offset, up_to), found)
@@ -148,8 +148,8 @@ def the_record(
     if isinstance(epoch, SharedEpoch):
         raise ConfigurationError(
             f"{topic} [{partition}] is shared by key, and sinks keep one fencing token for each whole partition: they "
-            f"can't tell an old owner of these keys from the owner of others. {_NOTHING}. Give the consumer "
-            "allow_key_share=False, or fence by (topic, partition, lo, hi) in a table of your own"
+            f"can't distinguish an old owner of these keys from the owner of others. {_NOTHING}. Give the consumer "
+            "allow_key_share=False, or fence by (topic, partition, lo, hi) in your own table"
         )
     stored = stored_as(
         arguments.a_whole("epoch", epoch),

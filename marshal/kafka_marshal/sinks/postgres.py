@@ -25,7 +25,7 @@ else:
 
 __all__ = ["PostgresSink"]
 
-#: Unless the dsn says otherwise.
+#: The default, if the dsn sets none.
 _CONNECT_TIMEOUT_S = 10
 _APPLICATION_NAME = "kafka-marshal"
 
@@ -39,7 +39,7 @@ _WHY = {
     "08": ("the connection to PostgreSQL was lost", "Try again when it answers", True),
     "23": ("a row was refused", "Mend the statement or the rows", False),
     "25P03": (
-        "the block did nothing for too long, and PostgreSQL ended the transaction, so that it holds up nobody",
+        "the block did nothing for too long, and PostgreSQL ended the transaction, so that it holds up no one else",
         "Do the slow work before the transaction, or raise idle_timeout_s",
         True,
     ),
@@ -58,8 +58,8 @@ _WHY = {
         "Try again; if it persists, see in pg_stat_activity who keeps a transaction open, or raise lock_timeout_s",
         True,
     ),
-    "57": ("PostgreSQL is shutting down, or somebody ended the connection", "Try again when it is back", True),
-    "58": ("PostgreSQL's own machine fails", "Look at its log", True),
+    "57": ("PostgreSQL is shutting down, or another program ended the connection", "Try again when it is back", True),
+    "58": ("PostgreSQL's own machine fails", "Check its log", True),
 }
 
 _ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = %s AND topic = %s AND partition = %s"
@@ -72,7 +72,7 @@ class PostgresSink(FencedSink["Connection"]):
     Transactions of other partitions run side by side, and so do those of single records (``record``). Any other
     transaction of a partition waits until those before it have ended, up to ``lock_timeout_s``. A writer that stops in
     the middle (paused, swapped out) loses its transaction after ``idle_timeout_s`` without a statement, so that the
-    partition's new holder can go on; one that dies, at once.
+    partition's new holder can continue; one that dies, at once.
 
     It works behind a pooler such as PgBouncer that pools transactions or sessions: its settings and locks end with the
     transaction, it prepares no statements, and the settings of other programs have no effect on it.
@@ -203,7 +203,7 @@ class PostgresSink(FencedSink["Connection"]):
         # Not when connecting: PgBouncer would leave it to the next program.
         if "application_name" not in given and "PGAPPNAME" not in os.environ:
             settings["application_name"] = f"'{_APPLICATION_NAME}'"
-        # Another program's SET would show us other tables, where nobody fences us. What the dsn says stays.
+        # Another program's SET would make us write to other tables, unfenced. What the dsn says stays.
         if "search_path" not in str(given.get("options", "")):
             settings["search_path"] = "DEFAULT"
         return "; ".join(f"SET LOCAL {name} TO {value}" for name, value in settings.items())
@@ -228,8 +228,8 @@ class PostgresSink(FencedSink["Connection"]):
         if any(key not in stored for key in keys):
             self._known.clear()
             raise SinkError(
-                f"{self._name()}: somebody took rows out of {PROGRESS.name} (forget()?) at this moment. Nothing of "
-                "this transaction was written. Try again.",
+                f"{self._name()}: another program deleted rows of {PROGRESS.name} (forget()?) at this moment. Nothing "
+                "of this transaction was written. Try again.",
                 retry=True,
             )
         return stored

@@ -23,7 +23,7 @@ _WHY = {
         True,
     ),
     "SQLITE_FULL": ("the disk is full", "Make room, then try again", True),
-    "SQLITE_IOERR": ("the disk fails, or its file system is full or gone", "Look at the disk, then try again", True),
+    "SQLITE_IOERR": ("the disk fails, or its file system is full or gone", "Check the disk, then try again", True),
     "SQLITE_READONLY": ("the database can't be written to", "Give this process the right to write there", False),
     "SQLITE_CANTOPEN": ("the file can't be opened", "See that its folder exists and may be written to", False),
     "SQLITE_PERM": ("access was refused", "Give this process the right to read and write there", False),
@@ -54,7 +54,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         """Nothing is opened yet."""
         super().__init__()
         path = arguments.an_instance("path", path, (str, os.PathLike), "the path of a file")
-        # SQLite gives each connection a database of its own there: nothing would be fenced.
+        # SQLite gives each connection a separate database there: nothing would be fenced.
         if os.fspath(path) in ("", ":memory:"):
             raise arguments.wrong("path", "the path of a file, which all writers share", path, "Nothing was opened")
         self._path = Path(path)

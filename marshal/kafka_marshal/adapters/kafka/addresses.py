@@ -20,7 +20,7 @@ from kafka_marshal.secret import values_of
 
 __all__ = ["AddressCheck"]
 
-#: An address that has not answered for so long is down, and can't lead anybody astray.
+#: An address that has not answered for this long counts as down, and can't mislead anyone.
 ANSWER_S = 10.0
 
 #: A wait looks up this often for what librdkafka says of its connection.
@@ -28,7 +28,7 @@ LOOK_S = 0.05
 
 
 class AddressCheck:
-    """Asks every address on a thread of its own; nobody waits for those that are down."""
+    """Asks every address on a separate thread; those that are down are not awaited."""
 
     def __init__(self, addresses: Sequence[str], properties: Mapping[str, object]) -> None:
         self._properties = dict(properties)
@@ -58,7 +58,7 @@ class AddressCheck:
                     self._ids[address] = cluster_id
                     return
         except (KafkaException, ValueError, TypeError):
-            return  # the cluster's own client says the same, to somebody who can act on it
+            return  # the cluster's own client reports the same, to a caller that can act on it
 
 
 def _cluster_id(admin: AdminClient) -> str | None:

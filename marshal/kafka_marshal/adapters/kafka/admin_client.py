@@ -1,6 +1,6 @@
-"""An AdminClient that is destroyed at a known place: on close, or by a thread of ours.
+"""An AdminClient that is destroyed at a known place: on close, or by a thread of the library.
 
-librdkafka aborts the process where a client is destroyed by one of its own threads. An AdminClient left to the garbage
+librdkafka aborts the process if one of its threads destroys a client. An AdminClient left to the garbage
 collector risks that: its futures are resolved on such a thread, and a collection may start there.
 """
 
@@ -62,7 +62,7 @@ class SharedAdmin:
             self._destroy()
 
     def close(self) -> None:
-        """Destroy the client, now or when nobody uses it any more. Idempotent."""
+        """Destroy the client, now or when it is no longer used. Idempotent."""
         with self._lock:
             is_last = not self._closed and self._uses == 0
             self._closed = True

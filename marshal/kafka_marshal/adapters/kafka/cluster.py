@@ -53,7 +53,7 @@ class KafkaCluster(GroupCalls):
     """
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
-        """Connect in the background; nobody is asked anything yet.
+        """Connect in the background; nothing is requested yet.
 
         Args:
             bootstrap_servers: host:port, several separated by commas.
@@ -79,7 +79,7 @@ class KafkaCluster(GroupCalls):
         self._troubles = self._new_troubles(self._forward, logger)
         self._looks = looks_with(bootstrap_servers, self._config)
         self._addresses: AddressCheck | None = None
-        #: What connects, and nobody has asked for yet.
+        #: What connects, and was not asked for yet.
         self._expected_tails: dict[str, KafkaTail] = {}
         self._expected_appenders: dict[tuple[str, int], KafkaAppender] = {}
         admin = {**self._properties(Role.ADMIN), "logger": self._troubles, "error_cb": self._troubles}
@@ -208,7 +208,7 @@ class KafkaCluster(GroupCalls):
             if time.monotonic() >= deadline:
                 raise CoordinationTopicError(
                     f"Topic {name!r} was created, but its partitions had no leaders within {timeout_s:g} s. Nothing "
-                    "was written to it. Look at the brokers, then go on: the topic is there."
+                    "was written to it. Check the brokers, then continue: the topic is there."
                 )
             time.sleep(RETRY_S)
 
@@ -219,7 +219,7 @@ class KafkaCluster(GroupCalls):
         needs = grant("CREATE", "topic", [name])
         ours = marshal_error(error, doing, self._bootstrap, self._troubles, changing=True, needs=needs)
         cause = kafka_error(error)
-        if type(ours).__name__ != "MarshalError":  # a refusal, or nobody there
+        if type(ours).__name__ != "MarshalError":  # refused, or unreachable
             return ours
         if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return CoordinationTopicError(
@@ -326,7 +326,7 @@ class KafkaCluster(GroupCalls):
         settings.check(config)
         more = dict(config)
         troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
-        # Others may connect as somebody else, to see other topics.
+        # Others may connect as another user, who sees other topics.
         known = None if more else self._list_topics
         return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)
 

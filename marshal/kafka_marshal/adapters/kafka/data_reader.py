@@ -22,7 +22,7 @@ __all__ = ["KafkaDataReader"]
 _ERROR = KafkaMessage.error
 
 
-#: When a look at a topic that held up the reading thread is due again.
+#: When a look-up of a topic that held up the reading thread is due again.
 WARM_UP_AGAIN_S = 10.0
 
 #: How old a cached log end may grow while messages come: fresh enough to measure lag by, cheap enough not to matter.
@@ -53,9 +53,9 @@ class KafkaDataReader:
         #: Partitions that the commands carried out last were about.
         self._changed: set[TopicPartition] = set()
         self._log_ends: dict[TopicPartition, int] = {}
-        #: Ends that reads have reached and nobody has taken.
+        #: Ends that reads have reached and no caller has taken.
         self._ends: dict[TopicPartition, int] = {}
-        #: Partitions whose unknown log end a command that waits will look at.
+        #: Partitions whose unknown log end a waiting command will look up.
         self._asked_for: set[TopicPartition] = set()
         #: Topics assigned whose leaders librdkafka may not know, and when we made it look them up (monotonic).
         self._new_topics: set[str] = set()
@@ -63,7 +63,7 @@ class KafkaDataReader:
         self._reading.before_wait = self._warm_up_new_topics
         self._reading.is_assigned = lambda: bool(self._assigned)
         self._next_look = 0.0
-        #: Messages came since the last look. (A look is owed to the last of them too, when no more come.)
+        #: Messages came since the last look-up of log ends. (One is due after the last of them too, if no more come.)
         self._look_owed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -135,7 +135,7 @@ class KafkaDataReader:
         messages = self._reading.read(max_messages, timeout_s, self._settle)
         faults: list[DataFault] = []
         if recreated := self._topic_ids.take_recreated():
-            # Some may be of the old topic still: they are given to nobody, as their positions mean nothing any more.
+            # Some may be of the old topic still: they are dropped, as their positions mean nothing any more.
             messages = [message for message in messages if message.topic() not in recreated]
             faults.extend(DataFault(FaultKind.RECREATED, topic, None, new) for topic, new in sorted(recreated.items()))
             self._reading.enqueue_command(lambda: self._remove([key for key in self._assigned if key[0] in recreated]))
@@ -160,7 +160,7 @@ class KafkaDataReader:
         changed = frozenset(self._changed)
         if not changed:
             return messages
-        # Assigned (again) meanwhile: whether a message was fetched before or after can't be told; it is fetched anew.
+        # Assigned (again) meanwhile: a message may have been fetched before or after; it is fetched again.
         if again := {key: self._assigned[key] for key in changed if key in self._assigned}:
             self._reassign(again)
         return [m for m in messages if (m.topic(), m.partition()) not in changed]
@@ -179,11 +179,12 @@ class KafkaDataReader:
         """Connect, and learn the leaders of these topics.
 
         By a question about one partition, whose leader is looked up with those of all. (list_topics would do, too, but
-        makes an object of each partition, with the interpreter's lock in hand: and 900 can set off the collector.)
+        creates an object for each partition while it holds the interpreter's lock; 900 can trigger a garbage
+        collection.)
         """
         deadline = time.monotonic() + WARM_UP_TIMEOUT_S
         for topic in names:
-            with contextlib.suppress(KafkaException):  # it goes on asking by itself
+            with contextlib.suppress(KafkaException):  # it retries by itself
                 left_s = max(SHORTEST_WAIT_S, deadline - time.monotonic())
                 self._reading.consumer.get_watermark_offsets(KafkaPartition(topic, 0), timeout=left_s)
                 self._warmed_up[topic] = time.monotonic()
@@ -217,7 +218,7 @@ class KafkaDataReader:
             (position,) = self._reading.consumer.position([at])
         except KafkaException:  # it never asked a broker about this partition
             return
-        # A fetch may bring records that the end told with it does not count yet.
+        # A fetch may bring records that the end reported with it does not count yet.
         known = max(high, position.offset)
         if known >= 0:
             self._log_ends[key] = known

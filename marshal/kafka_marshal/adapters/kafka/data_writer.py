@@ -28,7 +28,7 @@ DELIVERY_TIMEOUT_MS = 30_000
 #: The key decides; without one, chance does.
 ANY_PARTITION = -1
 
-#: Messages between two looks at what the broker answered.
+#: Messages between two polls of the broker's answers.
 _LOOK_EVERY = 1_000
 
 _SETTINGS: Mapping[str, object] = {
@@ -80,7 +80,7 @@ class KafkaDataWriter:
 
     @property
     def written(self) -> int:
-        """How many messages the broker has acknowledged, or, while writing goes on, will have unless it fails."""
+        """How many messages the broker has acknowledged or, while writing continues, will have unless it fails."""
         return self._accepted - len(self._producer)
 
     def write(self, value: bytes | None, key: bytes | None, partition: int = ANY_PARTITION) -> None:

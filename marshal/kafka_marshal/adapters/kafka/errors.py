@@ -1,7 +1,7 @@
 """The one place where librdkafka's errors become ours.
 
-librdkafka tells a failed call only *that* it timed out; why it did (connection refused, TLS handshake failed …) it
-tells separately, by callback or only in its log. :class:`Troubles` collects those, so that an error can say both.
+librdkafka reports to a failed call only *that* it timed out. It reports why (connection refused, TLS handshake failed
+…) separately, by callback or only in its log. :class:`Troubles` collects those, so that an error can say both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "marshal_error",
 ]
 
-#: Position outside of the log: start moved up, log cut, topic made anew. With auto.offset.reset=error librdkafka
+#: Position outside of the log: start moved up, log cut, topic recreated. With auto.offset.reset=error librdkafka
 #: reports all of these as _AUTO_OFFSET_RESET.
 _RANGE_CODES = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION, KafkaError._NO_OFFSET}
@@ -78,11 +78,11 @@ _AUTHORIZATION_CODES = frozenset(
     }
 )
 
-#: librdkafka looks for the coordinator of every consumer's group. Ours take part in none, so that they need no right
-#: to it, and what comes of the search is nobody's trouble.
+#: librdkafka looks for the coordinator of every consumer's group. Our consumers take part in none, need no right to it,
+#: and the result of the search does not matter.
 _GROUP_CODES = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED})
 
-#: An answer to a question of ours that says so; see is_forbidden() for what comes unasked.
+#: The answer to a request says so; see is_forbidden() for what comes unasked.
 _FORBIDDEN_CODES = _AUTHORIZATION_CODES | _GROUP_CODES
 
 _UNREACHABLE_CODES = frozenset(
@@ -114,7 +114,7 @@ RETRY_CODES = frozenset(
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.NOT_COORDINATOR,
-        # librdkafka dropped the broker that it was asking, for one that it has learnt of: nobody answered.
+        # librdkafka dropped the broker that it was asking, for one that it has learnt of: there was no answer.
         KafkaError._DESTROY_BROKER,
     }
 )
@@ -170,7 +170,9 @@ class Troubles:
         logger: logging.Logger | None = None,
         secrets: Iterable[str] = (),
     ) -> None:
-        """forward: the user's own error_cb. logger: the user's own instead of ours. secrets: what is to be hidden."""
+        """forward: the user's own error_cb. logger: the user's own instead of the library's. secrets: what is to be
+        hidden.
+        """
         self._secrets = tuple(secrets)
         self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
@@ -191,7 +193,7 @@ class Troubles:
             text = self.hide(text)
             if _HUNG_UP in text:
                 hint = (
-                    "it may stand still, be starting or ending; it may want TLS or SASL (security.protocol), or be no "
+                    "it may be stuck, starting or ending; it may want TLS or SASL (security.protocol), or be no "
                     "Kafka broker"
                 )
                 with self._lock:
@@ -374,11 +376,11 @@ def marshal_error(
     if code in RETRY_CODES or cause.retriable():
         return KafkaUnavailableError(
             f"While {doing}: the brokers were not ready in time ({cause.str()}). Nothing is lost; try again. "
-            "If it goes on, look for partitions without a leader."
+            "If it lasts, look for partitions without a leader."
         )
     return MarshalError(
         f"While {doing}: Kafka answered {cause.name()} ({cause.str()}). No record was lost by this; "
-        "the broker's log may tell more."
+        "the broker's log may say more."
     )
 
 

@@ -1,8 +1,8 @@
-"""What members of one process were told of topics: one look does for all of them that ask soon after.
+"""Topic metadata shared by the members of one process: one request serves all that ask soon after.
 
-A look makes Python objects of every partition, with the interpreter's lock in hand, and so many of them that the
-collector of cycles goes through the whole process again and again: ten members of one process made it stand still for
-50 ms every few seconds, with 900 partitions.
+A request creates Python objects for every partition while it holds the interpreter's lock, and so many of them that the
+garbage collector runs through the whole process again and again. With ten members and 900 partitions in one process
+everything paused for 50 ms every few seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT_S = 60.0
 
 
 class Looks:
-    """The last look at all topics, and at each that was described. Any thread may ask and tell."""
+    """The last metadata of all topics, and of each that was described. Thread-safe."""
 
     def __init__(self) -> None:
         self._listed: tuple[float, dict[str, TopicInfo]] = (float("-inf"), {})
@@ -28,12 +28,12 @@ class Looks:
         self._described: dict[str, tuple[float, TopicInfo | None]] = {}
 
     def topics(self, max_age_s: float) -> dict[str, TopicInfo] | None:
-        """All topics, if somebody listed them since."""
+        """All topics, if they were listed since."""
         asked_at, found = self._listed
         return dict(found) if asked_at > time.monotonic() - max_age_s else None
 
     def record_topics(self, found: Mapping[str, TopicInfo], asked_at: float) -> None:
-        """Somebody listed the topics (monotonic seconds: from when on that was so)."""
+        """Store a list of topics (monotonic seconds: from when on it was valid)."""
         if asked_at > self._listed[0]:
             self._listed = (asked_at, dict(found))
 
@@ -66,6 +66,6 @@ def looks_with(bootstrap: str, config: Mapping[str, object]) -> Looks:
     """Those of everybody in this process who reaches the same brokers as the same user, with the same settings."""
     try:
         key = (bootstrap, frozenset((name, value) for name, value in config.items() if name != "client.id"))
-    except TypeError:  # a value that can't be hashed: whether another's is the same can't be told
+    except TypeError:  # an unhashable value: it can't be compared with another's
         return Looks()
     return _looks.setdefault(key, Looks())

@@ -36,10 +36,10 @@ K = TypeVar("K")
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
 
-#: What a leader answers where no message is as late as was asked for.
+#: A leader's answer if no message is as late as was asked for.
 _NO_SUCH_OFFSET: Final = -1
 
-#: The broker is not the leader (any more), or was made leader anew since the metadata was fetched.
+#: The broker is not the leader (any more), or became leader again since the metadata was fetched.
 _LEADER_CODES = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -48,7 +48,7 @@ _LEADER_CODES = frozenset(
     }
 )
 
-#: How long one look at the metadata may take in between.
+#: How long one metadata request may take in between.
 METADATA_S = 2.0
 
 #: A future that librdkafka should have ended by its own timeout gets this much grace.
@@ -57,7 +57,7 @@ GRACE_S = 1.0
 #: A wait for an answer looks up this often: for what librdkafka says of its connections.
 LOOK_S = 0.1
 
-#: Who was refused (wrong password, wrong certificate) waits this long for another broker to let him in, no longer.
+#: A client that was refused (wrong password, wrong certificate) waits this long for another broker to accept it.
 REFUSED_S = 2.0
 
 
@@ -222,7 +222,7 @@ class Questions:
         return offsets
 
     def result(self, answer: Future[T], timeout_s: float) -> T:
-        """Wait for an answer; where we were refused, no longer than it takes to see that nobody else lets us in."""
+        """Wait for an answer; if refused, no longer than it takes to see that no other broker accepts us."""
         began = time.monotonic()
         while True:
             waited_s = time.monotonic() - began

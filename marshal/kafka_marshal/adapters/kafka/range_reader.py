@@ -66,7 +66,7 @@ def read_range(
     troubles = Troubles(secrets=values_of(config))
     extra = {
         "enable.partition.eof": True,
-        # Nobody needs what lies beyond the range.
+        # What lies beyond the range is not needed.
         "queued.min.messages": max(1, min(last - first + 1, 100_000)),
         "group.id": "kafka-marshal",
         "logger": troubles,
@@ -134,7 +134,7 @@ class _Span:
                 wanted = self._wanted(messages)
                 if wanted:
                     yield cast("Sequence[StoredMessage]", wanted)
-                # Whoever took the messages may have taken his time.
+                # The caller that took the messages may have been slow.
                 deadline = time.monotonic() + timeout_s
                 listened_at = time.monotonic()
                 self._tries = 0
@@ -206,8 +206,8 @@ class _Span:
         return RangeGoneError(
             f"{self.topic} [{self.partition}]: offsets {self.next} to {self.last} were claimed to be read, but a part "
             f"of them is not in the log any more ({why}). Nothing is skipped silently: nothing of this batch is "
-            "committed. See why retention (or DeleteRecords) was faster than the work; started again, reading goes on "
-            "where the log begins now, and the gap is told",
+            "committed. Check why retention (or DeleteRecords) was faster than the work; a restart continues "
+            "where the log begins now, and the gap is reported",
             gone=[(self.topic, self.partition, self.next, self.last)],
         )
 

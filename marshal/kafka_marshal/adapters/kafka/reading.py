@@ -1,12 +1,12 @@
-"""What both readers need of a librdkafka consumer: fast reads, steering that never waits, a close that is safe.
+"""What both readers need of a librdkafka consumer: fast reads, commands that never wait, a close that is safe.
 
-``consume(n, timeout)`` waits until it has n messages *or* the timeout is over, so asking it for many would hold back
-the first one; asking it for one at a time is slow. Hence :meth:`Reading.read`: first take what is there, and only if
+``consume(n, timeout)`` waits until it has n messages *or* the timeout is over. Asking it for many would hold back the
+first one; asking it for one at a time is slow. Hence :meth:`Reading.read`: first take what is there, and only if
 nothing is there wait for one message and take what came with it.
 
-confluent-kafka lets only one thread at a time into a consumer, and a thread that waits in ``poll`` keeps the others out
-for as long. So nobody but the reading thread calls it while it reads: another thread leaves a command, which the
-reading thread carries out within a slice; where nobody reads, it is carried out at once.
+confluent-kafka lets only one thread at a time into a consumer, and a thread that waits in ``poll`` keeps the others
+out. So only the reading thread calls it while it reads: another thread leaves a command, which the reading thread
+carries out within a slice. If no thread reads, the command is carried out at once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["LONGEST_WAIT_S", "WARM_UP_TIMEOUT_S", "SHORTEST_WAIT_S", "Pace", "Re
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a wait looks up: for commands, for a close() from another thread, and for errors told by callback."""
+    """How often a wait checks for commands, for a close() from another thread, and for errors passed to callbacks."""
 
     slice_s: float
-    #: Where nothing has come for so long, a wait looks up less often, as each look costs some 50 microseconds: ever
+    #: If nothing has come for this long, a wait checks less often, as each check costs some 50 microseconds: ever
     #: longer waits, each with the time (s) after which it begins.
     quiet: tuple[tuple[float, float], ...] = ()
 
     def wait_s(self, quiet_for_s: float) -> float:
-        """How long one wait may last where nothing has come for this long."""
+        """How long one wait may last if nothing has come for this long."""
         return next((wait_s for after_s, wait_s in reversed(self.quiet) if quiet_for_s > after_s), self.slice_s)
 
 
@@ -48,13 +48,13 @@ LONGEST_WAIT_S = 0.2
 #: and in a member all of whose partitions have been silent for long, for up to 200 ms.
 STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
 
-#: How long one look at a topic may hold up those who read where no broker answers.
+#: How long one look-up of a topic may hold up the readers if no broker answers.
 WARM_UP_TIMEOUT_S = 0.25
 
-#: With nothing to read, a wait ends when somebody steers; librdkafka tells what it has to tell this often.
+#: With nothing to read, a wait ends when a command comes; librdkafka's callbacks are served this often.
 STANDBY_S = 0.1
 
-#: librdkafka counts in whole milliseconds: a shorter wait is none, and waiting in such steps would be a busy loop.
+#: librdkafka counts in whole milliseconds: a shorter wait is no wait, and waiting in such steps would be a busy loop.
 SHORTEST_WAIT_S = 0.001
 
 
@@ -104,9 +104,9 @@ class Reading:
         self._serve_if_free()
 
     def warm_up(self, look: Callable[[], object]) -> None:
-        """Have look() make the consumer connect and learn leaders, in a thread of its own.
+        """Have look() make the consumer connect and learn leaders, in a separate thread.
 
-        Nobody else gets at the consumer before it is done: reads, commands and a close wait for it.
+        No other thread uses the consumer before it is done: reads, commands and a close wait for it.
         """
         self._turn.acquire()
         threading.Thread(target=self._warm_up, args=(look,), daemon=True).start()
@@ -119,7 +119,7 @@ class Reading:
         self._serve_if_free()
 
     def use(self, work: Callable[[], object]) -> None:
-        """Call work with the consumer free (*blocking*: a look or a read has to leave first)."""
+        """Call work with the consumer free (*blocking*: a look-up or a read has to end first)."""
         self.check_open()
         with self._turn:
             work()
@@ -140,9 +140,9 @@ class Reading:
     def read(self, limit: int, timeout_s: float, settle: Settle | None = None) -> list[KafkaMessage]:
         """Up to limit messages, error messages among them; waits up to timeout_s for the first.
 
-        Returns early and empty when librdkafka tells of an error by callback.
+        Returns early and empty when librdkafka passes an error to a callback.
 
-        settle: called where commands came in while messages were taken; carries them out, and says which messages
+        settle: called if commands came in while messages were taken; carries them out, and returns the messages that
         still belong to the assignment.
         """
         with self._turn:

@@ -20,7 +20,7 @@ __all__ = ["Sending"]
 #: The longest that the first record waits for the first connection; see _warm_up().
 WARM_UP_S = 0.05
 
-#: The longest one wait of a flush lasts before its end is looked at.
+#: The longest one wait of a flush before the deadline is checked.
 FLUSH_SLICE_S = 0.1
 
 #: Shared between threads: acks to be called.
@@ -76,12 +76,12 @@ class Sending:
         self._is_warm = False
 
     def _warm_up(self) -> None:
-        """Connect before the first record (a thread of its own: a start goes on meanwhile).
+        """Connect before the first produce (on a separate thread, beside a start).
 
-        A record that comes earlier makes it look up the topic before it has its producer id; it then asks for that
-        only 500 ms later. With this wait of some milliseconds the first record is acknowledged after 15 ms.
+        A record that comes earlier makes it look up the topic before it has its producer id; it then asks for that only
+        500 ms later. With this wait of some milliseconds the first record is acknowledged after 15 ms.
         """
-        with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
+        with contextlib.suppress(KafkaException):  # no broker yet: it retries by itself
             self._producer.cluster_id(WARM_UP_S)
 
     def _await_warmth(self) -> None:
@@ -90,7 +90,7 @@ class Sending:
             self._is_warm = True
 
     def _queue(self, produce: Callable[[], None], refused: Callable[[KafkaException | None], None]) -> None:
-        """Hand a record to librdkafka; refused is told why not (None: its queue is full)."""
+        """Pass a record to librdkafka; refused is called with why it is not taken (None: its queue is full)."""
         try:
             self._count(produce)
         except BufferError:
@@ -116,7 +116,7 @@ class Sending:
             self._under_way -= 1
 
     def _serve(self, work: Callable[[], object]) -> None:
-        """Let librdkafka work. Where it raises it has failed for good, which the acks of all records then tell."""
+        """Let librdkafka work. If it raises it has failed for good, which the acks of all records then report."""
         try:
             work()
         except KafkaException as error:
@@ -151,7 +151,7 @@ class Sending:
     def _flush(self, timeout_s: float) -> int:
         """How many records are still under way when all are done, or the time is up.
 
-        Not by Producer.flush: where a fatal error comes up in it, it goes on and calls callbacks with an exception set.
+        Not by Producer.flush: if a fatal error comes up in it, it continues and calls callbacks with an exception set.
         """
         deadline = time.monotonic() + timeout_s
         while self._under_way > 0 and (left_s := deadline - time.monotonic()) > 0:

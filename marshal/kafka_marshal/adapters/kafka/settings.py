@@ -1,11 +1,11 @@
-"""Which librdkafka properties each of our clients runs with, and which of them a user may not touch.
+"""Which librdkafka properties each of our clients runs with, and which of them a user may not set.
 
 A user's configuration goes to librdkafka as it is: TLS, SASL, client.id, fetch sizes, callbacks. Three kinds of
 property are not the user's:
 
 - *fixed* ones carry a promise of the protocol. Setting one of them to another value is an error, never ignored:
-  somebody who asks for ``acks=1`` must learn that he does not get it.
-- *own* ones tune the two clients of the coordination log, which are ours alone (latency, memory). They win
+  a user that asks for ``acks=1`` must learn that it has no effect.
+- *own* ones tune the two clients of the coordination log, which only the library uses (latency, memory). They win
   silently, so that one properties file can serve a whole application.
 - *defaults* are better than librdkafka's for our use, and the user's own value wins.
 """
@@ -26,9 +26,9 @@ __all__ = ["Role", "addresses", "check", "check_addresses", "properties"]
 #: which a start has to wait. Longer than the time between two beats (a third of 3 s): where beats come, none is empty.
 TAIL_FETCH_WAIT_MS = 1_000
 
-#: librdkafka keeps one fetch in flight per broker, and a newly assigned partition has to wait for it to come back:
-#: where nothing comes in any partition beside it, for up to this long, and of a new topic for one more. An empty fetch
-#: of 100 partitions costs a quarter of a millisecond, so at this wait a fifth of a percent of a core.
+#: librdkafka keeps one fetch in flight per broker, and a newly assigned partition has to wait for its return. If
+#: nothing comes in any other partition that takes up to this long, and for a new topic once more. An empty fetch of 100
+#: partitions costs a quarter of a millisecond, so at this wait a fifth of a percent of a core.
 DATA_FETCH_WAIT_MS = 120
 
 
@@ -129,7 +129,7 @@ _OWN: Mapping[Role, Mapping[str, object]] = {
     Role.DATA: {
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
-        # Tells what lies behind the last record: transaction markers, aborted records, a compacted tail (P6).
+        # Reports what lies behind the last record: transaction markers, aborted records, a compacted tail (P6).
         "enable.partition.eof": True,
     },
     Role.PRODUCER: {
@@ -174,7 +174,7 @@ def addresses(bootstrap_servers: str) -> list[str]:
 
 
 def check_addresses(bootstrap_servers: str) -> None:
-    """Refuse a port that is none: librdkafka would take what is left of it modulo 65,536, and call somebody else.
+    """Refuse an invalid port: librdkafka would take it modulo 65,536, and connect to another address.
 
     Raises:
         ConfigurationError: it names the address.

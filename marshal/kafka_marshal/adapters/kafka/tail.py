@@ -23,7 +23,7 @@ __all__ = ["KafkaTail"]
 BATCH = 500
 
 
-#: Few steer a tail: a close(), a fault, or partitions to be read besides may have to wait for so long. Records do not.
+#: Commands for a tail are rare: a close(), a fault, or further partitions may have to wait this long. Records do not.
 PACE = Pace(LONGEST_WAIT_S)
 
 
@@ -41,7 +41,7 @@ class KafkaTail:
         self._reading = Reading(f"tail of {topic!r}", settings, troubles, PACE)
         self._topic = topic
         self._positions: dict[int, int] = {}
-        #: Why other partitions could not be read from now on: told by the next read.
+        #: Why other partitions could not be read from now on: reported by the next read.
         self._failures: list[TailFault] = []
         self._lock = threading.Lock()
         #: Where the logs end. Replaced, never changed.
@@ -57,7 +57,7 @@ class KafkaTail:
         self._reading.warm_up(self._warm_up)
 
     def _warm_up(self) -> None:
-        with contextlib.suppress(KafkaException):  # no broker yet: it goes on connecting by itself
+        with contextlib.suppress(KafkaException):  # no broker yet: it retries by itself
             self._reading.consumer.list_topics(self._topic, timeout=WARM_UP_TIMEOUT_S)
 
     def begin(self, positions: Mapping[int, int]) -> None:
@@ -137,7 +137,7 @@ class KafkaTail:
     def _steer(self, steer: Callable[[], object]) -> None:
         try:
             steer()
-        except KafkaException as error:  # a partition that nobody reads would look silent
+        except KafkaException as error:  # a partition that is not read would seem silent
             with self._lock:
                 self._failures.append(TailFault(FaultKind.FATAL, None, f"what is read could not be changed: {error}"))
 

@@ -1,8 +1,8 @@
-"""Hears from librdkafka that a topic was recreated, before it gives a message of the new one.
+"""Learns from librdkafka that a topic was recreated, before it delivers a message of the new one.
 
-librdkafka fetches by topic id, and where a topic was deleted and recreated it learns the new id and reads on at the old
-position, without an error. It tells the change in a line for debugging alone, which its queue delivers in order: before
-the first message that it fetches by the new id.
+librdkafka fetches by topic id. If a topic was deleted and recreated it learns the new id and reads on at the old
+position, without an error. It reports the change only in a debug line, which its queue delivers in order: before the
+first message that it fetches by the new id.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 __all__ = ["TopicIds"]
 
-#: The category of debugging in which it is told: some lines for each answer about topics, none for messages.
+#: The debug category of that line: some lines for each answer about topics, none for messages.
 CATEGORY = "metadata"
 
 _CHANGED = re.compile(r"Topic (?P<topic>\S+) changed id from \S+ to (?P<id>\S+)$")
@@ -22,7 +22,7 @@ class TopicIds:
     """The ids by which one client fetches. Called by the thread that reads."""
 
     def __init__(self, settings: dict[str, object]) -> None:
-        """Have librdkafka tell, with these settings of a client."""
+        """Have librdkafka report it, with these settings of a client."""
         asked = str(settings.get("debug", "")).strip()
         #: Whether the user wants lines for debugging.
         self._is_debugging = bool(asked)

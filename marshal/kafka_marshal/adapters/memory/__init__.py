@@ -1,11 +1,11 @@
-"""A Kafka in memory: the same interface, no broker, no threads of its own, and every fault on request.
+"""A Kafka in memory: the same interface, no broker, no threads, and every fault on request.
 
 :class:`MemoryCluster` is what a client holds, as it would hold a KafkaCluster; ``connect()`` gives further clients of
 the same log. :class:`MemoryBroker` (``cluster.broker``) is the other side: it fills data topics, deletes, cuts and
-grows them, and is told what shall go wrong (:class:`Faults`).
+grows them, and holds the faults to be injected (:class:`Faults`).
 
-With a clock of its own (a function that returns milliseconds) nothing ever waits: a read returns what is there, and
-the same calls give the same results on every run. Without one it keeps the time of day, and reads wait for news.
+With a given clock (a function that returns milliseconds) nothing ever waits: a read returns what is there, and the same
+calls give the same results on every run. Without one it keeps the time of day, and reads wait for new records.
 
 ==================  ==================================================================================
 ``broker``          topics, partitions and their entries; everything happens under its one lock

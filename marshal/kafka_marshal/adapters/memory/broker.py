@@ -18,7 +18,7 @@ from kafka_marshal.ports import TopicInfo, TopicPartition
 
 __all__ = ["MemoryBroker", "MemoryMessage"]
 
-#: As Kafka has them where a topic does not say otherwise; the ones that anybody here looks at.
+#: Kafka's defaults of topic settings; those that the library reads.
 TOPIC_DEFAULTS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
@@ -106,7 +106,7 @@ class MemoryMessage:
         self._headers = headers
 
     def error(self) -> None:
-        """None: this is a message, and errors are told apart from messages here."""
+        """None: this is a message; errors have another class here."""
         return
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class MemoryBroker:
         """clock: now in ms; with one nothing ever waits. brokers: how many there seem to be."""
         #: The broker's time in ms.
         self.clock: Callable[[], float] = clock if clock is not None else _time_of_day_ms
-        #: Whether readers wait for news: only with the time of day, for nobody could move another clock meanwhile.
+        #: Whether readers wait for records: only with the time of day, as no thread could move another clock meanwhile.
         self.waits: bool = clock is None
         self.brokers = brokers
         self.faults: Faults = Faults()

@@ -21,7 +21,7 @@ class MemoryCluster:
     def __init__(
         self, clock: Callable[[], float] | None = None, *, broker: MemoryBroker | None = None, client: str = "client"
     ) -> None:
-        """A cluster of its own, or (broker) another client of one.
+        """A new cluster, or (broker) another client of one.
 
         Args:
             clock: now in ms, for a new broker; with one nothing ever waits. None: the time of day.

@@ -10,15 +10,15 @@ __all__ = ["AppendFate", "Faults"]
 
 
 class AppendFate(StrEnum):
-    """What becomes of one record that a client appends."""
+    """The result of one record that a client appends."""
 
     #: In the log, and acknowledged.
     WRITTEN = "written"
-    #: In the log, but the acknowledgement is lost: the client is told of a timeout.
+    #: In the log, but the acknowledgement is lost: the client gets a timeout.
     UNACKNOWLEDGED = "unacknowledged"
     #: In the log twice, and acknowledged without an offset: a retry of what had been written (C17).
     DUPLICATED = "duplicated"
-    #: Not in the log; the client is told of a timeout.
+    #: Not in the log; the client gets a timeout.
     LOST = "lost"
     #: Not in the log; the appender is in a fatal state from now on and must be replaced (C17).
     FATAL = "fatal"
@@ -43,7 +43,7 @@ class Faults:
     Clients are named by ``MemoryCluster.connect(name)``.
     """
 
-    #: (client, topic, partition, value) → what becomes of the record.
+    #: (client, topic, partition, value) → the result of the record.
     append: Callable[[str, str, int, bytes], AppendFate] = _written
     #: (client, topic, partition, offset) → ms that pass until this client's readers can see the record. Order within
     #: a partition is kept: a record that is held back holds back those after it.

@@ -32,5 +32,5 @@ class Partitioner:
         self._turn = itertools.count()
 
     def partition(self, key: bytes | None, partitions: int) -> int:
-        """Of one of so many partitions."""
+        """Of one of this many partitions."""
         return (next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF) % partitions

@@ -1,8 +1,8 @@
 """Readers of logs in memory: the tail of the coordination topic, and the reader of data.
 
-They behave as librdkafka does: a position outside of the log is told once and that partition rests; a topic that is
-gone is silence (look-ups tell). One recreated under the same name is read on by the tail, and told by the reader of
-data.
+They behave as librdkafka does. A position outside of the log is reported once and that partition rests; a topic that is
+gone is silence (look-ups report it). A topic recreated under the same name is read on by the tail, and reported by the
+reader of data.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Reader:
         self._name = name
         self._closed = False
         self._told_unreachable = False
-        #: When the next record that is held back can be seen (ms), if one was met in the last look.
+        #: When the next record that is held back becomes visible (ms), if the last read found one.
         self._next_visible: float | None = None
 
     def _check_open(self) -> None:
@@ -116,7 +116,7 @@ class MemoryTail(_Reader):
         self._positions = dict(positions)
         #: Partitions that are read no further, since their position is outside of the log.
         self._resting: set[int] = set()
-        #: The last end told, by partition.
+        #: The last end reported, by partition.
         self._ends: dict[int, int] = {}
         #: How often a client has opened a tail, and this one each partition again.
         self._opened = broker.tails_opened[client, topic] = broker.tails_opened[client, topic] + 1
@@ -164,7 +164,7 @@ class MemoryTail(_Reader):
             batch.records[partition] = entries
             position = entries[-1][0] + 1
         if log.index(position) == len(log.messages):
-            position = log.end  # also past offsets that nobody is given
+            position = log.end  # also past offsets that no client gets
             if self._ends.get(partition) != position:
                 self._ends[partition] = batch.ends[partition] = position
         self._positions[partition] = position
@@ -204,7 +204,7 @@ class MemoryDataReader(_Reader):
         super().__init__(broker, client, "data reader")
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
-        #: The topic that each partition is of: told if it is recreated, and read no further.
+        #: The topic of each partition: reported if it is recreated, and read no further.
         self._ids: dict[TopicPartition, str] = {}
         self._resting: set[TopicPartition] = set()
         self._marks: dict[TopicPartition, int] = {}
@@ -283,10 +283,10 @@ class MemoryDataReader(_Reader):
             for message in self._visible(*key, log, position):
                 if len(messages) >= max_messages:
                     break
-                messages.append(copy(message))  # an object of its own, as librdkafka makes it
+                messages.append(copy(message))  # a new object, as librdkafka makes it
                 self._positions[key] = message.offset() + 1
             if log.index(self._positions[key]) == len(log.messages) and self._positions[key] < log.end:
-                self._positions[key] = self._ends[key] = log.end  # past offsets that nobody is given
+                self._positions[key] = self._ends[key] = log.end  # past offsets that no client gets
         return (messages, faults) if messages or faults or self._ends else None
 
     def take_ends(self) -> dict[TopicPartition, int]:
