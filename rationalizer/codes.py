@@ -7,8 +7,11 @@ PROTOCOL.md; a test fails when the page and the table differ.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+from rationalizer.wire.records import KINDS, Belongs, DuringPause, Kind
 
 OK: Final = "OK"
 ALREADY_HELD: Final = "ALREADY_HELD"
@@ -62,12 +65,15 @@ class CodeRow:
     rules: str
 
 
+def _named(has: Callable[[Kind], bool]) -> str:
+    return ", ".join(kind.name for kind in KINDS.values() if has(kind))
+
+
 _ANY = "any"
-_LEASE = "Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, CommitRanges, HeartbeatBatch"
+_OF_GROUPS = _named(lambda kind: kind.belongs is not Belongs.EVERYWHERE or kind.name == "ConfigureGroup")
 _BEATS = "Heartbeat, ReleasingPartition, batch entry"
 _WITH_EPOCH = "Heartbeat, ReleasingPartition, ClaimingMessages, CommitRanges, batch entry"
 _OF_MEMBERS = "JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged"
-_GROUP = f"{_OF_MEMBERS}, ConfigureGroup"
 _ENTRY = "entry of CommitOffsets"
 
 #: All outcomes: rejections in the order in which they are checked (E6), after what is accepted.
@@ -118,18 +124,23 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     CodeRow(MALFORMED, _ANY, False, "The value, or a field of it, is not as section 2 says.", "E2, E6"),
     CodeRow(UNSUPPORTED_VERSION, _ANY, False, "The version is above the level of the CP.", "E3, E4"),
     CodeRow(UNKNOWN_TYPE, _ANY, False, "The type is not among those of the CP's level.", "E3, E6"),
-    CodeRow(WRONG_PARTITION, f"{_LEASE}, {_OF_MEMBERS}", False, "The record belongs to another CP.", "L3"),
+    CodeRow(
+        WRONG_PARTITION,
+        _named(lambda kind: kind.belongs is not Belongs.EVERYWHERE),
+        False,
+        "The record belongs to another CP.",
+        "L3",
+    ),
     CodeRow(
         PAUSED,
-        "Heartbeat, ClaimingPartition, ClaimingMessages, HeartbeatBatch, ReleaseGroup, ForgetGroup, JoinGroup, "
-        "GroupHeartbeat, TopicsChanged, ConfigureGroup",
+        _named(lambda kind: kind.during_pause is DuringPause.REJECTED),
         False,
         "Another client has the group paused.",
         "C10",
     ),
     CodeRow(
         WRONG_KIND,
-        f"{_LEASE}, {_GROUP}",
+        _OF_GROUPS,
         False,
         "The group is of the other kind: claimed where a lease of it is known, coordinated where its state is.",
         "G1",

@@ -14,6 +14,7 @@ from tests.rationalizer.oracle import OracleWorld, shortest
 from tests.rationalizer.oracle.groups import Group, Member, Piece
 from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, home_of_group
 from tests.rationalizer.oracle.world import LeaseKey, Who
+from tests.rationalizer.samples import OTHERS, fields_of
 from tests.rationalizer.strategies import LARGEST, Author, Choose, Entry, home_keys, record
 
 CLAIMED = "claims"
@@ -360,6 +361,11 @@ class GroupAuthor(Author):
         """A good record of section 5 with one field at a bound, or beyond it."""
         return edge_of(self.choose, self.known().name, self.sender(self.known())[0])
 
+    def other(self) -> bytes:
+        """A type without a writer of its own, mostly of a group that there is."""
+        group, number = self.known(), self.choose([kind.type for kind in OTHERS])
+        return self.record(number, self.sender(group)[0], group.name, *fields_of(number, self.choose))
+
     def lease_record(self) -> bytes | None:
         """Types 1 to 8 on the claimed group, and now and then on a coordinated one."""
         return self.choose((self.claim, self.heartbeat, self.takeover, self.release, self.grant, self.batch))()
@@ -379,6 +385,8 @@ class GroupAuthor(Author):
         """Any of the above, in a mix that gets somewhere."""
         if self.world.level == 1 and self.choose((True, False, False)):
             return record(33, ("admin", "1"), "g", HIGHEST_LEVEL)
+        if OTHERS and self.world.level > 1 and self.choose((True,) + (False,) * 9):
+            return self.other()
         empty = self.temper == "empty"
         if self.temper == "crowded" and self.world.kind(self.home[0]) is None and self.choose((True, False)):
             return self.configure()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rationalizer.groups.transitions import COLUMNS, MOVES, TRANSITIONS, Effect, Ending, Transition, Who
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.wire.records import KINDS
+from tests.rationalizer.samples import other_records
+from tests.scripts.records import words_of
 from tests.scripts.replica import Replica
 
-LOG = "log a1=a/1 a2=a/2 b1=b/1 c1=c/1 admin=admin/1 level=2"
+LOG = f"log a1=a/1 a2=a/2 b1=b/1 c1=c/1 admin=admin/1 level={SUPPORTED_LEVEL}"
 A, B = "a1 joins flights:2 pattern=^f", "b1 joins flights:2 pattern=^f"
 #: a1 is overdue, b1 is not.
 LATE = [A, f"{B} session=9000", "b1 ticks at=+1001"]
@@ -45,6 +48,8 @@ OF_STRANGERS = {
     "Tick": "c1 ticks",
     "Upgrade": "c1 upgrades level=2",
 }
+for each in other_records(("1", "c", "g")):
+    OF_STRANGERS[type(each).__name__] = f"c1 {words_of(each, lambda key: 0, 0)}"
 #: Where a cell has several endings.
 OTHERS = {
     ("CommitOffsets, pausing", "PARTIAL", None): "admin sets flights:0[1-5]",

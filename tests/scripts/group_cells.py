@@ -145,7 +145,7 @@ def _effect(record: Record, before: Seen, after: Seen, offset: int) -> Effect:
         case "ReleaseGroup":
             return Effect.PAUSED
         case _:
-            return Effect.NOTHING
+            return Effect.NOTHING if before.everything == after.everything else Effect.CHANGED
 
 
 def moves_of(earlier: str, before: Seen, after: Seen) -> list[tuple[str, str]]:

@@ -13,6 +13,8 @@
     sets flights:0>9                    CommitOffsets without a member_id: what a pausing client sets
     configures [max_session_timeout_ms=5000] [accept_range_fetch=flights,trips] [accept_individual_commit=no] …
 
+    appends NameOfType field="x" …      a type without words of its own; values as in JSON, without spaces
+
     commits offsets flights:0>9 cuts=99 the same entry for 99 single hashes: 0, 2, 4 …
 
 Each may have generation= (else the group's), member= (else the sender's; a1's or any text), in_order=yes. A range of
@@ -21,6 +23,7 @@ key hashes begins with the first number and ends before the second: fractions of
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -38,8 +41,10 @@ from rationalizer import (
 )
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import Piece
+from rationalizer.levels import FIRST_LEVEL, GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.state import GROUP, MEMBER, PARTITION, PROGRESS, Part
+from rationalizer.wire.records import KINDS
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 __all__ = ["ACTIONS", "Groups", "added_words", "counts_of", "group_record_of", "group_words", "group_words_of"]
@@ -85,6 +90,9 @@ def group_record_of(
         )
     if verb == "sees":
         return TopicsChanged(*ids, member_id, _topics(about))
+    if verb == "appends":
+        kind = next((kind for kind in KINDS.values() if kind.name == about[0]), None)
+        return None if kind is None else kind.build(*ids, [json.loads(options.pop(name)) for name in kind.field_names])
     generation = int(options.pop("generation", "0" if verb == "sets" else known.generation(group)))
     if verb == "beats" and not about:
         return GroupHeartbeat(*ids, member_id, generation)
@@ -123,7 +131,11 @@ def group_words_of(record: Record, known: Groups) -> str | None:
             return " ".join([*words, *_generation(record.generation, known.generation(group) if member_id else 0)])
         case ConfigureGroup():
             return " ".join(["configures", *(f"{name}={_setting_words(value)}" for name, value in record.settings)])
-    return None
+    kind = KINDS[record.TYPE]
+    if kind.level == GROUPS_LEVEL or kind.level == FIRST_LEVEL:
+        return None
+    values = zip(kind.field_names, record.own_fields(), strict=True)
+    return " ".join(["appends", kind.name, *(f"{name}={json.dumps(value)}" for name, value in values)])
 
 
 # -- words of a record -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from msgpack import ExtType, Packer, Timestamp
 from rationalizer import Outcome, Upgrade
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.routing import route_lease
+from rationalizer.wire.records import KINDS
 from tests.campaigns.fuzz.groups import GROUP_TYPES, GroupHand
 from tests.campaigns.fuzz.large import large_value
 
@@ -37,7 +38,8 @@ INTERVALS: Final = (100, 101, 1_000, 600_000)
 #: Types by how often they are written: beats most, as in life.
 TYPES: Final = (1,) * 30 + (2,) * 14 + (3,) * 6 + (4,) * 8 + (5,) * 2 + (6,) * 10 + (7,) * 16 + (8,) + (32,) * 4 + (33,)
 
-UNKNOWN_TYPES: Final = (0, -1, 9, 15, 22, 27, 31, 34, 127, 128, 255, 2**31, LARGEST, 2**64 - 1, -(2**63))
+_ODD_TYPES = (0, -1, 9, 15, 22, 27, 31, 34, 127, 128, 255, 2**31, LARGEST, 2**64 - 1, -(2**63))
+UNKNOWN_TYPES: Final = tuple(number for number in _ODD_TYPES if number not in KINDS)
 VERSIONS: Final = (0, -1, 2, 3, 127, 2**31, LARGEST, 2**64 - 1, True, None, 1.0)
 
 #: What a field may be instead of what it should be.

@@ -11,11 +11,17 @@ from msgpack import packb
 from rationalizer import Outcome
 from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_KEY_HASH, MAX_TOPICS
 from rationalizer.routing import key_range, route_group
+from tests.rationalizer.samples import OTHERS, fields_of
 
 __all__ = ["GROUP_TYPES", "GroupHand"]
 
+_OTHERS: Final = frozenset(kind.type for kind in OTHERS)
+
 #: Types by how often they are written.
-GROUP_TYPES: Final = (16,) * 14 + (17,) * 8 + (18,) * 3 + (19,) * 26 + (20,) * 4 + (21,) * 4
+GROUP_TYPES: Final = (
+    *((16,) * 14 + (17,) * 8 + (18,) * 3 + (19,) * 26 + (20,) * 4 + (21,) * 4),
+    *[kind.type for kind in OTHERS] * 4,
+)
 
 LARGEST: Final = 2**63 - 1
 CLIENTS: Final = tuple("abcdefg")
@@ -85,6 +91,8 @@ class GroupHand:
         chance = self._random
         group = chance.choice(self._groups)
         instance, client, member_id = self._who(group)
+        if number in _OTHERS:
+            return instance, client, group, fields_of(number, chance.choice)
         if number == 16:
             return self._join(group, instance, client, member_id)
         if number == 21:

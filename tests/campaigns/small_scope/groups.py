@@ -27,6 +27,7 @@ from rationalizer import (
 )
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.pieces import NEVER
+from rationalizer.levels import GROUPS_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.records import (
     KINDS,
@@ -40,6 +41,7 @@ from rationalizer.wire.records import (
 )
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 from tests.campaigns.small_scope.search import BrokenError, Explored, Part, State, search, transitions
+from tests.rationalizer.samples import other_records
 
 __all__ = ["GROUP_DEPTH", "explore_groups"]
 
@@ -71,7 +73,7 @@ _ELSEWHERE = frozenset(
         codes.DUPLICATE_COMMIT,
     ]
 )
-_NAMES = [kind.name for kind in KINDS.values() if kind.level == 2]
+_NAMES = [kind.name for kind in KINDS.values() if kind.level >= GROUPS_LEVEL]
 
 
 class _Groups:
@@ -86,9 +88,9 @@ class _Groups:
         self.shared = shared
 
     def first(self) -> tuple[bytes, State]:
-        """A CP of level 2, with no members."""
+        """A CP of the highest level, with no members."""
         world = World(0, 1)
-        world.apply(0, START_MS, encode(Upgrade(*ADMIN, 2)))
+        world.apply(0, START_MS, encode(Upgrade(*ADMIN, SUPPORTED_LEVEL)))
         if self.shared:
             world.apply(1, START_MS, encode(ConfigureGroup(*ADMIN, (("accept_range_fetch", (TOPIC,)),))))
         return _key(world), (world.snapshot(), None, b"")
@@ -225,6 +227,7 @@ def _of_admin(world: World, group: Group | None) -> Iterator[Record]:
     yield CommitOffsets(*ADMIN, "", 0, False, (CommitEntry(TOPIC, 0, through=0),))
     yield ConfigureGroup(*ADMIN, (("accept_range_fetch", (TOPIC,)),))
     yield ConfigureGroup(*ADMIN, (("max_individual_commits", 1),))
+    yield from other_records(ADMIN)
     if group is not None and group.settings.accept_range_fetch:
         yield ConfigureGroup(*ADMIN, (("accept_individual_commit", not group.settings.accept_individual_commit),))
 

@@ -25,6 +25,7 @@ from tests.rationalizer.oracle.layout import (
     a_pattern,
     a_session,
     a_topic,
+    added_to_groups,
     an_id,
     fits,
     home_of_group,
@@ -39,9 +40,9 @@ from tests.rationalizer.oracle.progress import LARGEST_HASH
 UUID5 = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
-def are_groups(rows: list[Any], cp: int, partitions: int, next_offset: int, log_time: int) -> bool:
+def are_groups(rows: list[Any], cp: int, partitions: int, next_offset: int, log_time: int, level: int) -> bool:
     """Whether S1's groups are such as a log leads to."""
-    if not all(is_group(row, next_offset, log_time) for row in rows):
+    if not all(is_group(row, next_offset, log_time, level) for row in rows):
         return False
     names = [row[0] for row in rows]
     taken = sum(max(1, count) for row in rows for _, count in row[4])
@@ -58,8 +59,16 @@ def a_list(item: Any) -> bool:
     return isinstance(item, list)
 
 
-def is_group(row: Any, next_offset: int, log_time: int) -> bool:
+def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
     """One group, by itself."""
+    if not isinstance(row, list):
+        return False
+    row, added = row[:7], row[7:]
+    fields = list(added_to_groups(level).values())
+    if len(added) > len(fields) or not all(check(value) for value, (_, check) in zip(added, fields, strict=False)):
+        return False
+    if added and added[-1] == fields[len(added) - 1][0]:  # left out where it is the default
+        return False
     generation = int_between(0, max(0, next_offset - 1))
     if not fits(row, [an_id, generation, lambda item: item in (None, *STRATEGIES), a_list, a_list, a_list, a_list]):
         return False

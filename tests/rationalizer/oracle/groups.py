@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tests.rationalizer.oracle.assigning import Part, Question, TopicPartition, targets_of
 from tests.rationalizer.oracle.keyed import KeyedProgress
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, added_to_groups
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 
 MEMBER_IDS = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")  # G6
@@ -78,6 +79,8 @@ class Group:
     members: tuple[Member, ...] = ()  # by slot
     pieces: Mapping[TopicPartition, tuple[Piece, ...]] = field(default_factory=dict)
     progress: Mapping[TopicPartition, KeyedProgress] = field(default_factory=dict)
+    #: What levels above 2 added, by name; what is not in it has its default.
+    added: Mapping[str, Any] = field(default_factory=dict)
 
     def member(self, slot: int) -> Member | None:
         """The member with this slot."""
@@ -259,7 +262,17 @@ def _or_minus_one(number: int | None) -> int:
     return -1 if number is None else number
 
 
-def canonical(group: Group) -> list[Any]:
+def added_row(group: Group, level: int) -> list[Any]:
+    """What later levels added, without the defaults at its end."""
+    fields = added_to_groups(level)
+    row = [group.added.get(name, default) for name, (default, _) in fields.items()]
+    defaults = [default for default, _ in fields.values()]
+    while row and row[-1] == defaults[len(row) - 1]:
+        row.pop()
+    return row
+
+
+def canonical(group: Group, level: int = HIGHEST_LEVEL) -> list[Any]:
     """S1."""
     settings = group.settings
     members = [
@@ -291,6 +304,7 @@ def canonical(group: Group) -> list[Any]:
         [[topic, group.topics[topic]] for topic in in_order(group.topics)],
         members,
         partitions,
+        *added_row(group, level),
     ]
 
 
@@ -332,6 +346,7 @@ def shown(cp: int, group: Group, now: int) -> dict[str, Any]:
         "topics": {topic: group.topics[topic] for topic in in_order(group.topics)},
         "members": members,
         "partitions": [_shown_partition(group, place) for place in group.places()],
+        **{name: value for name, value in group.added.items() if value != added_to_groups(HIGHEST_LEVEL)[name][0]},
     }
 
 

@@ -170,6 +170,9 @@ GROUP_TYPES: dict[int, tuple[str, list[Check]]] = {
 # What each level adds (E6).
 TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES}
 HIGHEST_LEVEL = max(TYPES_OF_LEVEL)
+# What each level above 2 adds to the state of a group, at the end of its row (S1, D3): default, and check. A row is
+# without what has its default at its end.
+GROUP_STATE_OF_LEVEL: dict[int, dict[str, tuple[Any, Check]]] = {}
 OF_COORDINATED_GROUPS = tuple(name for name, _ in GROUP_TYPES.values())
 NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges")
 
@@ -218,6 +221,14 @@ def known_types(level: int) -> dict[int, tuple[str, list[Check]]]:
     for number, types in TYPES_OF_LEVEL.items():
         if number <= level:
             found |= types
+    return found
+
+
+def added_to_groups(level: int) -> dict[str, tuple[Any, Check]]:
+    """What the state of a group has at this level beside what it has at level 2."""
+    found: dict[str, tuple[Any, Check]] = {}
+    for number, fields in GROUP_STATE_OF_LEVEL.items():
+        found |= fields if number <= level else {}
     return found
 
 

@@ -41,7 +41,7 @@ def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -
         and all(fits(row, [an_id, an_id, int_between(log_time + 1, LARGEST_OFFSET)]) for row in pauses)
         and _ascends([tuple(row[:3]) for row in leases])
         and _ascends([row[0] for row in pauses])
-        and are_groups(groups, cp, partitions, next_offset, log_time)
+        and are_groups(groups, cp, partitions, next_offset, log_time, known_level)
         and (groups == [] or known_level >= 2)  # E6
         and {row[0] for row in leases}.isdisjoint(row[0] for row in groups)  # G1
     )

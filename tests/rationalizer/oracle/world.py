@@ -185,7 +185,7 @@ class OracleWorld:
         leases = [lease.canonical() for lease in self.leases()]
         pauses = [[pause.group, pause.client, pause.expires] for pause in self.pauses()]
         head = [1, self.partition, self.next_offset, self.log_time, self.level]
-        return shortest([*head, leases, pauses, [canonical(group) for group in self.coordinated()]])
+        return shortest([*head, leases, pauses, [canonical(group, self.level) for group in self.coordinated()]])
 
     def digest(self) -> str:
         """S1."""

@@ -128,7 +128,7 @@ class WatchedGroup:
     def take(self, kind: int, message: Any, offset: int, log_time: int, member_id: str | None) -> Event:
         """Apply an accepted record; member_id: of a JoinGroup's member."""
         event = Event(_REASONS.get(kind, ""))
-        if kind == CONFIGURE:
+        if "member_id" not in message._fields:  # it has no sender, and removes no member
             return event
         named = message.member_id
         event.slot = self._sender(kind, message)

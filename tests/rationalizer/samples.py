@@ -1,0 +1,50 @@
+"""Records of types that have no writer of their own: a few values for each kind of field, at its edges and between.
+
+Authors, the fuzz and the small scope write them, so that a new record type is in their logs from its first day. A type
+whose fields have to fit the state gets its own writer in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rationalizer import Record
+from rationalizer.levels import GROUPS_LEVEL
+from rationalizer.wire import wellformed as ok
+from rationalizer.wire.records import KINDS, Belongs
+from rationalizer.wire.wellformed import Rule
+
+__all__ = ["OTHERS", "fields_of", "other_records"]
+
+#: By what a field has to be. A new kind of field needs its values here.
+SAMPLES: dict[Rule, Sequence[Any]] = {
+    ok.ID: ("a", "é", "x" * 255),
+    ok.TOPIC: ("t", "u"),
+    ok.PARTITION: (0, 1),
+    ok.OFFSET: (0, 5, 2**63 - 1),
+    ok.TIME: (0, 2**63 - 1),
+    ok.BOOLEAN: (False, True),
+    ok.MEMBER_ID: ("g-nobody",),
+    ok.EPOCH_OR_NIL: (None, 0),
+    ok.LAST_OFFSET: (None, -1, 7),
+    ok.HEARTBEAT_INTERVAL: (100, 600_000),
+    ok.SESSION_TIMEOUT: (100, 60_000),
+    ok.PATTERN: ("", "^t"),
+}
+
+#: The kinds that levels above those with writers added.
+OTHERS = [kind for kind in KINDS.values() if kind.level > GROUPS_LEVEL]
+
+
+def fields_of(number: int, choose: Callable[[Sequence[Any]], Any]) -> list[Any]:
+    """Fields of a record of this type, after group_id."""
+    return [choose(SAMPLES[rule]) for rule in KINDS[number].rules]
+
+
+def other_records(ids: tuple[str, str, str]) -> Iterator[Record]:
+    """Two of each type about a group, and so of each of its fields."""
+    for kind in OTHERS:
+        if kind.belongs is Belongs.GROUP:
+            for place in (0, -1):
+                yield kind.build(*ids, [SAMPLES[rule][place] for rule in kind.rules])
