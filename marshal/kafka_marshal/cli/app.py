@@ -1,7 +1,6 @@
-"""The root of the command: which subcommands there are, and how every one of them ends.
+"""The root of the command: its subcommands, and how each of them ends.
 
-Subcommands are imported when they are called for: `replay` loads neither the Kafka client nor rich, and tab
-completion loads neither anything of the library.
+Subcommands are imported when they are called: `replay` loads neither the Kafka client nor rich.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "ui": ("page", "A live page, with the whole history by a slider."),
     "groups": ("groups", "All groups, of both kinds, one row each."),
     "group": ("groups", "One group: members, pieces, settings, the last rebalances."),
-    "evict": ("evict", "Release a lease, or all of a worker, in a dead holder's name."),
+    "evict": ("evict", "Release leases in a dead holder's name."),
     "drain": ("evict", "Ask a worker to hand over what it holds, and to claim no more."),
     "forget-group": ("evict", "Drop what the log knows of a group that is gone."),
-    "release-group": ("release", "Pause a group, move its positions, let it go on."),
+    "release-group": ("release", "Pause a group, move its positions, resume it."),
     "import-group": ("transfer", "Take over what Kafka's own consumer group has committed."),
     "export-group": ("transfer", "Commit a group's positions to Kafka's own consumer group."),
     "convert-group": ("transfer", "Make a claimed group a coordinated one, or the other way round."),
-    "skip": ("release", "Leave out what can't be read of a partition, and go on behind it."),
+    "skip": ("release", "Skip what can't be read of a partition."),
     "show": ("show", "One message by its offset: key, headers, value, time."),
     "dead-letters": ("dead_letters", "Messages that failed for good: why, with which keys, when."),
     "prune": ("prune", "Remove old log and old snapshots, up to a checked one."),
@@ -61,7 +60,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 
 class Root(click.Group):
-    """A group whose commands are imported when they are called for."""
+    """A group that imports its commands when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -96,7 +95,7 @@ class Root(click.Group):
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
-        """For click's own test runner and the like; `run` is the way in."""
+        """For click's test runner; `run` is the entry point."""
         sys.exit(run(args))
 
 
@@ -104,7 +103,7 @@ class Root(click.Group):
 @common_options(top=True)
 @click.version_option(package_name=PROGRAM, prog_name=PROGRAM)
 def root() -> None:
-    """Watch and steer workers that share out Kafka partitions through the coordination log.
+    """Watch and steer workers that share Kafka partitions through the coordination log.
 
     The options below go before or after the command's name. Exit status: 0 done, 1 the answer is no,
     2 wrong use, 3 Kafka not reachable.
@@ -112,7 +111,7 @@ def root() -> None:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run the command and say how it ended; returns the exit status."""
+    """Run the command and report its errors; returns the exit status."""
     _open_streams()
     _be_tolerant()
     instruction = os.environ.get(COMPLETION_VARIABLE)
@@ -161,7 +160,7 @@ def _invoke(args: list[str], options: Options) -> int:
 
 
 def _failed(error: Exception, options: Options) -> int:
-    """Say what went wrong, without a traceback unless one was asked for."""
+    """Report an error, with a traceback only if requested."""
     if options.debug:
         for line in hide("".join(traceback.format_exception(error)), options.secrets).splitlines():
             click.echo(visible(line), err=True)
@@ -180,18 +179,18 @@ def _failed(error: Exception, options: Options) -> int:
 
 
 def _say_notes(error: BaseException) -> None:
-    """What the library added while it tidied up after the error."""
+    """The notes that the library added to the error."""
     for note in getattr(error, "__notes__", ()):
         click.echo(visible(str(note)), err=True)
 
 
 def say_error(text: str) -> None:
-    """One red word and what it is about, on standard error."""
+    """An error line on standard error."""
     click.echo(f"{paint('error:', fg='red', bold=True)} {text}", err=True)
 
 
 def paint(text: str, **style: Any) -> str:
-    """The text in colour, where the user has not forbidden it (click takes it away where no terminal is)."""
+    """The text in colour, unless NO_COLOR is set (click removes it outside of terminals)."""
     return text if os.environ.get("NO_COLOR") else click.style(text, **style)
 
 
@@ -202,7 +201,7 @@ def _say_usage(error: click.UsageError) -> None:
 
 
 def _open_streams() -> None:
-    """Standard streams that the caller closed (``>&-``) lead nowhere; else a connection would get their number."""
+    """Open standard streams that the caller closed (``>&-``), or a connection would get their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             try:
@@ -221,9 +220,9 @@ def _be_tolerant() -> None:
 
 
 def _pipe_closed() -> int:
-    """Whoever read our output has seen enough: end quietly, also when the interpreter flushes at its end."""
+    """The reader of standard output is gone: end quietly, also when the interpreter flushes at its end."""
     try:
-        if sys.__stdout__ is not None:  # not sys.stdout: who calls `run` may have put a file of its own there
+        if sys.__stdout__ is not None:  # not sys.stdout: a caller of `run` may have replaced it
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.__stdout__.fileno())
             os.close(nowhere)
@@ -233,7 +232,7 @@ def _pipe_closed() -> int:
 
 
 def command(*args: Any, **kwargs: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """``click.command`` with our Command class and the options that all take."""
+    """``click.command`` with the class Command and the common options."""
     kwargs.setdefault("cls", Command)
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
     kwargs["context_settings"] = {**settings, **kwargs.get("context_settings", {})}

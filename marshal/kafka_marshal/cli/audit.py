@@ -1,4 +1,4 @@
-"""`audit`: the whole history, replayed by Spark, and what is wrong with it."""
+"""`audit`: the whole history, replayed in Spark, and its violations."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def audit(
     partitions: int | None,
     master: str | None,
 ) -> int:
-    r"""Replay a whole history in Spark and say whether it holds: the verdict first, then tables, and a report.
+    r"""Replay a whole history in Spark and check it: the verdict first, then tables, and a report.
 
     FILE is a dump (- for standard input), or Parquet of one, as a file or a folder. Every record is replayed by the
-    code that workers run; its conclusions are held against what the log said before, every stored snapshot against
-    the log. With snapshots the parts between them are replayed side by side.
+    code that workers run, and its result compared with invariants; every stored snapshot is compared with the log.
+    With snapshots the parts between them are replayed in parallel.
 
     \b
     Exit status: 0 no violation; 1 violations, a replay that stopped before an Upgrade, or no such group;
@@ -113,7 +113,7 @@ def audit(
             if out is not None:
                 from kafka_marshal.pipeline.audit.audit import check_folder
 
-                check_folder(out)  # before anything is read, and Spark takes its seconds
+                check_folder(out)  # before the slow start of Spark
             source, log_ends = _source(options, stack, file, snapshots, partitions)
             findings = _run(source, stack, out, work, master, partial(_report, log_ends, group))
             if group is not None and group not in (known := findings.groups()):
@@ -141,7 +141,7 @@ def _lacks_spark(error: ModuleNotFoundError) -> Exception:
 def _source(
     options: Options, stack: ExitStack, file: str | None, snapshots: Path | None, partitions: int | None
 ) -> tuple[Source, LogEnds | None]:
-    """What to audit and, where Kafka can be asked, how far the data's own logs reached when."""
+    """The log to audit and, if Kafka is reachable, the log ends of the data topics over time."""
     if file is None:
         servers, properties = options.connection()
         from kafka_marshal.pipeline.audit.kafka import KafkaSource
@@ -230,7 +230,7 @@ def _partition_row(each: PartitionFindings) -> tuple[str, ...]:
 
 
 def _wait_rows(findings: Findings, group: str | None) -> list[tuple[str, ...]]:
-    """Of all leases together (of one group), out of the table of takeovers."""
+    """The figures of all leases (of one group) from the table of takeovers."""
     found: list[tuple[str, ...]] = []
     for name, each in findings.waits(group).items():
         found.append((name, str(each["count"]), f"{each['median']:.0f}", str(each["max"])))

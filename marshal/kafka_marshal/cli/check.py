@@ -18,23 +18,21 @@ from kafka_marshal.observe.view import View
 
 __all__ = ["check", "problem_json"]
 
-#: Groups that are left out and named.
+#: The most omitted groups that are named.
 _LISTED = 5
 
 
 @command()
 @click.option("--group", help="Only this group.", shell_complete=complete_group)
-@click.option("--max-lag", type=click.IntRange(min=0), metavar="N", help="A group may be so many messages behind.")
-@click.option(
-    "--max-silence", callback=span_option, metavar="SPAN", help="A holder may be silent for so long (30s, 2m)."
-)
+@click.option("--max-lag", type=click.IntRange(min=0), metavar="N", help="The largest lag that a group may have.")
+@click.option("--max-silence", callback=span_option, metavar="SPAN", help="The longest silence of a holder (30s, 2m).")
 @click.option(
     "--min-members",
     "least",
     multiple=True,
     callback=lambda c, p, v: _least(c, p, v),
     metavar="[GROUP=]N",
-    help="So many of each group, or of this one, shall be alive (repeatable).",
+    help="The least live members of each group, or of this one (repeatable).",
 )
 @click.pass_obj
 def check(
@@ -44,20 +42,20 @@ def check(
 
     \b
     position lost  a position is not in the log that is there (see release-group)
-    no topic       the topic of a position was deleted, and not made again
+    no topic       the topic of a position was deleted, and not recreated
     stuck          the next message can't be read (see skip), or its partition has no leader
-    deleted        retention took messages that the group had not done; until it goes on behind them
-    stuck key      one message holds a partition back, while its worker gets others done
+    deleted        retention deleted messages that were not done; until the position is beyond them
+    stuck key      one message blocks a partition, while its worker handles others
     hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s)
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
-    no holder      a partition that nobody works on; not in a paused group, nor in one that nobody is left of and that
-                   has done everything
-    pause over     a pause whose time has passed, but which nothing has ended
-    lag, silence   beyond --max-lag (the group's lag in all), --max-silence
+    no holder      a partition without a live holder; not in a paused group, nor in a group without workers that has
+                   done everything
+    pause over     a pause whose time has passed, but that no record has ended
+    lag, silence   above --max-lag (the lag of the whole group), --max-silence
     members        fewer are alive than --min-members: they hold a partition, are members, or wait for a partition
 
-    Groups of which nobody was seen for a day are left out, and counted, unless --group or --min-members names one. It
-    only reads.
+    Groups without a live worker for a day are omitted and counted, unless --group or --min-members names them. Nothing
+    is written.
 
     \b
     Exit status: 0 all is well; 1 it is not, or the group is unknown; 2 wrong use; 3 no Kafka.
@@ -97,7 +95,7 @@ def check(
 
 
 def _least(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    """[GROUP=]N, as group → N; "": of each that is not named."""
+    """[GROUP=]N as group → N; "": every group that is not named."""
     found: dict[str, int] = {}
     for text in values:
         name, _, number = text.rpartition("=")
@@ -108,7 +106,7 @@ def _least(context: click.Context, parameter: click.Parameter, values: tuple[str
 
 
 def _missing(groups: list[GroupRow], group: str | None, least: dict[str, int]) -> list[Problem]:
-    """Members that there shall be of groups that the log does not know, or of any group at all."""
+    """Missing members of groups that the log does not know, or of any group."""
     known = {each.group for each in groups}
     wanted = {name: number for name, number in least.items() if name and group in (None, name)}
     found = [too_few(name, 0, number) for name, number in sorted(wanted.items()) if name not in known and number]
@@ -118,7 +116,7 @@ def _missing(groups: list[GroupRow], group: str | None, least: dict[str, int]) -
 
 
 def _left_out_text(left_out: list[GroupRow]) -> str:
-    """Groups that are nobody's alarm, and yet may have something to do."""
+    """Omitted groups, which may have messages waiting."""
     listed = ", ".join(each.group for each in left_out[:_LISTED]) + (", …" if len(left_out) > _LISTED else "")
     text = f"left out: {count(len(left_out), 'group')} of which nobody was seen for a day ({listed})"
     waiting = sum(each.known_lag for each in left_out)
@@ -147,7 +145,7 @@ def _json(
 
 
 def problem_json(problem: Problem) -> dict[str, object]:
-    """One problem for programs."""
+    """A problem as JSON."""
     return {
         "group": problem.group,
         "kind": problem.kind,

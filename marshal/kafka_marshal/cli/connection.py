@@ -26,7 +26,7 @@ __all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "paused", "
 
 @contextmanager
 def connected(options: Options) -> Iterator[Cluster]:
-    """The cluster that the options name. Nobody is asked anything yet."""
+    """A client of the cluster that the options name. It does not connect yet."""
     servers, properties = options.connection()
     from kafka_marshal.adapters.kafka import KafkaCluster
 
@@ -42,7 +42,7 @@ def connected(options: Options) -> Iterator[Cluster]:
 
 
 def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options) -> None:
-    """Add the topic that may be meant: a second coordination topic beside the first would share out the work twice."""
+    """Add the similar topic name: a second coordination topic would assign the work twice."""
     try:
         topics = cluster.topics(options.timeout)
     except MarshalError:
@@ -54,12 +54,12 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
 
 @contextmanager
 def admin_of(options: Options, client_id: str | None = None) -> Iterator[Admin]:
-    """An Admin on the Kafka and the topic that the options name."""
+    """An Admin for the cluster and the topic that the options name."""
     from kafka_marshal.admin import Admin
 
     servers, properties = options.connection()
     with connected(options) as cluster:
-        cluster.topic_info([options.topic], options.timeout)  # whether anybody answers, as quickly as --timeout wants
+        cluster.topic_info([options.topic], options.timeout)  # fails within --timeout if no broker answers
     try:
         with (
             warnings_from_the_library(options.debug),
@@ -74,7 +74,7 @@ def admin_of(options: Options, client_id: str | None = None) -> Iterator[Admin]:
 
 @contextmanager
 def paused(admin: Admin, group: str, expires_ms: int, options: Options) -> Iterator[Pause]:
-    """The group paused; it goes on however the block is left, and where that fails, the user is told."""
+    """The group paused; the pause ends with the block, and if that fails, the user is warned."""
     words = ["kafka-marshal", "release-group", group, "--resume", "--client-id", admin.client_id]
     end_it = shlex.join(words) + options.reach()
     not_ended = f"The group may still be paused; that ends by itself within {span(expires_ms)}. To end it now: {end_it}"
@@ -96,7 +96,7 @@ def paused(admin: Admin, group: str, expires_ms: int, options: Options) -> Itera
 
 
 def id_argument(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Ids are UTF-8 in the log; an argument that is not can't be one."""
+    """Refuse an argument that is not UTF-8: ids in the log are."""
     try:
         (value or "").encode()
     except UnicodeEncodeError:
@@ -105,6 +105,6 @@ def id_argument(context: click.Context, parameter: click.Parameter, value: str |
 
 
 def note(options: Options, text: str) -> None:
-    """A line on how it goes, on standard error: standard output is for the result. With --json not at all."""
+    """A progress line on standard error; standard output is for the result. Not with --json."""
     if not options.json:
         click.echo(visible(text), err=True)

@@ -1,4 +1,4 @@
-"""`dead-letters`: what is in a dead-letter topic, by reason, by key, or letter by letter."""
+"""`dead-letters`: a dead-letter topic by reason, by key, or letter by letter."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 __all__ = ["dead_letters"]
 
-#: Reasons or keys that get a row of their own; letters with others are counted in one row, so that memory is bounded.
+#: The most reasons or keys with their own row; other letters are counted in one row, to bound memory.
 MOST_ROWS = 10_000
 
-#: Of a reason, and of a key, a terminal shows this many characters.
+#: The most characters of a reason, and of a key, on a terminal.
 REASON_SHOWN = 120
 KEY_SHOWN = 40
 
-#: Letters under one line of titles on a terminal: a table needs all its rows before it is drawn.
+#: Letters under one line of titles on a terminal: a table is drawn with all of its rows.
 BLOCK = 200
 
-#: With --traceback: those of so many reasons.
+#: With --traceback: the most reasons whose tracebacks are shown.
 MOST_TRACEBACKS = 20
 
 By = Literal["reason", "key", "time"]
@@ -92,11 +92,11 @@ class Row:
     first_ms: int = 0
     last_ms: int = 0
     example: str = ""
-    #: Of the example, if it is wanted.
+    #: Of the example, if requested.
     traceback: str | None = None
 
     def add(self, letter: Letter, with_traceback: bool) -> None:
-        """One more."""
+        """Count one letter."""
         place = _place(letter)
         if not self.letters or (letter.time_ms, place) < (self.first_ms, self.example):
             self.first_ms, self.example = letter.time_ms, place
@@ -107,19 +107,19 @@ class Row:
 
 @dataclass(slots=True)
 class Summary:
-    """What is counted of all letters. Copies are counted apart."""
+    """Counts over all letters. Copies are counted separately."""
 
     by: By
     with_tracebacks: bool = False
     rows: dict[object, Row] = field(default_factory=dict)
-    #: Of letters beyond the rows that there is room for.
+    #: Letters beyond the largest number of rows.
     rest: Row = field(default_factory=lambda: Row(None, "", None))
     letters: int = 0
     repeats: int = 0
     unreadable: int = 0
 
     def take(self, letters: Iterable[Letter]) -> Iterator[Letter]:
-        """Count these as they go by."""
+        """Count these letters while they pass."""
         for letter in letters:
             if letter.repeated:
                 self.repeats += 1
@@ -144,7 +144,7 @@ class Summary:
 
     @property
     def sorted(self) -> list[Row]:
-        """The most frequent first, then the one that came last."""
+        """The most frequent first, then the latest."""
         return sorted(self.rows.values(), key=lambda row: (-row.letters, -row.last_ms))
 
 
@@ -175,11 +175,11 @@ def dead_letters(
     with_tracebacks: bool,
     last: int | None,
 ) -> int:
-    r"""Messages that failed for good, as they are in the dead-letter topic TOPIC, up to its present end.
+    r"""Messages that failed for good, from the dead-letter topic TOPIC, up to its present end.
 
-    A message may be there twice, where a worker died before it could say that it was done with it: the copies are
-    marked, and not counted. Letters of Kafka's share groups are read, too. A letter that does not name a message has a
-    row that says so. Nothing is changed or committed.
+    A message may be there twice if a worker died before it committed: copies are marked, and not counted. Letters of
+    Kafka's share groups are read, too. A letter that does not name a message has a row that says so. Nothing is
+    changed or committed.
 
     \b
     Exit status: 0; 1 there is no such topic, or it can't be read; 3 no Kafka.
@@ -219,7 +219,7 @@ def _shown(found: DeadLetters, show: Callable[[int, int], None]) -> Iterator[Let
 
 
 def _all(found: DeadLetters) -> Iterator[Letter]:
-    """Those that can't be read, too."""
+    """All letters, including unreadable ones."""
     with suppress(StopIteration):
         while True:
             yield found.next_of_all()
@@ -305,7 +305,7 @@ def _when(time_ms: int, now_ms: int) -> str | Cell:
 
 
 def _reason(error: str | None, reason: str) -> Cell:
-    """The class by its own name, and what it says."""
+    """The error's class without its module, and its message."""
     name = (error or "").rpartition(".")[2]
     text = ": ".join(part for part in (name, reason) if part) or "-"
     short = text if len(text) <= REASON_SHOWN else f"{text[: REASON_SHOWN - 1]}…"
@@ -313,7 +313,7 @@ def _reason(error: str | None, reason: str) -> Cell:
 
 
 def _key(key: bytes | None) -> Cell:
-    """As text where it is text; else its bytes. No key is "-"."""
+    """The key as text if it is text, else its bytes; "-": no key."""
     if key is None:
         return Cell("-", "dim")
     text = _utf8(key)
@@ -322,7 +322,7 @@ def _key(key: bytes | None) -> Cell:
 
 
 def _place(letter: Letter) -> str:
-    """Of the message; of an odd one its own."""
+    """The place of the message; of an unreadable letter, its own."""
     if letter.topic is None:
         return ":".join(map(str, letter.place))
     return f"{letter.topic}:{letter.partition}:{letter.offset}"
@@ -401,7 +401,7 @@ def _letter_json(letter: Letter) -> dict[str, object]:
 
 
 def _bytes_json(name: str, value: bytes | None) -> dict[str, object]:
-    """As text, null where it is none or no UTF-8, and as it is."""
+    """As text (null if it is not UTF-8), and as base64."""
     coded = None if value is None else base64.b64encode(value).decode("ascii")
     return {name: None if value is None else _utf8(value), f"{name}_base64": coded}
 

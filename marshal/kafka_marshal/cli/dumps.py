@@ -1,4 +1,4 @@
-"""`replay` and `dump`: the log as a file (protocol, section 9)."""
+"""`replay` and `dump`: the log as a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LINES = 512
 
 
 def _until(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[int, int]:
-    """PARTITION:OFFSET, several: the last offset to replay of each. Named twice, both hold: the smaller one counts."""
+    """PARTITION:OFFSET as partition → last offset to replay; of a partition named twice the smaller one."""
     limits: dict[int, int] = {}
     for value in values:
         partition, colon, offset = value.partition(":")
@@ -62,7 +62,7 @@ def open_dump(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def checked_dump(path: str) -> Iterator[tuple[DumpHeader, Iterator[DumpRecord]]]:
-    """The dump's header and records; at the end what was changed of those that were read is named on standard error."""
+    """The dump's header and records; at the end, changed ranges among those read are named on standard error."""
     changed: list[LogHash] = []
     with open_dump(path) as lines:
         reader = DumpReader(lines)
@@ -98,7 +98,7 @@ def replay(options: Options, dump: str, state: bool, until: dict[int, int]) -> i
     with open_dump(dump) as lines:
         replaying = Replay(lines, until)
         if state:
-            # No line end after the one object, as in the protocol's examples, but where people read.
+            # A line end only on a terminal: the protocol's examples have none.
             end = b"\n" if sys.stdout.isatty() else b""
             out.write(json_of_state(replaying.state()).encode() + end)
         else:
@@ -120,7 +120,7 @@ def _write_outcomes(replaying: Replay, out: BinaryIO) -> None:
 
 
 def _stopped(levels: dict[int, int]) -> int:
-    """Name each level that was asked for, and by which CPs (D4)."""
+    """Name each required level, and the CPs that require it (D4)."""
     for level in sorted(set(levels.values())):
         where = ", ".join(str(partition) for partition, wanted in levels.items() if wanted == level)
         say_error(
@@ -151,8 +151,8 @@ def _stopped(levels: dict[int, int]) -> int:
 def dump(options: Options, output: Path | None, allow_cut: bool, snapshots: bool) -> int:
     r"""Write the whole coordination log as JSON Lines, for `replay`, `who --from-dump`, `audit` and other programs.
 
-    It reaches up to where the log ended when the command began. Partitions follow each other, so two dumps of the
-    same log are equal byte for byte.
+    It ends where the log ended when the command began. Partitions follow each other, so two dumps of the same log are
+    equal byte for byte.
     """
     if snapshots:
         options.topic, allow_cut = snapshots_topic(options.topic), True
@@ -167,7 +167,7 @@ def dump(options: Options, output: Path | None, allow_cut: bool, snapshots: bool
 
 
 def _dump(options: Options, out: BinaryIO, allow_cut: bool) -> None:
-    # Imported here: a replay needs neither.
+    # Imported here: a replay needs none of these.
     from kafka_marshal.cli.connection import connected
     from kafka_marshal.cli.output import progress, say_warning
     from kafka_marshal.observe.log import Log
@@ -194,5 +194,5 @@ def _dump(options: Options, out: BinaryIO, allow_cut: bool) -> None:
 
 
 def _further(show: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
-    """Progress within one CP as progress of all."""
+    """Turn progress within one CP into progress of all."""
     show(before + done, total)

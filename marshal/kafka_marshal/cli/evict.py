@@ -1,4 +1,4 @@
-"""`evict`, `drain` and `forget-group`: ending what is dead, and what is to end (protocol: C8, C16, C19, G20)."""
+"""`evict`, `drain` and `forget-group`: take leases from dead workers, have live ones hand over, drop dead groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["drain", "evict", "forget_group"]
 
 _NOT_DONE = "Nothing was changed."
 
-#: Workers named in one message.
+#: The most workers named in one message.
 _LISTED = 8
 
 
@@ -63,18 +63,18 @@ def evict(
     force: bool,
     dry_run: bool,
 ) -> int:
-    r"""Release a lease in a dead holder's name, so that nobody has to wait until it goes stale.
+    r"""Release a lease in a dead holder's name, so that other workers need not wait until it goes stale.
 
-    The next holder goes on behind what was handed in; what the dead one had in hand is repeated. A holder that beat
-    within its interval is left alone, unless --force takes the lease from it: it is fenced then, stops, and claims
-    nothing until its handler has come back, and not this partition for three of its heartbeat intervals.
+    The next holder continues at the committed position; the dead holder's messages in flight are repeated. A holder
+    that beat within its interval keeps the lease, unless --force takes it: the holder is then fenced, stops, and claims
+    nothing until its handler has returned, and not this partition for three of its heartbeat intervals.
 
-    A member of a coordinated group owns no lease one by one: --member has it leave the group, and others get its
-    partitions. One that beat within half its session is left alone without --force; it joins again when its handler
-    has come back and three of its sessions have gone by.
+    A member of a coordinated group has no single leases: --member removes it from the group, and other members get its
+    partitions. One that beat within half its session stays without --force; it joins again after its handler has
+    returned and three of its sessions have passed.
 
     \b
-    Exit status: 0 released; 1 nobody holds the lease, or its holder may be alive; 2 nobody to ask; 3 no Kafka.
+    Exit status: 0 released; 1 the lease is free, or its holder may be alive; 2 wrong use, or no --yes; 3 no Kafka.
     """
     if (member is None) == (topic_name is None) or (topic_name is not None and partition is None):
         raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
@@ -116,7 +116,7 @@ def evict(
 
 
 def _held(options: Options, admin: Admin, group: str | None, client: str) -> tuple[str, list[LeaseInfo]]:
-    """A group, and what a worker holds in it; a member of a coordinated one may own nothing."""
+    """A group, and what a worker holds in it; a member of a coordinated group may own nothing."""
     held = [lease for lease in admin.held_by(client) if group is None or lease.group_id == group]
     groups = sorted({lease.group_id for lease in held})
     if not held:
@@ -134,13 +134,13 @@ def _held(options: Options, admin: Admin, group: str | None, client: str) -> tup
 
 
 def _who_does(clients: set[str]) -> str:
-    """Who holds something, without a guess: the one that is asked for may live and hold nothing."""
+    """The workers that hold partitions; the named one may be alive and hold nothing."""
     listed = ", ".join(map(repr, sorted(clients)[:_LISTED])) + (", …" if len(clients) > _LISTED else "")
     return f"Who does: {listed}. " if clients else ""
 
 
 def _say_if_last(admin: Admin, group: str, client: str) -> bool:
-    """Warn where nobody else of the group is at work, and say whether that is so."""
+    """Warn if no other worker of the group is at work; returns whether it did."""
     rest = [lease for lease in admin.progress(group) if lease.client_id not in (None, client)]
     is_last = all(lease.freshness == "stale" for lease in rest)
     if is_last:
@@ -193,15 +193,15 @@ def _print(held: list[LeaseInfo], member: str | None, *, done: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what it would be asked to hand over; change nothing.")
 @click.pass_obj
 def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: bool) -> int:
-    r"""Ask a living worker to hand over: it releases what it holds after what is in hand, and claims no more.
-    A member of a coordinated group finishes, commits and leaves it.
+    r"""Ask a live worker to hand over: it finishes its messages in flight, releases all it holds, and claims no more.
+    A member of a coordinated group finishes, commits and leaves.
 
-    Nothing is lost or repeated. kafka-marshal status --members shows who was asked; where it is the last one of its
-    group at work, a warning says so. It can't be taken back: the worker claims again when its process is started again.
-    Workers of a release before this one do not listen; evict --member takes their leases.
+    Nothing is lost or repeated. kafka-marshal status --members shows which workers were asked; a warning says if it is
+    the last one of its group. It can't be undone: the worker claims again after a restart of its process. Workers of a
+    release before this one ignore it; evict --member takes their leases.
 
     \b
-    Exit status: 0 asked, with --wait: it holds nothing; 1 it holds nothing to ask about, or does still after --wait;
+    Exit status: 0 asked (with --wait: it holds nothing now); 1 it held nothing, or still holds something after --wait;
     2 wrong use; 3 no Kafka.
     """
     if len(names) > 2:
@@ -243,20 +243,20 @@ def drain(options: Options, names: tuple[str, ...], wait: int | None, dry_run: b
     callback=span_option,
     default="30s",
     metavar="SPAN",
-    help="How long its members may take to let go, or to be silent enough (30s).",
+    help="How long its members may take to release, or to be silent enough (30s).",
 )
 @click.option("--force", is_flag=True, help="Also where members are alive: they begin from their start= again.")
 @click.option("--dry-run", is_flag=True, help="Say what would be forgotten; change nothing.")
 @click.pass_obj
 def forget_group(options: Options, group: str, yes: bool, within: int, force: bool, dry_run: bool) -> int:
-    r"""Drop all that the log knows of a group that is gone, of either kind: leases, pieces, settings and positions.
+    r"""Drop all that the log knows of a group that has ended: leases, pieces, settings and positions.
 
-    First it says what is lost: positions, lag, and when a member was seen. While a member beats it is refused, and
-    nobody is paused; one that died is waited for (--within). A member that comes later begins from its start=, as if
-    the group were new. Epochs go on growing all the same.
+    It first shows what is lost: positions, lag, and when a member was seen. It refuses while a member beats, and then
+    pauses no worker; it waits for one that has just died (--within). Later members begin from their start=, as in a new
+    group. Epochs keep growing.
 
     \b
-    Exit status: 0 forgotten; 1 it is alive, or unknown; 2 nobody to ask; 3 Kafka was not reachable.
+    Exit status: 0 forgotten; 1 it is alive, or unknown; 2 wrong use, or no --yes; 3 Kafka was not reachable.
     """
     with admin_of(options) as admin:
         leases = admin.progress(group)
@@ -293,7 +293,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
 
 
 def _looked_at(options: Options, group: str) -> GroupRow:
-    """The group as `status` knows it: how far it is, and when a member of it was seen."""
+    """The group as in `status`: its positions, and when a member was last seen."""
     with connected(options) as cluster:
         view = View(cluster, options.topic, options.timeout)
         try:
@@ -306,7 +306,7 @@ def _looked_at(options: Options, group: str) -> GroupRow:
 
 
 def _lost_text(lost: GroupRow) -> str:
-    """What nobody will know any more."""
+    """What is lost with the group, in words."""
     rows = [row for row in lost.leases if row.next is not None]
     listed = [f"{row.topic} {row.place} at {row.next}" for row in rows[:_LISTED]]
     positions = ", ".join(listed) + (f", and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else "")

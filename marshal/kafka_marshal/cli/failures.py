@@ -1,13 +1,13 @@
-"""Exit statuses, and what each error of the library means for one.
+"""Exit statuses, and the status of each error of the library.
 
 ====  ==============================================================================================
 0     done; the answer is yes
-1     the answer is no: not allowed, not there, not safe, stopped at an Upgrade (protocol, E4)
+1     the answer is no: not allowed, not there, not safe, stopped at an Upgrade
 2     wrong use: an option, a file, a configuration
 3     Kafka was not reachable, or refused us
 70    a fault of this program
 130   interrupted (Ctrl-C)
-141   whoever read our output is gone (`| head`)
+141   the reader of standard output is gone (`| head`)
 ====  ==============================================================================================
 """
 
@@ -39,7 +39,7 @@ PIPE_CLOSED = 141
 
 
 class CommandError(Exception):
-    """A command ends here: `message` says what happened, what it means and what to do; `status` how it exits."""
+    """Ends a command: `message` says what happened, what it means and what to do; `status` is the exit status."""
 
     def __init__(self, message: str, status: int = NO) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class CommandError(Exception):
 
 
 def explain(error: Exception) -> tuple[int, str] | None:
-    """Exit status and text, safe for a terminal, of an error that people can do something about; else None."""
+    """Exit status and text, safe for a terminal, of an error that users can act on; else None."""
     if isinstance(error, CommandError):
         return error.status, _lines(str(error))
     if isinstance(error, (ConfigurationError, DumpError, UntilError)):

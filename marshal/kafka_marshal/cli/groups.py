@@ -1,4 +1,4 @@
-"""`groups` and `group`: all groups of both kinds, and one of them with its members, pieces, settings and rebalances."""
+"""`groups` and `group`: all groups, and one group with its members, pieces, settings and rebalances."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _MOVES = (
 
 _STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red"}
 
-#: Moves listed one by one for people; programs get all.
+#: The most moves in a table; JSON has all.
 _MOVES_LISTED = 20
 
 
@@ -93,10 +93,10 @@ def groups(options: Options) -> int:
 
     \b
     kind         claimed: its workers claim leases; coordinated: its members have generations (docs/operating.md)
-    state        of a coordinated group STEADY, PREPARE_FOR_REBALANCE (a piece is to be let go, or a member is silent
-                 for longer than its session), READY (no members)
-    members      that hold a partition, or are members, and are not gone
-    partitions   held / of all topics that the group works on
+    state        of a coordinated group STEADY, PREPARE_FOR_REBALANCE (a piece is to be released, or a member is
+                 silent for longer than its session), READY (no members)
+    members      workers that hold a partition or are members, and are not gone
+    partitions   held / of all topics that the group reads
 
     \b
     Exit status: 0; 1 a part of the log needs a newer release; 3 no Kafka.
@@ -172,18 +172,18 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
     r"""One group: its state, members, pieces, lag, settings and last rebalances; or set what it allows (--set).
 
     \b
-    owner        a → b: a finishes what it has in hand, then b gets it
+    owner        a → b: a finishes its messages in flight, then b gets it
     epoch        the generation since which the owner has it: the fencing token
-    partition    3 (0-33%): the first third of the keys, where more members than partitions share a topic
-    nobody       from the former owner's last heartbeat until the next owner had the piece
+    partition    3 (0-33%): the first third of the keys, if more members than partitions share a topic
+    nobody       without an owner: from the last owner's last heartbeat until the next owner had the piece
 
     \b
     --set accept_individual_commit=true|false      single messages may be committed out of order
     --set accept_range_fetch=TOPIC,TOPIC           topics whose partitions may be shared by key (empty: none)
-    --set max_session_timeout_ms=1800000           members with a longer session are not let in
-    --set max_individual_commits=60000             intervals that a partition may have, done out of order
+    --set max_session_timeout_ms=1800000           members with a longer session are refused
+    --set max_individual_commits=60000             the most intervals done out of order in a partition
 
-    Rebalances are shown as far back as the log was read: to the last snapshots, some 10,000 records of its part.
+    Rebalances are shown as far as the log was read: back to the last snapshots, some 10,000 records.
 
     \b
     Exit status: 0; 1 the group is unknown, or a claimed one (--set); 2 wrong use; 3 no Kafka.
@@ -208,7 +208,7 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
 
 
 def _settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
-    """KEY=VALUE, as what the settings take."""
+    """KEY=VALUE as settings."""
     found: dict[str, object] = {}
     defaults = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
     for text in values:
@@ -268,7 +268,7 @@ class _Member:
     client: str
     instance: str
     silence_ms: int
-    #: When others may have what it holds: its session, or two heartbeat intervals.
+    #: When others may take what it holds: its session, or two heartbeat intervals (ms).
     session_ms: int
     leases: list[LeaseRow]
 

@@ -46,17 +46,17 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
     r"""How far each group is behind, and how fast it goes, for every partition and in all.
 
     \b
-    log end      where the partition's log ends now: the next message's offset
-    next         the offset to be read next: everything below it is done (Kafka's CURRENT-OFFSET)
+    log end      the end of the partition's log: the next message's offset
+    next         the offset to read next: everything below it is done (Kafka's CURRENT-OFFSET)
     beyond       messages done beyond that, out of order
-    in flight    messages not done with something done beyond them (at least; those handed out last don't show)
-    lag          messages in the log that are not done; "position lost" where the position lies beyond its end, or the
-                 topic was recreated. A total with a + leaves out what is not known. Of a partition that is shared
-                 by key (3 (0-33%): the first third) each owner's part, as many messages as it has on average
-    msg/s        what the holder has handled over the last --window of log time; - where the log says too little
+    in flight    messages not done with later ones done (at least; the latest ones in flight don't show)
+    lag          messages in the log that are not done; "position lost" if the position lies beyond its end, or the
+                 topic was recreated. A total with a + omits what is not known. Of a partition that is shared by key
+                 (3 (0-33%): the first third) each owner's average share
+    msg/s        messages handled by the holder over the last --window of log time; -: not known
 
-    Partitions that the group never claimed are listed too; those that stand still, with why, below
-    (see status). At-most-once work counts as done when it is handed out.
+    Partitions that the group never claimed are listed, too; those without progress, with the reason, below
+    (see status). At-most-once messages count as done when they are delivered.
 
     \b
     Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
@@ -103,7 +103,7 @@ def _picture(view: View, group: str | None) -> Picture:
 
 
 def _sum(values: Iterable[int | float | None]) -> float | None:
-    """The sum of what is known; None where nothing is."""
+    """The sum of the known values; None: none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,4 @@
-"""What needs no log: a local broker, the demo, and completion for shells."""
+"""`broker`, `demo` and `completion`: commands without a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`log`: the coordination log for people."""
+"""`log`: the coordination log in words."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from rationalizer import Outcome, Record, World, codes
 
 __all__ = ["log"]
 
-#: What --follow shows of the past, where nothing else was asked for.
+#: Records of the past that --follow shows by default.
 _LAST = 10
 
-#: What is filled up with spaces on a terminal, so that lines mostly stand in columns.
+#: Widths on a terminal, padded so that lines mostly form columns.
 _WHERE, _WHO, _CODE = 10, 16, 12
 
 _TITLES = ("time", "partition", "offset", "group", "client", "instance", "what", "code", "why")
@@ -39,7 +39,7 @@ Runs = Iterable[tuple[int, list[LogEntry]]]
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One record, judged and put into words."""
+    """One record with its outcome, in words."""
 
     partition: int
     offset: int
@@ -56,7 +56,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which records to tell of."""
+    """Selects records."""
 
     group: str | None
     since: int | None
@@ -71,23 +71,23 @@ class Filter:
 
 
 class LogLines:
-    """Replays runs of records and tells of those that are wanted."""
+    """Replays runs of records; selected ones become lines."""
 
     def __init__(
         self, partitions: int, wanted: Filter, skip_below: dict[int, int], worlds: dict[int, World] | None = None
     ) -> None:
-        """skip_below: for each CP, the offset below which nothing is told of. worlds: what CPs begin with."""
+        """skip_below: CP → first offset that becomes a line. worlds: initial state of CPs."""
         self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
         self._wanted = wanted
         self._skip_below = skip_below
         self._found_any = False
         self._fold = Fold()
-        #: CPs of which records were replayed the fast way since the fold last knew them.
+        #: CPs with records that were replayed without the fold.
         self._passed_over: set[int] = set()
 
     def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
-        """Replay a run of one CP's records, ascending."""
+        """Replay a run of one CP's records, ascending; the lines of those selected."""
         world = self.worlds.get(cp)
         if world is None:
             world = self.worlds[cp] = World(cp, self._partitions)
@@ -111,16 +111,16 @@ class LogLines:
 
     @property
     def groups(self) -> set[str]:
-        """The groups met so far."""
+        """The groups in the records so far."""
         return self._fold.groups | names_of(self.worlds.values()).keys()
 
     @property
     def knows_group(self) -> bool:
-        """Whether the group that is asked for, if one is, was met."""
+        """Whether the requested group, if there is one, is in the log."""
         return self._found_any or self._wanted.group is None or self._wanted.group in self.groups
 
     def _first_to_show(self, cp: int, entries: list[LogEntry]) -> int:
-        """How many records at the beginning of a run are replayed the fast way, without being looked at."""
+        """The number of records at the beginning of a run that are only replayed."""
         skip_below, since = self._skip_below.get(cp, 0), self._wanted.since
         for index, (offset, stamp, _) in enumerate(entries):
             if offset >= skip_below and (since is None or stamp >= since):
@@ -129,9 +129,9 @@ class LogLines:
 
 
 def in_order(told: Iterator[LogLine], ends: dict[int, int]) -> Iterator[LogLine]:
-    """The records of all CPs by log time. `ends`: for each CP that will come, the offset after its last record.
+    """The records of all CPs by log time. `ends`: CP → the offset after its last record.
 
-    Only as many are held back as one CP is read ahead of another.
+    Buffers only the records by which one CP is read ahead of another.
     """
     queues: dict[int, deque[LogLine]] = {cp: deque() for cp, end in ends.items() if end > 0}
     open_cps = set(queues)
@@ -149,7 +149,7 @@ def in_order(told: Iterator[LogLine], ends: dict[int, int]) -> Iterator[LogLine]
 
 
 @command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is appended, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with new records, until Ctrl-C.")
 @click.option("--group", help="Only this group's records.", shell_complete=complete_group)
 @click.option("--cp", type=click.IntRange(min=0), help="Only this partition of the log.")
 @click.option(
@@ -199,7 +199,7 @@ def log(
 
 
 def stopped(worlds: Iterable[World]) -> int:
-    """Name the CPs that stand before an Upgrade; the exit status."""
+    """Name the CPs that stopped at an Upgrade; returns the exit status."""
     status = DONE
     for world in sorted(worlds, key=lambda world: world.partition):
         if world.required_level is not None:
@@ -229,7 +229,7 @@ def _from_kafka(
     skip = {cp: max(0, end - last) for cp, end in ends.items()} if last is not None and unfiltered else {}
     begin = {cp: world.next_offset for cp, world in worlds.items()}
     lines = LogLines(source.partitions, wanted, skip, {cp: worlds[cp] for cp, first in begin.items() if first})
-    # A bar would run across the lines that are printed meanwhile; it is for the search for the last ones.
+    # With --last lines are printed at the end only, so a progress bar does not disturb them.
     progressed = stack.enter_context(progress("reading the log")) if last is not None else None
 
     def told() -> Iterator[LogLine]:
@@ -262,7 +262,7 @@ def _follow(batches: Iterator[dict[int, list[LogEntry]]], lines: LogLines, print
 def _from_dump(
     stack: ExitStack, path: str, cp: int | None, wanted: Filter, last: int | None, printer: Printer
 ) -> LogLines:
-    """Of a dump it is not known how far each CP reaches, so what is told of is held until its end."""
+    """Lines are buffered until the end of the dump: it does not say how far each CP reaches."""
     from kafka_marshal.cli.dumps import checked_dump
 
     header, found = stack.enter_context(checked_dump(path))
@@ -295,12 +295,12 @@ def _chosen(partitions: int, cp: int | None) -> range:
 
 
 def _printer(options: Options) -> Printer:
-    """A function that prints what it is told of, at once as far as it goes."""
+    """A function that prints lines at once."""
     if options.json:
         return _print_json
     if is_terminal():
         return _print_lines
-    # At the first call and not before: an error must not leave a lonely line of titles.
+    # Printed with the first lines: an error before them must not leave titles alone.
     titles = iter(["\t".join(_TITLES) + "\n"])
 
     def print_columns(told: Iterable[LogLine]) -> None:

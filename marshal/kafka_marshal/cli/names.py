@@ -1,6 +1,6 @@
 """Names of groups, topics and clients: unknown ones are refused, and the shell can complete them.
 
-Reading Kafka for a completion is quick or is given up without a word.
+Reading Kafka for a completion is quick, or abandoned silently.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = [
     "refuse_unknown",
 ]
 
-#: Somebody has pressed Tab and waits.
+#: A user has pressed Tab and waits: the time for a broker to answer (s),
 _COMPLETION_S = 1.5
-#: And for so long at most, however long the log is.
+#: and for the whole log (s).
 _LIMIT_S = 2.5
 
 
 def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) -> LogNames:
-    """The names that the log knows (*blocking*). Raises MarshalError, CommandError, TimeoutError after limit_s."""
+    """The names in the log (*blocking*). Raises MarshalError, CommandError; TimeoutError after limit_s."""
     from kafka_marshal.adapters.kafka import KafkaCluster
     from kafka_marshal.node.replica import Begin, Replica
 
@@ -62,15 +62,15 @@ def read_names(options: Options, timeout_s: float, limit_s: float = math.inf) ->
 
 
 def refuse_unknown(options: Options, group: str, topic: str | None = None, effect: str = "") -> None:
-    """Raise CommandError where the log knows no such group, or nothing of it on that topic (*blocking*).
+    """Raise CommandError if the log does not know the group, or no partition of it on that topic (*blocking*).
 
-    effect: what that means for the user's data.
+    effect: what it means for the data.
     """
     refuse_name(read_names(options, options.timeout), group, topic, effect)
 
 
 def refuse_name(known: LogNames, group: str, topic: str | None, effect: str = "") -> None:
-    """The same, with what is known already."""
+    """The same, with names already read."""
     if group not in known:
         raise CommandError(f"{no_group(group, known)} {effect}".rstrip(), NO)
     if topic is not None and topic not in known[group]:

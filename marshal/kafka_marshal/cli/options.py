@@ -1,4 +1,4 @@
-"""What all commands take, before or after their name, and the librdkafka properties that come of it."""
+"""The common options, before or after a command's name, and the librdkafka properties from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class Options:
-    """What was said before and after the command's name, the latter prevailing."""
+    """The options given before and after the command's name; the latter prevail."""
 
     bootstrap: str | None = None
     config_file: str | None = None
@@ -49,17 +49,17 @@ class Options:
     json: bool = False
     debug: bool = False
     timeout: float = 10.0
-    #: Of the file given with --config: what may not be shown.
+    #: Secrets of the file given with --config: never shown.
     secrets: tuple[str, ...] = ()
-    #: Names of the options below that were given.
+    #: Names of the options that were given.
     said: set[str] = field(default_factory=set)
-    #: Times as they were given, with what they mean: (option, text, ms since 1970).
+    #: Times that were given: (option, text, ms since 1970).
     times: list[tuple[str, str, int]] = field(default_factory=list)
-    #: What to tell somebody who interrupts the command at this point.
+    #: The message if the command is interrupted at this point.
     if_interrupted: str = "Nothing was changed."
 
     def connection(self) -> tuple[str, dict[str, str]]:
-        """bootstrap.servers and the other properties. Raises CommandError where nobody said which Kafka."""
+        """bootstrap.servers and the other properties. Raises CommandError if no cluster was named."""
         properties = read_properties(self.config_file) if self.config_file is not None else {}
         servers = self.bootstrap or properties.get("bootstrap.servers")
         properties.pop("bootstrap.servers", None)
@@ -73,13 +73,13 @@ class Options:
         return servers, properties
 
     def source(self) -> Source:
-        """Where the log is read from. Asks nobody yet."""
+        """Where the log is read from. It does not connect yet."""
         from kafka_marshal.observe.log import Source
 
         return Source(self.topic, self.timeout, self.connection)
 
     def reach(self, *, topic: bool = True) -> str:
-        """The options that reach the same Kafka (and the same topic there), for commands that are suggested."""
+        """The options for the same cluster (and topic), for suggested commands."""
         words = ["--bootstrap", self.bootstrap] if self.bootstrap else []
         words += ["--config", self.config_file] if self.config_file else []
         words += ["--topic", self.topic] if topic and self.topic != DEFAULT_TOPIC else []
@@ -107,7 +107,7 @@ def read_properties(path: str) -> dict[str, str]:
 
 
 def read_text(path: str, option: str) -> str:
-    """A file that people or their editors wrote: UTF-8, or with a byte order mark UTF-16. Raises CommandError."""
+    """The text of a file: UTF-8, or UTF-16 with a byte order mark. Raises CommandError."""
     try:
         raw = Path(path).read_bytes()
         is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -126,7 +126,7 @@ def read_text(path: str, option: str) -> str:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Store the value where the command finds it, unless nothing was said here."""
+    """Store the value in the options, if one was given here."""
     options = context.ensure_object(Options)
     if parameter.name == "topic" and isinstance(value, str) and not is_topic_name(value):
         raise click.BadParameter(f"no topic can be called {value!r}. Nothing was sent", context, parameter)
@@ -137,7 +137,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: object) -> 
 
 _PATH = click.Path(dir_okay=False)
 
-#: (declarations, attributes); the environment counts once only, at the top: it must not override an option there.
+#: (declarations, attributes). The environment is read at the top only, or it would override an option there.
 _COMMON: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--bootstrap", "bootstrap"),
@@ -167,7 +167,7 @@ _COMMON_NAMES = frozenset(names[1] for names, _ in _COMMON)
 
 
 def common_options(top: bool = False) -> Callable[[_F], _F]:
-    """Adds what all commands take. `top`: for the group, where the environment is looked at."""
+    """Adds the common options. `top`: for the root, which reads the environment."""
 
     def add(function: _F) -> _F:
         for names, attributes in reversed(_COMMON):
@@ -179,10 +179,10 @@ def common_options(top: bool = False) -> Callable[[_F], _F]:
 
 
 class Command(click.Command):
-    """A command whose help lists its own options before those that all commands take."""
+    """A command whose help lists its own options before the common ones."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; how its times were read is said first."""
+        """Run it; first print how its times were parsed."""
         say_times(ctx.ensure_object(Options))
         return super().invoke(ctx)
 
@@ -193,7 +193,7 @@ class Command(click.Command):
         super().format_help_text(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Two sections instead of one."""
+        """Write two sections."""
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -227,7 +227,7 @@ def time_option(context: click.Context, parameter: click.Parameter, value: str |
 
 
 def read_time(options: Options, option: str, text: str) -> int:
-    """Milliseconds since 1970; what depends on this moment, or on this machine's zone, is said. Raises ValueError."""
+    """Milliseconds since 1970. Times that depend on now or on this machine's zone are noted. Raises ValueError."""
     now_ms = int(time.time() * 1000)
     found = parse_time(text, now_ms)
     if not is_absolute(text):
@@ -236,12 +236,12 @@ def read_time(options: Options, option: str, text: str) -> int:
 
 
 def times_json(options: Options) -> list[dict[str, object]]:
-    """The same for programs."""
+    """The noted times as JSON."""
     return [{"option": option, "text": text, "time": at} for option, text, at in dict.fromkeys(options.times)]
 
 
 def say_times(options: Options) -> None:
-    """On standard error, which moments the times are that were given. Not with --json."""
+    """Print the noted times on standard error. Not with --json."""
     if options.json:
         return
     now_ms = time.time() * 1000

@@ -1,6 +1,6 @@
 """What commands print: tables for people on a terminal, tab-separated lines in a pipe, JSON for programs, progress.
 
-Cells are made safe here (``visible``), in one place, so that no command can forget it.
+Cells are escaped here (``visible``), so that no command can forget it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
     "width",
 ]
 
-#: Work that is over sooner than this needs no progress bar.
+#: Shorter work gets no progress bar (s).
 _PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with a style of its own (rich's names), and a shorter text for terminals."""
+    """A cell with a style (rich's names) and a shorter text for terminals."""
 
     text: str
     style: str = ""
@@ -55,16 +55,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, whether its numbers stand to the right, whether it may be folded where space is short."""
+    """A column: its title, whether it is aligned to the right, whether it may be folded if space is short."""
 
     title: str
     right: bool = False
     fold: bool = False
-    #: Shown in pipes only: long, and of use to programs.
+    #: Shown in pipes only, for programs.
     pipes_only: bool = False
-    #: Left out on narrower terminals.
+    #: Omitted on narrower terminals.
     from_width: int = 0
-    #: Where it is folded: not narrower than this, nor than its title.
+    #: The least width if it is folded; also that of its title.
     least: int = 0
 
 
@@ -72,12 +72,12 @@ Row = Sequence[str | Cell]
 
 
 def is_terminal() -> bool:
-    """Whether people read standard output as it comes."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def say(text: str = "") -> None:
-    """A line for people on standard output."""
+    """A line on standard output."""
     click.echo("\n".join(visible(line) for line in text.split("\n")))
 
 
@@ -92,12 +92,12 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(value: object) -> None:
-    """One JSON document on one line, at once: somebody may be waiting for it."""
+    """One JSON document on one line."""
     click.echo(json.dumps(value))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console that takes nothing in the text for markup, emoji or highlights."""
+    """A rich console without markup, emoji and highlights."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -157,9 +157,9 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row], title: str | Non
 
 
 def ask(question: str, yes: bool) -> bool:
-    """Whether to go on: `yes` (the option --yes), or somebody at a terminal says so.
+    """Whether to continue: `yes` (the option --yes), or the answer at a terminal.
 
-    Raises click.UsageError where nobody can be asked.
+    Raises click.UsageError if standard input is not a terminal.
     """
     if yes:
         return True
@@ -174,7 +174,7 @@ def ask(question: str, yes: bool) -> bool:
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error while `doing`; the caller gets a function of (done, total).
 
-    Nothing is shown where standard error is no terminal, or for work that is soon over.
+    It appears only on a terminal, and only for longer work.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -209,7 +209,7 @@ def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class _Warnings(logging.Handler):
-    """What the library logs, as lines on standard error (or wherever `emit_line` puts them)."""
+    """The library's log lines, passed to a function."""
 
     def __init__(self, say_line: Callable[[str], None], level: int) -> None:
         super().__init__(level)
@@ -223,14 +223,14 @@ class _Warnings(logging.Handler):
 
 @contextmanager
 def warnings_from_the_library(debug: bool, say_line: Callable[[str], None] = say_warning) -> Iterator[None]:
-    """While this is open, what the library warns about is said to the user (all it logs, with `debug`)."""
+    """Print the library's warnings (with `debug`, all its log lines) while this is open."""
     logger = logging.getLogger("kafka_marshal")
     librdkafka = logging.getLogger("kafka_marshal.librdkafka")
     handler = _Warnings(say_line, logging.DEBUG if debug else logging.WARNING)
     before = logger.level, logger.propagate, librdkafka.level
     logger.setLevel(handler.level)
     logger.propagate = False
-    # What librdkafka complains about while it tries again is part of the error, if it comes to one.
+    # librdkafka's complaints during retries are part of the final error.
     librdkafka.setLevel(logging.DEBUG if debug else logging.CRITICAL)
     logger.addHandler(handler)
     try:

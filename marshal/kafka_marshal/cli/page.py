@@ -43,7 +43,7 @@ PORT: Final = 9450
     "--dump",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     metavar="FILE",
-    help="Look at a dump (see dump) instead of Kafka.",
+    help="Show a dump (see dump) instead of Kafka.",
 )
 @click.pass_obj
 def ui(
@@ -57,17 +57,16 @@ def ui(
 ) -> int:
     r"""A live page of the groups, and their whole history by a slider, until Ctrl-C.
 
-    Who owns what, lag and rates, rebalances as they happen, who waits for whom; and of any moment of the log: who
-    owned what, why that changed, what was rejected. The page needs nothing from elsewhere. Its address goes to
-    standard output.
+    Owners, lag and rates, rebalances as they happen, and waiting members; for any moment of the log: the owners, why
+    they changed, and what was rejected. The page loads nothing from elsewhere. Its address goes to standard output.
 
-    It shows the message that a partition stands at, too, as the command show does, unless --no-payloads is given.
+    It also shows the next message of a partition, as the command show, unless --no-payloads is given.
 
-    It only shows, unless --allow-steering: then the page runs the commands release-group, evict and drain, each
-    with its dry run first. It needs the whole address that is printed, with its token.
+    It only reads, unless --allow-steering: then the page runs the commands release-group, evict and drain, each
+    with its dry run first. That needs the whole printed address, with its token.
 
     \b
-    Exit status: 0 ended by Ctrl-C; 2 wrong use, the port is taken, or the dump is none; 3 no Kafka.
+    Exit status: 0 ended by Ctrl-C; 2 wrong use, the port is taken, or the dump is invalid; 3 no Kafka.
     """
     needs("ui", "starlette", "uvicorn")
     if dump is not None and allow_steering:
@@ -95,7 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
             found = stack.enter_context(socket.socket(family, kind, protocol))
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
-            found.listen(128)  # its address is told before the server runs: who is quick waits
+            found.listen(128)  # the address is printed before the server runs: early requests wait
             stack.pop_all()
     except OSError as error:
         raise CommandError(

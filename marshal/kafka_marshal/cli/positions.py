@@ -1,4 +1,4 @@
-"""Positions as people write them: with --to and --partition, or many of them in a file."""
+"""Positions from --to and --partition, or from a file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class PartitionTarget:
-    """One --partition: partition None means all of the topic, position None what --to says."""
+    """One --partition. partition None: all of the topic; position None: that of --to."""
 
     topic: str
     partition: int | None
     position: Target | None
 
 
-#: The broker's clock may be ahead of ours by that.
+#: The broker's clock may be ahead of this machine's by this much.
 _AHEAD_MS = 60_000
 
 
@@ -80,11 +80,11 @@ def targets_option(
 
 
 def targets_in_file(options: Options, path: str, group: str) -> list[PartitionTarget]:
-    """The positions of a file: CSV as kafka-consumer-groups has it, or JSON. Raises CommandError, which names the line.
+    """The positions in a file: CSV as of kafka-consumer-groups, or JSON. Raises CommandError, which names the line.
 
-    CSV: topic,partition,offset or group,topic,partition,offset (lines of other groups are left out). JSON: a list of
-    objects with topic, partition and offset, by itself or as "partitions", "positions" or "moves" of an object (of
-    ours: "after" counts as offset). An offset may be whatever --to takes.
+    CSV: topic,partition,offset or group,topic,partition,offset (lines of other groups are ignored). JSON: a list of
+    objects with topic, partition and offset (or "after"), by itself or as "partitions", "positions" or "moves" of an
+    object. An offset may be any value of --to.
     """
     text = read_text(path, "--from-file")
     found: dict[tuple[str, int], PartitionTarget] = {}

@@ -1,4 +1,4 @@
-"""`prune`: old log and old snapshots, removed up to a checked one (protocol: L1, S2, S3)."""
+"""`prune`: removes old log and old snapshots, up to a checked snapshot."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _COLUMNS = (
 @click.option("--force", is_flag=True, help="Also remove log that shows a snapshot to be wrong.")
 @click.pass_obj
 def prune(options: Options, keep: int | None, dry_run: bool, yes: bool, force: bool) -> int:
-    r"""Remove old log and old snapshots together, up to a snapshot that the log bears out, never further.
+    r"""Remove old log and old snapshots together, up to a snapshot that agrees with the log, never further.
 
-    The whole log is replayed first, and every snapshot compared with it. Members go on meanwhile, and new ones can
-    start at any moment. History before the cut is gone for log, who, dump and audit: dump it before, if you want it.
+    The whole log is replayed first, and every snapshot compared with it. Members continue meanwhile, and new ones can
+    start at any time. History before the cut is gone for log, who, dump and audit: dump it first if you need it.
 
     \b
-    Exit status: 0 removed, or nothing to remove; 1 a snapshot contradicts the log, or you said no; 2 nobody to ask;
-    3 Kafka was not reachable.
+    Exit status: 0 removed, or nothing to remove; 1 a snapshot contradicts the log, or you said no; 2 wrong use, or no
+    --yes; 3 Kafka was not reachable.
     """
     from kafka_marshal.admin.prune import DEFAULT_KEEP, carry_out, make_plan
 

@@ -1,4 +1,4 @@
-"""`release-group` and `skip`: pause a group, move its positions, let it go on (protocol: C10, C11)."""
+"""`release-group` and `skip`: pause a group, move its positions, end the pause."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _MOVES = (
     Column("means"),
 )
 
-#: With --wait: longer than the longest lease that can be (2 · 600 s).
+#: With --wait: longer than the longest possible lease (2 · 600 s).
 _LONG_S = 3_600.0
 
 _FILE = click.Path(dir_okay=False)
 
-#: A dead admin's pause ends then.
+#: A pause whose admin died ends after this long.
 _SKIP_PAUSE_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for, but for where and who."""
+    """The options of release-group."""
 
     group: str
     to: Target | None
@@ -56,9 +56,9 @@ class Wanted:
     force: bool
     yes: bool
     keep_done: bool = False
-    #: What an earlier move replaced, where that is to be put back.
+    #: With --undo: the positions before an earlier move.
     undo: MovePlan | None = None
-    #: Where what this move replaces is saved; None: in a file of a new name.
+    #: The file for the present positions; None: one with a new name.
     plan: Path | None = None
 
 
@@ -90,7 +90,7 @@ class Wanted:
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait for members as long as it takes, and go on where work in hand will be repeated (it is named).",
+    help="Wait for members without a limit, and continue even if messages in flight are repeated (they are named).",
 )
 @click.option("--force", is_flag=True, help="Take offsets outside the partition's log, too.")
 @click.option(
@@ -140,16 +140,16 @@ def release_group(
     resume: bool,
     client_id: str | None,
 ) -> int:
-    r"""Pause GROUP while it runs, put its positions elsewhere, and let it go on. Nobody restarts.
+    r"""Pause GROUP while it runs, move its positions, and resume it. No process restarts.
 
-    Members see the pause in the log, finish what they have in hand and release with their offsets; then all positions
-    are moved, and the pause ends. Up to the last step a failure, or Ctrl-C, changes nothing. Without --to and
+    Members see the pause in the log, finish their messages in flight and release with their offsets; then all positions
+    are moved, and the pause ends. Before the last step, a failure or Ctrl-C changes nothing. Without --to and
     --partition the group is only paused: until Ctrl-C, or for --expires.
 
-    Work that a member had in hand for longer than two of its heartbeat intervals is repeated. Where that is so, the
-    command names the partitions and ends with status 1, nothing moved; with --wait it names them and goes on.
+    Messages in flight for longer than two heartbeat intervals are repeated. If there are any, the command names the
+    partitions and ends with status 1, nothing moved; with --wait it names them and continues.
 
-    The positions as they were are saved in a file before they are moved, and named: --undo FILE puts them back.
+    The present positions are first saved to a file, which is named: --undo FILE restores them.
 
     \b
     Exit status: 0 done; 1 not done, nothing moved, or what moved is named; 2 wrong use; 3 Kafka was not reachable.
@@ -212,7 +212,7 @@ def _to_undo(options: Options, group: str, path: str) -> MovePlan:
     metavar="TOPIC:PARTITION",
     shell_complete=complete_place,
 )
-@click.option("--to", callback=to_option, metavar="OFFSET", help="Go on there. Default: where reading succeeds again.")
+@click.option("--to", callback=to_option, metavar="OFFSET", help="Continue there. Default: the first readable offset.")
 @click.option(
     "--within", callback=span_option, default="30s", metavar="SPAN", help="How long to wait for members (30s)."
 )
@@ -230,12 +230,12 @@ def skip(
     yes: bool,
     wait: bool,
 ) -> int:
-    r"""Leave out what can't be read of a partition: GROUP goes on behind it.
+    r"""Skip what can't be read of a partition: GROUP continues behind it.
 
-    A corrupt batch stops every reader of its partition, for ever. A record with a timestamp beyond the year 9999 stops
-    Spark. This tries from the group's position on where reading
-    succeeds again, says how many offsets are left out, and moves the group there as release-group does. Look first
-    whether another replica holds the batch unharmed: what is left out is never handed out.
+    A corrupt batch stops every reader of its partition for ever. A record with a timestamp beyond the year 9999 stops
+    Spark. The command searches from the group's position for the first readable offset, says how many offsets are
+    skipped, and moves the group there as release-group does. Check first whether another replica has the batch
+    undamaged: skipped messages are never delivered.
 
     \b
     Exit status: 0 done; 1 not done, or the next message can be read; 2 wrong use; 3 Kafka was not reachable.
@@ -274,7 +274,7 @@ def _nothing_to_skip(group: str, move: Move, to: Target | None) -> str:
 
 
 def _behind_wrong_stamps(options: Options, move: Move) -> int:
-    """Where to go on behind records whose timestamps Spark's connector can't represent, which stop Spark alone."""
+    """The first offset behind records whose timestamps Spark's connector can't represent."""
     from kafka_marshal.admin.positions import first_with_a_moment
 
     with connected(options) as cluster:
@@ -290,7 +290,7 @@ def _behind_wrong_stamps(options: Options, move: Move) -> int:
 
 
 def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, int], Target]:
-    """Which partition goes where. Without --partition: all partitions of all topics the group ever worked on."""
+    """Partition → target. Without --partition: all partitions of all topics that the group ever read."""
     partitions = wanted.partitions
     if not partitions:
         topics = sorted({lease.topic for lease in admin.progress(wanted.group)})
@@ -310,7 +310,7 @@ def _targets(options: Options, admin: Admin, wanted: Wanted) -> dict[tuple[str, 
 
 
 def _say_if_mistyped(options: Options, group: str) -> None:
-    """A group may be given its positions before its first member starts; or its name is not meant."""
+    """Warn about an unknown group: it may get positions before its first member starts, or its name is mistyped."""
     known = read_names(options, options.timeout)
     if group not in known:
         say_warning(f"no group {group!r} so far{near(group, known) or '.'}")
@@ -385,7 +385,7 @@ def _move(
     if options.json:
         print_json(_result(options, wanted.group, admin.client_id, moves, in_hand, moved=True, plan=str(file)))
     else:
-        _print_moves(moves)  # again: "now" is what it was when the last member had handed in
+        _print_moves(moves)  # again: positions may have moved until the last member released
     note(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
     undo = f"kafka-marshal release-group {quote(wanted.group)} --undo {quote(str(file))}{options.reach()}"
     note(options, f"as it was: {file}. To put it back: {undo}")
@@ -401,7 +401,7 @@ def _reposition(
 
 
 def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[str, int], Target]) -> Path:
-    """Write down what is about to be replaced, as it is now that nobody works."""
+    """Save the present positions, while no member works."""
     from kafka_marshal.admin.move_plans import MovePlan, plan_path
 
     path = plan_path(wanted.group) if wanted.plan is None else wanted.plan
@@ -412,7 +412,7 @@ def _save(options: Options, pause: Pause, wanted: Wanted, targets: dict[tuple[st
 def _wait_released(
     options: Options, pause: Pause, wanted: Wanted, partitions: list[tuple[str, int]] | None
 ) -> list[InHand]:
-    """Wait until members let go; say where what they had in hand will be repeated."""
+    """Wait until members have released; name partitions whose messages in flight will be repeated."""
     note(options, "waiting for its members to hand in what they have …")
     timeout_s = _LONG_S if wanted.wait else wanted.within_ms / 1000
     in_hand = pause.wait_released(timeout_s, partitions)
@@ -446,7 +446,7 @@ def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
 
 
 def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
-    """The dry run of a pause: which members would release what."""
+    """The dry run of a pause: the members that would release, and what."""
     held = [lease for lease in admin.progress(wanted.group) if lease.client_id is not None]
     clients = sorted({lease.client_id or "" for lease in held})
     if options.json:

@@ -49,15 +49,14 @@ def _place(context: click.Context, parameter: click.Parameter, value: str) -> tu
     "most",
     type=click.IntRange(min=0),
     metavar="N",
-    help=f"Show so many bytes of the value at most ({MOST_BYTES:,}; with --json all).",
+    help=f"The most bytes of the value to show ({MOST_BYTES:,}; with --json all).",
 )
 @click.pass_obj
 def show(options: Options, place: tuple[str, int, int], form: Form, most: int | None) -> int:
-    r"""One message: its key, headers, value and time, so that one that can't be handled can be looked at.
+    r"""One message: its key, headers, value and time.
 
-    `status`, `lag` and `check` name the message that holds a partition back; `dead-letters` names those that were put
-    aside. Nothing is committed, no group is concerned, and the coordination topic is not needed. What would not be
-    plainly visible on a terminal is escaped.
+    `status`, `lag` and `check` name the message that blocks a partition; `dead-letters` names dead letters. Nothing is
+    committed, no group is affected, and the coordination topic is not needed. Invisible characters are escaped.
 
     \b
     Exit status: 0; 1 there is no such message (the next one is named), or it can't be read; 3 no Kafka.
@@ -131,7 +130,7 @@ def _json(message: StoredMessage, most: int | None) -> dict[str, object]:
 
 
 def bytes_json(name: str, value: bytes | None) -> dict[str, object]:
-    """As text, null where it is none or no UTF-8, and as it is."""
+    """As text (null if it is not UTF-8), and as base64."""
     try:
         text = None if value is None else value.decode("utf-8")
     except UnicodeDecodeError:

@@ -73,8 +73,8 @@ _STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claim
 
 @command()
 @click.option("--group", help="The partitions of this group, one by one.", shell_complete=complete_group)
-@click.option("--members", is_flag=True, help="One row a worker: where it runs, what it holds, how it goes.")
-@click.option("--all", "everything", is_flag=True, help="List groups too of which nobody was seen for a day.")
+@click.option("--members", is_flag=True, help="One row per worker: its host, its partitions, its progress.")
+@click.option("--all", "everything", is_flag=True, help="Also list groups without a live worker for a day.")
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; what is wrong comes first.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, metavar="SECONDS", help="With --watch (1).")
 @click.option("--tick", is_flag=True, help="Ask the broker's time by a record in every partition of the log.")
@@ -82,27 +82,27 @@ _STYLES = {"seen": "green", "silent": "yellow", "gone": "bold red", "never claim
 def status(
     options: Options, group: str | None, members: bool, everything: bool, watch: bool, interval: float, tick: bool
 ) -> int:
-    r"""Groups at a glance, and what is wrong with them; the partitions of one (--group), or its workers (--members).
+    r"""Groups at a glance, with their problems; the partitions of one group (--group), or workers (--members).
 
     \b
     kind         claimed (leases), or coordinated (members and generations; see group)
     members      workers that hold a partition, or are members, and are not gone
-    partitions   held / of all topics that the group ever worked on
-    no progress  the longest that messages have been waiting while the position did not move; "over": all the log that
-                 was read, 10 minutes at most, shows it where it is
+    partitions   held / of all topics that the group ever read
+    no progress  the longest time that messages have waited while the position did not move; "over": at least, as the
+                 log was read no further back (at most 10 minutes)
     seen         the holder's last heartbeat, by the broker's clock: "silent" beyond one heartbeat interval,
                  "gone" beyond two: others can take what it holds. In a coordinated group: beyond half a session,
                  and a whole one
-    holder       a → b: a finishes what it has in hand, then b gets it. 3 (0-33%): the first third of the keys
-    next         the offset to be read next, as release-group takes it
-    lag          messages in the log that are not done; "lost", or + behind the rest, where not all of it is known
-    progress     of a worker that beats, has messages waiting, and reports none of them done: hung?
+    holder       a → b: a finishes its messages in flight, then b gets it. 3 (0-33%): the first third of the keys
+    next         the offset to read next, as in release-group
+    lag          messages in the log that are not done; "lost", or a + if a part is not known
+    progress     "hung?": it beats and has messages waiting, but reports none of them done
 
-    --members also lists workers that hold nothing and wrote something in the last 10 minutes. One that holds nothing
-    and asks for nothing writes nothing, and may run all the same.
+    --members also lists workers that hold nothing and wrote a record in the last 10 minutes. A worker that holds and
+    claims nothing writes no records; it may still run.
 
-    The broker's time is learned from what members write meanwhile (up to 1.2 seconds), else taken from this machine's
-    clock, with a note. Nothing is written, unless --tick asks the broker.
+    The broker's time is learned from new records (up to 1.2 seconds), else this machine's clock is used, with a note.
+    Nothing is written, except with --tick.
 
     \b
     Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
@@ -122,7 +122,7 @@ def _picture(view: View, group: str | None, members: bool, everything: bool, *, 
     groups = view.groups(group)
     problems = {each.group: problems_of(each) for each in groups}
     notes = _notes(view, groups)
-    if members or group is not None:  # the overview says so among what is wrong
+    if members or group is not None:  # the overview has it among the problems
         notes += deleted_notes(groups)
     if group is not None and not groups:
         notes.append(no_group(group, view.names()))
@@ -378,7 +378,7 @@ def _cells(row: LeaseRow) -> list[str | Cell]:
 
 
 def _pause_rows(view: View, groups: list[GroupRow]) -> list[list[str | Cell]]:
-    """One row for each pause, until the last part of the log is free again."""
+    """One row for each pause, with the end in the last coordination partition."""
     rows: list[list[str | Cell]] = []
     now_ms = view.clock.now_ms()
     for pause in [pause for each in groups for pause in each.pauses]:
@@ -391,7 +391,7 @@ def _pause_rows(view: View, groups: list[GroupRow]) -> list[list[str | Cell]]:
 
 
 def _notes(view: View, groups: list[GroupRow]) -> list[str]:
-    """What people should know before they trust the table."""
+    """Caveats of the table."""
     notes = []
     if view.clock.source == "local" and any(row.silence_ms is not None for each in groups for row in each.leases):
         notes.append(

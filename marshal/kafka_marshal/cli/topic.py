@@ -1,4 +1,4 @@
-"""`init`: the coordination topic and its log of snapshots, made or checked (protocol: L1, L2, S2)."""
+"""`init` and `upgrade`: the coordination topic and its log of snapshots, created, checked, raised to a level."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = ["init", "upgrade"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something about the topic that is not as L1 and L2 say."""
+    """Something wrong with the topic (L1, L2)."""
 
     what: str
     why: str
-    #: What to do; a command where one does it.
+    #: What to do; a command, if one does it.
     mend: str
-    #: Workers refuse the topic with it; else people are only told.
+    #: Workers refuse the topic with it; else it is a note.
     fatal: bool
 
 
 @dataclass(slots=True)
 class Report:
-    """What was done to the topic, and what is found wrong with it."""
+    """Changes made to the topic, and its faults."""
 
     topic: str
     existed: bool = True
@@ -77,11 +77,11 @@ class Report:
 @click.option("--check", is_flag=True, help="Only look; change nothing.")
 @click.pass_obj
 def init(options: Options, partitions: int | None, check: bool) -> int:
-    r"""Create the coordination topic with its log of snapshots, or check what is there.
+    r"""Create the coordination topic with its log of snapshots, or check the existing one.
 
-    A new topic is at the newest level of the protocol; one of an older release stays at its own (see upgrade).
-    Says about each setting that is wrong what it does to leases, and which command of Kafka's own mends it. May be
-    run again at any time.
+    A new topic is at the newest level of the protocol; one of an older release stays at its level (see upgrade).
+    For each wrong setting it says what it does to leases, and which Kafka command corrects it. It may be run again at
+    any time.
 
     \b
     Exit status: 0 the topic is fit for use; 1 it is not, or is missing (--check); 3 Kafka was not reachable.
@@ -134,7 +134,7 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
 
 
 def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
-    """The markers of L2, and whether the log is whole."""
+    """Check the first record of each CP, and whether the log is complete (L2)."""
     log = Log(cluster, options.topic, options.timeout)
     cut = _not_bridged(cluster, options, log)
     if cut:
@@ -185,7 +185,7 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
 
 
 def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
-    """Whether coordinated groups can be used (E4)."""
+    """Check whether coordinated groups can be used."""
     replica = Replica(cluster, options.topic, options.timeout, Begin.SNAPSHOT)
     try:
         replica.catch_up(options.timeout)
@@ -196,7 +196,7 @@ def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
 
 
 def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:
-    """CPs whose log does not reach back to its beginning, nor to a snapshot that a replica could start from."""
+    """CPs whose log lacks its beginning, without a snapshot that a replica could start from."""
     cut = [cp for cp, start in log.starts.items() if start > 0]
     reader = SnapshotReader.find(cluster, snapshots_topic(options.topic), options.timeout) if cut else None
     if reader is None or len(reader.partitions) != log.partitions:
@@ -209,7 +209,7 @@ def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:
 def _look_at_snapshots(
     cluster: Cluster, options: Options, check: bool, report: Report, coordination: TopicConfig
 ) -> None:
-    """The log of snapshots beside the topic (S2): made where it is missing. Workers do without it."""
+    """Create the log of snapshots beside the topic (S2) if it is missing. Workers can do without it."""
     name = snapshots_topic(options.topic)
     partitions = coordination.info.partitions
     config = cluster.topic_config(name, options.timeout)
@@ -236,7 +236,7 @@ def _look_at_snapshots(
 
 
 def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
-    """What the first record of each of these CPs says about their number."""
+    """CP → the number of CPs in its first record."""
     counts: dict[int, int | None] = dict.fromkeys(partitions)
     for cp, entries in log.read(dict.fromkeys(partitions, 0), ends=dict.fromkeys(partitions, 1)):
         counts[cp] = count_of(entries[0][2])
@@ -244,7 +244,7 @@ def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
 
 
 def _fault(problem: Problem, topic: str, options: Options) -> Fault:
-    """A setting that differs, with the command of Kafka's own tools that mends it."""
+    """A wrong setting, with the Kafka command that corrects it."""
     value = problem.wanted.rpartition(" ")[2]
     words = ["kafka-configs.sh", "--bootstrap-server", options.bootstrap or "HOST:PORT"]
     words += ["--command-config", options.config_file] if options.config_file else []
@@ -278,7 +278,7 @@ def _print_report(report: Report) -> None:
     for fault in report.faults:
         mark = "wrong" if fault.fatal else "note"
         mark = paint(mark, fg="red" if fault.fatal else "yellow", bold=True)
-        click.echo(f"{mark}: ", nl=False)  # click takes the colour away where no terminal is
+        click.echo(f"{mark}: ", nl=False)  # click removes colours outside of terminals
         say(f"{fault.what}: {fault.why}.")
         say(f"  {fault.mend}")
     if not report.fit:
@@ -303,7 +303,7 @@ claimed groups go on.
 Exit status: 0 raised, or it was already; 1 members would stop (--force); 2 nobody to ask; 3 no Kafka.
 """
 
-#: Members named one by one.
+#: The most members that are named.
 _LISTED = 20
 
 
@@ -350,7 +350,7 @@ def upgrade(options: Options, yes: bool, force: bool, dry_run: bool) -> int:
 
 
 def _old_members(groups: list[GroupRow]) -> list[MemberRow | WorkerRow]:
-    """Whoever may be alive and is not known to be of a release that knows the level."""
+    """Workers that may be alive and are not known to be of a release with this level."""
     alive: list[MemberRow | WorkerRow] = []
     for group in groups:
         alive += [member for member in group.members if member.state != "gone"]

@@ -1,4 +1,4 @@
-"""`import-group`, `export-group`, `convert-group`: groups in from Kafka, out to it, and from one kind to the other."""
+"""`import-group`, `export-group`, `convert-group`: groups from Kafka, to Kafka, and from one kind to the other."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _REPEATS = (
     Column("of"),
 )
 
-#: Rows shown to people; JSON and the file have all.
+#: The most rows of a table; JSON and the file have all.
 _SHOWN = 40
 
 
 def _options(force: str) -> Callable[[_F], _F]:
-    """What all three take."""
+    """The options of all three."""
 
     def add(function: _F) -> _F:
         for option in (
@@ -76,7 +76,7 @@ def import_group(options: Options, group: str, within: int, dry_run: bool, yes: 
     r"""Take the committed offsets of Kafka's own consumer group GROUP over into a coordinated group of that name.
 
     Both sides must be without members: stop the old consumers first, start the new ones afterwards. The group here is
-    made if need be, and paused meanwhile. Kafka's offsets stay as they are.
+    created if it is missing, and paused meanwhile. Kafka's offsets do not change.
 
     \b
     Exit status: 0 done; 1 not done, nothing changed: one side has members, or positions (--force); 2 wrong use;
@@ -94,10 +94,10 @@ def import_group(options: Options, group: str, within: int, dry_run: bool, yes: 
 @_options("Commit also where Kafka's own group goes back by that.")
 @click.pass_obj
 def export_group(options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool) -> int:
-    r"""Commit the positions of GROUP to Kafka's own consumer group of that name, for ordinary consumers to go on there.
+    r"""Commit the positions of GROUP to Kafka's own consumer group of that name, for ordinary consumers to continue.
 
-    Both sides must be without members. What is committed is the first offset that is not done: what is done above it,
-    out of order or for some keys, comes again there (remark). The group here keeps its positions.
+    Both sides must be without members. The first undone offset is committed: messages done above it, out of order or
+    for some keys, are repeated there (remark). The group here keeps its positions.
 
     \b
     Exit status: 0 done; 1 not done, nothing changed: one side has members, or Kafka's offsets are larger (--force);
@@ -185,9 +185,9 @@ def convert_group(
     r"""Make a claimed group a coordinated one, or the other way round; its positions stay.
 
     Stop its workers first. All progress is saved to a file before anything is changed, and the group is paused until
-    its positions are set again. Interrupted or killed at any point: run the same command again, it goes on. Only
-    positions are carried over; work done above them, out of order or for some keys, comes again and is listed.
-    Fenced sinks have to be told afterwards: sink.convert(group, kind).
+    its positions are set again. After an interruption or a kill, run the same command again: it continues. Only
+    positions are carried over; messages done above them, out of order or for some keys, are repeated and listed.
+    Convert fenced sinks afterwards: sink.convert(group, kind).
 
     \b
     Exit status: 0 converted; 1 not, or not completely: run it again; 2 wrong use, or the file can't be used;

@@ -44,22 +44,22 @@ _STUCK = (
     Column("why", fold=True),
 )
 
-#: How often a topic that is watched is checked: was it recreated (L2)?
+#: How often it is checked whether the watched topic was recreated (L2).
 _CHECK_S = 10.0
-#: While watching, a broker gets this long to answer before the picture says that it does not.
+#: While watching, a broker has this long to answer before the picture says that it does not (s).
 _PATIENCE_S = 2.0
-#: While watching, notes take this many lines at most, and a table after the first this share of the screen.
+#: While watching: the most lines of notes, and the share of the screen of each table after the first.
 _NOTES, _SHARE = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table, and what to say instead of an empty one (None: nothing)."""
+    """A table, and the text for an empty one (None: nothing)."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
     if_empty: str | None
-    #: For people only.
+    #: On terminals only.
     title: str | None = None
 
 
@@ -69,7 +69,7 @@ class Picture:
 
     headline: str
     sections: Sequence[Section]
-    #: Warnings, for standard error where the picture goes to a pipe.
+    #: Warnings; on standard error if the picture goes to a pipe.
     notes: Sequence[str]
     json: dict[str, object]
     status: int
@@ -85,7 +85,7 @@ def show(
     listen: bool = True,
     window_ms: int = 30_000,
 ) -> int:
-    """Catch up, take the picture and print it; every `interval` seconds until Ctrl-C, where one is given.
+    """Catch up, take the picture and print it; with `interval` again at that interval (s), until Ctrl-C.
 
     listen: learn the broker's time first. tick: append Ticks for that.
     """
@@ -108,7 +108,7 @@ def show(
 
 
 def print_picture(taken: Picture, options: Options) -> int:
-    """Print one picture; the exit status."""
+    """Print one picture; returns the exit status."""
     if options.json:
         print_json(taken.json)
         return taken.status
@@ -181,7 +181,7 @@ def _fitted(taken: Picture, above: str, alarms: Sequence[str]) -> Group:
 
 
 def _cut(section: Section, height: int) -> Group:
-    """The table with as many of its rows as go into so many lines, at least one, and how many are left out."""
+    """The table cut to that number of lines, with at least one row, and the number of omitted rows."""
     from rich.console import Group, RenderableType
     from rich.text import Text
 
@@ -250,7 +250,7 @@ def _watch(view: View, cluster: Cluster, options: Options, picture: Callable[[Vi
 
 
 def _check(view: View, cluster: Cluster, options: Options, checked: float) -> float:
-    """Now and then: is it still the topic that we read? Raises TopicChangedError."""
+    """From time to time, check that the topic was not recreated. Raises TopicChangedError."""
     if time.monotonic() - checked < _CHECK_S:
         return checked
     view.replica.check(cluster.topic_info([options.topic], _PATIENCE_S).get(options.topic))
@@ -258,7 +258,7 @@ def _check(view: View, cluster: Cluster, options: Options, checked: float) -> fl
 
 
 def lag_cell(rows: Sequence[LeaseRow], style: str = "") -> Cell:
-    """The lag of all of these; "position lost", or what is known with a +, where that of one is not known."""
+    """The lag of these rows; "position lost", or the known part with a + if one is not known."""
     if any(row.lost for row in rows):
         return Cell("position lost", "bold red", "lost")
     known = [row.lag for row in rows if row.lag is not None]
@@ -268,7 +268,7 @@ def lag_cell(rows: Sequence[LeaseRow], style: str = "") -> Cell:
 
 
 def deleted_notes(groups: Iterable[GroupRow]) -> list[str]:
-    """What nobody will read any more: a lag does not count it."""
+    """Offsets that retention deleted before they were done: the lag does not count them."""
     notes = []
     for each in groups:
         rows = [row for row in each.leases if row.deleted]
@@ -278,7 +278,7 @@ def deleted_notes(groups: Iterable[GroupRow]) -> list[str]:
 
 
 def stuck_section(rows: Iterable[LeaseRow]) -> Section:
-    """The partitions that stand still, together where they do for the same reason."""
+    """Partitions without progress, grouped by reason."""
     found: dict[tuple[str, str], list[LeaseRow]] = {}
     for row in rows:
         if row.held_back and not row.stuck:

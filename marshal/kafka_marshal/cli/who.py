@@ -1,7 +1,4 @@
-"""`who`: who owned a partition, since when, until when.
-
-Of a claimed group the lease's part of the log tells, of a coordinated one the group's home: both are replayed.
-"""
+"""`who`: who owned a partition, since when, until when."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _COLUMNS = (
 )
 
 
-#: The broker's clock may be ahead of ours by that.
+#: The broker's clock may be ahead of this machine's by this much.
 _AHEAD_MS = 60_000
 
 
@@ -66,12 +63,12 @@ def who(
 ) -> int:
     r"""Who owned PARTITION of TOPIC for GROUP, since when and until when, with the epochs.
 
-    Without --at and --offset: who owns it now, and the whole history. The answer comes from the records alone, so a
+    Without --at and --offset: the present owner, and the whole history. The answer comes from the records alone, so a
     dump gives it a year later. TIME is log time, the broker's; without an offset it is local. In a coordinated group
-    the epoch is the generation since which the owner has it; where a partition is shared, one line a range of keys.
+    the epoch is the generation since which the owner has it; a shared partition has one line per range of keys.
 
     \b
-    Exit status: 0, also where nobody owned it; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
+    Exit status: 0, also if it was free; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
     """
     if at is not None and offset is not None:
         raise click.UsageError("--at and --offset both say when: give one of them.")
@@ -100,7 +97,7 @@ def who(
 
 
 def _both(key: LeaseKey, partitions: int, at: int | None, offset: int | None) -> tuple[Ownership, PieceOwnership]:
-    """Of either kind that the group may be of."""
+    """For both kinds of groups: which it is, is not known yet."""
     claimed = Ownership(key, route_lease(key[1], key[2], partitions), partitions, at, offset)
     pieces = PieceOwnership(key, route_group(key[0], partitions), partitions, at, offset)
     pieces.assignments = Assignments(key[0])
@@ -108,7 +105,7 @@ def _both(key: LeaseKey, partitions: int, at: int | None, offset: int | None) ->
 
 
 def _chosen(claimed: Ownership, pieces: PieceOwnership) -> Ownership:
-    """The one of the kind that the group is, or was when it was last known (G1)."""
+    """The one for the kind of the group, or its last known kind (G1)."""
     for owned in (claimed, pieces):
         owned.end()
     is_coordinated = pieces.world.group(pieces.key[0]) is not None or not claimed.spans
@@ -172,7 +169,7 @@ def _print_answer(owned: Ownership) -> None:
 
 
 def _answer(owned: Ownership) -> str:
-    """The sentence that answers the question."""
+    """The answer in a sentence."""
     when = "Now" if owned.at is None else f"At {time_text(owned.at)}"
     if owned.at_offset is not None:
         when = f"After offset {owned.at_offset}"

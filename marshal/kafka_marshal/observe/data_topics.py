@@ -15,7 +15,7 @@ __all__ = ["DataTopics"]
 
 
 class DataTopics:
-    """What the cluster said of these topics when it was last asked."""
+    """The topics, as the cluster described them when last asked."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -37,7 +37,7 @@ class DataTopics:
         self.marks = self._cluster.watermarks(partitions, timeout_s) if partitions else {}
 
     def _visible(self, topics: set[str], timeout_s: float) -> dict[str, TopicInfo]:
-        """Those that we may see: a claim can name any topic, and one that is forbidden hides no other (*blocking*)."""
+        """Those that this user may see: a claim can name any topic, and a forbidden one hides no other (*blocking*)."""
         self._hidden = frozenset()
         try:
             return self._cluster.topic_info(topics, timeout_s)
@@ -47,7 +47,7 @@ class DataTopics:
             return self._cluster.topic_info(seen, timeout_s) if seen else {}
 
     def why_stuck(self, info: LeaseInfo, progress: Progress) -> str:
-        """Why nobody can work on this partition; "": as far as the topic shows, it is well."""
+        """Why no worker can read this partition; "": the topic shows no reason."""
         topic = self._topics.get(info.topic)
         if info.topic in self._hidden:
             return f"not to be seen by this user, if it is there. {grant('DESCRIBE', 'topic', [info.topic])}"

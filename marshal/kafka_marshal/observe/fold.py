@@ -1,7 +1,7 @@
-"""Who holds, who was heard when, who waits, who was evicted: one fold over a log, for all that ask.
+"""Workers in a log: what each holds, when it was last heard, whether it waits, was evicted or asked to hand over.
 
-Coordination partitions are read one after the other. So what is kept of a worker bears its place in the whole log (log
-time, partition, offset), and the later place prevails: the result is that of all partitions merged by log time.
+Coordination partitions are read one after the other. So each fact about a worker carries its place in the whole log
+(log time, partition, offset), and the later place prevails, as if all partitions were merged by log time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rationalizer.wire.records import KINDS, DuringPause
 
 __all__ = ["Fold", "Place", "Worker", "group_of", "is_of_worker", "lease_of", "shows_life"]
 
-#: Of a record in the whole log: (log time, coordination partition, offset).
+#: A record's place in the whole log: (log time, coordination partition, offset).
 Place = tuple[int, int, int]
 
 _NEVER: Final[Place] = (-1, -1, -1)
@@ -40,7 +40,7 @@ _OF_WORKERS: Final = frozenset(
 #: A worker that is refused these is alive; a refused beat may be an old one.
 _REQUESTS: Final = frozenset({"ClaimingMessages", "ClaimingPartition", "JoinGroup"})
 
-#: A claim that ends so is made again: its sender waits.
+#: The sender of a claim with this outcome repeats it: it waits.
 _WAITS: Final = (codes.HELD, codes.PAUSED)
 
 
@@ -77,25 +77,25 @@ def shows_life(outcome: Outcome) -> bool:
 
 @dataclass(slots=True)
 class Worker:
-    """One run of one worker in a group, as its records show it."""
+    """One instance of one worker in a group, as its records show it."""
 
     group: str
     client: str
     instance: str
-    #: Its first record, and its last one. A release that an operator wrote in its name is none of its own.
+    #: Its first record, and its last one. A release that an operator wrote in its name does not count.
     begun: Place = _NEVER
     heard: Place = _NEVER
-    #: Its last claim or join, and the code with which that was refused; "": it was not.
+    #: Its last claim or join, and the code of its refusal; "": it was accepted.
     claimed: Place = _NEVER
     refused: str = ""
     #: That was a join: the group is a coordinated one.
     joins: bool = False
-    #: Its heartbeat interval; half its session in a coordinated group (ms). 0: not known.
+    #: Its heartbeat interval (ms); in a coordinated group half its session. 0: not known.
     interval_ms: int = 0
     #: What it lost last, and how.
     lost: Place = _NEVER
     ended: End = End.OPEN
-    #: When an operator's client took something from it last (C20).
+    #: When an operator last released something in its name (C20).
     evicted: Place = _NEVER
     evictor: str = ""
     #: Its last own record before that.
@@ -110,40 +110,40 @@ class Worker:
 
     @property
     def waits(self) -> bool:
-        """Its last claim found the partition held, or the group paused, and it lost nothing since."""
+        """Whether its last claim found the partition held, or the group paused, and it has lost nothing since."""
         return self.refused in _WAITS and not self.joins and self.claimed > self.lost
 
     @property
     def rejected(self) -> str:
-        """Why the log did not let it into its group, or let it have nothing: a code; "": that was not the last."""
+        """The code with which the log refused its last claim or join, unless it waits; "": none."""
         return self.refused if self.claimed > self.lost and not self.waits else ""
 
     @property
     def released(self) -> bool:
-        """What it lost last it gave up itself."""
+        """Whether it released the last partition that it held."""
         return self.lost > self.claimed and self.ended in (End.RELEASED, End.LEFT)
 
     @property
     def is_evicted(self) -> bool:
-        """An operator evicted it, and it has claimed nothing since (C18, G20)."""
+        """Whether an operator evicted it, and it has claimed nothing since (C18, G20)."""
         return self.evicted > self.claimed
 
     @property
     def was_alive(self) -> bool:
-        """It wrote something after its eviction, or within its interval before it."""
+        """Whether it wrote a record after its eviction, or within its interval before it."""
         return self.heard > self.evicted or self.evicted[0] - self.heard_before[0] <= self.interval_ms
 
     @property
     def asked_at(self) -> int | None:
-        """Log time at which it was asked to hand over; None: it was not, or was evicted since."""
+        """Log time (ms) of an operator's request to hand over; None: no such request since its last eviction."""
         return self.asked[0] if self.asked > self.evicted else None
 
 
 @dataclass(slots=True)
 class Fold:
-    """Feed it each record of a log after its world has applied it.
+    """Takes each record of a log after its world has applied it.
 
-    beats: keep of each lease when it was beaten for last. Without, only its worker is known to live: that is less work.
+    beats: also keep the last heartbeat of each lease. Without, only that of its worker is known, at less cost.
     """
 
     beats: bool = True
@@ -153,15 +153,15 @@ class Fold:
     _worlds: dict[int, World] = field(default_factory=dict)
     #: (group, client) → instance → run
     _workers: dict[tuple[str, str], dict[str, Worker]] = field(default_factory=dict)
-    #: Instances that paused a group: no workers.
+    #: Instances that paused a group: they are not workers.
     _admins: set[str] = field(default_factory=set)
 
     def follows(self, world: World) -> bool:
-        """Whether it goes on from this world's last record."""
+        """Whether it has every record of this world since `begin`."""
         return self._worlds.get(world.partition) is world
 
     def begin(self, world: World) -> None:
-        """The records of this coordination partition follow on this state."""
+        """Start this coordination partition from the state of its world."""
         cp = world.partition
         self._worlds[cp] = world
         owners = self.owners[cp] = Owners()
@@ -210,7 +210,7 @@ class Fold:
             self._hear(group, client, instance, place)
 
     def workers(self, since: int = 0) -> list[Worker]:
-        """The newest run of each worker that was heard since that log time, by group and name."""
+        """The newest instance of each worker that was heard since that log time (ms), by group and name."""
         found = []
         for key in sorted(self._workers):
             run = max(self._workers[key].values(), key=lambda run: (run.begun, run.heard))
@@ -220,7 +220,7 @@ class Fold:
 
     @property
     def groups(self) -> set[str]:
-        """The groups that were met."""
+        """All groups in the records so far."""
         leases = {key[0] for owners in self.owners.values() for key in owners.now}
         return leases | {group for group, _ in self._workers}
 
@@ -253,7 +253,7 @@ class Fold:
         run.interval_ms = (message.session_timeout_ms + 1) // 2 if is_join else message.heartbeat_interval_ms
 
     def _changed(self, world: World, outcome: Outcome, place: Place) -> bool:
-        """Follow what the record changed; whether it is an eviction."""
+        """Apply what the record changed; returns whether it is an eviction."""
         owners, message = self.owners[world.partition], outcome.message
         assert message is not None
         if not outcome.accepted:
@@ -300,7 +300,7 @@ class Fold:
         return newest is not last and self._rebalanced(name, newest, place)
 
     def _rebalanced(self, group: str, found: Rebalance, place: Place) -> bool:
-        """Members that went, whether they owned anything or not; whether one was evicted."""
+        """Members that left, with or without partitions; returns whether one was evicted."""
         for client, ended, by in (
             *((client, End.LEFT, "") for client in found.left),
             *((client, End.EVICTED, by) for client, by in found.evicted),
@@ -327,7 +327,7 @@ class Fold:
             run.heard_before = run.heard if run.heard < place else run.heard_before
 
     def _asked(self, world: World, outcome: Outcome, place: Place) -> None:
-        """C19: a release under another instance that names the holder and its epoch."""
+        """A request to hand over is a release under another instance that names the holder and its epoch (C19)."""
         message = outcome.message
         assert message is not None
         client, group = message.client_id, message.group_id

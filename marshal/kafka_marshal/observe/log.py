@@ -1,8 +1,7 @@
-"""The coordination log for those that only read it: up to its end as it was, or onwards.
+"""The coordination topic for those that only read it: up to its present end, or followed.
 
-`Log` reads without judging the topic's settings: a log that a worker would refuse (L1) is just the one somebody wants
-to look at. What makes reading itself wrong is refused here too: a log whose beginning is gone, another CP count than
-it was made with (L2).
+`Log` does not check the topic's settings: a log that workers refuse (L1) is the one to examine. It refuses only what
+makes reading wrong: a log whose beginning is gone, and another number of partitions than at its creation (L2).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Source:
     topic: str
     #: How long a broker has to answer (s).
     timeout: float
-    #: bootstrap.servers and the other properties of librdkafka; asked for again at each connection.
+    #: Returns bootstrap.servers and the other properties of librdkafka; called for each connection.
     connection: Callable[[], tuple[str, dict[str, str]]]
 
     def connect(self) -> Cluster:
@@ -43,7 +42,7 @@ class Source:
 
 
 class Log:
-    """The coordination topic of one cluster: how many CPs, from where to where (*blocking*)."""
+    """The coordination topic of one cluster: its partitions and their bounds (*blocking*)."""
 
     def __init__(self, cluster: Cluster, topic: str, timeout_s: float) -> None:
         """Find the topic and where its log ends now. Raises TopicMissingError, KafkaUnavailableError."""
@@ -58,12 +57,12 @@ class Log:
                 f"Create it with kafka-marshal init{option}, or name another one with --topic."
             )
         self.partitions: int = len(marks)
-        #: For each CP the first offset that is left, and its high watermark when asked (C15).
+        #: For each CP its first offset, and its high watermark at the start (C15).
         self.starts: dict[int, int] = {cp: low for cp, (low, _) in marks.items()}
         self.ends: dict[int, int] = {cp: high for cp, (_, high) in marks.items()}
 
     def refuse_if_cut(self) -> None:
-        """Raise LogCutError where the log does not reach back to its beginning (L1)."""
+        """Raise LogCutError if the beginning of the log is gone (L1)."""
         cut = [cp for cp, start in self.starts.items() if start > 0]
         if cut:
             raise LogCutError(
@@ -72,9 +71,9 @@ class Log:
             )
 
     def first_worlds(self, cps: Iterable[int]) -> dict[int, World]:
-        """The state that each of these CPs begins with (*blocking*): empty, or where it was pruned a snapshot (S3).
+        """The initial state of each of these CPs (*blocking*): empty, or a snapshot if the log was pruned (S3).
 
-        Says so where history is gone. Raises LogCutError where no snapshot bridges the gap.
+        Logs a warning if history is gone. Raises LogCutError if no snapshot reaches the first offset.
         """
         cut = {cp: start for cp, start in self.starts.items() if start > 0 and cp in set(cps)}
         worlds = {cp: World(cp, self.partitions) for cp in cps}
@@ -92,8 +91,8 @@ class Log:
             log(
                 logging.WARNING,
                 "log_pruned",
-                f"old log was removed (kafka-marshal prune) in partition(s) {where}. What is told begins there; who "
-                "holds a lease at that moment may have had it for longer.",
+                f"old log was removed (kafka-marshal prune) in partition(s) {where}. The history begins there; a "
+                "member that holds a lease at that moment may have held it for longer.",
             )
         return worlds
 
@@ -103,9 +102,9 @@ class Log:
         ends: Mapping[int, int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[tuple[int, list[LogEntry]]]:
-        """Runs of records of one CP each, ascending, up to the ends found at first (*blocking*).
+        """Runs of records of one CP each, ascending, up to the ends found at the start (*blocking*).
 
-        partitions: from which offset to read each CP; default: all from their start. ends: up to which instead.
+        partitions: first offset of each CP to read; default: all of them from their start. ends: other ends, exclusive.
         progress: called with (offsets passed, offsets in all).
         """
         ends = self.ends if ends is None else ends
@@ -113,7 +112,7 @@ class Log:
         return read_range(self._cluster, self.topic, ranges, self._timeout_s, progress=progress)
 
     def follow(self, positions: Mapping[int, int]) -> Iterator[dict[int, list[LogEntry]]]:
-        """What is appended from these offsets on, batch by batch, for ever; an empty one now and then."""
+        """Records from these offsets on, in batches, without end; a batch may be empty."""
         tail = MonitoredTail(self._cluster, self.topic, positions, {})
         try:
             while True:
@@ -124,7 +123,7 @@ class Log:
             tail.close()
 
     def check_marker(self, cp: int, first: LogEntry) -> None:
-        """Refuse a log that was made with another number of CPs (L2): records would be judged by a wrong routing."""
+        """Raise TopicChangedError if the log was created with another number of CPs (L2): routing differs."""
         count = count_of(first[2]) if first[0] == 0 else None
         if count is not None and count != self.partitions:
             raise TopicChangedError(

@@ -1,4 +1,4 @@
-"""What a replica's reader learns by the way: the broker's time, and how fast and since when positions move."""
+"""The broker's time, and the speed of positions, as learned while a log is read."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LeaseKey = tuple[str, str, int, int]
 
 
 def local_ms() -> float:
-    """This machine's idea of the time, milliseconds since 1970."""
+    """This machine's time (ms since 1970)."""
     return time.time() * 1000
 
 
 def beyond(ranges: Sequence[tuple[int, int]]) -> int:
-    """How many messages of a progress's ranges are done beyond a gap."""
+    """The number of messages done beyond a gap."""
     return sum(last - first + 1 for first, last in split(ranges).ranges)
 
 
 def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | None]]:
-    """Of each lease, and each piece of a coordinated group: (key, epoch, stable, all that is done, its owner)."""
+    """(key, epoch, stable, messages done, owner) of each lease, and of each piece of a coordinated group."""
     for lease in world.leases():
         key = (lease.group_id, lease.topic, lease.partition, 0)
         stable = lease.progress.stable
@@ -46,7 +46,7 @@ def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | No
 
 
 class BrokerClock:
-    """The broker's time, as well as it is known. `source`: "traffic", "tick", or "local" where it was not learned."""
+    """The broker's time as far as known. `source`: "traffic", "tick", or "local" if no record has shown it."""
 
     def __init__(self, now: Callable[[], float] = local_ms) -> None:
         self._now = now
@@ -55,7 +55,7 @@ class BrokerClock:
         self.source: str = "local"
 
     def heard(self, stamp_ms: int, source: str = "traffic") -> None:
-        """A record appended a moment ago bears this stamp: the broker's time is at least that."""
+        """A record appended just now has this timestamp (ms): the broker's time is at least that."""
         ahead = stamp_ms - self._now()
         if self._ahead is None or ahead > self._ahead:
             self._ahead = ahead
@@ -63,32 +63,32 @@ class BrokerClock:
             self.source = source
 
     def at_least(self, stamp_ms: int) -> None:
-        """An old stamp: the broker's time can't be before it."""
+        """An older record has this timestamp (ms): the broker's time is not before it."""
         self._floor = max(self._floor, stamp_ms)
 
     def now_ms(self) -> int:
-        """The broker's time now, milliseconds since 1970."""
+        """The broker's time now (ms since 1970)."""
         return max(int(self._now() + (self._ahead or 0)), self._floor)
 
     @property
     def local_is_behind_ms(self) -> int:
-        """How much this machine's clock lags behind stamps already seen, at least; 0 where it does not."""
+        """At least this much (ms) this machine's clock is behind timestamps already seen; 0: it is not."""
         return max(0, int(self._floor - self._now()), int(self._ahead or 0))
 
 
 @dataclass(slots=True)
 class _Track:
-    """One lease as the last sample saw it. Times are log time."""
+    """One lease at the last sample. Times are log time (ms)."""
 
     epoch: int
     done: int
     moved_at: int
     granted_at: int
-    #: Whether the holder was a member at work: what an admin writes while it has the group paused is not handled.
+    #: Whether the holder was a worker: what an admin writes during its pause is no handled message.
     works: bool = False
-    #: Whether the position moved between two samples: else `moved_at` is only the first one.
+    #: Whether the position moved between two samples; if not, `moved_at` is the first sample.
     has_moved: bool = False
-    #: The first offset that is not done, less one; log time since which it is that; whether it was seen to move.
+    #: The last offset up to which all is done; since when; whether it moved between two samples.
     stable: int = NOTHING_DONE
     stable_at: int = 0
     stable_moved: bool = False
@@ -96,19 +96,19 @@ class _Track:
     handled: int = 0
     #: (log time, handled) of this epoch, within the window.
     samples: deque[tuple[int, int]] = field(default_factory=deque)
-    #: (log time, next offset), whenever that changed: the last one before the verdicts' window, and those within it.
+    #: (log time, next offset) at each change: the last one before the window of verdicts, and those within it.
     positions: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 class Meter:
-    """Messages a second of each lease, and since when it stands still, from samples of the worlds."""
+    """Messages per second of each lease, and since when it makes no progress, from samples of the worlds."""
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
         self._tracks: dict[LeaseKey, _Track] = {}
 
     def sample(self, world: World) -> None:
-        """Note how far the groups of this coordination partition are now."""
+        """Record the positions of all groups in this coordination partition."""
         for key, epoch, stable, done, owner in _standings(world):
             track = self._tracks.get(key)
             if track is None:
@@ -134,9 +134,9 @@ class Meter:
 
     @staticmethod
     def _follow(track: _Track, epoch: int, stable: int, done: int, log_time: int) -> None:
-        # The first position of a partition is where its consumer begins: no work.
+        # The first position of a partition is its consumer's start, not work.
         began = track.done == NOTHING_DONE != stable
-        if epoch != track.epoch:  # another holder: what was before says nothing about its speed
+        if epoch != track.epoch:  # another holder has another speed
             track.epoch, track.granted_at = epoch, log_time
             track.samples.clear()
         elif done < track.done or began:
@@ -149,20 +149,20 @@ class Meter:
             track.done, track.moved_at, track.has_moved = done, log_time, True
 
     def moved_at(self, key: LeaseKey) -> int | None:
-        """Log time since which the position has not moved, or the first one known; None: nothing is known."""
+        """Log time (ms) of the position's last move, or of the first sample; None: not known."""
         track = self._tracks.get(key)
         return None if track is None else track.moved_at
 
     def stable_since(self, key: LeaseKey) -> tuple[int | None, bool]:
-        """Log time since which the first offset that is not done is the same, and whether it was seen to move before.
+        """Log time (ms) since which the first undone offset is the same, and whether it was seen to move before that.
 
-        (None, False): nothing is known.
+        (None, False): not known.
         """
         track = self._tracks.get(key)
         return (None, False) if track is None else (track.stable_at, track.stable_moved)
 
     def positions(self, key: LeaseKey, since: int) -> list[int]:
-        """The next offsets from that log time on, the first one as it was then; []: it is not known what it was."""
+        """The next offsets since that log time (ms), the first one as of then; []: not known."""
         track = self._tracks.get(key)
         if track is None or track.positions[0][0] > since:
             return []
@@ -170,17 +170,17 @@ class Meter:
         return [position for _, position in list(track.positions)[first:]]
 
     def has_moved(self, key: LeaseKey) -> bool:
-        """Whether the position was seen to move; else it has stood still since before the first sample."""
+        """Whether the position has moved since the first sample."""
         track = self._tracks.get(key)
         return track is not None and track.has_moved
 
     def granted_at(self, key: LeaseKey) -> int | None:
-        """Log time since which this epoch is known."""
+        """Log time (ms) of the first sample with this epoch."""
         track = self._tracks.get(key)
         return None if track is None else track.granted_at
 
     def per_second(self, key: LeaseKey) -> float | None:
-        """Of the present holder; None where the log says too little: fewer than two moments within the window."""
+        """Speed of the present holder; None: fewer than two samples within the window."""
         track = self._tracks.get(key)
         if track is None or len(track.samples) < 2:
             return None

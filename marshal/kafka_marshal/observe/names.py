@@ -1,4 +1,4 @@
-"""The names that a log knows, and which of them a mistyped one may mean."""
+"""The names that a log knows, and which of them a mistyped name may mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rationalizer import World
 
 __all__ = ["LogNames", "clients_of", "names_of", "near", "no_group"]
 
-#: How like a name must be to be offered, and how many at most.
+#: The least similarity of a name that is offered, and the most names.
 _ALIKE, _OFFERED = 0.6, 4
 
 #: group → topic → clients that hold something of it
@@ -16,10 +16,7 @@ LogNames = dict[str, dict[str, set[str]]]
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The name that may be meant, as the end of a sentence; nothing where no known name is like it.
-
-    Where several are as like it as the best, all of them: one at random would be a guess.
-    """
+    """The similar known name as the end of a sentence; "" if no known name is similar. Ties are all named."""
     from difflib import SequenceMatcher
 
     likeness = {each: SequenceMatcher(None, each, name).ratio() for each in known}
@@ -31,7 +28,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def no_group(group: str, known: Iterable[str]) -> str:
-    """That the log knows no such group, and which one may be meant."""
+    """A message: the log knows no such group, with the similar name."""
     return f"no group {group!r}" + (near(group, known) or ": the log knows no lease and no member of it.")
 
 
@@ -56,6 +53,6 @@ def names_of(worlds: Iterable[World]) -> LogNames:
 
 
 def clients_of(known: LogNames, group: str | None) -> set[str]:
-    """The clients that hold something, in that group if it is one."""
+    """The clients that hold partitions, of that group if it is known, else of all."""
     chosen = [known[group]] if group in known else list(known.values())
     return {client for topics in chosen for clients in topics.values() for client in clients}

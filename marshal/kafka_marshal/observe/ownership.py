@@ -1,6 +1,6 @@
-"""Who owned a partition, since when, until when: a replay of its part of the log, and the answer in words.
+"""Who owned a partition, since when, until when: a replay of one coordination partition, and the answer in words.
 
-Of a claimed group the lease's part of the log tells, of a coordinated one the group's home.
+A claimed group's leases are in the coordination partition of the data partition, a coordinated group in its home.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ __all__ = ["Moment", "Ownership", "PieceOwnership", "ended_text", "keys_text", "
 
 @dataclass(slots=True)
 class Moment:
-    """The lease, or the piece, at the place that was asked about."""
+    """The lease or piece at the requested moment."""
 
     span: Span
     last_beat: int
     heartbeat_interval_ms: int
     freshness: str
-    #: The offset to be read next, at that place; None: not asked for.
+    #: The offset to read next at that moment; None: not requested.
     next: int | None = None
 
 
 @dataclass(slots=True)
 class Ownership:
-    """The history of one lease, and one moment of it, from a replay of its CP."""
+    """The history of one lease and one moment in it, from a replay of its CP."""
 
     key: LeaseKey
     cp: int
     partitions: int
-    #: Judge the state after the records up to this log time, or this offset; neither: at the end of the log.
+    #: The moment is after the records up to this log time (ms), or this offset; neither: the end of the log.
     at: int | None = None
     at_offset: int | None = None
     spans: list[Span] = field(default_factory=list)
-    #: One; in a coordinated group one for each range of keys.
+    #: One; in a coordinated group one for each range of key hashes.
     moments: list[Moment] = field(default_factory=list)
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
@@ -53,7 +53,7 @@ class Ownership:
         self.world = World(self.cp, self.partitions)
 
     def begin(self, world: World) -> None:
-        """The log begins with this state: whoever holds the lease in it has held it since before."""
+        """The log begins with this state: its holder may have held the lease before."""
         self.world = world
         self.owners.begin(world)
         span = self.owners.now.get(self.key)
@@ -82,7 +82,7 @@ class Ownership:
 
     @property
     def judged_at(self) -> int:
-        """The log time at which it is judged who is silent, while the replay stands at the moment."""
+        """The log time (ms) at which silence is judged at that moment."""
         return self.world.log_time if self.at is None else max(self.at, self.world.log_time)
 
     def _is_beyond(self, offset: int, stamp: int) -> bool:
@@ -100,13 +100,13 @@ class Ownership:
 
 @dataclass(slots=True)
 class PieceOwnership(Ownership):
-    """The history of one partition of a coordinated group, from a replay of the group's home."""
+    """The history of one partition of a coordinated group, from a replay of the group's home CP."""
 
     assignments: Assignments = field(default_factory=lambda: Assignments(""))
-    #: The last offset before the moment; client_id → (last beat, half of its session, freshness) as of then.
+    #: The last offset before the moment; client_id → (last beat, half its session, freshness) at that moment.
     _last: int = -1
     _members: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    #: (first key, last key, next offset) as of then.
+    #: (first key hash, last key hash, next offset) at that moment.
     _done: list[tuple[int, int, int]] = field(default_factory=list)
 
     def begin(self, world: World) -> None:
@@ -146,7 +146,7 @@ class PieceOwnership(Ownership):
 
 
 def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
-    """Who had it at that moment, in a sentence."""
+    """The owner at that moment, in a sentence."""
     held = moment.span
     when += f", {keys}" if (keys := keys_text(held)) else ""
     if not held.held:
@@ -162,7 +162,7 @@ def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
 
 
 def keys_text(span: Span) -> str:
-    """The part of the keys that it is about; "" for all."""
+    """The range of keys, in hundredths; "" for all keys."""
     if span.lo == 0 and span.hi == MAX_KEY_HASH:
         return ""
     return "keys " + place_text(0, span.lo, span.hi)[3:-1]
@@ -175,7 +175,7 @@ def _later(found: Span) -> str:
 
 
 def ended_text(found: Span) -> str:
-    """How a span ended, in words; "" while it lasts."""
+    """How a span ended, in words; "": it has not ended."""
     match found.ended:
         case End.OPEN:
             return ""
@@ -204,7 +204,7 @@ def _done(found: Span) -> str:
 
 
 def span_json(each: Span) -> dict[str, object]:
-    """One span as `who --json` prints it."""
+    """A span as in `who --json`."""
     return {
         "holder": {"client": each.client_id, "instance": each.instance_id} if each.held else None,
         "keys": [each.lo, each.hi],

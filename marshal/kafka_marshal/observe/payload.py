@@ -11,7 +11,7 @@ __all__ = ["MOST_BYTES", "Form", "short", "shown"]
 
 Form = Literal["auto", "text", "json", "hex"]
 
-#: Of a value, and of a key or header, as many bytes are shown unless more are asked for.
+#: Bytes of a value, and of a key or header, that are shown by default.
 MOST_BYTES = 16_384
 MOST_SHORT_BYTES = 400
 
@@ -21,21 +21,21 @@ _LINE = 16
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bytes, made readable: lines that are not escaped yet."""
+    """Bytes as readable lines, not escaped yet."""
 
     form: str
     lines: list[str]
-    #: So many bytes, of which this many are not shown.
+    #: The number of bytes, and how many of them are not shown.
     size: int
     cut: int = 0
 
 
 class _UnfaithfulError(ValueError):
-    """Written again, this JSON would not say the same."""
+    """This JSON would change if it were written again."""
 
 
 def shown(value: bytes | None, form: Form, most: int) -> Shown:
-    """As JSON, as text or as bytes, whichever fits first (auto), or as that one."""
+    """The value as JSON, text or bytes: the first of these that fits (auto), or the requested one."""
     if value is None:
         return Shown("null", [], 0)
     if form in ("auto", "json") and len(value) <= most and (lines := _json_lines(value)) is not None:
@@ -47,7 +47,7 @@ def shown(value: bytes | None, form: Form, most: int) -> Shown:
 
 
 def _json_lines(value: bytes) -> list[str] | None:
-    """Indented, if it is an object or a list, and nothing of it would be lost by that."""
+    """Indented JSON, if it is an object or a list and indenting loses nothing; else None."""
     try:
         found = json.loads(value, parse_float=_faithful, parse_constant=_faithful, object_pairs_hook=_unique)
         return json.dumps(found, indent=2, ensure_ascii=False).split("\n") if isinstance(found, (dict, list)) else None
@@ -70,7 +70,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_text(value: bytes, most: int) -> bool:
-    """UTF-8 without control characters but for the ends of lines; a character cut at the end does not matter."""
+    """Whether it is UTF-8 without control characters, except line ends. A character cut at the end is ignored."""
     try:
         text = value[: most + 4].decode("utf-8", "strict" if len(value) <= most + 4 else "ignore")
     except UnicodeDecodeError:
@@ -81,7 +81,7 @@ def _is_text(value: bytes, most: int) -> bool:
 
 
 def _hex_lines(value: bytes) -> list[str]:
-    """Offset, bytes, and what of them is ASCII."""
+    """Offset, bytes, and their ASCII characters."""
     lines = []
     for at in range(0, len(value), _LINE):
         part = value[at : at + _LINE]

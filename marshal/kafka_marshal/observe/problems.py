@@ -12,7 +12,7 @@ from kafka_marshal.observe.text import count, span
 
 __all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
 
-#: Kind → what `status` says of a group in two words. Kinds are part of the JSON of `check` and `status`.
+#: Kind → the group's state in `status`. Kinds are part of the JSON of `check` and `status`.
 KINDS = {
     "position_lost": "position lost",
     "no_topic": "without a topic",
@@ -28,13 +28,13 @@ KINDS = {
     "silence": "silent",
 }
 
-#: Runs of partitions, and workers, that are listed one by one.
+#: The most ranges of partitions, and the most workers, that a text lists.
 _LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason why not all is well. `amount`: how many partitions, members, or messages it is about."""
+    """One thing that is wrong. `amount`: the number of partitions, members or messages concerned."""
 
     group: str
     kind: str
@@ -44,7 +44,7 @@ class Problem:
 
 
 def places(rows: Iterable[LeaseRow]) -> str:
-    """The partitions as people write them: flights 1, 3-5; delays 0."""
+    """The partitions in words: flights 1, 3-5; delays 0."""
     found = []
     for topic, of_topic in groupby(sorted(rows, key=lambda row: (row.topic, row.partition)), lambda row: row.topic):
         runs: list[list[int]] = []
@@ -59,12 +59,12 @@ def places(rows: Iterable[LeaseRow]) -> str:
 
 
 def too_few(group: str, living: int, wanted: int) -> Problem:
-    """Fewer members live than there shall be."""
+    """The problem that fewer members are alive than required."""
     return Problem(group, "members", f"{count(living, 'member')} alive, fewer than {wanted:,}", living, [])
 
 
 def deleted_text(rows: list[LeaseRow]) -> str:
-    """What nobody will read any more: a lag does not count it."""
+    """Offsets that retention deleted before they were done: the lag does not count them."""
     offsets = sum(row.deleted for row in rows)
     return (
         f"{places(rows)}: {count(offsets, 'offset')} were deleted (retention) before the group had done them. They are "
@@ -75,7 +75,7 @@ def deleted_text(rows: list[LeaseRow]) -> str:
 def problems_of(
     group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None, min_members: int = 0
 ) -> list[Problem]:
-    """All that is wrong with the group, the worst first."""
+    """All problems of the group, the worst first."""
     name = group.group
     found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
@@ -100,7 +100,7 @@ def problems_of(
 
 
 def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
-    """What nobody works on, and what to do about it: a group whose workers have just died is not over."""
+    """Partitions without a holder, and what to do: a group whose workers have just died has not ended."""
     waiting = sum(row.lag or 0 for row in free)
     text = f"{count(len(free), 'partition')} without a holder ({places(free)})"
     if waiting:
@@ -137,7 +137,7 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
 
 
 def _held_back(group: GroupRow) -> Iterator[Problem]:
-    """Each by itself: what its holder gets done elsewhere hides it from all figures of a worker."""
+    """One problem for each partition: progress elsewhere hides it from all figures of a worker."""
     for row in group.leases:
         if row.held_back:
             text = (
@@ -149,14 +149,14 @@ def _held_back(group: GroupRow) -> Iterator[Problem]:
 
 
 def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
-    """The partitions as release-group takes them; a topic alone where all of it is meant. The first ones of many."""
+    """Partitions as options of release-group; the topic alone for all of its partitions. At most the first eight."""
     whole = {row.topic for row in rows} - {row.topic for row in group.leases if row not in rows}
     yield from sorted(whole)
     yield from [f"{row.topic}:{row.partition}" for row in rows if row.topic not in whole][:_LISTED]
 
 
 def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[str, str], list[LeaseRow]]]:
-    """Kind and reason, with their partitions, in the order of `KINDS`."""
+    """(kind, reason) with the partitions, in the order of `KINDS`."""
     found: dict[tuple[str, str], list[LeaseRow]] = {}
     for row in rows:
         kind = "position_lost" if row.lost else "no_topic" if row.no_topic else "stuck"
@@ -165,7 +165,7 @@ def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[str, str], list[LeaseRo
 
 
 def _heard(idle: list[WorkerRow]) -> str:
-    """Workers that may run all the same: they write nothing while they have nothing."""
+    """Workers that hold nothing and may still run: without partitions they write no records."""
     last = sorted(idle, key=lambda run: run.silence_ms)[:_LISTED]
     return "".join(f"; {_name(run)} {run.doing}" for run in last) + ("; …" if len(idle) > _LISTED else "")
 

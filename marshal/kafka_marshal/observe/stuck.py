@@ -1,4 +1,4 @@
-"""What stands still, for `status` and `lag`: as far as it shows from outside, and without a word from the members."""
+"""Why partitions make no progress, as far as the log and the topics show it, without asking members."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
 
 __all__ = ["mark_held_back", "mark_stuck", "mark_verdicts"]
 
-#: Partitions of which the next message is read, at most; and for how long in all (s).
+#: The most partitions whose next message is read, and the time for all of them (s).
 PROBED_AT_MOST = 50
 PROBE_S = 2.0
 
 SLICE_S = 0.2
 
-#: A first message that is not done for so long (ms), with later ones done, holds back its partition.
+#: A first undone message holds back its partition after this long (ms), if later ones are done.
 HELD_BACK_MS = 10_000
 
-#: Partitions of which it is asked where their logs ended a minute ago, at most.
+#: The most partitions whose log end of a minute ago is looked up.
 ASKED_AT_MOST = 1_000
 
-#: Characters of a key that are shown.
+#: The most characters of a key that are shown.
 KEY_SHOWN = 40
 
-#: Little is fetched, and spoilt bytes are noticed in uncompressed batches, too.
+#: Fetches little, and detects damaged bytes in uncompressed batches, too.
 CONFIG: dict[str, object] = {"check.crcs": True, "fetch.message.max.bytes": 65_536, "queued.max.messages.kbytes": 1_024}
 
 
 def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[LeaseRow]:
-    """The rows, with what reading the next message shows of those that get nothing done and have messages to come."""
+    """The rows, with the result of reading the next message of those that have messages and make no progress."""
     still: dict[TopicPartition, list[LeaseRow]] = {}
     for _, row in sorted(_in_turns(rows), key=lambda item: item[0]):
         if row.lag and not row.stuck and (row.idle_ms or 0) >= patience_ms(row.heartbeat_interval_ms):
@@ -45,7 +45,7 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
     positions = {key: max(first.position, first.log_start or 0) for key, (first, *_) in probed.items()}
     unreadable, found = _probe(cluster, positions)
     stamps = {key: _stamp(message) for key, message in found.items()}
-    # A worker that works through one partition's backlog gets to the others later.
+    # A worker that is busy with one partition's backlog reaches the others later.
     at_work = {(row.group, row.instance) for row in rows if row.still_ms < patience_ms(row.heartbeat_interval_ms)}
     return [
         _with_reason(row, positions, unreadable, stamps, now_ms, (row.group, row.instance) in at_work) for row in rows
@@ -53,7 +53,7 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
 
 
 def mark_held_back(cluster: Cluster, rows: list[LeaseRow]) -> list[LeaseRow]:
-    """The rows, with the message that all progress of a partition waits for, while later ones are done (P6)."""
+    """The rows, with the message that blocks a partition while later ones are done (P6)."""
     waiting = {(row.topic, row.partition): row.position for row in rows if _is_held_back(row)}
     if not waiting:
         return rows
@@ -62,12 +62,12 @@ def mark_held_back(cluster: Cluster, rows: list[LeaseRow]) -> list[LeaseRow]:
 
 
 def _is_held_back(row: LeaseRow) -> bool:
-    """Later messages of the partition are done; or, for longer, those of other partitions of its holder."""
+    """Whether later messages of it are done; or, for longer, those of other partitions of its holder."""
     if not row.held or (row.stuck and not row.stuck.startswith(NO_PROGRESS)):
         return False
     if row.beyond:
         return (row.stable_ms or 0) >= HELD_BACK_MS
-    # A holder that works through another partition's backlog comes to this one within the window, as a rule.
+    # A holder that is busy with another partition's backlog usually reaches this one within the window.
     patience = max(WINDOW_MS, patience_ms(row.heartbeat_interval_ms))
     return not row.stuck and bool(row.lag) and min(row.still_ms, row.waiting_ms or 0) >= patience
 
@@ -86,7 +86,7 @@ def _with_key(row: LeaseRow, message: Message | None) -> LeaseRow:
 def mark_verdicts(
     cluster: Cluster, rows: list[LeaseRow], meter: Meter, now_ms: int, timeout_s: float
 ) -> list[LeaseRow]:
-    """The rows, with how their positions went over the last minute (*blocking*)."""
+    """The rows with their verdicts over the last minute (*blocking*)."""
     begin = now_ms - WINDOW_MS
     positions = {id(row): meter.positions((row.group, row.topic, row.partition, row.lo), begin) for row in rows}
     asked = {(row.topic, row.partition) for row in rows if row.lag and row.held and positions[id(row)]}
@@ -109,7 +109,7 @@ def mark_verdicts(
 
 
 def _key_text(key: bytes | str | None) -> str:
-    """A key, for people."""
+    """A key in words."""
     if key is None:
         return "a message without a key"
     text = key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key
@@ -117,7 +117,7 @@ def _key_text(key: bytes | str | None) -> str:
 
 
 def _in_turns(rows: list[LeaseRow]) -> Iterator[tuple[int, LeaseRow]]:
-    """Every holder's first partition before anybody's second: one that hangs shows in any of them."""
+    """(turn, row): each holder's first partition before any second one, since a hung holder shows in each."""
     turns: Counter[tuple[str, str | None]] = Counter()
     for row in rows:
         yield turns[row.group, row.instance], row
@@ -137,9 +137,9 @@ def _with_reason(
         return row
     if key in unreadable:
         return replace(row, stuck=f"offset {positions[key]} can't be read: {unreadable[key]}")
-    if key not in stamps:  # within a transaction that is open, or not read in time
+    if key not in stamps:  # in an open transaction, or not read in time
         return row
-    # Without a stamp of its own a message has waited as long as the position stood still.
+    # A message without a timestamp has waited since the position last moved.
     waiting_ms = (row.idle_ms or 0) if stamps[key] < 0 else max(0, now_ms - stamps[key])
     row = replace(row, waiting_ms=waiting_ms)
     done_nothing_ms = min(row.still_ms, waiting_ms)
@@ -152,7 +152,7 @@ def _with_reason(
 def _probe(
     cluster: Cluster, positions: Mapping[TopicPartition, int]
 ) -> tuple[dict[TopicPartition, str], dict[TopicPartition, Message]]:
-    """Read the next message of each: what the client says of those that it can't read, and the others'."""
+    """Read the next message of each partition; the client's errors, and the messages that could be read."""
     reader = cluster.data_reader("kafka-marshal-status", CONFIG)
     failed: dict[TopicPartition, str] = {}
     found: dict[TopicPartition, Message] = {}
@@ -169,7 +169,7 @@ def _probe(
                 if fault.topic is not None and fault.partition is not None and fault.kind is FaultKind.OTHER:
                     failed.setdefault((fault.topic, fault.partition), fault.message)
                 elif fault.topic is not None and fault.kind is FaultKind.REFUSED:
-                    # Who may only see the topic need not wait for what it can't read.
+                    # Without READ on the topic there is nothing to wait for.
                     refused.update(key for key in left if key[0] == fault.topic)
             over = left & (found.keys() | failed.keys() | refused)
             left -= over
@@ -181,6 +181,6 @@ def _probe(
 
 
 def _stamp(message: Message) -> int:
-    """The message's timestamp in ms; -1: it has none."""
+    """The message's timestamp (ms); -1: it has none."""
     stamp: Callable[[], tuple[int, int]] | None = getattr(message, "timestamp", None)
     return -1 if stamp is None else stamp()[1]

@@ -1,7 +1,7 @@
-"""Text for people: nothing from the log reaches a terminal unescaped; times and spans, written and read.
+"""Times, spans and amounts as text, and times and spans parsed.
 
-Ids in the log were written by anybody who may append to the topic. So whatever comes from the log goes through
-:func:`~kafka_marshal.visible.visible` on its way out (JSON escapes by itself).
+Any client that may append to the topic can write ids. So all text from the log goes through
+:func:`~kafka_marshal.visible.visible` before it is printed (JSON escapes by itself).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|min|s|m|h|d|w)")
 
-#: A time of day without its day is yesterday's if it is no longer ago than this.
+#: A time of day without a day may be yesterday's if it is at most this long ago.
 _WRAPPED_MS = 12 * 3_600_000
 
 _CLOCK = re.compile(
@@ -29,7 +29,7 @@ _CLOCK = re.compile(
 
 
 def time_text(time_ms: int) -> str:
-    """ISO 8601 in local time with its offset, to the millisecond; the bare number where no calendar reaches."""
+    """ISO 8601 in local time with its offset, to the millisecond; the number itself outside of the calendar."""
     try:
         moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone()
     except (OverflowError, ValueError, OSError):
@@ -38,7 +38,7 @@ def time_text(time_ms: int) -> str:
 
 
 def clock_text(time_ms: int, now_ms: int) -> str:
-    """As short as people need it, in local time: 14:03:21 today, 11-24 14:03:21 on another day, else the date."""
+    """A short local time: 14:03:21 today, 11-24 14:03:21 on another day, else the date."""
     try:
         moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone()
         today = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone()
@@ -50,10 +50,10 @@ def clock_text(time_ms: int, now_ms: int) -> str:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Milliseconds since 1970 from any way in which the commands take a time.
+    """Milliseconds since 1970 of a time as the commands take it.
 
-    ISO 8601, a time of day ("03:14", the last one there was, within 12 hours; "yesterday 03:14"), a span ago ("10m"),
-    "now", or a bare number of milliseconds. What names no offset is local. Raises ValueError.
+    ISO 8601, a time of day ("03:14", the last one, within 12 hours; "yesterday 03:14"), a span ago ("10m"), "now", or
+    a number of milliseconds. Times without an offset are local. Raises ValueError.
     """
     text = text.strip()
     if text == "now":
@@ -75,7 +75,7 @@ def parse_time(text: str, now_ms: int) -> int:
             "(local), in milliseconds since 1970, or as a span ago such as 10m"
         ) from None
     found = (moment - _EPOCH) // timedelta(milliseconds=1)
-    # 14:00 said at 13:55 hardly means yesterday's: taken for it, a move would repeat a day's work.
+    # 14:00 entered at 13:55 hardly means yesterday: a move to that time would repeat a day's work.
     if of_day is not None and text[0].isdigit() and _is_yesterdays(moment, now_ms) and now_ms - found > _WRAPPED_MS:
         raise ValueError(
             f"{visible(text)!r} is still to come today, and yesterday's is {span(now_ms - found)} ago "
@@ -90,7 +90,7 @@ def _is_yesterdays(moment: datetime, now_ms: int) -> bool:
 
 
 def is_absolute(text: str) -> bool:
-    """Whether a time is the same whoever reads it, wherever and whenever: milliseconds, or ISO 8601 with an offset."""
+    """Whether a time depends neither on this machine's zone nor on now: milliseconds, or ISO 8601 with an offset."""
     text = text.strip()
     if text.isascii() and text.isdigit():
         return True
@@ -101,7 +101,7 @@ def is_absolute(text: str) -> bool:
 
 
 def _time_of_day(text: str, now_ms: int) -> datetime | None:
-    """A time of day, with or without its day, as a local moment; None for anything else."""
+    """A time of day, with or without a day, as a local moment; None: it is not one."""
     found = _CLOCK.fullmatch(text)
     if found is None or not text:
         return None
@@ -126,7 +126,7 @@ def parse_span(text: str) -> int:
 
 
 def span(ms: float) -> str:
-    """A span of time in the two units that matter: "0.3 s", "42 s", "4 min 12 s", "3 h 2 min", "2 d 3 h"."""
+    """A span of time in its two largest units: "0.3 s", "42 s", "4 min 12 s", "3 h 2 min", "2 d 3 h"."""
     if ms < 0:
         return f"-{span(-ms)}"
     if ms < 10_000:
@@ -140,10 +140,10 @@ def span(ms: float) -> str:
 
 
 def number(value: int | None) -> str:
-    """A number without separators, so that it can be pasted; "-" for none."""
+    """A number without separators, to be pasted; "-": there is none."""
     return "-" if value is None else str(value)
 
 
 def count(amount: int, one: str, many: str | None = None) -> str:
-    """An amount of something: 1 lease, 3 leases, 12,345 records."""
+    """An amount with its noun: 1 lease, 3 leases, 12,345 records."""
     return f"{amount:,} {one if amount == 1 else many or one + 's'}"

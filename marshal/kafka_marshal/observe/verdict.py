@@ -1,8 +1,8 @@
-"""One word for each partition: is it worked on? Over a window, without a limit that somebody has to choose.
+"""One word for the health of each partition over a window, without a threshold to configure.
 
-The rules are those that Burrow made common. Nothing to do is never wrong. Then, the worst first: nobody works on it;
-its position stands still; it went back; it moves, but the lag does not fall. Of the past of the logs they need what
-brokers know: where one ended when the window began.
+The rules follow Burrow. No lag is always ok. Otherwise, the worst first: no live holder; the position does not move; it
+moved back; it moves, but the lag does not fall. The only past figure they need comes from brokers: the log end at the
+beginning of the window.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from rationalizer import progress
 
 __all__ = ["WINDOW_MS", "Verdict", "verdict"]
 
-#: How far back it is looked.
+#: The window (ms).
 WINDOW_MS: Final = 60_000
 
 
 class Verdict(StrEnum):
-    """How a partition's position went over the window."""
+    """The health of a partition over the window."""
 
-    #: There is nothing to do, or less than before, or there was nothing in between.
+    #: There is no lag, or it fell, or it was 0 in between.
     OK = "ok"
-    #: It moves, but there is more to do than at the window's beginning, and was all the time.
+    #: The position moves, but the lag did not fall over the window.
     BEHIND = "behind"
-    #: It went back: an operator moved it, and it has not come to where it was.
+    #: The position moved back (an operator moved it), and has not caught up.
     REWOUND = "rewound"
-    #: One message holds it back: later ones are done, or other partitions of its holder.
+    #: One message blocks it, while later ones or other partitions of its holder are done.
     HELD_BACK = "held_back"
-    #: Its holder beats, and nothing gets done.
+    #: Its holder beats, but makes no progress.
     STALLED = "stalled"
-    #: There is something to do, and nobody who is alive has it.
+    #: There is lag, and no live holder.
     STOPPED = "stopped"
 
 
@@ -47,8 +47,8 @@ def verdict(
 ) -> Verdict | None:
     """The verdict on one partition; None: its lag is not known.
 
-    still_ms: how long there was something to do without any progress. positions: the next offsets within the window,
-    the first one at its beginning. end_before: where its log ended then; None: not known.
+    still_ms: how long messages have waited without progress. positions: the next offsets within the window, the first
+    one at its beginning. end_before: its log end at that time; None: not known.
     """
     if lag is None:
         return None

@@ -1,10 +1,10 @@
-"""The state of the log for `status` and `lag`: leases with their silence, lag and speed, as a replica knows them.
+"""The state of the log now: leases with their silence, lag and speed, as a replica knows them.
 
-A lease's freshness is judged at log time (C1), and log time moves only when somebody writes into the CP. Where all
-who wrote are dead it stands still, and their leases look fresh for ever. So beside freshness stands the *silence*:
-the broker's time now less the last beat. Kafka tells nobody its time, it only stamps records, so
-:class:`BrokerClock` learns it, without writing anything, from a record that somebody appends while we look (members
-beat every HI/3); failing that it takes this machine's clock, and says so. Only the option ``--tick`` writes.
+A lease's freshness is judged at log time (C1), which moves only when a record is appended to the CP. If all writers are
+dead, log time stops, and their leases look fresh for ever. So rows also have the *silence*: the broker's time now less
+the last heartbeat. Brokers do not report their time, they only stamp records. :class:`BrokerClock` learns it from a
+record that is appended meanwhile (members beat every HI/3), else it uses this machine's clock and says so. Only the
+option ``--tick`` writes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_gr
 
 __all__ = ["View"]
 
-#: The longest wait for somebody else's record to learn the broker's time from: a beat at the default HI of 3 s.
+#: The longest wait for a record that shows the broker's time: a heartbeat at the default interval of 3 s.
 LISTEN_S = 1.2
 
-#: A wait for records looks up this often, for Ctrl-C.
+#: Waits for records check this often for Ctrl-C.
 _SLICE_S = 0.2
 
-#: How far back it is looked when positions last moved, how often on the way, and up to how many leases.
+#: How far back moves of positions are followed, the two intervals of samples (ms), and up to how many leases.
 _HISTORY_MS, _COARSE_MS, _FINE_MS, _MANY = 600_000, 10_000, 1_000, 20_000
 
 
 class View:
-    """A replica that is read for people: caught up, its clock learned, its leases as rows."""
+    """A replica for display: caught up, the broker's time learned, its leases as rows."""
 
     def __init__(
         self,
@@ -52,27 +52,27 @@ class View:
     ) -> None:
         self._cluster = cluster
         self.patience_s = timeout_s
-        #: Kafka does not answer: who is silent can't be told, and nothing is asked.
+        #: Kafka does not answer: silence is not known, and brokers are not asked.
         self.outage = False
-        #: What was shown last.
+        #: The last rows.
         self._rows: list[LeaseRow] = []
-        #: One picture after the other is shown to people: what is wrong comes first.
+        #: Shown again and again on a terminal: problems come first.
         self.watched = False
         self._window_start = now() - window_ms
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock: BrokerClock = BrokerClock(now)
         self.meter: Meter = Meter(window_ms)
-        #: Of the log's last minutes: who was heard when, and what became of what each worker held.
+        #: The workers of the log's last minutes.
         self.fold: Fold = Fold(beats=False)
-        #: Log time since which each part of the log was followed.
+        #: CP → log time (ms) since which its workers are followed.
         self._followed_since: dict[int, int] = {}
-        #: The first offset of the last day in parts of the log, as far as it was asked for.
+        #: The first offset of the last day, for CPs in which it was looked up.
         self._day_marks: dict[tuple[str, int], int] = {}
-        #: Called for each record that is applied, from the first one on, while there are any.
+        #: Called for each applied record.
         self.observers: list[Callable[[int, int, Outcome], object]] = []
-        #: The stamp of each CP's last record.
+        #: CP → timestamp of its last record.
         self._stamps: dict[int, int] = {}
-        #: The topics that groups work on, when last asked.
+        #: The topics that groups read.
         self.data: DataTopics = DataTopics(cluster)
 
     @property
@@ -81,7 +81,7 @@ class View:
         return self.replica.worlds
 
     def catch_up(self, progress: Callable[[int, int], None]) -> None:
-        """Read up to the high watermark found at start (*blocking*)."""
+        """Read up to the high watermark of the start (*blocking*)."""
         replica = self.replica
         until = time.monotonic() + self.patience_s
         while not replica.caught_up:
@@ -101,7 +101,7 @@ class View:
             self.clock.at_least(world.log_time)
 
     def _apply_in_slices(self, batch: TailBatch) -> None:
-        """Old records at once; those of the last minutes in slices, with a sample for the meter after each."""
+        """Old records at once; those of the last minutes in slices, with a sample of the meter after each."""
         for cp, entries in batch.records.items():
             begin = 0
             for index in range(1, len(entries)):
@@ -114,7 +114,7 @@ class View:
         self.replica.apply(TailBatch({}, batch.ends, batch.faults))
 
     def _step_ms(self, stamp: int) -> int:
-        """How often to sample at that time; 0: not at all."""
+        """The interval of samples at that time (ms); 0: none."""
         if stamp >= self._window_start:
             return _FINE_MS
         return _COARSE_MS if stamp >= self._window_start - _HISTORY_MS else 0
@@ -130,7 +130,7 @@ class View:
             self.meter.sample(world)
 
     def _begin_fold(self) -> None:
-        """Take in the parts of the log in which nobody wrote for so long that they were not followed."""
+        """Follow the CPs without recent records, too."""
         for world in self.worlds.values():
             self._follow(world)
 
@@ -145,7 +145,7 @@ class View:
             observe(cp, offset, outcome)
 
     def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Take in what comes within this time, or until the condition holds; learn the broker's time from it."""
+        """Apply records that come within this time, or until the condition holds; learn the broker's time from them."""
         deadline = time.monotonic() + seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
             batch = self.replica.read(min(left, _SLICE_S))
@@ -158,12 +158,12 @@ class View:
                 self.meter.sample(self.worlds[cp])
 
     def learn_time(self) -> None:
-        """Wait a moment for a record that somebody appends now, if anybody's silence is to be told."""
+        """Wait shortly for a new record, if there are holders whose silence is shown (*blocking*)."""
         if any(info.client_id is not None for world in self.worlds.values() for info, _ in holdings(world)):
             self.follow(LISTEN_S, until=lambda: self.clock.source != "local")
 
     def tick(self) -> None:
-        """Append a Tick to every CP and wait until it is applied: log time is the broker's time then (T3)."""
+        """Append a Tick to every CP and wait until it is applied: log time is then the broker's time (*blocking*)."""
         record = Tick(f"status-{uuid.uuid4().hex[:12]}", "kafka-marshal-status", "status")
         appender = self._cluster.appender(self.replica.topic, delivery_timeout_ms=int(self.patience_s * 1000))
         failures: list[str] = []
@@ -206,7 +206,7 @@ class View:
             self.clock.heard(world.log_time, "tick")
 
     def look_at_data(self, groups: Iterable[str] | None = None) -> None:
-        """Ask where the logs of all topics that groups work on begin and end (*blocking*)."""
+        """Look up where the logs of all topics that groups read begin and end (*blocking*)."""
         if self.outage:
             return
         wanted = None if groups is None else set(groups)
@@ -222,11 +222,11 @@ class View:
         self.data.look(topics, self.patience_s)
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
-        """All leases and pieces known (of one group), sorted by group, topic, partition and keys (*blocking*).
+        """All known leases and pieces (of one group), sorted by group, topic, partition and keys (*blocking*).
 
-        Those that stand still say why, as far as reading their next message shows.
+        Those that make no progress say why, as far as reading their next message shows it.
         """
-        if self.outage:  # positions may be known that lie beyond the log ends of before
+        if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
         rows = [
@@ -240,7 +240,7 @@ class View:
         return self._rows
 
     def groups(self, group: str | None = None) -> list[GroupRow]:
-        """All groups (or one, if the log knows it) with their partitions, those nobody has among them, and pauses."""
+        """All groups (or one, if the log knows it) with all their partitions and pauses (*blocking*)."""
         by_group: dict[str, list[LeaseRow]] = {}
         homes = {each.group_id: each for each in self.coordinated() if group in (None, each.group_id)}
         for name in homes:
@@ -276,9 +276,9 @@ class View:
         return [_coordinated(each, homes[each.group], now_ms) if each.group in homes else each for each in found]
 
     def _silence(self, rows: list[LeaseRow], group: Group | None, last: int, now_ms: int) -> tuple[int, bool]:
-        """Since when nobody of the group was heard, and whether it may be longer. last: a record of the last minutes.
+        """How long (ms) no worker of the group was heard, and whether it may be longer. last: of the last minutes.
 
-        A coordinated group that all members left keeps no time: what its last rebalance was before is asked of Kafka.
+        A coordinated group without members keeps no time: whether its last rebalance is a day old Kafka is asked.
         """
         last = max([last, *(row.last_beat or 0 for row in rows if row.cp is not None)])
         if last or group is None:
@@ -289,11 +289,11 @@ class View:
         if key not in self._day_marks:
             self._day_marks.update(self._cluster.offsets_for_time([key], day_ago, self.patience_s))
         is_old = group.generation < self._day_marks.get(key, 0)
-        # It may begin at a young snapshot: what was before is not known.
+        # The view may begin at a young snapshot; earlier records are not known.
         return (DAY_MS + 1 if is_old else min(_HISTORY_MS, max(0, now_ms - self._followed_since[home]))), True
 
     def coordinated(self) -> list[Group]:
-        """All coordinated groups, as their homes know them; where that says nothing, a mark (G2)."""
+        """All coordinated groups, as in their home CP; else as marked in another CP (G2)."""
         found: dict[str, Group] = {}
         for cp, world in self.worlds.items():
             for group in world.groups():
@@ -334,7 +334,7 @@ class View:
         return sorted(leases | groups | {pause.group_id for world in self.worlds.values() for pause in world.pauses()})
 
     def pauses(self, group: str | None = None) -> list[PauseRow]:
-        """Pauses in force at log time (D3), one for each group and client."""
+        """Pauses in force at log time, one for each group and client."""
         where: dict[tuple[str, str], dict[int, int]] = {}
         for cp, world in self.worlds.items():
             for pause in world.pauses():
@@ -347,7 +347,7 @@ class View:
         ]
 
     def unclaimed(self, rows: list[LeaseRow], group: str | None = None) -> list[LeaseRow]:
-        """Partitions of the topics of these rows' groups that nobody has, and nobody ever had."""
+        """Partitions of the topics of these rows' groups that were never claimed."""
         claimed = {(row.group, row.topic, row.partition) for row in rows}
         pairs = {(row.group, row.topic): row.kind for row in rows}
         for known in self.coordinated():
@@ -363,7 +363,7 @@ class View:
     def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int) -> LeaseRow:
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
-        # Whatever moves a position, or grants a lease, is a beat too: neither happened after the last one.
+        # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
         last_beat = info.last_beat or now_ms
         moved_at = min(self.meter.moved_at(key) or last_beat, last_beat)
         is_seen_moving = self.meter.has_moved(key) or moved_at == last_beat
@@ -400,13 +400,13 @@ class View:
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
     def notes_on_clocks(self) -> list[str]:
-        """Whether a broker's clock was set back, by the last record of each CP (T1)."""
+        """Whether a broker's clock was set back, according to the last record of each CP."""
         steps = {cp: self.worlds[cp].log_time - stamp for cp, stamp in self._stamps.items() if stamp >= 0}
         note = clock_set_back(self.replica.topic, {cp: step for cp, step in steps.items() if step >= SET_BACK_MS})
         return [note] if note else []
 
     def notes_on_upgrades(self) -> list[str]:
-        """Which CPs this release can't follow any further (E4)."""
+        """CPs that this release can't follow any further."""
         return [
             f"partition {cp} of the log was raised to level {level}, which this release does not know: what is shown "
             "of it is of before that. Install a newer release."
@@ -415,7 +415,7 @@ class View:
 
 
 def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
-    """The row of a coordinated group: its state is judged by the broker's clock, as silence is."""
+    """The row of a coordinated group: its state is judged by the broker's clock, like silence."""
     is_moving = found.moving or any(member.is_overdue(now_ms) for member in group.members.values())
     return replace(
         found,

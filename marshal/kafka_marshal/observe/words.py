@@ -1,6 +1,6 @@
-"""Records and outcomes in words: what somebody asked for, what the log made of it, and why.
+"""Records and outcomes in words: the request, its result, and why.
 
-Everything returned may hold text from the log: it goes through ``visible`` before it reaches a terminal.
+All results may contain text from the log: callers pass it through ``visible`` before they print it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ __all__ = ["dump_changed", "is_beat", "reason", "setting_text", "what", "why_reb
 
 _OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup)
 
-#: The most leases or ranges that are listed one by one.
+#: The most leases or ranges that are listed.
 _LISTED = 5
 
 _MEANS = {row.code: row.means for row in codes.TABLE}
 
 
 def is_beat(outcome: Outcome, record: Record | None) -> bool:
-    """Whether this is only a sign of life: a Tick, or a heartbeat that took effect as it stands."""
+    """Whether it is only a sign of life: a Tick, or a heartbeat without any remark."""
     if outcome.code != codes.OK or outcome.silent:
         return False
     if isinstance(record, Heartbeat):
@@ -67,11 +67,11 @@ def is_beat(outcome: Outcome, record: Record | None) -> bool:
     return isinstance(record, (HeartbeatBatch, GroupHeartbeat, Tick))
 
 
-# -- what was asked for --------------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------------------
 
 
 def what(record: Record | None, value: bytes | None, log_time: int) -> str:
-    """What the record says, in words, at that log time; for one that is none, how large it is."""
+    """The record in words, at that log time; of a value that is not a record, its size."""
     if record is None:
         return "no value" if value is None else f"{count(len(value), 'byte')}, not a record"
     if isinstance(record, ReleaseGroup) and record.msg_expire_time <= log_time:
@@ -193,7 +193,7 @@ def _configure(record: ConfigureGroup) -> str:
 
 
 def setting_text(value: object) -> str:
-    """A setting as `group NAME --set` takes it."""
+    """A setting as in `group NAME --set`."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(value) if isinstance(value, tuple) else str(value)
@@ -224,11 +224,11 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
 }
 
 
-# -- what became of it ---------------------------------------------------------------------------------------
+# -- the result ----------------------------------------------------------------------------------------------
 
 
 def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: World, before: Span | None) -> str:
-    """Why the record ended so. `world`: after it; `before`: the span that the lease it names was in (`Fold.before`)."""
+    """Why the record had this outcome. `world`: after the record; `before`: see `Fold.before`."""
     if record is None:
         return _unreadable(value, world.level)
     silent = [f"{client} was silent for {span(silence_ms)}" for client, silence_ms in outcome.silent]
@@ -329,7 +329,7 @@ def _active(group: Group | None, world: World) -> str:
 
 
 def _about_group(outcome: Outcome, record: Record, world: World) -> str:
-    """Of a record of a coordinated group's own: what came of it, or why not."""
+    """The result of a record of a coordinated group, or why it was rejected."""
     group = world.group(record.group_id)
     if group is None:
         return "there is no such group" if outcome.code == codes.UNKNOWN_CONSUMER else _MEANS.get(outcome.code, "")
@@ -406,7 +406,7 @@ def _about_lease(code: str, lease: Lease, world: World, *, evicts: bool) -> str:
 
 
 def why_rebalanced(each: Rebalance) -> Iterator[str]:
-    """What began a rebalance, in words."""
+    """The causes of a rebalance, in words."""
     for names, verb in ((each.joined, "joined"), (each.restarted, "restarted"), (each.left, "left")):
         if names:
             yield f"{', '.join(names)} {verb}"
@@ -421,7 +421,7 @@ def why_rebalanced(each: Rebalance) -> Iterator[str]:
 
 
 def dump_changed(found: LogHash) -> str:
-    """A range of records of a dump does not have the hash with which it was written."""
+    """A message: a range of records in a dump does not have its hash."""
     return (
         f"partition {found.partition}, offsets {found.since} to {found.next_offset - 1}: the dump was changed after it "
         "was written: records were removed, added, altered or moved. What is shown is of the changed one. Dump the log "

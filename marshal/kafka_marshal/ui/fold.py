@@ -417,7 +417,7 @@ class History:
         if outcome.message is None:
             return
         member = known.clients.get(outcome.message.client_id)
-        wanted = outcome.member or outcome.message.member_id
+        wanted = outcome.member or getattr(outcome.message, "member_id", "")  # ConfigureGroup has none
         if member is None or member.member_id != wanted:  # a member is who knows its id, whatever else it is called
             member = next((each for each in known.members.values() if each.member_id == wanted), None)
         pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))
