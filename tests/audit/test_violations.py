@@ -200,7 +200,7 @@ def test_a_snapshot_whose_bytes_are_not_of_its_digest(tmp_path: Path) -> None:
     log.snapshots[0][2:3] = encode_state(0, world.next_offset, b"\x00" + world.snapshot()[1:], world.digest())
     with audited(log, tmp_path, records_per_task=1) as findings:
         assert lies(findings) == [(Kind.SNAPSHOT_DIFFERS, 0, world.next_offset)]
-        assert "its bytes have not the digest" in findings.examples[0].detail
+        assert "its bytes don't match its digest" in findings.examples[0].detail
         assert findings.digests == log.digests()
 
 

@@ -1,7 +1,7 @@
-"""``python -m tests.campaigns.freezes --freezes 200``: a broker that freezes again and again, and members of all kinds.
+"""``python -m tests.campaigns.freezes --freezes 200``: a broker that freezes repeatedly, and members of all kinds.
 
-Half of the members claim, half are of coordinated groups. After each thaw every member has to show that it reads the
-log, and every partition has to be handed out again, within a limit. Exit status: 0 all did, 1 not.
+Half of the members claim, half are of coordinated groups. After each thaw every member must read the log, and messages
+of every partition must be delivered again, within a limit. Exit status: 0 all did, 1 not.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CPS = 4
 PARTITIONS = 4
 GROUPS = 2
 
-#: From the thaw to the moment at which all go on.
+#: Time limit from the thaw until all continue.
 LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """One, and how long after its thaw (s) the last member, and the last partition, went on. None: not in time."""
+    """A freeze, and the time from its thaw until the last member and partition continued (s); None: too late."""
 
     frozen_s: float
     members_s: float | None
@@ -51,7 +51,7 @@ class Freeze:
 
 
 class _Heard(logging.Handler):
-    """How often members found their readers deaf, by what they did."""
+    """How often members noticed that their readers received nothing, by the step taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class Crowd:
         self._threads: list[threading.Thread] = []
         self._stack = ExitStack()
         self.members: dict[str, Marshal] = {}
-        #: By group and partition: when a message of it was handed out last (monotonic). All are of topics of their own.
+        #: Group and partition → time of the last delivery (monotonic). Each group has its own topic.
         self.moved: dict[tuple[str, int], float] = {}
-        #: Members that have their consumers.
+        #: Members that have made their consumers.
         self.started: set[str] = set()
         self.failures: list[str] = []
         self.heard = _Heard()
@@ -150,7 +150,7 @@ class Crowd:
             self.failures.append(f"{name}: {error!r}")
 
     def begin(self) -> None:
-        """Wait until all members are at work."""
+        """Wait until all members work."""
         _, late = _wait(lambda: [*self.still(0.0), *self.members.keys() - self.started], time.monotonic(), 120)
         assert not late, late
 
@@ -176,7 +176,7 @@ class Crowd:
         }
 
     def still(self, since: float) -> list[str]:
-        """The partitions of which nothing was handed out since then."""
+        """The partitions without a delivery since then."""
         return [
             f"{group} [{partition}]" for group, partition in self.keys if self.moved.get((group, partition), 0) < since
         ]
@@ -191,7 +191,7 @@ def _wait(left: Callable[[], Sequence[str]], since: float, limit_s: float) -> tu
 
 
 def freeze(broker: RunningKafka, crowd: Crowd, frozen_s: float, limit_s: float = LIMIT_S) -> Freeze:
-    """Freeze the broker, and see that all goes on after the thaw."""
+    """Freeze the broker, and check that all continue after the thaw."""
     broker.pause()
     time.sleep(frozen_s)
     offsets = crowd.offsets()
@@ -204,7 +204,7 @@ def freeze(broker: RunningKafka, crowd: Crowd, frozen_s: float, limit_s: float =
 
 
 def campaign(freezes: Iterable[float], members: int, hi: int, say: Callable[[str], object]) -> list[Freeze]:
-    """Freeze a broker of its own for each of these times (s)."""
+    """Start a broker and freeze it for each of these times (s)."""
     found: list[Freeze] = []
     with LocalBroker() as broker, Crowd(broker.bootstrap_servers, members, hi) as crowd:
         crowd.begin()
@@ -216,7 +216,7 @@ def campaign(freezes: Iterable[float], members: int, hi: int, say: Callable[[str
                     [len(found), round(frozen_s, 1), one.members_s, one.partitions_s, one.late, dict(crowd.heard.steps)]
                 )
             )
-            if one.late:  # and how long it takes after all
+            if one.late:  # and measure how long it takes in the end
                 began = time.monotonic() - LIMIT_S
                 wait_s, late = _wait(lambda: crowd.still(time.monotonic() - 5), time.monotonic(), 60)
                 say(f"late: {wait_s} {late} {crowd.failures}")

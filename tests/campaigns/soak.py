@@ -1,8 +1,8 @@
-"""``python -m tests.campaigns.soak --minutes 20``: workers that live through faults, and stay as they are.
+"""``python -m tests.campaigns.soak --minutes 20``: workers that survive faults without growing.
 
-The campaign of :mod:`tests.campaigns.chaos`, in which one worker of each kind is never killed: it is stopped and
-cut off, its broker dies, and its neighbours die all the time. Its memory, file descriptors and threads are looked at
-every two seconds; the last third must not be above the first one (after the warm-up) by more than the limits below.
+The campaign of :mod:`tests.campaigns.chaos`, in which one worker of each kind is never killed: it is stopped and cut
+off, its broker dies, and other workers die all the time. Its memory, file descriptors and threads are sampled every two
+seconds; the last third must not exceed the first one (after the warm-up) by more than the limits below.
 
 Exit status: 0 flat and every promise kept, 1 not, 2 wrong use.
 """
@@ -26,15 +26,15 @@ from tests.campaigns.chaos.fleet import Fleet
 
 __all__ = ["STEADY", "Sample", "Series", "main", "plot", "soak"]
 
-#: Those that are never killed: one of each kind.
+#: Workers that are never killed: one of each kind.
 STEADY = ("again-1", "again-3", "sink-1", "once-1", "once-3", "hand-1")
 
 LOOK_EVERY_S = 2.0
 
-#: This share of the time is for warming up: connections are made, caches filled, heaps grown.
+#: Share of the time for the warm-up of connections, caches and heaps.
 WARM_UP = 0.25
 
-#: How far the last third may be above the first one.
+#: Largest growth from the first to the last third.
 RSS_GROWTH_MB = 6.0
 RSS_GROWTH_SHARE = 0.08
 DESCRIPTORS_GROWTH = 3
@@ -53,7 +53,7 @@ class Sample:
 
     @classmethod
     def of(cls, seconds: float, pid: int) -> Sample | None:
-        """From /proc; None where there is no such process (any more)."""
+        """A sample from /proc; None if the process does not exist."""
         folder = Path("/proc") / str(pid)
         try:
             status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
@@ -68,13 +68,13 @@ class Sample:
 
 @dataclass(slots=True)
 class Series:
-    """What was seen of each steady worker."""
+    """Samples of each steady worker."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     _next: float = 0.0
 
     def look(self, fleet: Fleet, seconds: float) -> None:
-        """Look at all steady workers, when it is time."""
+        """Sample all steady workers if it is time."""
         if seconds < self._next:
             return
         self._next = seconds + LOOK_EVERY_S
@@ -83,7 +83,7 @@ class Series:
                 self.samples.setdefault(place.name, []).append(sample)
 
     def thirds(self, name: str) -> tuple[Sample, Sample]:
-        """What the first and the last third after the warm-up were like."""
+        """Medians of the first and the last third after the warm-up."""
         samples = self.samples[name]
         warm = samples[int(len(samples) * WARM_UP) :]
         third = max(1, len(warm) // 3)
@@ -113,7 +113,7 @@ class Series:
         return found
 
     def tell(self) -> str:
-        """First and last third, of the worker that grew most in each."""
+        """First and last third of the worker with the largest growth of each figure."""
         pairs = [self.thirds(name) for name in self.samples]
         parts = []
         for what, unit in (("rss_mb", "MB"), ("descriptors", "descriptors"), ("threads", "threads")):
@@ -137,7 +137,7 @@ def _middle(samples: Sequence[Sample]) -> Sample:
 
 
 def soak(options: Options) -> tuple[Result, Series]:
-    """Run it; what is not flat is among the result's violations."""
+    """Run it; growth is among the result's violations."""
     series = Series()
     result = run_campaign(options, look=series.look, say=lambda line: sys.stderr.write(f"{line}\n"))
     for problem in series.problems():
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     chosen = _parser().parse_args(arguments)
     seed = chosen.seed if chosen.seed is not None else int.from_bytes(os.urandom(3))
-    logging.basicConfig(level=logging.ERROR)  # brokers die: that connections break is no news
+    logging.basicConfig(level=logging.ERROR)  # brokers die, so that broken connections are expected
     sys.stderr.write(f"seed {seed}\n")
     options = Options(chosen.minutes, seed, 3 if chosen.cluster3 else 1, steady=STEADY)
     try:

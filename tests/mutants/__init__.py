@@ -1,9 +1,9 @@
 """Planted bugs: each breaks one rule in one line, and the short forms of the proof must catch each of them.
 
 ``python -m tests.mutants`` (``make mutants``) plants them in a copy, one at a time, and runs there what is in
-:mod:`tests.mutants.short`: the exhaustive search, logs held against the oracle, the simulation, and interrupts and
-faults around a consumer. No unit tests: the question is whether those would find a bug that nobody has thought of.
-(Of a coordinated group's members those on virtual time are among them, after the simulation.)
+:mod:`tests.mutants.short`: the exhaustive search, logs compared with the oracle, the simulation, and interrupts and
+faults around a consumer. No unit tests: the question is whether those would find a bug that was not foreseen.
+(Except tests of a coordinated group's members on virtual time, after the simulation.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["MUTATIONS", "QUICK", "Mutation", "StaleMutationError", "apply", "mut
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
 
-#: The fixed ones of CI, each caught within seconds. Between them they need every part of the short forms but the tests
-#: of members of groups, which CI runs anyway.
+#: The fixed ones of CI, each caught within seconds. Together they need every part of the short forms except the tests
+#: of groups' members, which CI runs anyway.
 QUICK = frozenset(
     [
         "the epoch is ignored",

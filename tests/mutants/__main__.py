@@ -66,7 +66,7 @@ def _figures(rows: Sequence[Row], seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 when all were caught, and the product passes."""
+    """Returns 0 if all were caught and the product passes."""
     options = _options(arguments)
     chosen = _chosen(options)
     if options.list or not chosen:

@@ -1,4 +1,4 @@
-"""Planted bugs in what members tell their users, and in what they do about handlers that hang."""
+"""Planted bugs in callbacks to users and in the treatment of hanging handlers."""
 
 from __future__ import annotations
 

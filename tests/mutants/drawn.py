@@ -1,7 +1,7 @@
-"""Bugs that nobody thought of: lines of rules and engine, drawn by chance, each changed in one place.
+"""Random bugs: lines of rules and engine, drawn by chance, each changed in one place.
 
-A comparison is another one, a condition is turned round or loses a part, a sum loses a part or its sign, ``min`` is
-``max``, a statement is left out. Some of what comes out is no bug at all: who looks at what passed has to judge.
+A comparison is replaced, a condition is negated or loses a part, a sum loses a part or its sign, ``min`` becomes
+``max``, a statement is removed. Some results are no bugs: those that passed must be judged by a person.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.mutants.mutation import Mutation, StaleMutationError, mutated
 
 __all__ = ["draw"]
 
-#: What a line is drawn from.
+#: Folders of the lines.
 FOLDERS = ("rationalizer", "marshal/kafka_marshal/engine")
-#: It writes tables into PROTOCOL.md; no rule is in it.
+#: It writes tables of PROTOCOL.md and contains no rule.
 LEFT_OUT = "docs.py"
 
 _SIGNS: dict[type[ast.cmpop], tuple[str, ...]] = {
@@ -36,7 +36,7 @@ _SIGNS: dict[type[ast.cmpop], tuple[str, ...]] = {
 
 
 def draw(root: Path, count: int, seed: int) -> list[Mutation]:
-    """So many, always the same ones for a seed and a commit."""
+    """Draw ``count`` mutations, always the same ones for a seed and a commit."""
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py")) if path.name != LEFT_OUT]
     found = [mutation for path in files for mutation in _of_file(root, path)]
     Random(seed).shuffle(found)
@@ -48,7 +48,7 @@ def _of_file(root: Path, path: Path) -> Iterator[Mutation]:
     lines, file = text.splitlines(), str(path.relative_to(root))
     for function in [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]:
         if function.name == "__init__":
-            continue  # what is left out there is missed at once
+            continue  # a removal there is noticed at once
         for node in ast.walk(function):
             if isinstance(node, (ast.expr, ast.stmt)) and node.lineno == node.end_lineno:
                 yield from (_planted(file, lines, node, new, function.name) for new in _changes(node, lines))
@@ -70,7 +70,7 @@ def _is_program(mutation: Mutation) -> bool:
 
 
 def _changes(node: ast.AST, lines: list[str]) -> Iterator[str]:
-    """What could stand in the place of an expression, or a statement, that takes one line."""
+    """Replacements of an expression or a statement on one line."""
 
     def said(part: ast.expr) -> str:
         return lines[part.lineno - 1].encode()[part.col_offset : part.end_col_offset].decode()

@@ -1,4 +1,4 @@
-"""Logs written down, not drawn: beats that are nearly right, names that are odd, lengths at their limits."""
+"""Fixed logs: almost valid heartbeats, odd names, lengths at their limits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Log = list[tuple[int, int, bytes]]
 WHO = ("1", "a", "g")
 #: Of P5, and of E2.
 RANGES, BYTES = 10_000, 1_048_576
-#: Names that a format string would take for something else, and partitions of each.
+#: Names that a format string would interpret, and partitions of each.
 TOPICS, PARTITIONS = ("a%d", "100%", "%s%%", "t"), 6
 CPS = 3
 
 
 def _beats_that_are_nearly_right() -> Iterator[Log]:
-    """Of a lease that is held, and of one that is free: true is 1 to Python, and 1.0 is, too."""
+    """Of a held and of a free lease: in Python, True and 1.0 equal 1."""
     head: Log = [(0, 1_000, encode(Tick(*WHO))), (1, 1_000, encode(ClaimingPartition(*WHO, "t", 1, 1_000)))]
     free = (2, 1_000, encode(ReleasingPartition(*WHO, "t", 1, 1, None)))
     ids = [("1", "a"), (None, None)]
@@ -57,13 +57,13 @@ def _limits() -> Iterator[Log]:
     bare = len(packb([1, 99, *WHO, "x" * 70_000])) - 70_000
     for length in (4_200, BYTES, BYTES + 1):
         yield [(0, 1_000, packb([1, 99, *WHO, "x" * (length - bare)]))]
-    # Letters whose first byte begins what E2 forbids, in strings of both long forms.
+    # Letters whose first byte begins a sequence that E2 forbids, in strings of both long forms.
     for letters in (3_000, 40_000):
         yield [(0, 1_000, packb([1, 99, *WHO, "\u0120" * letters]))]
 
 
 def _names_in_batches() -> Iterator[Log]:
-    """Topics that are none (E2), in front of a good entry, behind it, and twice."""
+    """Invalid topics (E2) before a valid entry, after it, and twice."""
     claim = (0, 1_000, encode(ClaimingPartition(*WHO, "t", 0, 1_000)))
     good = ["t", 0, 0, None]
     topics: tuple[object, ...] = ("", None, 0, True, [], "x" * 250, "a\x7f", "a\x85")
@@ -74,7 +74,7 @@ def _names_in_batches() -> Iterator[Log]:
 
 
 def _batches() -> Iterator[tuple[int, Log]]:
-    """HeartbeatBatches of leases of one CP, and of one that is another's: by (CP, log)."""
+    """HeartbeatBatches of leases of one CP, and of one of another CP: (CP, log)."""
     for cp, topic in product(range(CPS), TOPICS):
         mine = [p for p in range(64) if _is_routed(topic, p, cp)][:PARTITIONS]
         other = next(p for p in range(64) if p not in mine and not _is_routed(topic, p, cp))
@@ -91,7 +91,7 @@ def _is_routed(topic: str, partition: int, cp: int) -> bool:
 
 
 def _places() -> Iterator[str]:
-    """P7 and L3, worked out here by the book: where keys lie, how their space is cut, and where groups are routed."""
+    """P7 and L3, computed here independently: places of keys, splits of their space, and routes of groups."""
     for key, offset in product((None, b"", b"N14228", "clé".encode(), bytes(range(256))), (0, 1, 255, 256, 2**40)):
         digest = int.from_bytes(xxh64(offset.to_bytes(8, "big") if key is None else key).digest(), "big")
         wrong = key_hash(key, offset) != digest // 2
@@ -106,8 +106,8 @@ def _places() -> Iterator[str]:
 
 
 def _longest_written() -> Iterator[str]:
-    """E2: what readers accept is written, and a byte more is not."""
-    count = BYTES // 246  # an entry whose topic has 240 letters takes so many bytes
+    """E2: a record of the largest accepted size is written, and a byte more is not."""
+    count = BYTES // 246  # bytes of an entry whose topic has 240 letters
     short = BYTES - len(encode(HeartbeatBatch(*WHO, (BeatEntry("t" * 240, 0, 0, None),) * count)))
     for length in (BYTES, BYTES + 1):
         longer, rest = divmod(short + length - BYTES, 9)
@@ -121,7 +121,7 @@ def _longest_written() -> Iterator[str]:
 
 
 def edges() -> Iterator[str]:
-    """What differs between the rationalizer and the oracle, log by log."""
+    """Differences between the rationalizer and the oracle, log by log."""
     yield from _places()
     yield from _longest_written()
     written = (_beats_that_are_nearly_right(), _levels(), _limits(), _names_in_batches())

@@ -1,4 +1,4 @@
-"""Planted bugs in what interrupts, threads and the user's functions must not reach; most of them were there once."""
+"""Planted bugs that interrupts, threads and users' functions expose; most of them existed once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH = f"answer.receipt.out = True; yield batch{_ONE_LINE}"
 _BATCH_GRANTED = f"out[0] = ALL; yield batch{_ONE_LINE}"
 
 FAULTS: tuple[Mutation, ...] = (
-    # A read that fails when messages are taken already.
+    # A read that fails after taking messages.
     Mutation(
         "a read under way is not marked",
         "Fetcher.pump",
@@ -31,7 +31,7 @@ FAULTS: tuple[Mutation, ...] = (
         "pass",
         "P6",
     ),
-    # What has left the library, and what has not.
+    # Messages that have left the library, and those that have not.
     Mutation("poll: what leaves is not marked", "poll", _POLL, "return message", "C13"),
     Mutation(
         "poll: a message is marked before it leaves",
@@ -233,7 +233,7 @@ FAULTS: tuple[Mutation, ...] = (
         "lambda: self._carry_out(driver, watchdog, release, False),",
         "",
     ),
-    # Ends, what is dropped, memory.
+    # Ends, dropped messages, memory.
     Mutation(
         "where a reader has got to is not noted", "_note", "engine.take(Reached(number, key, end), now)", "pass", "P6"
     ),

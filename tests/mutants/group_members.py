@@ -1,4 +1,4 @@
-"""Planted bugs in what a member of a coordinated group does (G2, G5, G8, G11, G12, G14, G18, G20, G22, P9)."""
+"""Planted bugs in a coordinated group's members (G2, G5, G8, G11, G12, G14, G18, G20, G22, P9)."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ GROUPS: tuple[Mutation, ...] = (
         "if action != COMMIT or lo != 0 or hi != MAX_KEY_HASH:",
         "G21",
     ),
-    # Pieces, and how they change hands.
+    # Pieces, and their changes of owner.
     Mutation("neighbours that differ are merged", "_merged", _MERGED, _MERGED.replace("[2:]", "[2:5]"), "G4"),
     Mutation("pieces are not merged", "_merged", _MERGED, "if not piece:", "G4"),
     Mutation(

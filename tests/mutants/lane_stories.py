@@ -1,4 +1,4 @@
-"""Stories of lanes (``consumer.run``), written down: what seeds bring together too seldom, over and over."""
+"""Fixed stories of lanes (``consumer.run``): combinations that seeds produce too rarely, repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HI = 300
 
 
 def _leases_come_back_to_slow_handlers() -> Scenario:
-    """Two members are cut off in turn; what their handlers have still comes to them again."""
+    """Two members are cut off in turn; messages that their handlers still have are delivered to them again."""
     clients = (Client("c0", "lanes"), Client("c1", "lanes"))
     faults = tuple(Fault(3 + 4.1 * i, "cut off", f"c{i // 2 % 2}", 2.2) for i in range(14))
     return Scenario(
@@ -20,7 +20,7 @@ def _leases_come_back_to_slow_handlers() -> Scenario:
 
 
 def _clocks_jump(seed: int) -> Scenario:
-    """On a slow network, log time runs ahead of a clock again and again: leases are in doubt for a while."""
+    """On a slow network, log time repeatedly runs ahead of a clock: leases are in doubt for a while."""
     jumps = tuple(Fault(3 + 0.9 * i, "clock", "", 0.5, 0.6, i % 2) for i in range(36))
     slow = Fault(2.0, "slow network", "c0", 40.0, 0.1)
     return Scenario(
@@ -36,7 +36,7 @@ def _clocks_jump(seed: int) -> Scenario:
 
 
 def _runs_end_while_handlers_work(seed: int) -> Scenario:
-    """Runs end by failures and interrupts, leave handlers behind, and begin again with the same consumer."""
+    """Runs end by failures and interrupts, leave handlers behind, and restart with the same consumer."""
     clients = (Client("c0", "lanes"), Client("c1", "lanes"))
     faults = tuple(Fault(1.0, "interrupts", client.name, 40.0, 0.5) for client in clients)
     return Scenario(
@@ -52,7 +52,7 @@ def _runs_end_while_handlers_work(seed: int) -> Scenario:
 
 
 def _members_come_and_go(seed: int) -> Scenario:
-    """Partitions are let go while handlers work, some of which fail."""
+    """Partitions are released while handlers work, some of which fail."""
     clients = tuple(Client(f"c{i}", "lanes") for i in range(3))
     ends = tuple(Fault(3 + 1.5 * i, "term", f"c{1 + i % 2}", 1.5) for i in range(24))
     return Scenario(
@@ -70,7 +70,7 @@ def _stopped_with_much_in_hand() -> Scenario:
 
 
 def _hangs_while(strategy: Strategy | None, seed: int, joins: float, *faults: Fault) -> Scenario:
-    """A handler hangs until all else is handled, and its partition is let go meanwhile."""
+    """A handler hangs until all else is handled, and its partition is released meanwhile."""
     clients = (Client("c0", "lanes"), Client("c1", "lanes", joins=joins))
     return Scenario(
         seed,
@@ -86,12 +86,12 @@ def _hangs_while(strategy: Strategy | None, seed: int, joins: float, *faults: Fa
 
 
 def _hangs_while_the_group_is_paused(strategy: Strategy | None) -> Scenario:
-    """Without a handler_timeout: what ends when the pause does goes on, without the key that hangs."""
+    """Without a handler_timeout: partitions continue after the pause, without the hanging key."""
     return _hangs_while(strategy, 2, 0.0, *(Fault(at, "brief pause") for at in (5.0, 11.5)))
 
 
 def _hangs_while_another_joins(strategy: Strategy | None, seed: int) -> Scenario:
-    """With a handler_timeout: who joins waits no longer than that for its share."""
+    """With a handler_timeout: a joining member waits no longer than that for its share."""
     return _hangs_while(strategy, seed, 4.6)
 
 

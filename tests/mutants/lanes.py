@@ -1,4 +1,4 @@
-"""Planted bugs in ``consumer.run``: who waits for whom, what is tried again and when, and what comes back (C14, T4)."""
+"""Planted bugs in ``consumer.run``: order, retries, and returned messages (C14, T4)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LANES: tuple[Mutation, ...] = (
         'self.consumer._say(cast("Message", lane.message)); self._returned()',
         "C14",
     ),
-    # Lanes that are forgotten.
+    # Forgotten lanes.
     Mutation(
         "a lane is forgotten when its handler fails",
         "Lanes.failed",

@@ -1,4 +1,4 @@
-"""Planted bugs in what members do: the engine, the shell around it, the snapshots they keep, the admin."""
+"""Planted bugs in members: the engine, its shell, their snapshots, the admin."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ MEMBERS: tuple[Mutation, ...] = (
         "self.running.take(entries[1:])",
         "S4",
     ),
-    # Holding back, and passing over.
+    # Pauses and skips.
     Mutation(
         "what the user holds back is handed out",
         "is_open",
@@ -461,7 +461,7 @@ MEMBERS: tuple[Mutation, ...] = (
         "assignment.tracker.done.through(offset)",
         "C14",
     ),
-    # Where to begin, and what is gone.
+    # Start positions and deleted messages.
     Mutation("going on at the log's start passes one over", "located", "position = low", "position = low + 1", "P9"),
     Mutation(
         "more is told to be gone than is",

@@ -1,4 +1,4 @@
-"""One planted bug: a line of the product, and what stands there instead."""
+"""One planted bug: a line of the product, and its replacement."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ CORE = ("rationalizer/", "marshal/kafka_marshal/engine/")
 
 
 class StaleMutationError(AssertionError):
-    """The line that a mutation replaces is not there, or not once: the product has changed, and the list must."""
+    """The line of a mutation does not exist exactly once: the product has changed, and the list must, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """A line that is replaced by another one, which breaks a rule of PROTOCOL.md.
 
-    Anchored by function: in which file and class that stands is looked up, so that it may move.
+    Anchored by function: its file and class are looked up, so that it may move.
     """
 
     name: str
-    #: The function (or class) in which the line stands, ``poll`` or ``Consumer.poll``; of a constant, its name.
+    #: The function (or class) of the line, ``poll`` or ``Consumer.poll``; for a constant, its name.
     at: str
-    #: The whole line, without its indentation, and what stands there instead.
+    #: The whole line without indentation, and its replacement.
     old: str
     new: str
     #: Of PROTOCOL.md.
@@ -37,12 +37,12 @@ class Mutation:
 
     @property
     def file(self) -> str:
-        """From the top of the repository."""
+        """The path from the top of the repository."""
         return self._place()[0]
 
     @property
     def is_in_core(self) -> bool:
-        """In the rules or the engine."""
+        """Whether it is in the rules or the engine."""
         return self.file.startswith(CORE)
 
     def _place(self) -> tuple[str, int]:
@@ -90,7 +90,7 @@ def _found(mutation: Mutation, texts: list[tuple[str, str]]) -> tuple[str, int]:
 
 
 def mutated(mutation: Mutation, text: str | None = None) -> str:
-    """A file's text with the mutation in it: the product's, or this one. Raises StaleMutationError."""
+    """The mutated text of the product's file, or of the given text. Raises StaleMutationError."""
     file, place = mutation._place() if text is None else _found(mutation, [("", text)])
     lines = (_product()[file] if text is None else text).splitlines(keepends=True)
     indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]

@@ -1,4 +1,4 @@
-"""The oracle as a judge: the rules as tests/rationalizer/oracle has them, worked out anew for each record."""
+"""The oracle as a judge: computes each record's outcome by the rules of tests/rationalizer/oracle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.rationalizer.oracle.compare import OUTCOME_FIELDS, outcome_fields
 
 __all__ = ["OracleJudge", "difference", "state_difference"]
 
-#: The whole state is compared with every so many records of a CP; of others, what they say and its digest's length.
+#: The whole state is compared once per this many records of a CP; otherwise outcomes and the digest's length.
 WHOLE_EVERY = 20
 
 
 def difference(real: Outcome, wanted: object) -> str:
-    """How the outcome of one record differs from the oracle's; "" where it does not."""
+    """How the outcome of one record differs from the oracle's; "" if it does not."""
     found, due = outcome_fields(real), {name: getattr(wanted, name) for name in OUTCOME_FIELDS}
     apart = [
         f"{name} is {found[name]}, the oracle has {due[name]}" for name in OUTCOME_FIELDS if found[name] != due[name]

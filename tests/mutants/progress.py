@@ -1,4 +1,4 @@
-"""Progress by itself against its oracle: key ranges, for which no record exists yet, and many ranges at their limit."""
+"""Progress alone against its oracle: key ranges without a record type yet, and many ranges at their limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 def progress_differs(seed: int) -> str:
-    """What the two disagree about; nothing where they agree."""
+    """A difference between the two; "" if they agree."""
     source = Random(seed)
     try:
         _few_offsets(source)
@@ -51,7 +51,7 @@ def _few_offsets(source: Random) -> None:
 
 
 def _many_ranges(source: Random) -> None:
-    """P3, P4 and P5: few into many and many into many, and what one more than allowed does."""
+    """P3, P4 and P5: few into many and many into many, and one more than allowed."""
     real, stable = Progress(), -1
     step = source.choice((2, 3, 5))
     stored: list[Span] = [
@@ -75,7 +75,7 @@ def _many_ranges(source: Random) -> None:
             wanted = codes.INDIVIDUAL_COMMIT_TOO_OLD
         elif after == known:
             wanted = codes.DUPLICATE_COMMIT
-        elif len(after) - touches > max(limit, len(known)):  # as many as before are never too many (G15)
+        elif len(after) - touches > max(limit, len(known)):  # as many as before are always allowed (G15)
             wanted = codes.MAX_INDIVIDUAL_COMMIT_REACHED
         else:
             wanted, known = codes.OK, after

@@ -1,4 +1,4 @@
-"""Plants bugs in copies, runs the short forms there, and says what caught what."""
+"""Plants bugs in copies, runs the short forms there, and reports what caught each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.mutants.mutation import ROOT, Mutation, apply
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
 
-#: What a copy needs: the product, and what runs against it.
+#: Contents of a copy: the product and the tests that run.
 TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
 #: For members of coordinated groups.
 MEMBERS = ("tests/engine",)
@@ -35,40 +35,40 @@ CONTROL = "(none: the product as it is)"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one mutation."""
+    """The result of one mutation."""
 
     name: str
     rule: str
     file: str
-    #: "exhaustive", "logs", "fuzz", "simulation", "faults", "raised"; "" where nothing was found.
+    #: "exhaustive", "logs", "fuzz", "simulation", "faults", "raised"; "" if nothing was found.
     by: str
-    #: What was broken, and with which seed.
+    #: The broken promise, and the seed.
     what: str
-    #: Of a processor.
+    #: Processor time.
     seconds: float
-    #: The budget was over before all had run.
+    #: The budget was exhausted before all had run.
     timed_out: bool = False
 
     @property
     def is_right(self) -> bool:
-        """A bug was caught; the product itself was not, within the same time."""
+        """Whether a bug was caught, or the unchanged product passed within the same time."""
         return bool(self.by) != (self.name == CONTROL) and not (self.timed_out and not self.by)
 
 
-#: What lies here can't be seen by searches and logs of the rules alone: they are left out, which takes half the time.
+#: Searches and logs of the rules can't reach code here: they are skipped, which halves the time.
 SHELL = "marshal/"
 
 
 def _copy(to: Path) -> None:
-    # With the bytecode, valid while a file's time is: to compile all of it costs seconds for each mutation.
-    # Without files that are being written (*.pyc.N), and without pytest's own.
+    # With the bytecode, as compiling everything costs seconds for each mutation; without temporary files (*.pyc.N) and
+    # pytest's.
     ignored = shutil.ignore_patterns("*.so", "*-pytest-*", "*.pyc.*")
     for tree in (*TREES, *MEMBERS):
         shutil.copytree(ROOT / tree, to / tree, ignore=ignored)
 
 
 def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:
-    """One mutation (None: none) in a copy of its own."""
+    """Run one mutation (None: none) in a new copy."""
     with tempfile.TemporaryDirectory(prefix="kafka-marshal-mutant-") as folder:
         tree = Path(folder).resolve()
         _copy(tree)
@@ -97,19 +97,19 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
 
 
 def _read(done: subprocess.CompletedProcess[str], budget_s: int) -> tuple[str, str, float, bool]:
-    """What the short forms said: (by, what, seconds, timed out)."""
+    """The short forms' result: (by, what, seconds, timed out)."""
     if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
         return "", f"not through within {budget_s} s", float(budget_s), True
     try:
         found = json.loads(done.stdout.splitlines()[-1])
         return found["by"], found["what"], found["seconds"], False
     except (IndexError, ValueError, KeyError):
-        lines = done.stderr.strip().splitlines()  # not even importable, say
+        lines = done.stderr.strip().splitlines()  # for example not importable
         return "raised", lines[-1] if lines else f"exit status {done.returncode}", 0.0, False
 
 
 def run_all(mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: int, jobs: int = 2) -> Iterator[Row]:
-    """The product itself first, then each mutation, in order; so many side by side."""
+    """Run the unchanged product first, then each mutation, in order; ``jobs`` in parallel."""
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda mutation: _run(mutation, arguments, budget_s), (None, *mutations))
 
@@ -124,7 +124,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """For docs/reliability.md: what caught what, without the product's own row."""
+    """The table for docs/reliability.md, without the unchanged product's row."""
     lines = ["| planted bug | in | rule | caught by | as | s |", "|---|---|---|---|---|---|"]
     for row in rows:
         if row.name != CONTROL:
@@ -140,7 +140,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def write_report(path: Path, rows: Sequence[Row], figures: str) -> None:
-    """Put the table between the two marks of a page."""
+    """Write the table between the two marks of a page."""
     begin, end = "<!-- mutants: begin -->", "<!-- mutants: end -->"
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)

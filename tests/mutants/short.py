@@ -1,7 +1,7 @@
-"""The short forms of the proof, as they are run against each planted bug: in a copy, in a process of its own.
+"""The short forms of the proof, run against each planted bug: in a copy, in a separate process.
 
-Stops at the first thing that is broken and says so in one line of JSON. What it runs depends on its arguments alone,
-so that the product itself, which must pass, runs exactly the same.
+Stops at the first failure and prints it as one line of JSON. It depends only on its arguments, so that the unchanged
+product, which must pass, runs exactly the same.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ from tests.rationalizer.strategies import by_seed, write_log, write_log_of_range
 
 __all__ = ["Found", "main"]
 
-#: Records of one log that is held against the oracle.
+#: Records of one log that is compared with the oracle.
 LOG_LENGTH = 80
 
-#: The same of coordinated groups; and how many records in a row are searched.
+#: The same for coordinated groups, and the depth of the exhaustive search.
 GROUP_LENGTH, GROUP_DEPTH = 150, 3
 
 #: Hostile records of one story.
 FUZZED = 600
 
-#: Short ones, but many: there are many ways to be malformed.
+#: Length of logs with malformed records: short but many, as there are many ways to be malformed.
 ODD_LENGTH = 40
 
-#: What hangs is caught by this in any case (s).
+#: Time-out that catches hangs (s).
 FAULTS_WITHIN_S = 400.0
 
-#: How long faults happen in a story of a coordinated group, or of lanes (HI).
+#: Duration of faults in a story of a coordinated group or of lanes (HI).
 SHORT_INTERVALS = 40
 
-#: With fewer points of each case, the proofs that take seconds are left out.
+#: With fewer points per case, proofs that take seconds are skipped.
 MANY_POINTS = 10
 
-#: Where the interpreter runs handlers of signals, these get messages.
+#: Cases interrupted where the interpreter really runs signal handlers.
 CHECKED = ("iterate", "poll", "consume", "batches")
 
-#: (what found it, what was broken).
+#: (the part that found it, the broken promise).
 Found = tuple[str, str]
 
 
 def _raised(by: str, run: Callable[[], Found | None]) -> Found | None:
-    """What a part found; what it can't go on with counts, too: nothing in a log may make the product raise."""
+    """The finding of a part; an exception counts, too, as no log may make the product raise."""
     try:
         return run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the product raised it
+    except Exception as error:  # noqa: BLE001 - any exception of the product
         return by, f"raised {type(error).__name__}: {error}"
 
 
@@ -86,16 +86,16 @@ def _exhaustive(depth: int) -> Found | None:
         missing = explore(depth).missing() if depth else []
     except BrokenError as error:
         return "exhaustive", str(error)
-    if depth >= 4 and missing:  # from there on all of them are met
+    if depth >= 4 and missing:  # from this depth on, all are reached
         return "exhaustive", f"transitions that were not met: {missing}"
     return None
 
 
 def _groups(logs: int) -> Found | None:
-    """What differs of coordinated groups: logs held against the oracle, short and at limits; every order of a few."""
+    """Differences in coordinated groups: logs compared with the oracle, short and at limits; every order of a few."""
     if not logs:
         return None
-    from tests.rationalizer.groups.test_forged_groups import FORGED  # what it is made of is replayed at its import
+    from tests.rationalizer.groups.test_forged_groups import FORGED  # replays logs at its import
 
     try:
         explore_groups(GROUP_DEPTH, shared=True)
@@ -123,7 +123,7 @@ def _groups(logs: int) -> Found | None:
 
 
 def _logs(seeds: int) -> Iterator[str]:
-    """What differs, log by log: record by record, by the short cut, and from a snapshot on."""
+    """Differences, log by log: record by record, by the fast path, and from a snapshot on."""
     for seed in range(seeds):
         cp, cps = ((0, 1), (0, 1), (1, 2), (5, 8))[seed % 4]
         if seed % 5 == 4:
@@ -151,7 +151,7 @@ def _logs(seeds: int) -> Iterator[str]:
 
 
 def _odd_logs(seeds: int) -> Iterator[str]:
-    """What differs where every other record is malformed in one place."""
+    """Differences if every other record is malformed in one place."""
     for seed in range(seeds):
         log, _ = write_odd_log(by_seed(seed), ODD_LENGTH)
         oracle, real = OracleWorld(0, 1), World(0, 1)
@@ -163,7 +163,7 @@ def _odd_logs(seeds: int) -> Iterator[str]:
 
 
 def _logs_that_stop(seeds: int) -> Iterator[str]:
-    """What differs where an Upgrade is in the log that nobody can follow (E4): all stand before it, for good."""
+    """Differences if a log contains an unknown Upgrade (E4): all replicas stop before it for good."""
     for seed in range(seeds):
         log, _ = write_log(by_seed(seed), ODD_LENGTH)
         at, level = seed % ODD_LENGTH, SUPPORTED_LEVEL + 1 + seed % 3
@@ -215,7 +215,7 @@ def _simulation(seeds: range, judge: Callable[[Scenario], OracleJudge] | None) -
 
 
 def _of_groups(seeds: int) -> Found | None:
-    """Members of coordinated groups: the tests on virtual time, which take seconds, and stories."""
+    """Members of coordinated groups: tests on virtual time, which take seconds, and stories."""
     if not seeds:
         return None
     members = Path(__file__).parents[1] / "engine" / "groups"
@@ -235,7 +235,7 @@ def _of_groups(seeds: int) -> Found | None:
 
 
 def _of_lanes(seeds: int) -> Found | None:
-    """Workers with many handlers, of claims and of coordinated groups in turn."""
+    """Workers with many handlers, alternating between claims and coordinated groups."""
     for number, scenario in enumerate(LANE_STORIES if seeds else ()):
         if (violation := simulate_one(scenario).violation) is not None:
             return "simulation", f"written story {number} of lanes: {violation}"
@@ -255,13 +255,13 @@ def _written(stories: int) -> Found | None:
 
 
 def _faults(points: int) -> Found | None:
-    """What fails around a consumer, and interrupts at so many points of each case; threads, where these are many."""
+    """Failures around a consumer, and interrupts at ``points`` points per case; also threads, with many points."""
     proofs = {**PROOFS, **(SHARED if points >= MANY_POINTS else {})}
     for name, proof in proofs.items() if points else ():
         try:
             with heard(*proof.says):
                 run_within(WITHIN_S, proof.run, name)
-        except BaseException as error:  # noqa: BLE001 - whatever a thread of it raised
+        except BaseException as error:  # noqa: BLE001 - any exception of its threads
             return "faults", f"{name}: {_said(error)}"
     for name, attempt in CASES.items() if points else ():
         kinds = (Points.LINES, Points.CHECKS) if name.removeprefix("at most once: ") in CHECKED else (Points.LINES,)
@@ -290,7 +290,7 @@ def _said(error: BaseException) -> str:
 def _in_time(points: int) -> Found | None:
     try:
         return run_within(FAULTS_WITHIN_S, lambda: _faults(points), "the proof of faults")
-    except AssertionError as error:  # it is stuck, or something was logged
+    except AssertionError as error:  # it hangs, or an error was logged
         return "faults", _said(error)
 
 
@@ -312,7 +312,7 @@ def _first_found(options: argparse.Namespace) -> Found | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 where something was found, 0 where not."""
+    """Returns 1 if something was found, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.short", description=__doc__)
     parser.add_argument("--depth", type=int, default=4, help="of the exhaustive search (4); 0: without")
     parser.add_argument("--logs", type=int, default=30, help="logs that are held against the oracle (30)")
@@ -341,4 +341,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # threads that a planted bug has stuck are left behind
+    os._exit(main())  # hanging threads of a planted bug are left behind

@@ -1,4 +1,4 @@
-"""Planted bugs in the short cut of a replay: it leaves out what must not be left out."""
+"""Planted bugs in the fast path of a replay: it skips what must not be skipped."""
 
 from __future__ import annotations
 

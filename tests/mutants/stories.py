@@ -1,4 +1,4 @@
-"""Stories written down, not drawn: each brings together, again and again, what meets by chance too seldom."""
+"""Fixed stories: each repeats a combination that chance produces too rarely."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kafka_marshal.testing.simulation import Client, Fault, Scenario
 __all__ = ["STORIES"]
 
 HI = 300
-#: So many messages that somebody always has some in hand, or claims some.
+#: Enough messages that there are always some in flight or requested.
 MESSAGES = 60.0
-#: Of two, the part of the coordination topic in which partition 0 of the data has its lease.
+#: The CP (of two) with the lease of the data's partition 0.
 CP_OF_KEY = 1
 
 
 def _pauses_meet_claims(*workers: str) -> Scenario:
-    """At most once, on a slow network, an admin pauses the group every third HI: claims of messages are refused."""
+    """At most once, on a slow network, an admin pauses the group every third HI: requests of messages are rejected."""
     clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i, worker in enumerate(workers))
     slow = tuple(Fault(2.0, "slow network", client.name, 60.0, 0.15) for client in clients)
     pauses = tuple(Fault(at + 0.37 * i, "pause", "", 0.6, 0.2) for i, at in enumerate(range(4, 76, 3)))
@@ -25,7 +25,7 @@ def _pauses_meet_claims(*workers: str) -> Scenario:
 
 
 def _stopped_with_a_batch_in_hand(seed: int) -> Scenario:
-    """At most once, each process is stopped for longer than its leases last, over and over, amid a batch."""
+    """At most once, each process is repeatedly stopped for longer than its leases last, within a batch."""
     workers = ("iterate", "poll", "batches", "batches")
     clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i, worker in enumerate(workers))
     stops = tuple(Fault(3 + 1.7 * i, "stop", f"c{i % 4}", 3.0) for i in range(42))
@@ -33,7 +33,7 @@ def _stopped_with_a_batch_in_hand(seed: int) -> Scenario:
 
 
 def _a_topic_that_is_whole() -> Scenario:
-    """One topic as one piece, whose holder dies, ends, stands still, or hears nothing of a part of its leases."""
+    """One topic that is claimed as a whole, whose holder dies, ends, stops, or receives nothing of one CP."""
     workers = ("iterate", "explicit", "poll", "defer")
     clients = tuple(Client(f"c{i}", worker, "whole-topic") for i, worker in enumerate(workers))
     ends = tuple(Fault(4 + 4.1 * i, ("crash", "term", "stop")[i % 3], f"c{i % 4}", 5.0) for i in range(10))
@@ -43,7 +43,7 @@ def _a_topic_that_is_whole() -> Scenario:
 
 
 def _ranges_of_offsets(delivery: Delivery, handling_ms: float = 1.0) -> Scenario:
-    """Members that take ranges, as Spark does, die, stand still and are cut off; an admin pauses and moves them."""
+    """Members that take ranges, as Spark does, die, stop and are cut off; an admin pauses and moves positions."""
     clients = tuple(Client(f"c{i}", "ranges") for i in range(4))
     kinds = ("crash", "stop", "pause", "cut off", "term", "deaf", "slow network")
     faults = tuple(Fault(3 + 2.3 * i, kinds[i % 7], f"c{i % 4}", 3.0, 0.7, i % 2) for i in range(33))
@@ -51,7 +51,7 @@ def _ranges_of_offsets(delivery: Delivery, handling_ms: float = 1.0) -> Scenario
 
 
 def _steered(worker: str, delivery: Delivery = "at-least-once") -> Scenario:
-    """Members that hold partitions back, or pass over what their database holds; they die, stop, and are cut off."""
+    """Members that pause partitions or seek behind their database's offset; they die, stop, and are cut off."""
     clients = tuple(Client(f"c{i}", worker, claims_ahead=i % 2 == 0) for i in range(4))
     kinds = ("crash", "stop", "cut off", "term", "slow network", "deaf")
     faults = tuple(Fault(3 + 2.3 * i, kinds[i % 6], f"c{i % 4}", 3.0, 0.7, i % 2) for i in range(33))
@@ -59,7 +59,7 @@ def _steered(worker: str, delivery: Delivery = "at-least-once") -> Scenario:
 
 
 def _a_limit_while_something_is_in_hand() -> Scenario:
-    """Seed 6161, made small: who is at its limit lets a lease go, of which a message is in hand for longer."""
+    """Seed 6161, shrunk: a member at its limit releases a lease with a long-running message."""
     clients = (
         Client("c0", "poll", fetches_every=0.3),
         Client("c1", "consume", fetches_every=0.4, joins=4.63),
@@ -77,7 +77,7 @@ def _a_limit_while_something_is_in_hand() -> Scenario:
 
 
 def _limits_and_slow_handlers() -> Scenario:
-    """Members at their limit let leases go, of which messages are in hand for long, as others come and go."""
+    """Members at their limit release leases with long-running messages as others join and leave."""
     others = (Client(f"c{i}", "defer", "max-claims", joins=3.0 * i) for i in range(1, 4))
     faults = tuple(Fault(5 + 1.3 * i, "term", f"c{i % 4}", (3.0, 2.0, 1.5)[i % 3], 0.45, i % 2) for i in range(56))
     clients = (Client("c0", "poll"), *others)
@@ -85,7 +85,7 @@ def _limits_and_slow_handlers() -> Scenario:
 
 
 def _a_claim_renews_what_is_let_go(seed: int) -> Scenario:
-    """Seed 825463, made small: who hears nothing claims again and again, until one wins what another had won."""
+    """Seed 825463, shrunk: members that receive nothing claim repeatedly, until one wins a lease of another."""
     clients = (Client("c0"), Client("c1", "consume"), Client("c2", "consume"))
     faults = (
         Fault(55.99, "outage", "", 3.21, 0.305, 1),
@@ -98,7 +98,7 @@ def _a_claim_renews_what_is_let_go(seed: int) -> Scenario:
 
 
 def _old_messages_go(delivery: Delivery = "at-least-once", worker: str = "", seed: int = 0) -> Scenario:
-    """Retention is ahead of members that are slow, die, stop and are cut off; some have fetched what is gone."""
+    """Retention overtakes members that are slow, die, stop and are cut off; some have fetched deleted messages."""
     workers = [worker] * 4 if worker else ["iterate", "poll", "consume", "defer"]
     clients = tuple(Client(f"c{i}", kind, claims_ahead=i % 2 == 0) for i, kind in enumerate(workers))
     kinds = ("crash", "stop", "cut off", "term", "slow handler", "deaf")
@@ -108,7 +108,7 @@ def _old_messages_go(delivery: Delivery = "at-least-once", worker: str = "", see
 
 
 def _the_group_begins_at_the_end(*more: Fault) -> Scenario:
-    """There are messages before the group is; later its topic grows, and whoever starts then has not seen it grow."""
+    """Messages exist before the group; later its topic grows, unseen by members that start afterwards."""
     clients = tuple(Client(f"c{i}", "latest", joins=2.0 * i) for i in range(4))
     kinds = ("cut off", "slow handler", "deaf", "slow network")
     early = tuple(Fault(3 + 2.9 * i, kinds[i % 4], f"c{i % 4}", 2.0, 0.4, i % 2) for i in range(12))
@@ -119,35 +119,35 @@ def _the_group_begins_at_the_end(*more: Fault) -> Scenario:
 
 
 def _restarts_without_a_release(delivery: Delivery) -> Scenario:
-    """Members end without letting go and are there again at once, or only when others could take what they had."""
+    """Members end without a release and restart at once, or only when others could take their leases."""
     clients = tuple(Client(f"c{i}", "terminates", claims_ahead=i % 2 == 0) for i in range(4))
     faults = tuple(Fault(3 + 1.1 * i, "term", f"c{i % 4}", (0.1, 0.6, 0.3, 2.5)[i // 4 % 4]) for i in range(70))
     return Scenario(0, clients, faults, delivery, HI, messages=MESSAGES, handling_ms=2.0)
 
 
 def _restarts_with_another_interval() -> Scenario:
-    """As above, and what a member takes over from itself has another heartbeat interval than what it claims."""
+    """As above, and a lease that a member takes over from itself has another heartbeat interval than its claims."""
     clients = tuple(Client(f"c{i}", "terminates", paces=((1.0, 8.0), (8.0, 1.0))[i % 2]) for i in range(4))
     faults = tuple(Fault(3 + 1.7 * i, "term", f"c{i % 4}", (0.1, 0.1, 1.2)[i // 4 % 3]) for i in range(28))
     return Scenario(0, clients, faults, "at-least-once", HI, messages=20.0, handling_ms=2.0, intervals=55)
 
 
 def _an_admin_dies_and_the_log_falls_silent() -> Scenario:
-    """Nobody ends the pause, and nobody holds anything that would be beaten: it ends by the members' own clocks."""
+    """The pause is not ended, and no lease needs heartbeats: it ends by the members' clocks."""
     clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2]) for i in range(4))
-    faults = tuple(Fault(5 + 15.0 * i, "pause", "", 0.4, 0.05) for i in range(2))  # while messages are in hand
+    faults = tuple(Fault(5 + 15.0 * i, "pause", "", 0.4, 0.05) for i in range(2))  # while messages are in flight
     return Scenario(0, clients, faults, "at-least-once", HI, messages=10.0, handling_ms=150.0, intervals=40)
 
 
 def _done_beyond_gaps() -> Scenario:
-    """Members that set messages aside die, and nothing else is wrong: what they had done beyond gaps is known."""
+    """Members that defer messages die, without other faults: their progress beyond gaps is known."""
     clients = tuple(Client(f"c{i}", "defer") for i in range(4))
     faults = tuple(Fault(4 + 2.3 * i, "crash", f"c{i % 4}", 3.0) for i in range(24))
     return Scenario(0, clients, faults, "at-least-once", HI, messages=MESSAGES, handling_ms=1.0, intervals=65)
 
 
 def _offsets_without_messages(*workers: str) -> Scenario:
-    """Transactions end in the partitions all the time, and whoever holds them dies."""
+    """Transactions end in the partitions all the time, and their holders die."""
     clients = tuple(Client(f"c{i}", worker) for i, worker in enumerate(workers))
     gaps = tuple(Fault(2 + 0.23 * i, "markers", "", 1.0, 0.5, i) for i in range(140))
     ends = tuple(Fault(4 + 3.1 * i, ("crash", "term")[i % 2], f"c{i % 4}", 3.0) for i in range(12))
@@ -155,14 +155,14 @@ def _offsets_without_messages(*workers: str) -> Scenario:
 
 
 def _moved_back_while_it_waits() -> Scenario:
-    """Seed 8001209, made small: what consume() had collected waited in it while an admin moved the position back."""
+    """Seed 8001209, shrunk: messages waited in consume() while an admin moved the position back."""
     clients = (Client("c0", "consume", rate=0.9757, fetches_every=0.2),)
     faults = (Fault(4.1, "pause", "", 1.07, 0.532, 1),)
     return Scenario(8001209, clients, faults, "at-most-once", 200, 1, 8, 13.9, 4.0, 7, recovers=False)
 
 
 def _releases_get_lost() -> Scenario:
-    """Members leave again and again, and half of what they say then does not arrive."""
+    """Members leave repeatedly, and half of their releases are lost."""
     clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2]) for i in range(4))
     ends = tuple(Fault(4 + 2.1 * i, "term", f"c{i % 4}", 1.5) for i in range(32))
     lost = tuple(Fault(fault.at - 0.05, "lost", fault.client, 0.4, 0.6) for fault in ends)
@@ -170,14 +170,14 @@ def _releases_get_lost() -> Scenario:
 
 
 def _ends_while_more_is_claimed_ahead() -> Scenario:
-    """At most once, more comes than is handled, so that the next batch is always claimed when a member ends."""
+    """At most once, more messages arrive than are handled, so that a member always has a request when it ends."""
     clients = tuple(Client(f"c{i}", "terminates", claims_ahead=True) for i in range(4))
     faults = tuple(Fault(5 + 1.1 * i, "term", f"c{i % 4}", (0.1, 0.6, 0.3, 2.5)[i // 4 % 4]) for i in range(18))
     return Scenario(0, clients, faults, "at-most-once", HI, messages=150.0, handling_ms=8.0, intervals=25)
 
 
 def _clocks_jump_while_members_come(seed: int, by: float = 1.5) -> Scenario:
-    """On a slow network, log time runs ahead again and again while members claim what others have let go."""
+    """On a slow network, log time repeatedly runs ahead while members claim leases that others have released."""
     clients = tuple(Client(f"c{i}", ("iterate", "poll")[i % 2], fetches_every=(0.3, 0.0)[i % 2]) for i in range(4))
     slow = tuple(Fault(2.0, "slow network", client.name, 75.0, 0.1) for client in clients)
     ends = tuple(Fault(3 + 1.3 * i, "term", f"c{i % 4}", (0.6, 1.6)[i % 2], 0.45) for i in range(55))
@@ -187,7 +187,7 @@ def _clocks_jump_while_members_come(seed: int, by: float = 1.5) -> Scenario:
 
 
 def _doubts_while_a_batch_fills(seed: int, rate: float) -> Scenario:
-    """Seed 3002105, made small: of a clock so slow that a lease is in doubt every 60 ms, a batch fills for 50 ms."""
+    """Seed 3002105, shrunk: with a clock so slow that a lease is in doubt every 60 ms, a batch fills for 50 ms."""
     clients = (
         Client("c0", "fenced", rate=1.2331, fetches_every=0.4),
         Client("c1", "fenced", rate=1.1593, fetches_every=0.4, joins=62.72),
@@ -205,7 +205,7 @@ def _doubts_while_a_batch_fills(seed: int, rate: float) -> Scenario:
 
 
 def _a_limit_while_the_log_is_paused_in_part() -> Scenario:
-    """Seed 5005970, made small: claims of a member at its limit wait in one CP for the end of a pause."""
+    """Seed 5005970, shrunk: claims of a member at its limit wait in one CP for the end of a pause."""
     clients = (
         Client("c0", rate=0.7795, claims_ahead=True),
         Client("c1", "defer", "max-claims", rate=1.0804, fetches_every=0.4, joins=49.86),
@@ -234,7 +234,7 @@ def _a_limit_while_the_log_is_paused_in_part() -> Scenario:
 
 
 def _readers_of_different_topics() -> Scenario:
-    """What lies idle after a pause is taken up by members that do not see the same shares (seed 80)."""
+    """Partitions idle after a pause are claimed by members that see different shares (seed 80)."""
     clients = (Client("c0", rate=0.98, fetches_every=0.4), Client("c1", "batches", fetches_every=0.4, reads="events"))
     pauses = tuple(Fault(10.0 + 9 * i, "pause", "", 2.6, 0.285, 1) for i in range(5))
     scenario = Scenario(80, clients, pauses, "at-most-once", HI, 1, 2, 1.0, 1.0, 51)
@@ -242,7 +242,7 @@ def _readers_of_different_topics() -> Scenario:
 
 
 def _stopped_within_consume() -> Scenario:
-    """What ``consume`` has gathered waits in it for others, until the lease is over (seed 12300008)."""
+    """Messages wait in ``consume`` for more until the lease is over (seed 12300008)."""
     clients = (Client("c0", "consume"), Client("c1", "consume", claims_ahead=True))
     stops = tuple(Fault(10.0 + 6.3 * i, "stop", f"c{i % 2}", 3.0) for i in range(8))
     return Scenario(5, clients, stops, "at-most-once", messages=8.0, intervals=70, recovers=False)

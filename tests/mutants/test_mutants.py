@@ -1,4 +1,4 @@
-"""The list of planted bugs holds, and eight of them are caught in every run of the tests."""
+"""The list of planted bugs is up to date, and eight of them are caught in every run of the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.mutants.groups import GROUPS
 from tests.mutants.oracle import OracleJudge
 from tests.mutants.runner import CONTROL, ROOT, run_all
 
-#: What they run: less of everything, so that the product itself is through soon.
+#: Their arguments: less of everything, so that the unchanged product finishes soon.
 SHORT = (
     "--depth",
     "4",
@@ -83,7 +83,7 @@ def test_lines_are_drawn_by_chance_the_same_ones_for_a_seed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # on a machine that others use, too
+@pytest.mark.timeout(600)  # on a busy machine
 def test_the_fixed_ones_are_caught_and_the_product_passes() -> None:
     chosen = [mutation for mutation in MUTATIONS if mutation.name in QUICK]
     assert len(chosen) == len(QUICK) == 5
@@ -95,7 +95,7 @@ def test_the_fixed_ones_are_caught_and_the_product_passes() -> None:
 
 @pytest.mark.slow
 def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
-    """A mutation that can't be imported is said to have raised; the control row shows the same command passing."""
+    """A mutation that can't be imported is reported as raised; the control row shows that the same command passes."""
     nonsense = Mutation("nonsense", "Lease.freshness", "if self.client_id is None:", "if self.client_id is", "C1")
     little = (
         "--depth",
@@ -120,7 +120,7 @@ def test_what_is_no_python_is_no_proof(tmp_path: Path) -> None:
     assert "SyntaxError" in rows[1].what
 
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -128,7 +128,7 @@ def test_stories_hold_against_the_oracle() -> None:
     simulate(seeds=3, judge=OracleJudge).raise_for_violation()
 
 
-# A violation is one though a second try has none: CI's --reruns is not for these.
+# A violation counts even if a second try has none: CI's --reruns is not for these.
 @pytest.mark.flaky(reruns=0)
 def test_a_judge_is_told_each_record_and_listened_to() -> None:
     class Doubtful:

@@ -1,11 +1,10 @@
-"""Faults on real brokers: workers in processes of their own, killed at numbered steps, and an account of every message.
+"""Faults on real brokers: workers in separate processes, killed at numbered steps, and a check of every message.
 
-points     fail points: kill -9 at a step of claim, at least once or at most once; usable around workers of your own
-worker     one worker; lines: what it writes down
-forkserver starts them by fork; fleet: fills their places, and decides how each ends
-ground     brokers behind proxies, topics, a writer of numbered messages, and what goes wrong there
-log        the coordination log, read beside the workers; history: what it says happened
-check      what must hold of it all
+worker     one worker; lines: its output
+forkserver starts them by fork; fleet: replaces them, and decides how each ends
+testbed    brokers behind proxies, topics, a writer of numbered messages, and their faults
+log        the coordination log, read beside the workers; history: what happened by the log
+check      the invariants
 campaign   one run; __main__: the command
 """
 

@@ -1,6 +1,6 @@
 """``python -m tests.campaigns.chaos --minutes 5``: faults on real brokers from a command line.
 
-Exit status: 0 every promise was kept, 1 one was broken (seed, evidence and what broke are printed), 2 wrong use.
+Exit status: 0 every promise was kept, 1 one was broken (prints seed, evidence and violations), 2 wrong use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.campaigns.chaos.campaign import Options, Result, run_campaign
 
 __all__ = ["main"]
 
-#: Of each kind of violation so many are printed; all of them are in the file of --json.
+#: Violations of each kind that are printed; all of them are in the file of --json.
 SHOWN = 20
 
 
@@ -60,13 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         minutes=options.minutes,
         seed=seed,
         brokers=3 if options.cluster3 else 1,
-        broker_every_s=20.0 if options.cluster3 else 45.0,  # two of three go on: leaders change
+        broker_every_s=20.0 if options.cluster3 else 45.0,  # two of three continue: leaders change
         heartbeat_interval_ms=options.heartbeat_interval_ms,
         messages_a_second=options.messages,
         groups=options.groups,
         keep=options.keep,
     )
-    logging.basicConfig(level=logging.ERROR)  # brokers die: that connections break is no news
+    logging.basicConfig(level=logging.ERROR)  # brokers die, so that broken connections are expected
     sys.stderr.write(f"seed {seed}\n")
     try:
         result = run_campaign(chosen, say=lambda line: sys.stderr.write(f"{line}\n"))

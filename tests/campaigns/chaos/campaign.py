@@ -1,4 +1,4 @@
-"""A campaign: workers, faults and messages for some minutes, then peace, then the account."""
+"""A campaign: workers, faults and messages for some minutes, then a time without faults, then the checks."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ FLEET = (
     ("hand-2", "by hand", BY_HAND[0]),
 )
 
-#: Of coordinated groups: who takes part, by which strategy; and what they do not do (their claims are JoinGroups).
+#: Coordinated groups: places, strategies, and skipped steps (their claims are JoinGroups).
 MEMBERS = FLEET[:7]
 STRATEGIES = {"again": "sticky", "sink": "roundrobin", "once": "range"}
 NOT_DONE = ("takeover", "grant")
 
-#: After the last fault everything has an owner within so many HI (and what workers need to start, which is no matter
-#: of HI), and what is not drained moves within so many: how much there is to do depends on the machine.
+#: After the last fault, everything has an owner within this many HI (plus the workers' start, which does not depend on
+#: HI), and undrained partitions progress within as many: the backlog depends on the machine.
 OWNED_INTERVALS = 20
 STILL_INTERVALS = 60
 STARTING_S = 20.0
-#: The process that starts workers imports everything first; on a busy machine that takes as long as some campaigns.
+#: Time-out of the fork server's start, which imports everything; on a busy machine it takes as long as some campaigns.
 READY_S = 120.0
-#: Nobody waits for longer, whatever moves.
+#: Longest wait for the drain.
 DRAINED_S = 900.0
 
 
@@ -71,15 +71,15 @@ class Options:
     brokers: int = 1
     heartbeat_interval_ms: int = 500
     messages_a_second: float = 150.0
-    #: Mean seconds between: stops of workers, faults of the network, deaths of brokers (0: none).
+    #: Mean seconds between stops of workers, faults of the network, deaths of brokers (0: none).
     stop_every_s: float = 2.0
     network_every_s: float = 8.0
     broker_every_s: float = 45.0
-    #: All groups are coordinated ones.
+    #: All groups are coordinated.
     groups: bool = False
     #: Names of places whose workers are never killed.
     steady: tuple[str, ...] = ()
-    #: Also without faults: only what is steady, killed by nothing, and the faults above.
+    #: Keep the folder, even if every promise was kept.
     keep: bool = False
 
 
@@ -110,7 +110,7 @@ class Result:
 
     @property
     def unmet(self) -> list[str]:
-        """Fail points where nobody died."""
+        """Fail points at which no worker died."""
         return [name for name in POINTS if not self.points.get(name)]
 
     def tell(self) -> str:
@@ -219,7 +219,7 @@ class _Campaign:
         return places
 
     def _faults(self, ground: Ground, fleet: Fleet, began: float) -> None:
-        """Until the minutes are over."""
+        """Inject faults until the minutes are over."""
         options, rng = self.options, self.rng
         every = {
             "stop": options.stop_every_s,
@@ -234,7 +234,7 @@ class _Campaign:
                 if name == "stop":
                     fleet.stop_one(self.hi_s * rng.uniform(2.2, 4.0))
                 elif not ground.fault(self.hi_s, brokers=name == "broker"):
-                    continue  # another is under way; this one's turn comes right after it
+                    continue  # another fault is active; this one follows it
                 due[name] = now + every[name] * rng.uniform(0.5, 1.5)
             if self.look is not None:
                 self.look(fleet, now - began)
@@ -246,7 +246,7 @@ class _Campaign:
             time.sleep(0.02)
 
     def _peace(self, fleet: Fleet, follower: Follower, ends: dict[tuple[str, int], int]) -> tuple[float, float]:
-        """No more faults: (HI until everything is owned, HI until everything is done), infinite where never."""
+        """Without faults: (HI until everything is owned, HI until everything is done), infinite if never."""
         fleet.settle()
         began = time.monotonic()
         owned = drained = float("inf")
@@ -340,9 +340,9 @@ class _Campaign:
 def run_campaign(
     options: Options, *, look: Look | None = None, say: Callable[[str], object] = lambda _: None
 ) -> Result:
-    """Run it. look(fleet, seconds since the beginning): called often. say: told how it goes, every ten seconds.
+    """Run it. look(fleet, seconds since the beginning): called often. say: called with progress every ten seconds.
 
-    Where a promise was broken, or with ``keep``, what was written down stays in ``Result.folder``.
+    If a promise was broken, or with ``keep``, all output stays in ``Result.folder``.
     """
     folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-chaos-"))
     keep = True

@@ -1,15 +1,15 @@
-"""What must hold of a history, in the manner of Jepsen's Kafka tests: pure functions of what was written down.
+"""Invariants of a history, in the manner of Jepsen's Kafka tests: pure functions of the recorded events.
 
 ============ ====================================================================================================
-lost         at least once: every message in the log is handled in the end, and nothing is done that was not; at
-             most once: what nobody began was granted to a worker that was killed (the last batch, or two where it
-             claims ahead), or was reported by its worker (C13)
+lost         at least once: every message in the log is handled at the end, and nothing unhandled is done; at most
+             once: what was never begun was granted to a killed worker (the last batch, or two if it requests ahead)
+             or was reported by its worker (C13)
 not granted  at most once: nothing is begun that the log has not granted before (C13)
 repeated     at most once: never; at least once: nothing that was done when the lease was granted, nothing that was
-             done before a beat was sent that the log accepted (C14), nothing twice under one epoch
-unseen       what the broker acknowledged lies in the log where it said, and is what the worker was given
-dual owner   nobody is handed a message after the log granted the partition to somebody else (T4), and a lease
-             released in its holder's name has nothing in hand
+             done before an accepted heartbeat was sent (C14), nothing twice under one epoch
+unseen       acknowledged messages are in the log at their offset, and equal what the worker received
+dual owner   no worker gets a message after the log granted the partition to another (T4), and a lease released in
+             its holder's name has no message in flight
 stale write  the fenced sink has each message once, in order, with epochs that only grow (C9)
 replicas     two replays of the log, cut differently, agree, and all workers agree with them (S1)
 progress     never goes back, and epochs only grow
@@ -36,26 +36,26 @@ __all__ = ["Findings", "Life", "Mode", "Story", "Violation", "check", "replay_in
 
 Key = tuple[str, str, int]
 
-#: Between a look at the clock and the line that tells of it, on a machine with more to do than it has cores (ms).
+#: Time between a read of the clock and the output line, on an overloaded machine (ms).
 SLACK_MS = 100.0
 
-#: Two looks at one clock, one of them rounded to milliseconds.
+#: Difference of two reads of one clock, one of them rounded to milliseconds.
 CLOCK_MS = 5.0
 
-#: Between a lease's loss as its worker was told of it, and the release in the log that goes with it.
+#: Time between on_lost in the worker and the corresponding release in the log.
 LOST_AND_RELEASED_MS = 1_000.0
 
-#: How long a worker whose lease was lost may take to tell what it had not handed out (HI).
+#: Time for a worker to report undelivered offsets of a lost lease (HI).
 UNTOLD_INTERVALS = 4
 
-#: What a process that was stopped after its look at the clock may still be handed. (The consumer looks once for several
-#: messages only where they take less than a millisecond, which the campaign's never do.)
+#: Messages that a process may still get if it was stopped after its read of the clock. (The consumer reads it once for
+#: several messages only if they take less than a millisecond, which the campaign's never do.)
 STRIDE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken."""
+    """A broken promise."""
 
     promise: str
     message: str
@@ -66,7 +66,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Handling:
-    """One message in the hands of one worker."""
+    """One message in one worker."""
 
     life: Life
     offset: int
@@ -75,13 +75,13 @@ class Handling:
     began: float
     ended: float | None = None
     done: float | None = None
-    #: When it was handed out: with its batch, or by itself.
+    #: Time of its delivery, with its batch or alone.
     handed: float = 0.0
 
 
 @dataclass(slots=True)
 class Life:
-    """One worker process, as it wrote it down."""
+    """One worker process, by its output."""
 
     name: str
     pid: int
@@ -92,9 +92,9 @@ class Life:
     instance_id: str = ""
     claims_ahead: bool = False
     handled: dict[Key, list[Handling]] = field(default_factory=dict)
-    #: value's digest → when it was first about to be appended.
+    #: Digest of the value → time before the first append.
     sent: dict[str, float] = field(default_factory=dict)
-    #: Partition → when on_lost was called.
+    #: Partition → times of on_lost.
     lost: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     reported: list[tuple[str, int, int, int]] = field(default_factory=list)
     digests: list[tuple[int, int, str]] = field(default_factory=list)
@@ -150,29 +150,29 @@ Mode = str
 
 @dataclass(slots=True)
 class Story:
-    """All that was written down."""
+    """All recorded events."""
 
     heartbeat_interval_ms: int
     modes: Mapping[Key, Mode]
     lives: list[Life]
     log: LogHistory
-    #: (topic, partition) → offset → number, as it lies in the log; topics that exist only by name are left out.
+    #: (topic, partition) → offset → number in the log, without topics that are only names.
     messages: Mapping[tuple[str, int], Mapping[int, int]]
     acknowledged: Mapping[tuple[str, int], Mapping[int, int]]
     stops: list[Stop] = field(default_factory=list)
-    #: Of the fenced sink, in the order of writing: (topic, partition, offset, epoch, number).
+    #: Rows of the fenced sink in order of writing: (topic, partition, offset, epoch, number).
     rows: list[tuple[str, int, int, int, int]] = field(default_factory=list)
-    #: Messages that a worker at most once claims at a time.
+    #: At most once: messages per request.
     grant_size: int = 10
-    #: Whether everything had time to be handled: else what is behind the log's progress is not asked for.
+    #: Whether everything had time to be handled: else messages behind the log's progress are not checked.
     drained: bool = True
-    #: Workers that ended as neither they nor the campaign meant to.
+    #: Workers that ended unexpectedly.
     unexplained: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Findings:
-    """Figures, and what was broken."""
+    """Figures and violations."""
 
     violations: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -218,7 +218,7 @@ def _name(key: Key, offset: int | None = None) -> str:
 
 
 def _offsets(story: Story, key: Key) -> Iterable[int]:
-    """All offsets that are to be handled."""
+    """All offsets to handle."""
     messages = story.messages.get(key[1:])
     stable = story.log.stable.get(key, -1)
     if messages is None:
@@ -265,7 +265,7 @@ def _check_again(story: Story, key: Key, items: list[Handling], found: Findings)
 
 
 def _check_done(story: Story, key: Key, by_offset: Mapping[int, list[Handling]], found: Findings) -> None:
-    """Nothing is done by the log before somebody has handled it: a crash then would lose it."""
+    """Nothing is done by the log before it was handled: a crash then would lose it."""
     for offset, several in by_offset.items():
         since = story.log.done_since(key, offset)
         ended = min((one.ended for one in several if one.ended is not None), default=None)
@@ -280,7 +280,7 @@ def _check_repeat(story: Story, key: Key, offset: int, before: Handling, one: Ha
         return
     tenure = story.log.tenure(key, one.epoch)
     if tenure is None or tenure.span.instance_id != one.life.instance_id or one.epoch < before.epoch:
-        return  # it did not hold the partition (any more): that is for _check_owners
+        return  # it did not hold the partition (any more): checked by _check_owners
     if tenure.was_done(offset):
         found.say("repeated", f"{_name(key, offset)} was done when {one.life.name} got epoch {one.epoch}")
         return
@@ -304,12 +304,12 @@ def _stopped(story: Story, life: Life, since: float, until: float) -> bool:
 
 
 class _Granted:
-    """At most once: who was granted what nobody began, and whether that is all right."""
+    """At most once: grants of messages that were never begun, and whether these are excused."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
         self._lives = {life.instance_id: life for life in story.lives if life.instance_id}
-        #: (first, last, instance, its grants from this one on, epoch, when), by partition.
+        #: Partition → (first, last, instance, its grants from this one on, epoch, when).
         self.by_key: dict[Key, list[tuple[int, int, str, int, int, int]]] = {}
         for instance_id, grants in story.log.grants.items():
             for number, grant in enumerate(grants):
@@ -318,7 +318,7 @@ class _Granted:
                 self.by_key.setdefault(grant.key, []).append(entry)
 
     def allows(self, key: Key, one: Handling) -> bool:
-        """Whether the log had granted a message to the worker that began it, before it began (C13)."""
+        """Whether the log had granted a message to its worker before it began (C13)."""
         return any(
             first <= one.offset <= last
             and (instance_id, epoch) == (one.life.instance_id, one.epoch)
@@ -341,10 +341,10 @@ class _Granted:
                 return None
             if left <= 1 + life.claims_ahead:
                 return "crash"
-            # Its lease was lost, and it was killed before it could tell what it had not handed out of it. (It may have
-            # released by then what it did not trust any more.)
+            # Its lease was lost, and it was killed before it could report undelivered offsets. (It may already have
+            # released leases that it did not trust any more.)
             tenure = self._story.log.tenure(key, epoch)
-            # Told of its loss before the log granted it, too: what was sent came late, and the release after it.
+            # Also if it noticed the loss before the log granted it: a late record, followed by the release.
             since = granted_at if tenure is None else tenure.span.since
             was_told = any(lost_at > since for lost_at in life.lost.get((topic, partition), ()))
             was_lost = was_told or (tenure is not None and tenure.span.ended not in (End.OPEN, End.RELEASED))
@@ -395,7 +395,7 @@ def _check_owners(story: Story, key: Key, items: list[Handling], found: Findings
                 found.counts["in hand when the lease ended"] += 1
             continue
         if _stopped(story, one.life, one.handed - 10 * SLACK_MS, one.handed) and late[one.life.name] < STRIDE:
-            late[one.life.name] += 1  # stopped between its look at the clock and its line
+            late[one.life.name] += 1  # stopped between its read of the clock and its line
             continue
         found.say(
             "dual owner",
@@ -405,7 +405,7 @@ def _check_owners(story: Story, key: Key, items: list[Handling], found: Findings
 
 
 def _check_released(story: Story, key: Key, one: Handling, tenure: Span, found: Findings) -> None:
-    """Who lets a lease go has nothing of it in hand, unless it has lost it: then it releases what may still be its."""
+    """A worker that releases a lease has no message of it in flight, unless it has lost the lease."""
     if tenure.ended is not End.RELEASED or tenure.until is None or one.ended is None:
         return
     if any(abs(lost_at - tenure.until) < LOST_AND_RELEASED_MS for lost_at in one.life.lost.get(key[1:], ())):
@@ -462,7 +462,7 @@ def _cuts(entries: list[LogEntry], rng: Random) -> Iterator[list[LogEntry]]:
 
 
 def replay_in_cuts(log: Mapping[int, list[LogEntry]], reference: LogHistory, seed: int) -> list[Violation]:
-    """Replay once more, by the fast path, in batches of any size, with a restart from its own snapshot in between."""
+    """Replay again by the fast path, in batches of random size, with a restart from its own snapshot in between."""
     found = []
     rng = Random(seed)
     for cp, entries in log.items():

@@ -1,4 +1,4 @@
-"""The workers of a campaign: places that are filled again whenever their worker has died, and how each of them dies."""
+"""The workers of a campaign: places whose worker is replaced when it has died, and how each worker dies."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from tests.child import Child
 
 __all__ = ["Fleet", "Place", "Stop"]
 
-#: How a new worker will end: by a fail point, by kill -9 at any moment, in peace by SIGTERM.
+#: Weights of a new worker's end: at a fail point, by kill -9 at any moment, by SIGTERM.
 DOOMED, KILLED, ASKED = 70, 20, 10
 
-#: A worker that has not come to its fail point by then (seconds) is killed wherever it is.
+#: A worker that has not reached its fail point after this time (s) is killed anywhere.
 PATIENCE_S = 5.0
 
-#: A step may be reached this many times before it is the last one.
+#: Largest occurrence of a step that may be the last one.
 MOST_TIMES = 4
 
-#: So many workers sent to a fail point count as one that died there: a point that is hard to reach is tried more often
-#: than others, yet takes no more than its share from them if nobody ever reaches it.
+#: This many workers sent to a fail point count as one that died there: a point that is hard to reach is tried more
+#: often than others, but takes no more than its share if no worker ever reaches it.
 TRIES = 16
 
-#: Steps that make a lease fresh.
+#: Steps that keep a lease fresh.
 BEATS = ("claim", "takeover", "beat", "idle beat")
 
-#: A worker's file: so many bytes at its end tell how it ended, and reach back to its last beat.
+#: Bytes at the end of a worker's file that show how it ended and reach back to its last heartbeat.
 LAST_BYTES = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A worker was stopped by SIGSTOP, from then to then (wall clock, ms)."""
+    """A worker was stopped by SIGSTOP: begin and end (wall clock, ms)."""
 
     pid: int
     began: float
@@ -56,19 +56,19 @@ class Place:
 
     name: str
     template: Job
-    #: Never killed: what a soak looks at.
+    #: Never killed: observed by a soak.
     steady: bool = False
     pid: int = 0
     job: Job | None = None
-    #: When (monotonic) it is filled again.
+    #: When (monotonic) its worker is replaced.
     due: float = 0.0
-    #: When (monotonic) it is killed, or asked to end.
+    #: When (monotonic) its worker is killed or asked to end.
     kill_at: float = float("inf")
     ask_at: float = float("inf")
     stopped_until: float = 0.0
     stopped_since: float = 0.0
     generation: int = 0
-    #: The next worker's: fail point ("": none), how it ends otherwise, and its name.
+    #: The next worker's fail point ("": none), its other end, and its name.
     doom: str = ""
     fate: int = DOOMED
     client_id: str = ""
@@ -78,16 +78,16 @@ class Place:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to workers."""
+    """Counts of workers' ends."""
 
     started: int = 0
-    #: By kill -9, at fail points and anywhere.
+    #: Ends by kill -9, at fail points and anywhere.
     kills: int = 0
     #: Fail point → kills there.
     points: Counter[str] = field(default_factory=Counter)
     stops: int = 0
     closed: int = 0
-    #: Exit status → times, of those that ended by themselves otherwise.
+    #: Exit status → number of workers that ended by themselves otherwise.
     others: Counter[int] = field(default_factory=Counter)
 
 
@@ -95,17 +95,17 @@ class Fleet:
     """All places, and the fork server that fills them. ``turn`` is to be called often, by one thread."""
 
     def __init__(self, places: list[Place], folder: Path, rng: Random, without: Collection[str] = ()) -> None:
-        """without: steps at which nobody is sent to die."""
+        """without: steps at which no worker is killed."""
         self.places = places
         self.counts = Counts()
         self.stops: list[Stop] = []
-        #: Every file of lines there is, with the process that wrote it.
+        #: Every file of lines → the process that wrote it.
         self.files: dict[Path, int] = {}
-        #: Those killed by -9: file.
+        #: Files of workers killed by -9.
         self.killed: set[Path] = set()
-        #: Those that ended as neither they nor we meant to, in words.
+        #: Descriptions of unexpected ends.
         self.unexplained: list[str] = []
-        #: No more faults: who is started now stays.
+        #: No more faults: workers started now stay.
         self.calm = False
         self._ending = False
         self._folder = folder
@@ -129,7 +129,7 @@ class Fleet:
                 self._ended[event["exited"]] = event["status"]
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until workers can be started: who is to be killed after a second would otherwise be killed by nobody."""
+        """Wait until workers can be started: otherwise one due to be killed after a second would not exist yet."""
         if not self._ready.wait(timeout_s):
             raise LocalBrokerError(f"The process that starts workers was not ready within {timeout_s:g} s.")
 
@@ -147,7 +147,7 @@ class Fleet:
     # Their lives.
 
     def turn(self) -> None:
-        """Note who has ended, fill what is empty, do what is due."""
+        """Record ended workers, fill empty places, do what is due."""
         with self._lock:
             ended, self._ended = self._ended, {}
             pids, self._pids = self._pids, {}
@@ -193,7 +193,7 @@ class Fleet:
         place.pid, place.job, place.stopped_until, place.sent = 0, None, 0.0, set()
 
     def _plan(self, place: Place, now: float, leaves_fresh: bool) -> None:
-        """Who comes next, and when. leaves_fresh: whether the last one's leases stay fresh for long enough (C7)."""
+        """Plan the next worker. leaves_fresh: whether the last one's leases stay fresh for long enough (C7)."""
         rng = self._rng
         place.doom = ""
         place.fate = rng.randrange(DOOMED + KILLED + ASKED)
@@ -202,10 +202,10 @@ class Fleet:
             return
         if place.fate < DOOMED:
             place.doom = self._dooms[KINDS[place.template.kind]].next(self.counts.points, takeovers=leaves_fresh)
-        # Some are back at once, and take over what is fresh yet (C7); some leave it to others.
+        # Some restart at once and take over fresh leases (C7); some leave them to others.
         delay = 0.0 if "takeover" in place.doom else rng.choice((0.0, 0.5, 2.5)) * rng.random()
         place.due = now + delay * place.template.heartbeat_interval_ms / 1000
-        # Half keep their name; a new name is nobody's predecessor.
+        # Half keep their name; a new name has no predecessor.
         if "takeover" not in place.doom and rng.random() < 0.5:
             place.client_id = f"{place.name}.{place.generation + 1}"
 
@@ -223,7 +223,7 @@ class Fleet:
         if not self.calm and not place.steady:
             if place.doom:
                 stop_after_s = rng.uniform(0.5, 2.0) if "release" in place.doom else 0.0
-                # Of some steps a worker takes few.
+                # Some steps are rare in a worker.
                 times = (
                     1
                     if any(x in place.doom for x in ("takeover", "release", "assigned"))
@@ -241,11 +241,11 @@ class Fleet:
         self._ask(spawn=asdict(job))
 
     def alive(self) -> list[Place]:
-        """Places with a worker that runs."""
+        """Places with a running worker."""
         return [place for place in self.places if place.pid and not place.stopped_until]
 
     def stop_one(self, seconds: float) -> None:
-        """SIGSTOP to somebody, for so long."""
+        """Stop a random worker for ``seconds`` by SIGSTOP."""
         candidates = self.alive()
         if not candidates:
             return
@@ -266,7 +266,7 @@ class Fleet:
     # The end.
 
     def settle(self) -> None:
-        """No more faults: whoever is doomed is replaced by one who is not, the others stay."""
+        """No more faults: replace workers with a planned death, keep the others."""
         self.calm = True
         for place in self.places:
             if place.job is not None and place.job.doom:
@@ -275,7 +275,7 @@ class Fleet:
                 place.kill_at = place.ask_at = float("inf")
 
     def ask_all(self, within_s: float, turn: Callable[[], object]) -> list[str]:
-        """SIGTERM to all; files of those that have not ended in time."""
+        """Send SIGTERM to all; returns the files of those that have not ended in time."""
         self._ending = True
         for place in self.places:
             self.signal(place, signal.SIGTERM)
@@ -292,7 +292,7 @@ class Fleet:
 
 
 class _Dooms:
-    """Says which fail point is next for workers of one kind: that which fewest have died at so far."""
+    """Chooses the next fail point for workers of one kind: the one with the fewest deaths so far."""
 
     def __init__(self, delivery: str, rng: Random, without: Collection[str] = ()) -> None:
         self._points = [name for name in points_of(delivery) if not any(step in name for step in without)]
@@ -300,16 +300,16 @@ class _Dooms:
         self._tried: Counter[str] = Counter()
 
     def next(self, died: Mapping[str, int], *, takeovers: bool) -> str:
-        """died: at which point, how often; takeovers: whether there may be something to take over."""
+        """died: deaths by fail point; takeovers: whether there may be leases to take over."""
         points = [name for name in self._points if takeovers or "takeover" not in name]
-        self._rng.shuffle(points)  # among equals the seed decides
+        self._rng.shuffle(points)  # the seed decides among equals
         name = min(points, key=lambda x: died.get(x, 0) + self._tried[x] / TRIES)
         self._tried[name] += 1
         return name
 
 
 def unexplained(status: int, sent: Collection[int]) -> str | None:
-    """Why a worker should not have ended so; None: it may, by itself or by one of the signals that it was sent."""
+    """Why a worker's end is unexpected; None: it is fine, by itself or by a signal that was sent."""
     if status in OWN_STATUSES or -status in sent:
         return None
     if status >= 0:
@@ -318,13 +318,13 @@ def unexplained(status: int, sent: Collection[int]) -> str | None:
 
 
 def _last_words(path: Path) -> tuple[str | None, float]:
-    """The fail point that a worker died at (None: killed anywhere else), and when it last beat (ms; 0: never)."""
+    """The fail point of a worker's death (None: killed elsewhere), and its last heartbeat (ms; 0: never)."""
     point, beaten_at = None, 0.0
     if path.exists():  # else it was killed before its first line
         with path.open("rb") as file:
             begin = max(0, path.stat().st_size - LAST_BYTES)
             file.seek(begin)
-            # The last one is torn, or nothing; the first one, too, where the file begins before.
+            # The last line is incomplete or empty; so is the first one, if the file begins earlier.
             for line in file.read().split(b"\n")[bool(begin) : -1]:
                 match json.loads(line):
                     case ["die", _, name]:

@@ -1,9 +1,9 @@
-"""Starts workers by fork, with everything imported: a tenth of a second and not a whole one for each.
+"""Starts workers by fork, with everything imported: in a tenth of a second instead of one.
 
 ``python -m tests.campaigns.chaos.forkserver LOG``; it has one thread and no connection, so that its children may make
 their own. Lines of JSON in: ``{"spawn": {…a Job}}``, ``{"signal": number, "pid": pid}``. Out: ``{"ready": true}``, then
 ``{"started": client_id, "pid"}``, ``{"exited": pid, "status"}`` (minus the signal that killed it). When its standard
-input closes, because its parent is gone or has closed it, it kills what still runs and ends; its children end with it,
+input closes, because its parent has ended or closed it, it kills what still runs and ends; its children end with it,
 too.
 """
 
@@ -22,7 +22,7 @@ from tests.campaigns.chaos.worker import Job, run
 
 __all__ = ["main"]
 
-#: Loaded before the first fork.
+#: Imported before the first fork.
 _WARM = KafkaCluster
 
 
@@ -59,7 +59,7 @@ class _ForkServer:
         self.children: set[int] = set()
 
     def obey(self, request: dict[str, object]) -> bool:
-        """Start or signal a worker. A signal to one that is gone goes nowhere."""
+        """Start or signal a worker. A signal to an ended one has no effect."""
         match request:
             case {"spawn": dict() as job}:
                 pid = _spawn(Job(**job), self.log)
@@ -70,7 +70,7 @@ class _ForkServer:
         return True
 
     def reap(self) -> None:
-        """Tell of those that have ended."""
+        """Report ended workers."""
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -85,13 +85,13 @@ class _ForkServer:
 
 
 def main() -> int:
-    """The process, from its first line to its exit status."""
+    """Run the fork server; returns its exit status."""
     parent = os.getppid()
     wake = supervisor.wake_on_exit()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     server = _ForkServer(Path(sys.argv[1]))
     gc.collect()
-    gc.freeze()  # so that a child's collector does not copy the pages of what it never looks at
+    gc.freeze()  # so that a child's garbage collector does not copy pages that it never uses
     try:
         supervisor.tell({"ready": True})
         supervisor.serve(parent, wake, server.reap, server.obey)

@@ -1,6 +1,6 @@
-"""What the coordination log says happened: who held what when, what was done by then, and what was granted.
+"""The history by the coordination log: tenures of leases, progress, and grants.
 
-It is the rationalizer that says so; here it is only put in order.
+Outcomes are the rationalizer's; this module only sorts them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["Grant", "LogHistory", "Tenure"]
 
 @dataclass(slots=True)
 class Tenure:
-    """One epoch of a lease: who held it, from when to when."""
+    """One epoch of a lease: its holder, begin and end."""
 
     span: Span
-    #: What was done when it began.
+    #: Progress when it began.
     stable: int
     ranges: tuple[tuple[int, int], ...]
-    #: Digests of the accepted beats of this epoch, in the log's order.
+    #: Digests of the accepted heartbeats of this epoch, in the log's order.
     beats: list[str] = field(default_factory=list)
 
     def was_done(self, offset: int) -> bool:
@@ -67,16 +67,16 @@ class LogHistory:
     """A replay of the whole log, CP by CP, record by record."""
 
     def __init__(self, log: Mapping[int, Iterable[LogEntry]], wanted: Iterable[tuple[int, int]] = ()) -> None:
-        """wanted: (CP, next offset)s whose digests are to be kept, as workers have told theirs."""
+        """wanted: (CP, next offset)s whose digests are kept, as reported by workers."""
         self._owners = Owners()
         self._groups: dict[str, Assignments] = {}
         self.tenures: dict[LeaseKey, list[Tenure]] = {}
         #: instance → its grants, in order of time.
         self.grants: dict[str, list[Grant]] = {}
         self.stable: dict[LeaseKey, int] = {}
-        #: (log time, stable), wherever it moved.
+        #: (log time, stable) of each change.
         self.moves: dict[LeaseKey, list[tuple[int, int]]] = {}
-        #: What must never happen in any log: told by check.py.
+        #: Violations of any log, reported by check.py.
         self.broken: list[str] = []
         self.digests: dict[tuple[int, int], str] = {}
         self.worlds: dict[int, World] = {}
@@ -172,7 +172,7 @@ class LogHistory:
         self.stable[key] = now
 
     def done_since(self, key: LeaseKey, offset: int) -> int | None:
-        """Since when (log time) everything up to this offset is done; None: it is not."""
+        """Log time since which everything up to this offset is done; None: it is not."""
         moves = self.moves.get(key, ())
         place = bisect_left(moves, offset, key=itemgetter(1))
         return moves[place][0] if place < len(moves) else None

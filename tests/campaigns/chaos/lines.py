@@ -1,20 +1,20 @@
-"""What workers write down about themselves, one line each, at once: a process that is killed keeps what it wrote.
+"""Workers' output, one line per event, written at once so that it survives a kill.
 
 Lines are JSON arrays ``[what, at, …]``; ``at`` is the wall clock in milliseconds, which is also the broker's:
 
 ======== =================================================== ==========================================================
-start    group, client_id, instance_id, kind, doom            the Marshal is there; the file's first line
-handed   topic, partition, first, last, epoch                 a batch was handed out
-begin    topic, partition, offset, epoch, number              a message's handling begins (epoch −1: not known)
+start    group, client_id, instance_id, kind, doom            the Marshal exists; the file's first line
+handed   topic, partition, first, last, epoch                 a batch was delivered
+begin    topic, partition, offset, epoch, number              a message's handling begins (epoch −1: unknown)
 end      topic, partition, offset                             … and has ended
 done     topic, partition, offset                             the client knows that it is done
 sent     CP, step, value's digest                             a record is about to be appended
 lost     topic, partition                                     on_lost
-reported topic, partition, first, last                        at most once: granted, never handed out (C13)
+reported topic, partition, first, last                        at most once: granted, never delivered (C13)
 digest   CP, next_offset, digest                              of the worker's replica, at its end
 die      fail point                                           the next moment is kill -9
 error    type, text                                           the worker ends with this
-closed                                                        … or in peace
+closed                                                        … or regularly
 ======== =================================================== ==========================================================
 """
 
@@ -34,7 +34,7 @@ Line = list[Any]
 
 
 def digest_of(value: bytes) -> str:
-    """Names the value of a record."""
+    """A digest that identifies a record's value."""
     return blake2s(value, digest_size=8).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The coordination log beside its workers: read while it grows, and once more in the end, from the beginning."""
+"""The coordination log beside its workers: read while it grows, and again at the end, from the beginning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 class Follower:
-    """A replica in a thread of its own, for looking on. It keeps no more than the state."""
+    """An observing replica in a separate thread. It keeps only the state."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self.worlds = {cp: World(cp, partitions) for cp in range(partitions)}
@@ -47,7 +47,7 @@ class Follower:
             self.failure = error
 
     def leases(self) -> dict[tuple[str, str, int], tuple[str | None, int, str]]:
-        """(group, topic, partition) → (instance that holds it, stable, freshness)."""
+        """(group, topic, partition) → (holding instance, stable, freshness)."""
         with self._lock:
             found: dict[tuple[str, str, int], tuple[str | None, int, str]] = {
                 (x.group_id, x.topic, x.partition): (x.instance_id, x.progress.stable, x.freshness(world.log_time))
@@ -70,7 +70,7 @@ class Follower:
 
 
 def read_topic(bootstrap: str, topic: str, partitions: Iterable[int]) -> Mapping[int, list[LogEntry]]:
-    """All of a topic, from the beginning to where its partitions end now."""
+    """All of a topic, from the beginning to the present ends of its partitions."""
     found: dict[int, list[LogEntry]] = {partition: [] for partition in partitions}
     cluster = KafkaCluster(bootstrap)
     try:
@@ -82,7 +82,7 @@ def read_topic(bootstrap: str, topic: str, partitions: Iterable[int]) -> Mapping
 
 
 def _bounds(cluster: KafkaCluster, topic: str) -> Mapping[int, tuple[int, int]]:
-    """Where the partitions begin and end: one whose leader was just elected may be left out at first."""
+    """Bounds of the partitions; one whose leader was just elected may be missing at first."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a campaign stands on: brokers behind proxies, topics, a writer of messages, and what goes wrong there."""
+"""The testbed of a campaign: brokers behind proxies, topics, a writer of messages, and their faults."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["COORDINATION", "Ground", "Writer"]
 
 COORDINATION = "__marshal"
 
-#: How long the broker may be asked something while nothing is broken.
+#: Time-out of requests to the broker without faults.
 PATIENCE_S = 30.0
 
-#: Messages written at once, and how many times as many are written one by one in between.
+#: Messages of a burst, and how many times as many are written singly in between.
 BURST = 60
 BURST_EVERY = 3
 
 
 class Ground:
-    """One broker or three, each behind a proxy. ``fault`` breaks something for a while; any thread."""
+    """One broker or three, each behind a proxy. ``fault`` breaks something for a while; any thread may call it."""
 
     def __init__(self, brokers: int, coordination_partitions: int, topics: Mapping[str, int], rng: Random) -> None:
         self.counts: Counter[str] = Counter()
-        #: Wall clock (ms) from … to of everything that went wrong here.
+        #: (name, begin, end) of all faults (wall clock, ms).
         self.outages: list[tuple[str, float, float]] = []
         self._count = brokers
         self._coordination_partitions = coordination_partitions
@@ -77,14 +77,14 @@ class Ground:
 
     @property
     def bootstrap(self) -> str:
-        """Where clients connect: the proxies."""
+        """The proxies' addresses, for clients."""
         assert self._cluster is not None
         return self._cluster.bootstrap_servers
 
     # What goes wrong.
 
     def fault(self, heartbeat_interval_s: float, *, brokers: bool) -> bool:
-        """Begin a fault of the network, or (brokers) of a broker; False where another is under way."""
+        """Begin a fault of the network or (brokers) of a broker; False if another one is active."""
         if self._fault is not None and self._fault.is_alive():
             return False
         self.check()
@@ -118,30 +118,30 @@ class Ground:
             if kind != "broker":
                 time.sleep(lasts)
                 if kind in ("lost acks", "split"):
-                    proxy.cut()  # what was answered meanwhile never arrives
+                    proxy.cut()  # answers sent meanwhile never arrive
                 proxy.restore()
-        except (LocalBrokerError, OSError) as error:  # told by check(), in the thread that can do something about it
+        except (LocalBrokerError, OSError) as error:  # raised by check(), in the thread that can react to it
             self._failure = error
         self.counts[kind] += 1
         self.outages.append((kind, began, time.time() * 1000))
 
     def check(self) -> None:
-        """Raise what a fault itself has run into: the campaign's own trouble."""
+        """Raise an error of a fault itself."""
         if self._failure is not None:
             raise self._failure
 
     def heal(self) -> None:
-        """Wait for the end of a fault that is under way."""
+        """Wait for the end of an active fault."""
         if self._fault is not None:
             self._fault.join(60)
         self.check()
 
 
 class Writer:
-    """A thread that writes numbered messages to topics, evenly, and keeps what the broker acknowledged."""
+    """A thread that writes numbered messages to topics, evenly, and records acknowledgements."""
 
     def __init__(self, bootstrap: str, topics: Mapping[str, int], messages_a_second: float) -> None:
-        #: (topic, partition) → offset → the number that the broker acknowledged there.
+        #: (topic, partition) → offset → acknowledged number.
         self.acknowledged: dict[tuple[str, int], dict[int, int]] = {
             (topic, partition): {} for topic, count in topics.items() for partition in range(count)
         }
@@ -160,7 +160,7 @@ class Writer:
         due = time.monotonic()
         try:
             while not self._end.is_set():
-                # Now and then many for one partition at once: who gets it has much in hand when something goes wrong.
+                # Sometimes a burst for one partition: its holder has many messages in flight when a fault occurs.
                 burst = BURST if self.written % (BURST_EVERY * BURST) < len(self._places) else 1
                 due = max(due + burst * self._pause_s, time.monotonic() - 1.0)
                 place = self._places[self.written % len(self._places)]
@@ -185,7 +185,7 @@ class Writer:
             appender.poll()
 
     def close(self) -> None:
-        """Write no more, and wait for what is under way. Raises what ended the thread."""
+        """Stop writing and wait for acknowledgements. Raises the thread's error."""
         self._end.set()
         self._thread.join(30)
         try:

@@ -1,4 +1,4 @@
-"""One worker of the campaign, as a user writes one, in a process of its own; it writes down what it does."""
+"""One worker of the campaign, as a user writes one, in a separate process; it records its actions."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.campaigns.chaos.lines import Pen, digest_of
 
 __all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "Job", "run"]
 
-#: What ``run`` returns: closed, no broker, replaced, a fault. The first three are what a campaign can bring about.
+#: Results of ``run``: closed, no broker, replaced, a fault. A campaign can cause the first three.
 CLOSED, UNAVAILABLE, REPLACED, FAULT = 0, 3, 4, 1
 OWN_STATUSES = (CLOSED, UNAVAILABLE, REPLACED)
 
-#: Messages of a batch at least once, and of a claim at most once.
+#: Messages of a batch at least once, and of a request at most once.
 BATCH, GRANT = 20, 10
 
-#: Of so many messages the handling takes up to an HI, so that beats fall into it, and others wait behind it.
+#: Share of messages whose handling takes up to an HI, so that heartbeats occur within it and others wait behind it.
 LONG_SHARE = 0.02
 
-#: Kind → how it is delivered.
+#: Kind → delivery.
 KINDS = {
     "iterate": "at least once",
     "batches": "at least once",
@@ -49,7 +49,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one worker process is to do."""
+    """The task of one worker process."""
 
     bootstrap: str
     coordination: str
@@ -62,18 +62,18 @@ class Job:
     #: Its file of lines.
     out: str
     seed: int
-    #: The fail point's name and which time it is reached; "": it lives.
+    #: The fail point's name and occurrence; "": none.
     doom: str = ""
     times: int = 1
-    #: Seconds after which it closes in peace; 0: never.
+    #: Time after which it closes regularly (s); 0: never.
     stop_after_s: float = 0.0
-    #: How long it stands at a fail point of its own before it dies.
+    #: How long it waits at a fail point between records before it dies (s).
     linger_s: float = 0.0
-    #: The longest that a message's handling takes, in seconds.
+    #: Longest handling of a message (s).
     handling_s: float = 0.003
     #: The fenced sink's file, for the kind "sink".
     database: str = ""
-    #: Of a coordinated group; "": the group is a claimed one.
+    #: Strategy of a coordinated group; "": the group claims its partitions.
     strategy: str = ""
 
 
@@ -88,7 +88,7 @@ class _Worker:
         self.told = 0
 
     def live(self) -> None:
-        """From its Marshal to its end."""
+        """Run from the Marshal's constructor to the end."""
         job = self.job
         self.pen.write("born", job.group, job.client_id, job.kind, job.doom)
 
@@ -142,12 +142,12 @@ class _Worker:
         self.handle(topic, partition, offset, epoch, int(message.value() or b"-1"))
 
     def done(self, message: Message) -> None:
-        """The client knows that it is done."""
+        """Mark a message as done."""
         self.pen.write("done", *_place(message))
         self.doom.at("done")
 
     def consumer(self, marshal: Marshal, **options: Any) -> Consumer:
-        """One that claims, or a member of a coordinated group, whose session is two HI."""
+        """A consumer that claims, or a member of a coordinated group with a session of two HI."""
         job = self.job
         options |= {"on_assign": self.assigned, "on_lost": self.lost}
         if not job.strategy:
@@ -170,21 +170,21 @@ class _Worker:
         self.report(consumer)
 
     def report(self, consumer: Consumer) -> None:
-        """At most once: what was granted and not handed out, as the client itself reports it."""
+        """At most once: record offsets that were granted but not delivered, as reported by the client."""
         found = consumer.unprocessed
         for each in found[self.told :]:
             self.pen.write("reported", *each)
         self.told = len(found)
 
     def report_unanswered(self, consumer: Consumer) -> None:
-        """At its end, what it gave up claiming, and the log may have granted since or not: nobody can tell yet."""
+        """At the end: record pending requests, which the log may or may not have granted since."""
         for (topic, partition), _, first, last in consumer._engine.delivery.grants._given_up:
             self.pen.write("reported", topic, partition, first, last)
 
     # Kinds of work.
 
     def iterate(self, marshal: Marshal) -> None:
-        """At least once, message by message: done when the next one is asked for."""
+        """At least once, message by message: done when the next one is requested."""
         before: Message | None = None
         with self.consumer(marshal) as consumer:
             for message in consumer:
@@ -227,13 +227,13 @@ class _Worker:
                         time.sleep(self.rng.random() * self.job.handling_s)
                 except StaleEpochError:
                     self.pen.write("fenced", batch.topic, batch.partition, batch.epoch)
-                    continue  # somebody else's from here on
+                    continue  # another worker's from here on
                 self.doom.at("handled")
                 batch.done()
                 self.doom.at("done")
 
     def once(self, marshal: Marshal) -> None:
-        """At most once: by iteration, or, claiming ahead, in batches."""
+        """At most once: by iteration, or in batches with requests ahead."""
         ahead = self.job.kind == "once ahead"
         options = {"claim_ahead": True} if ahead else {}
         with self.consumer(marshal, delivery="at-most-once", batch_size=GRANT, **options) as consumer:
@@ -250,7 +250,7 @@ class _Worker:
         self.report_unanswered(consumer)
 
     def by_hand(self, marshal: Marshal) -> None:
-        """Leases by hand: work that is no topic's, numbered by the offsets; half of the partitions at most once."""
+        """Leases by hand: work without a topic, numbered by offsets; half of the partitions at most once."""
         while not marshal.stopping:
             partition = self.rng.randrange(self.job.partitions)
             try:
@@ -272,7 +272,7 @@ class _Worker:
                 self.pen.write("reported", lease.topic, lease.partition, first, last)
                 raise
         for offset in range(first, last + 1):
-            if not at_most_once:  # what was granted is one's own for ever (C12)
+            if not at_most_once:  # a grant is never revoked (C12)
                 lease.require()
             self.handle(lease.topic, lease.partition, offset, lease.epoch, offset)
         lease.heartbeat(last)
@@ -297,7 +297,7 @@ def _place(message: Message) -> tuple[str, int, int]:
 
 
 def run(job: Job) -> int:
-    """The whole process; its exit status."""
+    """Run the whole process; returns its exit status."""
     worker = _Worker(job)
     try:
         worker.live()
