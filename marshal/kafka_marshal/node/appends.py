@@ -8,15 +8,35 @@ from functools import partial
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.inputs import Acked
 from kafka_marshal.errors import AuthorizationError
-from kafka_marshal.node.append_failures import AppendFailures
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.ports import Ack, Appender, Cluster
+from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.rights import grant
 from rationalizer import encode
 
-__all__ = ["Appends"]
+__all__ = ["AppendFailures", "Appends"]
+
+
+class AppendFailures:
+    """Of each reason a line now and then, and what the last append came to."""
+
+    def __init__(self, topic: str, rate_limited: RateLimitedLog) -> None:
+        self._topic = topic
+        self._rate_limited = rate_limited
+        #: Why appends fail, and since when (own clock, ms); None: the last one succeeded. Read without a lock.
+        self.failing: tuple[str, float] | None = None
+
+    def hear(self, reason: str | None, now: float) -> None:
+        """The result of an append, at now (own clock, ms): why it failed, None if it did not."""
+        if reason is None:
+            self.failing = None
+            return
+        self.failing = (reason, now if self.failing is None else self.failing[1])
+        # "… (after 3ms in state CONNECT)": the same but for how long it took.
+        text = f"an append to {self._topic} failed: {reason}"
+        self._rate_limited.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)
 
 
 class Appends:

@@ -14,8 +14,7 @@ from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import Applied, CaughtUp
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.node.append_failures import AppendFailures
-from kafka_marshal.node.appends import Appends
+from kafka_marshal.node.appends import AppendFailures, Appends
 from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.effects import Effects
 from kafka_marshal.node.engine_lock import EngineLock, LockUse, under_lock

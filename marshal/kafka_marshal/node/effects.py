@@ -6,6 +6,8 @@ Blocking look-ups and the user's callbacks run on separate threads: neither may 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from datetime import datetime
 
 from kafka_marshal.engine.effects import (
     Append,
@@ -28,7 +30,6 @@ from kafka_marshal.node.engine_lock import ConsumerPort, EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.replica import Replica
-from kafka_marshal.node.start_offset import first_offset
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.node.user_calls import UserCalls
 from kafka_marshal.ports import Cluster
@@ -36,6 +37,11 @@ from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
 
 __all__ = ["Effects"]
+
+
+#: At the latest this long after a topic grew, all working members know its new partitions and claim them: twice the
+#: time between two of their checks.
+GROWTH_SEEN_MS = 10_000
 
 
 class Effects:
@@ -103,7 +109,7 @@ class Effects:
                 marks = self._cluster.watermarks([key], LOOKUP_TIMEOUT_S)
                 if key in marks:
                     log_time = max(world.log_time for world in list(self._replica.worlds.values()))
-                    first = first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
+                    first = _first_offset(self._cluster, topic, log_time, wanted, marks[key], LOOKUP_TIMEOUT_S)
                     with lock.locked():
                         lock.engine.take(Located(wanted, *marks[key], first), self._now_ms())
                     return
@@ -132,3 +138,28 @@ class Effects:
         """Look up nothing more; callbacks that were asked for are called."""
         self._lookups.shutdown(wait=False, cancel_futures=True)
         self.callbacks.shutdown(wait=False)
+
+
+def _first_offset(
+    cluster: Cluster, coordination: str, log_time: int, wanted: LookUp, marks: tuple[int, int], timeout_s: float
+) -> int:
+    """Where a group begins on a partition that it never held (P9, *blocking*).
+
+    marks: log start and end. log_time: the newest of all CPs.
+    """
+    low, high = marks
+    key, start = wanted.key, wanted.start
+    if start == "earliest" or _is_old(cluster, coordination, log_time, wanted.claims_before, timeout_s):
+        return low
+    if isinstance(start, datetime):
+        return cluster.offsets_for_time([key], int(start.timestamp() * 1000), timeout_s).get(key, high)
+    return high
+
+
+def _is_old(cluster: Cluster, coordination: str, log_time: int, claims: Mapping[int, int], timeout_s: float) -> bool:
+    """Whether one of these records of the coordination topic, an offset by CP, is older than GROWTH_SEEN_MS."""
+    if not claims:
+        return False
+    places: list[Key] = [(coordination, cp) for cp in claims]
+    young = cluster.offsets_for_time(places, max(0, log_time - GROWTH_SEEN_MS), timeout_s)
+    return any(offset < young.get((coordination, cp), 0) for cp, offset in claims.items())

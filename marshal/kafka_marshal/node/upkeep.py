@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from kafka_marshal.engine.inputs import LogEnds
+from kafka_marshal.errors import UpgradeRequiredError
+from kafka_marshal.logs import log
 from kafka_marshal.node.appends import Appends
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
-from kafka_marshal.node.levels import Levels
 from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
-from kafka_marshal.node.tally import Tally
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
+from rationalizer import Outcome
 
 __all__ = ["Upkeep"]
+
+
+class Levels:
+    """CPs that were raised above the level that this release knows (E4), which consumers raise. The lock is held."""
+
+    def __init__(self, replica: Replica, tell: Callable[[UpgradeRequiredError], object]) -> None:
+        """tell: has each consumer raise it."""
+        self._replica = replica
+        self._tell = tell
+        self._stopped: set[int] = set()
+
+    def look(self) -> None:
+        """Pass on each once."""
+        for cp, level in self._replica.stopped():
+            if cp not in self._stopped:
+                self._stopped.add(cp)
+                error = self._error(cp, level)
+                log(logging.ERROR, "upgrade_required", "%s", error, log_partition=cp, level=level)
+                self._tell(error)
+
+    def _error(self, cp: int, level: int) -> UpgradeRequiredError:
+        return UpgradeRequiredError(
+            f"partition {cp} of {self._replica.topic!r} was raised to protocol level {level}, which this release of "
+            "kafka-marshal does not know: leases in it end, the other partitions continue. Install a release that "
+            "supports it",
+            level=level,
+        )
+
+    def told(self) -> list[UpgradeRequiredError]:
+        """What a consumer that comes now has missed."""
+        return [self._error(cp, level) for cp, level in self._replica.stopped() if cp in self._stopped]
+
+    def check(self, cp: int) -> None:
+        """Raise UpgradeRequiredError if this release can read nothing more of this CP."""
+        level = self._replica.worlds[cp].required_level
+        if level is not None:
+            raise self._error(cp, level)
+
+
+class Tally:
+    """Counts applied records by type and outcome, once the replica has caught up. Read without the driver's lock."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def applied(self, cp: int, offset: int, outcome: Outcome) -> None:
+        """A record was applied (a listener of the driver)."""
+        what = (outcome.type or "", outcome.code)
+        self._counts[what] = self._counts.get(what, 0) + 1
+
+    def read(self) -> list[tuple[tuple[str, str], int]]:
+        """((type, outcome), count), sorted; the type is "" where it is not known. Any thread, without the lock."""
+        return sorted(list(self._counts.items()))  # noqa: C414 - one step of the interpreter: it may grow meanwhile
 
 
 class Job(Protocol):

@@ -10,8 +10,7 @@ calls give the same results on every run. Without one it keeps the time of day, 
 ==================  ==================================================================================
 ``broker``          topics, partitions and their entries; everything happens under its one lock
 ``faults``          what can be made to go wrong
-``appender``        the coordination topic's appender, and the producer of data
-``partitioner``     which partition a key goes to
+``appender``        the coordination topic's appender, the producer of data, and which partition a key goes to
 ``readers``         its tail, and the reader of data
 ``cluster``         :class:`MemoryCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,12 +12,15 @@ from typing import Generic, TypeVar
 from kafka_marshal.adapters import producing
 from kafka_marshal.adapters.memory.broker import MemoryBroker
 from kafka_marshal.adapters.memory.faults import AppendFate
-from kafka_marshal.adapters.memory.partitioner import Partitioner
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.ports import Ack
 
-__all__ = ["MemoryAppender", "MemoryProducer"]
+__all__ = ["MemoryAppender", "MemoryProducer", "Partitioner", "murmur2"]
+
+_MASK = 0xFFFFFFFF
+_FACTOR = 0x5BD1E995
+_SEED = 0x9747B28C
 
 #: What an ack is: an Ack, or an error.
 A = TypeVar("A")
@@ -275,3 +279,28 @@ class MemoryProducer(_Sending[_DataRecord, Exception | None]):
             timestamp_ms=record.timestamp_ms,
             headers=record.headers or None,
         )
+
+
+def murmur2(data: bytes) -> int:
+    """The hash of Kafka's default partitioner, unsigned."""
+    size = len(data)
+    hashed = _SEED ^ size
+    for at in range(0, size - size % 4, 4):
+        word = int.from_bytes(data[at : at + 4], "little") * _FACTOR & _MASK
+        word = (word ^ word >> 24) * _FACTOR & _MASK
+        hashed = hashed * _FACTOR & _MASK ^ word
+    if size % 4:
+        hashed = (hashed ^ int.from_bytes(data[size - size % 4 :], "little")) * _FACTOR & _MASK
+    hashed = (hashed ^ hashed >> 13) * _FACTOR & _MASK
+    return hashed ^ hashed >> 15
+
+
+class Partitioner:
+    """One producer's choice of partitions: that of Java's producer for a key, the next one without."""
+
+    def __init__(self) -> None:
+        self._turn = itertools.count()
+
+    def partition(self, key: bytes | None, partitions: int) -> int:
+        """Of one of this many partitions."""
+        return (next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF) % partitions
