@@ -7,18 +7,19 @@ its process lives, so an attempt in progress is never taken for a leftover.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["FolderBeside", "file_beside", "refuse_url"]
+__all__ = ["FolderBeside", "file_beside", "read_json", "refuse_url", "write_json"]
 
 #: `s3://bucket/x`, which a Path has made `s3:/bucket/x`. One letter is a drive, not a scheme.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -59,6 +60,27 @@ def file_beside(path: Path) -> Iterator[BinaryIO]:
         _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, form: str, row: Mapping[str, object], refused: str) -> None:
+    """Write a file that ``read_json`` reads, whole or not at all. Raises ConfigurationError.
+
+    form: names what the file is, in its first field. refused: what can't be saved, {} for why, and what that means.
+    """
+    text = json.dumps({"format": form, **row}, indent=1, ensure_ascii=False)
+    try:
+        with file_beside(path) as file:
+            file.write(f"{text}\n".encode())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {refused.format(error.strerror)}") from error
+
+
+def read_json(path: Path, form: str) -> dict[str, Any]:
+    """The row of such a file. Raises OSError, ValueError, KeyError, TypeError or AttributeError for any other."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.pop("format") != form:
+        raise ValueError("another format")
+    return found
 
 
 class FolderBeside:

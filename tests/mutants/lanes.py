@@ -14,7 +14,7 @@ LANES: tuple[Mutation, ...] = (
     # Order.
     Mutation(
         "a key goes on while its first message waits for its next try",
-        "Lanes.failed",
+        "Lanes._not_done",
         "if lane.assignment.over:",
         "if lane.assignment.over or lane.rest:",
         "C14",

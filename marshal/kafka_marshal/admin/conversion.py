@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import progress_of_all
-from kafka_marshal.beside import file_beside
+from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.ports import TopicPartition
@@ -107,15 +106,11 @@ class Plan:
     def write(self, path: Path, phase: Phase) -> Plan:
         """Put it on the disk, whole or not at all."""
         plan = replace(self, phase=phase)
-        text = json.dumps({"format": _FORMAT, **asdict(plan)}, indent=1, ensure_ascii=False)
-        try:
-            with file_beside(path) as file:
-                file.write(f"{text}\n".encode())
-        except OSError as error:
-            raise ConfigurationError(
-                f"{path}: the group's progress can't be saved there ({error.strerror}). Nothing was changed since it "
-                "was saved last. Name another file"
-            ) from error
+        refused = (
+            "the group's progress can't be saved there ({}). Nothing was changed since it was saved last. Name another "
+            "file"
+        )
+        write_json(path, _FORMAT, asdict(plan), refused)
         return plan
 
     def check(self, path: Path, group: str, log: str, to: GroupKind) -> None:
@@ -135,9 +130,7 @@ class Plan:
     def read(cls, path: Path) -> Plan | None:
         """None: there is no file. Raises ConfigurationError where it holds something else."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found.pop("format") != _FORMAT:
-                raise ValueError("another format")
+            found = read_json(path, _FORMAT)
             saved = tuple(
                 Saved(
                     **{

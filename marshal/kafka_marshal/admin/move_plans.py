@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -14,7 +13,7 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from kafka_marshal.admin.positions import Keep, Move
-from kafka_marshal.beside import file_beside
+from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import TopicPartition
 
@@ -72,23 +71,17 @@ class MovePlan:
 
     def write(self, path: Path) -> None:
         """Put it on the disk, whole or not at all. Raises ConfigurationError."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
-        try:
-            with file_beside(path) as file:
-                file.write(f"{text}\n".encode())
-        except OSError as error:
-            raise ConfigurationError(
-                f"{path}: the positions as they were can't be saved there ({error.strerror}). Nothing was moved, and "
-                "the group goes on. Name another file (--plan)"
-            ) from error
+        refused = (
+            "the positions as they were can't be saved there ({}). Nothing was moved, and the group continues. Name "
+            "another file (--plan)"
+        )
+        write_json(path, _FORMAT, asdict(self), refused)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """As written. Raises ConfigurationError."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if found.pop("format") != _FORMAT:
-                raise ValueError("another format")
+            found = read_json(Path(path), _FORMAT)
             replaced = tuple(
                 _Replaced(**{**each, "ranges": tuple((first, last) for first, last in each["ranges"])})
                 for each in found.pop("replaced")

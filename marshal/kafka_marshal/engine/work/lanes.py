@@ -218,13 +218,9 @@ class Lanes:
         takes what waits, and must find this lane waiting, or this must find the assignment over.)
         """
         with self._lock:
-            if not self._rest(lane):
-                return False
-            self.has_returned = True
-            if lane.assignment.over:
-                return self._drop(lane, owner)
+            if (is_ready := self._not_done(lane, owner)) is not None:
+                return is_ready
             if self.owner is not owner:
-                lane.number = 1
                 lane.partition.parked.append(lane)
                 return False
             lane.number += 1
@@ -239,15 +235,21 @@ class Lanes:
         Returns whether the lane is ready (for others).
         """
         with self._lock:
-            if not self._rest(lane):
-                return False
-            self.has_returned = True
-            if lane.assignment.over:
-                return self._drop(lane, owner)
-            if self.owner is not owner:
-                lane.number = 1
+            if (is_ready := self._not_done(lane, owner)) is not None:
+                return is_ready
             lane.partition.parked.append(lane)
             return False
+
+    def _not_done(self, lane: Lane, owner: Owner) -> bool | None:
+        """A try has ended without its message being done. Whether the lane is ready; None: its message stays in it."""
+        if not self._rest(lane):
+            return False
+        self.has_returned = True
+        if lane.assignment.over:
+            return self._drop(lane, owner)
+        if self.owner is not owner:
+            lane.number = 1
+        return None
 
     def abandon(self, lane: Lane, turn: int) -> None:
         """An exception may have left this try anywhere on its way to its end: no handler has its message any more.
