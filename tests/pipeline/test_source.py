@@ -21,8 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import StaleEpochError
-from kafka_marshal.pipeline.admission import IS_TOLD_OF_AVAILABLE_NOW
-from kafka_marshal.pipeline.source import leases_of, register
+from kafka_marshal.pipeline.source import IS_TOLD_OF_AVAILABLE_NOW, leases_of, register
 from kafka_marshal.sinks import SqliteSink
 from tests.broker.helpers import children_of
 from tests.client.conftest import HI, Scene, wait_until

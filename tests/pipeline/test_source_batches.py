@@ -23,15 +23,18 @@ from kafka_marshal.errors import (
     RangeGoneError,
     TopicAbsentError,
 )
-from kafka_marshal.pipeline.admission import IS_TOLD_OF_AVAILABLE_NOW, ReadAllAvailable, ReadMaxRows, rows_of
 from kafka_marshal.pipeline.source import (
+    IS_TOLD_OF_AVAILABLE_NOW,
     NOTHING,
     ClaimedStream,
     KafkaMarshalReader,
     KafkaMarshalSource,
     Piece,
+    ReadAllAvailable,
+    ReadMaxRows,
     cut,
     read_piece,
+    rows_of,
 )
 from kafka_marshal.pipeline.source_options import SourceOptions
 from tests.client.conftest import HI, Scene, wait_until

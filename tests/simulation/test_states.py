@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from kafka_marshal.testing.simulation.states import state_of
+from kafka_marshal.testing.simulation.recorded import state_of
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from kafka_marshal.adapters.memory.broker import MemoryMessage
-from kafka_marshal.clock import now_ms
 from kafka_marshal.errors import SnapshotDifferenceError
+from kafka_marshal.runtime import now_ms
 from kafka_marshal.snapshots.publisher import JITTER_MS, LOOK_MS, RETRY_MS, SnapshotKeeper
 from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.limits import SNAPSHOT_INTERVAL

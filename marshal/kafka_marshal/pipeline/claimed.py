@@ -31,7 +31,6 @@ from kafka_marshal.client.base import TopicPartition
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.options import check_callback
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
-from kafka_marshal.clock import MOST_STAMP_MS
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.stuck import Stuck, unrepresentable
@@ -61,6 +60,7 @@ from kafka_marshal.pipeline.reading import (
 )
 from kafka_marshal.pipeline.rounds import ClaimedBatch, Round, Totals, batch_id, tag_of, tagged, unless_gone
 from kafka_marshal.pipeline.session import check_session, kafka_options
+from kafka_marshal.runtime import MOST_STAMP_MS
 from kafka_marshal.types import Delivery, Key, Start, WhenStuck
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]

@@ -36,7 +36,6 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.pipeline.admission import IS_TOLD_OF_AVAILABLE_NOW, ReadMaxRows, SupportsTriggerAvailableNow, rows_of
 from kafka_marshal.pipeline.reading import refuse_lost, refuse_missing
 from kafka_marshal.pipeline.source_options import SourceOptions
 from kafka_marshal.types import Key
@@ -44,8 +43,50 @@ from kafka_marshal.types import Key
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-__all__ = ["KafkaMarshalSource", "leases_of", "register"]
+from kafka_marshal.arguments import MOST_OFFSET
+
+__all__ = [
+    "IS_TOLD_OF_AVAILABLE_NOW",
+    "KafkaMarshalSource",
+    "ReadAllAvailable",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "leases_of",
+    "register",
+    "rows_of",
+]
+
+#: Whether this Spark passes ``availableNow`` to a Python source.
+IS_TOLD_OF_AVAILABLE_NOW = find_spec("pyspark.sql.streaming.datasource") is not None
+
+if TYPE_CHECKING or not IS_TOLD_OF_AVAILABLE_NOW:
+
+    @dataclass
+    class ReadAllAvailable:
+        """Everything there is."""
+
+    @dataclass
+    class ReadMaxRows:
+        """At most this many rows."""
+
+        max_rows: int
+
+    class SupportsTriggerAvailableNow:
+        """A source that can end with the records that existed when it started."""
+
+else:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+
+
+def rows_of(limit: object, default: int) -> int:
+    """How many offsets a micro-batch may have under this limit of Spark; None: the default."""
+    if isinstance(limit, ReadAllAvailable):
+        return MOST_OFFSET
+    return min(limit.max_rows, MOST_OFFSET) if isinstance(limit, ReadMaxRows) else default
+
 
 T = TypeVar("T")
 Token = dict[str, Any]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kafka_marshal.adapters.headers import headers_of
 from kafka_marshal.adapters.kafka.range_reader import StoredMessage
-from kafka_marshal.clock import LEAST_STAMP_MS, MOST_STAMP_MS
+from kafka_marshal.runtime import LEAST_STAMP_MS, MOST_STAMP_MS
 
 __all__ = ["to_arrow"]
 

@@ -32,12 +32,11 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 
 from __future__ import annotations
 
-from kafka_marshal.testing.simulation.campaign import Report, simulate
+from kafka_marshal.testing.simulation.campaign import Report, load_worker, simulate
 from kafka_marshal.testing.simulation.checks import Judge, Violation
 from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result, simulate_one
-from kafka_marshal.testing.simulation.worker_loader import load_worker
 
 __all__ = [
     "Client",

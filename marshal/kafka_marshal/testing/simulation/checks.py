@@ -44,8 +44,7 @@ from kafka_marshal.testing.simulation.holdings import Held, holdings, member
 from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.ordering import Ordering
-from kafka_marshal.testing.simulation.recorded import Judge, Recorded
-from kafka_marshal.testing.simulation.states import state_of
+from kafka_marshal.testing.simulation.recorded import Judge, Recorded, state_of
 from kafka_marshal.testing.simulation.terms import Terms
 from kafka_marshal.testing.simulation.touched import holds, in_flight_of, key_of, name_of, place_of, touched
 from kafka_marshal.types import Key

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kafka_marshal.testing.simulation.states import state_of
 from rationalizer import Outcome, World
 from rationalizer.log_hash import Entry, LogHash, RunningHash
 
-__all__ = ["Judge", "Recorded"]
+__all__ = ["Judge", "Recorded", "state_of"]
+
+
+def state_of(world: World) -> tuple[object, ...]:
+    """(next offset, log time, level, pauses, rows of each plane); of what is mutable a copy."""
+    return world.next_offset, world.log_time, world.level, world.pauses(), world.rows()
 
 
 class Judge(Protocol):

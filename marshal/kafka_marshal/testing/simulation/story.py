@@ -5,23 +5,23 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from random import Random
 
+from kafka_marshal import guard
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
+from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
 from kafka_marshal.testing.simulation.clients import Clients
 from kafka_marshal.testing.simulation.data import Data
-from kafka_marshal.testing.simulation.decoding import decoded_once
 from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Faults
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
-from kafka_marshal.testing.simulation.logs import failing_on_errors
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
 from kafka_marshal.testing.simulation.patched_stdlib import simulated_stdlib
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Worker
@@ -30,11 +30,76 @@ from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import failing_on_hangs
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.types import Key
-from rationalizer import Upgrade, encode, snapshot_log
+from rationalizer import Record, Upgrade, encode, outcome, snapshot_log, world
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.marker import marker
+from rationalizer.wire.records import Kind
+from rationalizer.wire.unpacking import Message
 
-__all__ = ["Result", "simulate_one"]
+__all__ = ["RAISED", "Result", "decoded_once", "failing_on_errors", "simulate_one"]
+
+#: The promise that such a line breaks.
+RAISED = "raised"
+
+
+class _ErrorHandler(logging.Handler):
+    def __init__(self, scheduler: Scheduler, checks: Checks) -> None:
+        super().__init__(logging.ERROR)
+        self._scheduler = scheduler
+        self._checks = checks
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._scheduler.over and (record.exc_info or " raised " in record.getMessage()):
+            what = f" ({record.exc_info[1]!r})" if record.exc_info else ""
+            task = self._scheduler.current
+            process = getattr(task and task.process, "name", "")
+            self._checks.fail(RAISED, f"{process} logged: {record.getMessage()}{what}")
+
+
+@contextmanager
+def failing_on_errors(scheduler: Scheduler, checks: Checks) -> Iterator[None]:
+    """Fail the story if a policy, a callback or a thread of the library logs an exception; drop all else."""
+    logger = logging.getLogger("kafka_marshal")
+    before = logger.level, logger.propagate, logger.handlers, guard._repeats
+    logger.setLevel(logging.ERROR)
+    logger.propagate, logger.handlers = False, [_ErrorHandler(scheduler, checks)]
+    guard._repeats = RateLimit(guard.SAID_EVERY_S)  # lines of another story suppress none of this one
+    try:
+        yield
+    finally:
+        level, logger.propagate, logger.handlers, guard._repeats = before
+        logger.setLevel(level)
+
+
+#: Capacity of the cache.
+READ_CACHE = 512
+
+
+@contextmanager
+def decoded_once() -> Iterator[None]:
+    """Decode each value once for all replicas; decoding has no state (E6)."""
+    with ExitStack() as stack:
+        for module, name, keep in ((world, "read", lru_cache(READ_CACHE)), (outcome, "build", _built_once)):
+            function = getattr(module, name)
+            setattr(module, name, keep(function))
+            stack.callback(setattr, module, name, function)
+        yield
+
+
+def _built_once(build: Callable[[Kind, Message], Record]) -> Callable[[Kind, Message], Record]:
+    """Cached by the message's identity, which replicas share: hashing it costs as much as building the record."""
+    built: dict[int, tuple[Message, Record]] = {}
+
+    def keep(kind: Kind, message: Message) -> Record:
+        found = built.get(id(message))
+        if found is None:
+            if len(built) >= READ_CACHE:
+                built.clear()
+            found = built[id(message)] = (message, build(kind, message))
+        return found[1]
+
+    return keep
+
 
 #: Recovery after the last fault (HI): a dead holder's 2 · HI, the end of a pause, some rounds of claims.
 RECOVERY_INTERVALS = 30
