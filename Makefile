@@ -17,7 +17,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes mutants check lint format types layers bench race profile
-.PHONY: docs demo demo-plain dist clean distclean spark42
+.PHONY: docs tables demo demo-plain dist clean distclean spark42
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -132,6 +132,9 @@ layers: $(VENV)/.stamp-setup ## import-linter: who may import whom (.importlinte
 
 docs: $(VENV)/.stamp-setup ## the site of the documentation, with the reference from docstrings, in out/site; needs no network
 	$(PY) docs/build_site.py
+
+tables: $(VENV)/.stamp-setup ## the generated tables in docs/protocol, as the code has them
+	@for page in docs/protocol/*.md; do $(PY) -m rationalizer.docs < $$page > $$page.new; mv $$page.new $$page; done
 
 BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchmarks/*.py))
 

@@ -1,6 +1,6 @@
 """Builds the site of the documentation from the Markdown that is there: ``make docs``.
 
-README and the pages of the root stand beside those of ``docs/`` on the site, so links between the two lose a folder.
+On the site README and the pages of the root are beside those of ``docs/``, so links between the two lose a folder.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _moved(page: Path, target: Path, link: re.Match[str]) -> str:
     elif aim.parent == ROOT and aim.name in FROM_ROOT:
         there = target / ("index.md" if aim.name == "README.md" else aim.name)
     else:
-        there = target / "files" / aim.name
-        there.parent.mkdir(exist_ok=True)
+        there = target / "files" / aim.relative_to(ROOT)
+        there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(aim, there)
     up = "../" * len(page.parent.relative_to(target).parts)
     return f"{link[1]}{up}{there.relative_to(target)}{link[3]}"

@@ -13,7 +13,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     world               the state of one CP, and the replay that changes it (sections 1-4)
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
     snapshot_log        the records of the log of snapshots (S2)
-    docs                the tables as a part of PROTOCOL.md
+    docs                the tables as a part of docs/protocol
 """
 
 from rationalizer.groups.group import Group, Member, Settings

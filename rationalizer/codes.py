@@ -2,7 +2,7 @@
 
 Each row is a transition as a reader of the log sees it: which records can end so, whether the record counts
 as accepted, what became of the state, and the rule that says so. `docs.py` renders the table into
-PROTOCOL.md; a test fails when the page and the table differ.
+docs/protocol; a test fails when the page and the table differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The parts of PROTOCOL.md that are written from the tables: levels, records, transitions, outcomes, limits.
+"""The parts of docs/protocol that are written from the tables: levels, records, transitions, outcomes, limits.
 
-    python -m rationalizer.docs < PROTOCOL.md > new && mv new PROTOCOL.md
+    python -m rationalizer.docs < PAGE > new && mv new PAGE
 
-rewrites each part between its two markers. A test compares the page with the tables.
+rewrites each part of a page between its two markers (all pages: ``make tables``). A test compares them with the tables.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _levels() -> list[str]:
         return ", ".join(f"{kind.type} {kind.name}" for kind in found)
 
     return [
-        "### Levels",
+        "## Levels",
         "",
         "What each level adds to those before it (E4). A type that no row lists is unknown (E6).",
         "",
@@ -98,7 +98,7 @@ def _fields(kind: Kind) -> str:
 
 def _transitions() -> list[str]:
     return [
-        "### The life of a lease",
+        "## The life of a lease",
         "",
         "How a record ends, by who sends it and how the lease stands (C1). The last column says what an accepted",
         "one does to the lease, apart from its progress.",
@@ -125,7 +125,7 @@ def _group_transitions() -> list[str]:
         for move in groups.MOVES
     ]
     return [
-        "### The life of a coordinated group",
+        "## The life of a coordinated group",
         "",
         "How a record ends, by the state of its group; the overdue are gone as G8 says before the column is chosen.",
         "A JoinGroup can also fail by the checks of G11, from the strategy on. A record of section 3 that meets no",
@@ -160,7 +160,7 @@ def _ending(ending: groups.Ending) -> str:
 
 def _codes() -> list[str]:
     return [
-        "### Outcomes",
+        "## Outcomes",
         "",
         "First what is accepted, then the rejections in the order in which they are checked (E6).",
         "",
@@ -195,7 +195,7 @@ def _limits() -> list[str]:
         ("offsets between two snapshots, least", limits.SNAPSHOT_INTERVAL, "S2"),
         ("highest level this release replays", SUPPORTED_LEVEL, "E4"),
     ]
-    return ["### Limits", "", *_table(("limit", "value", "rule"), [(what, f"{n:,}", rule) for what, n, rule in named])]
+    return ["## Limits", "", *_table(("limit", "value", "rule"), [(what, f"{n:,}", rule) for what, n, rule in named])]
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def hits(path: Path) -> Iterator[Hit]:
 
 def pages(text: str) -> Iterator[tuple[int, str]]:
     """(line, text) of a page without its code, and without what a program writes into it."""
-    block = r"^```.*?^```|^<!-- [^\n]*begin -->$.*?^<!-- [^\n]*end -->$"
+    block = r"^ *```.*?^ *```|^<!-- [^\n]*begin -->$.*?^<!-- [^\n]*end -->$|^<!-- [\w.]*docs: (?!end).*?docs: end -->$"
     yield 1, re.sub(block, lambda found: re.sub(r"[^\n]", " ", found[0]), text, flags=re.M | re.S)
 
 

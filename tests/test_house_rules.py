@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rationalizer.chapters import PROTOCOL
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"kafka_marshal": ROOT / "marshal" / "kafka_marshal", "rationalizer": ROOT / "rationalizer"}
 
@@ -460,15 +462,8 @@ def test_who_has_one_try_gets_no_other(tmp_path: Path) -> None:
 
 # -- words --------------------------------------------------------------------------------------------------------
 
-
-def protocol() -> str:
-    """PROTOCOL.md, wherever its chapters lie."""
-    pages = [path for path in OUR_FILES if path.suffix == ".md" and "protocol" in str(path.relative_to(ROOT)).lower()]
-    return "\n".join(path.read_text(encoding="utf-8") for path in pages)
-
-
-#: The rules of PROTOCOL.md, which users need not know. An audit's findings, and what tests say, name them.
-RULE_LETTERS = "".join(sorted(set(re.findall(r"^- \*\*([A-Z])\d+\*\*", protocol(), re.MULTILINE))))
+#: The rules of docs/protocol, which users need not know. An audit's findings, and what tests say, name them.
+RULE_LETTERS = "".join(sorted(set(re.findall(r"^- \*\*([A-Z])\d+\*\*", PROTOCOL, re.MULTILINE))))
 RULE_NUMBER = re.compile(rf"\b[{RULE_LETTERS}]\d{{1,2}}\b")
 MAY_NAME_RULES = ("rationalizer", "kafka_marshal.testing", "kafka_marshal.pipeline.audit.observer")
 

@@ -1,6 +1,6 @@
 """kafka-marshal: worker processes share out Kafka partitions among themselves, with nothing but Kafka.
 
-Start with :class:`Marshal`. The protocol is in PROTOCOL.md, the way through the code in ARCHITECTURE.md.
+Start with :class:`Marshal`. The protocol is in docs/protocol, the way through the code in ARCHITECTURE.md.
 """
 
 from kafka_marshal import errors

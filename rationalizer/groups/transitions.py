@@ -2,7 +2,7 @@
 
 The columns are those of section 5: PREPARE_FOR_REBALANCE and STEADY alike are "members", and the overdue are gone as G8
 says before the column is chosen. `machine.py` is the table put into conditions; a test plays every cell against it, and
-`docs.py` writes both into PROTOCOL.md. The codes are those of a record with nothing else to it: no pause by another
+`docs.py` writes both into docs/protocol. The codes are those of a record with nothing else to it: no pause by another
 client, at home, and a JoinGroup that the checks of G11 from the strategy on let pass.
 """
 

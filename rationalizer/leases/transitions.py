@@ -1,7 +1,7 @@
 """The life of a lease as one table: how a record ends, by who sends it and how the lease stands.
 
 The columns are the four ways a lease can stand (C1; a lease never claimed counts as free). `claims.py` is
-this table put into conditions; a test plays every cell against it, and `docs.py` writes it into PROTOCOL.md.
+this table put into conditions; a test plays every cell against it, and `docs.py` writes it into docs/protocol.
 The codes are those of a record with nothing else to it: no pause, and progress that moves on.
 """
 

@@ -16,7 +16,7 @@ from kafka_marshal.cli.app import PROGRAM, root
 from kafka_marshal.cli.options import Options
 from tests.docs.walk import FENCE, ROOT, walk
 
-PAGES = [ROOT / "README.md", ROOT / "PROTOCOL.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: Placeholders in the docs for the reader's values.
 PLACEHOLDERS = {

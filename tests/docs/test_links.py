@@ -39,6 +39,12 @@ def test_its_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_nested_lists_are_indented_by_four(page: Path) -> None:
+    """With two spaces the site shows one flat list."""
+    assert re.findall(r"^ {1,3}[-*] .*$", without_code(page), re.M) == []
+
+
 def test_readme_has_at_most_fifteen_links() -> None:
     assert 5 < len(LINK.findall(without_code(ROOT / "README.md"))) <= 15
 

@@ -18,7 +18,7 @@ __all__ = ["draw"]
 
 #: Folders of the lines.
 FOLDERS = ("rationalizer", "marshal/kafka_marshal/engine")
-#: It writes tables of PROTOCOL.md and contains no rule.
+#: It writes tables of docs/protocol and contains no rule.
 LEFT_OUT = "docs.py"
 
 _SIGNS: dict[type[ast.cmpop], tuple[str, ...]] = {

@@ -21,7 +21,7 @@ class StaleMutationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A line that is replaced by another one, which breaks a rule of PROTOCOL.md.
+    """A line that is replaced by another one, which breaks a rule of docs/protocol.
 
     Anchored by function: its file and class are looked up, so that it may move.
     """
@@ -32,7 +32,7 @@ class Mutation:
     #: The whole line without indentation, and its replacement.
     old: str
     new: str
-    #: Of PROTOCOL.md.
+    #: Of docs/protocol.
     rule: str
 
     @property

@@ -1,4 +1,4 @@
-"""What the rules left open, as PROTOCOL.md's section 11 decides it, where no script says it (tests/scripts)."""
+"""What the rules left open, as docs/protocol's section 11 decides it, where no script says it (tests/scripts)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of PROTOCOL.md as scripts to read: one file for each rule or family.
+"""The rules of docs/protocol as scripts to read: one file for each rule or family.
 
 Those that a replica applies lie here and, of coordinated groups, in `groups/`; those that members follow in `engine/`.
 `groups/` also has the situations that two designs of Kafka's consumer describe, each in a script named after it.
@@ -23,15 +23,14 @@ from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.plane import Entry
 from rationalizer.wire.records import KINDS
+from tests.rationalizer.chapters import PROTOCOL
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
 from tests.scripts.group_cells import GroupCellMet
 from tests.scripts.members import Members
 from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
-from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, played
-
-PAGE = (FOLDER.parents[1] / "PROTOCOL.md").read_text(encoding="utf-8")
+from tests.scripts.runner import SCRIPTS, ScriptError, difference, played
 
 ALL = [path for paths in SCRIPTS.values() for path in paths]
 OF_A_REPLICA = [*SCRIPTS[""], *SCRIPTS["groups"]]
@@ -153,7 +152,7 @@ def test_each_outcome_is_met_by_each_record_type_that_can_have_it_and_by_no_othe
 
 def test_each_rule_has_its_script() -> None:
     """A script's name begins with its rule; a family's other members are named in its text."""
-    rules = set(re.findall(r"^- \*\*((?:[^\WDELQS]\d+)|L3|S1|D2|D3)\*\*", PAGE, re.MULTILINE))
+    rules = set(re.findall(r"^- \*\*((?:[^\WDELQS]\d+)|L3|S1|D2|D3)\*\*", PROTOCOL, re.MULTILINE))
     named = {rule for path in ALL for rule in re.findall(r"\b[A-Z]\d+\b", path.read_text(encoding="utf-8"))}
     assert len(rules) > 60
     assert sorted(rules - named) == []

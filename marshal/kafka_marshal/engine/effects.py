@@ -1,6 +1,6 @@
 """What the engine wants done. The shell carries effects out in order and reports back with events.
 
-An effect is data: the engine never calls anybody. Offsets, partitions and times are as in PROTOCOL.md.
+An effect is data: the engine never calls anybody. Offsets, partitions and times are as in docs/protocol.
 """
 
 from __future__ import annotations

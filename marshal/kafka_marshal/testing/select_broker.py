@@ -201,7 +201,8 @@ def run_broker(
         keep: folder for the data; None: it is removed at the end.
         announce: called once, when it answers.
         stop: ends it from another thread.
-        progress, start_timeout_s: as for open_kafka.
+        progress: as for open_kafka.
+        start_timeout_s: as for open_kafka.
 
     Raises:
         LocalBrokerError: (or a subclass) it could not be started, or a broker died.

@@ -204,7 +204,7 @@ def _add_refused(report: Report, codes: Sequence[Mapping[str, Any]]) -> None:
         rows = [(row["partition"], row["code"], _number(row["count"])) for row in codes]
         report.table(("partition", "code", "records"), rows, {0, 2})
         report.note(
-            "A refusal is the protocol at work: a request that comes too late changes nothing. PROTOCOL.md explains "
+            "A refusal is the protocol at work: a request that comes too late changes nothing. docs/protocol explains "
             "the codes."
         )
 
