@@ -69,8 +69,8 @@ FAULTS: Mapping[str, Fault] = {
         "a reader that rewinds closes a channel it still sends on, and one that jumps forgets what lay before",
         of(
             "tests/contract/test_tail.py",
-            "test_a_position_outside_of_the_log_is_told_once_and_stops_nobody_else",
-            "test_a_log_start_that_overtakes_a_reader_is_told",
+            "test_a_position_outside_of_the_log_is_reported_once_and_stops_no_other",
+            "test_a_log_start_that_overtakes_a_reader_is_reported",
         )
         + of(f"{CORE}/test_world.py", "test_a_callers_mistake_raises_whatever_the_value"),
         because="A replica never rewinds nor jumps: a world takes ascending offsets only, and a cut log ends it (L2).",
@@ -80,7 +80,7 @@ FAULTS: Mapping[str, Fault] = {
         of(
             "tests/contract/test_tail.py",
             "test_the_end_lies_behind_transaction_markers",
-            "test_the_end_is_told_of_full_and_empty_partitions",
+            "test_the_end_of_full_and_empty_partitions_is_reported",
         )
         + of(f"{CORE}/test_codec.py", "test_e3_a_rejected_record_is_counted_and_leaves_the_state_as_it_was"),
     ),
@@ -112,8 +112,8 @@ FAULTS: Mapping[str, Fault] = {
         "twins with one client id both own",
         of(
             f"{ENGINE}/test_claims.py",
-            "test_c7_an_older_instance_is_told_and_answers_nothing",
-            "test_c7_an_instance_that_is_letting_go_is_told_too",
+            "test_c7_an_older_instance_ends_and_answers_nothing",
+            "test_c7_a_releasing_instance_is_replaced_too",
         ),
     ),
     "B11": Fault(
@@ -139,7 +139,7 @@ FAULTS: Mapping[str, Fault] = {
             f"{ENGINE}/test_consumer.py",
             "test_close_before_the_first_claim_was_answered",
         )
-        + of(f"{ENGINE}/test_callbacks.py", "test_a_lease_lost_during_on_revoke_is_told_and_not_released")
+        + of(f"{ENGINE}/test_callbacks.py", "test_a_lease_lost_during_on_revoke_is_reported_and_not_released")
         + of(f"{ENGINE}/test_pause.py", "test_e4_a_consumer_closes_though_a_cp_has_stopped"),
     ),
     "B15": Fault(
@@ -156,7 +156,7 @@ FAULTS: Mapping[str, Fault] = {
         "a second commit of a message counts twice; a rewinding one is logged and applied",
         of(
             f"{ENGINE}/test_consumer.py",
-            "test_done_twice_and_done_of_what_was_never_in_hand_is_ignored_and_counted",
+            "test_done_twice_and_done_of_what_was_never_in_flight_is_ignored_and_counted",
             "test_a_batch_of_which_some_messages_were_done_alone",
         )
         + scripts("p02_done"),
@@ -177,7 +177,7 @@ FAULTS: Mapping[str, Fault] = {
             f"{ENGINE}/test_consumer.py",
             "test_a_lost_lease_purges_the_buffer",
             "test_messages_fetched_before_a_loss_and_delivered_after_it_are_dropped",
-            "test_a_revocation_waits_for_what_is_in_hand_and_hands_out_nothing_more",
+            "test_a_revocation_waits_for_what_is_in_flight_and_delivers_nothing_more",
         ),
     ),
     "B20": Fault(
@@ -188,7 +188,7 @@ FAULTS: Mapping[str, Fault] = {
     "B21": Fault(
         "a notification that never blocks blocks",
         of(HERE, "test_b21_the_engine_has_nothing_to_block_on")
-        + of(f"{ENGINE}/test_callbacks.py", "test_beats_go_on_while_on_revoke_runs"),
+        + of(f"{ENGINE}/test_callbacks.py", "test_beats_continue_while_on_revoke_runs"),
     ),
     "B22": Fault(
         "a gap in the metadata or growth of the coordination topic ends everything",
@@ -200,7 +200,7 @@ FAULTS: Mapping[str, Fault] = {
         scripts("c10_pause")
         + of(
             "tests/admin/test_pause.py",
-            "test_waiting_has_an_end_that_names_who_is_at_work",
+            "test_waiting_has_an_end_that_names_working_members",
             "test_a_pause_that_runs_out_is_noticed_and_nothing_is_moved",
             "test_the_second_admin_is_refused_by_name",
         )

@@ -144,7 +144,7 @@ def test_who_lists_the_record_types_about_one_lease_lists_all() -> None:
     assert lists > 3
 
 
-def test_every_effect_is_carried_out_by_whoever_carries_out_effects() -> None:
+def test_every_effect_is_handled_wherever_effects_are_carried_out() -> None:
     carriers = 0
     for path in holding("match effect:"):
         for node in ast.walk(tree_of(path)):

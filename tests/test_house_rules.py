@@ -91,7 +91,7 @@ def text_files() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("with_git", [True, False])
-def test_a_users_own_files_are_not_looked_at(tmp_path: Path, with_git: bool) -> None:
+def test_a_users_own_files_are_not_checked(tmp_path: Path, with_git: bool) -> None:
     """In a clone or an unpacked source package: a log of a demo, an environment, notes."""
     ours = {"README.md", "marshal/kafka_marshal/x.py", "tests/test_x.py"}
     others = {"demo.log", ".venv/lib/y.py", "out/demo/report.html", "mine/notes.py"}

@@ -77,7 +77,7 @@ def test_positions_are_carried_over_and_what_is_not_is_named(empty: Group, to: K
     assert not back.repeats
 
 
-def test_workers_of_the_other_kind_go_on_where_it_was(empty: Group, file: Path) -> None:
+def test_workers_of_the_other_kind_continue_where_it_was(empty: Group, file: Path) -> None:
     lay(empty, "coordinated")
     empty.admin().convert_group(empty.group, "claimed", file=file)
     member = empty.start("a")
@@ -86,7 +86,7 @@ def test_workers_of_the_other_kind_go_on_where_it_was(empty: Group, file: Path) 
     assert not member.errors
 
 
-def test_members_of_a_coordinated_group_go_on_where_it_was(empty: Group, file: Path) -> None:
+def test_members_of_a_coordinated_group_continue_where_it_was(empty: Group, file: Path) -> None:
     lay(empty, "claimed")
     empty.admin().convert_group(empty.group, "coordinated", file=file)
     member = join(empty)

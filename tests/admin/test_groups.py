@@ -93,7 +93,7 @@ def test_c19_a_worker_hands_over_and_nothing_is_repeated(group: Group) -> None:
         group.admin().drain(group.group, "leaving")
 
 
-def test_what_nobody_holds_can_not_be_evicted(group: Group) -> None:
+def test_a_free_lease_can_not_be_evicted(group: Group) -> None:
     topic = group.fill(1, 0)
     admin = group.admin()
     with pytest.raises(AdminError, match=r"nobody of group .* ever held it"):
@@ -130,7 +130,7 @@ def test_a_group_that_is_gone_is_forgotten(group: Group) -> None:
     group.at_rest(group.everything(2))
 
 
-def test_a_living_group_is_not_forgotten_and_goes_on(group: Group) -> None:
+def test_a_living_group_is_not_forgotten_and_continues(group: Group) -> None:
     group.fill(2, 10)
     member = group.start("a")
     group.at_rest(group.everything())
@@ -171,7 +171,7 @@ def test_only_a_pause_that_is_there_is_ended_and_only_that_clients(group: Group)
     assert admin.progress(group.group) == []
 
 
-def test_pauses_tell_until_when(group: Group) -> None:
+def test_pauses_show_their_end(group: Group) -> None:
     with group.admin("ops").pause(group.group, expires_in=100):
         for paused in group.admin().pauses(group.group):
             assert 99_000 < paused.expires - paused.log_time <= 100_000

@@ -58,7 +58,7 @@ def test_it_creates_the_topic_once(kafka_bootstrap: str, name: str) -> None:
         admin.init(4)
 
 
-def test_it_goes_on_where_a_creation_stopped(kafka_bootstrap: str, name: str, make: Callable[..., None]) -> None:
+def test_it_continues_where_a_creation_stopped(kafka_bootstrap: str, name: str, make: Callable[..., None]) -> None:
     make(2)
     report = Admin(kafka_bootstrap, topic=name).init()
     assert [line.split()[0] for line in report.done] == ["appended", "created"]

@@ -14,7 +14,7 @@ from tests.admin.conftest import HI, Group, wait_until
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
-def test_positions_move_while_members_run_and_nobody_restarts(group: Group, delivery: str) -> None:
+def test_positions_move_while_members_run_without_a_restart(group: Group, delivery: str) -> None:
     topic = group.fill(partitions=4, messages=60)
     members = [group.start(name, delivery=delivery, batch_size=20) for name in ("a", "b", "c")]
     group.at_rest(group.everything())
@@ -78,7 +78,7 @@ def test_members_are_idle_during_the_pause_and_come_back_by_themselves(group: Gr
     group.at_rest(group.everything())
 
 
-def test_work_in_hand_for_longer_than_two_intervals_is_named_and_repeated(group: Group) -> None:
+def test_work_in_flight_for_longer_than_two_intervals_is_named_and_repeated(group: Group) -> None:
     group.fill(2, 30)
     member = group.start("a", hold={(0, 7), (1, 7)})
     assert member.holding.wait(10)
@@ -96,7 +96,7 @@ def test_work_in_hand_for_longer_than_two_intervals_is_named_and_repeated(group:
     assert [(x.partition) for x in member.lost] == [held[0]]
 
 
-def test_at_most_once_nothing_is_repeated_however_long_it_is_in_hand(group: Group) -> None:
+def test_at_most_once_nothing_is_repeated_however_long_it_is_in_flight(group: Group) -> None:
     group.fill(1, 40)
     member = group.start("a", hold={(0, 5)}, delivery="at-most-once", batch_size=10)
     assert member.holding.wait(10)
@@ -109,7 +109,7 @@ def test_at_most_once_nothing_is_repeated_however_long_it_is_in_hand(group: Grou
     assert set(group.seen()) == {(0, offset) for offset in (*range(6), *range(10, 40))}
 
 
-def test_waiting_has_an_end_that_names_who_is_at_work(group: Group) -> None:
+def test_waiting_has_an_end_that_names_working_members(group: Group) -> None:
     group.fill(1, 10)
     # With a long interval, so that a member which waits for one after the pause fails here.
     member = group.start("a", hold={(0, 3)}, hi=60_000)
@@ -254,7 +254,7 @@ def test_a_pause_is_extended_for_as_long_as_it_is_waited_in(group: Group) -> Non
     assert member.seen == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 8), (0, 9)]
 
 
-def test_an_exception_in_the_block_lets_the_group_go_on(group: Group) -> None:
+def test_an_exception_in_the_block_lets_the_group_continue(group: Group) -> None:
     group.fill(1, 10)
     group.start("a")
     group.at_rest(group.everything())

@@ -113,7 +113,7 @@ def test_what_a_consumer_committed_is_where_a_coordinated_group_begins(empty: Gr
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_consumer_goes_on_where_a_coordinated_group_was(empty: Group, protocol: str) -> None:
+def test_a_consumer_continues_where_a_coordinated_group_was(empty: Group, protocol: str) -> None:
     member = join(empty)
     entries = [CommitEntry(empty.data, 0, through=9), CommitEntry(empty.data, 1, through=28, metadata="mine")]
     commit(empty, member, *entries, CommitEntry(empty.data, 2, through=19))

@@ -60,7 +60,7 @@ def test_a_broken_rationalizer_is_found_in_executors(spark: SparkSession, tmp_pa
         cloudpickle.unregister_pickle_by_value(broken)  # type: ignore[no-untyped-call]
 
 
-def test_what_fails_in_an_executor_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_fails_in_an_executor_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     """A MarshalError as it is, any other error in a sentence; the folder of the tables stays empty."""
     with pytest.raises(AuditError, match="can't be replayed"):
         OnSpark(spark).map("testing", _fail_as_we_do, [1, 2], tmp_path)

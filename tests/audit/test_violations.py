@@ -214,7 +214,7 @@ def test_a_snapshot_that_holds_no_state(tmp_path: Path) -> None:
         assert findings.digests == log.digests()
 
 
-def test_junk_among_the_snapshots_is_told(tmp_path: Path) -> None:
+def test_junk_among_the_snapshots_is_reported(tmp_path: Path) -> None:
     log = random_log(7, 300)
     log.store_snapshots(50)
     log.snapshots[0][2:2] = [None, b"junk"]

@@ -79,7 +79,7 @@ def test_where_a_group_moved_all_that_is_fed_no_gap_is_made_up() -> None:
     }
 
 
-def test_where_only_one_record_came_it_is_a_gap_for_the_worker_and_tells_nothing_about_it() -> None:
+def test_a_single_record_is_a_gap_for_the_worker_and_no_comparison() -> None:
     one = {0: {7: 2.0}}
     assert longest_ms(one, [0], 1.0, 3.0) == pytest.approx(2000)
     assert beyond_ms(one, one, [0], began=1.0, until=3.0) == 0

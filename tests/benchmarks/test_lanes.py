@@ -75,7 +75,7 @@ def test_one_record_in_so_many_fails_once() -> None:
     assert len(work._ended) == 1
 
 
-def test_losses_are_told_and_no_line_is_too_long() -> None:
+def test_losses_are_reported_and_no_line_is_too_long() -> None:
     rows = [
         Row("work", "run, threads", "records/s", [1000.0], [0.9, 0.97, 0.94], aim=0.95),
         Row("work", "share group", "records/s", [2_000.0], [1.4], 12_345, "x" * 80),

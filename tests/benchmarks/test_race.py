@@ -43,13 +43,13 @@ def found() -> Found:
     return found
 
 
-def test_medians_are_compared_and_losses_are_told(found: Found) -> None:
+def test_medians_are_compared_and_losses_are_reported(found: Found) -> None:
     assert [(round(x.value, 3), x.met) for x in found.judged()] == [(0.4, True), (40.0, False), (0.4, False)]
     lines = table(found).splitlines()
     assert [line.split()[0] for line in lines if line.startswith(("  met", "  MISSED"))] == ["met", "MISSED", "MISSED"]
 
 
-def test_what_gave_no_figure_is_told(found: Found) -> None:
+def test_what_gave_no_figure_is_reported(found: Found) -> None:
     found.failures.append((CLASSIC.name, "it fell"))
     assert f"FAILED {CLASSIC.name}: it fell" in table(found)
     [event] = json.loads(to_json([found], {}))["events"]
@@ -74,7 +74,7 @@ def test_what_an_earlier_run_left_in_a_file_stays_as_it_was(found: Found, tmp_pa
         earlier(str(target), {"sprint": Sprint})
 
 
-def test_the_last_line_tells_what_was_missed_and_who_gave_no_figure(found: Found) -> None:
+def test_the_last_line_names_missed_targets_and_contestants_without_a_figure(found: Found) -> None:
     assert closing_line([found]) == (
         f"race: 1 events, 1 of 3 aims met, missed: sprint: {MARSHAL.name}, time 40; "
         f"sprint: {MARSHAL.name}, time 0.4; 0 rounds without a figure"

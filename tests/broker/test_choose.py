@@ -49,7 +49,7 @@ def test_a_named_kafka_that_does_not_answer_is_said_so(monkeypatch: pytest.Monke
         ExternalKafka(f"127.0.0.1:{closed}", timeout_s=0.3)
 
 
-def test_a_wish_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", raising=False)
     monkeypatch.setenv("KAFKA_MARSHAL_BROKER", "dokcer")
     with pytest.raises(ConfigurationError, match="neither 'native' nor 'container'"):
@@ -98,7 +98,7 @@ def test_containers_come_before_native_brokers_and_failing_they_are_replaced(
         open_kafka(3)
 
 
-def test_the_operators_kafka_is_none_to_test_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operators_kafka_is_not_used_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     class Native:
         def __init__(self, _brokers: int, **_options: object) -> None: ...
 
@@ -130,7 +130,7 @@ print("ended in order", flush=True)
 
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_runs_until_it_is_told_to_end(number: signal.Signals, tmp_path: Path) -> None:
+def test_the_command_runs_until_it_is_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
     [port] = ports.free_ports(1)
     keep = str(tmp_path / "kept") if number == signal.SIGTERM else None
     process = run_python(
@@ -213,7 +213,7 @@ def topics_of(kafka: RunningKafka) -> set[str]:
 
 
 @pytest.mark.broker
-def test_a_users_test_has_a_topic_of_its_own_and_leaves_none_behind(kafka_broker: RunningKafka, tmp_path: Path) -> None:
+def test_a_users_test_has_its_own_topic_and_leaves_none_behind(kafka_broker: RunningKafka, tmp_path: Path) -> None:
     source = """
 from confluent_kafka import Producer
 from kafka_marshal import Marshal

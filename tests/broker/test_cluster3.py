@@ -76,7 +76,7 @@ def test_with_two_gone_nothing_is_acknowledged_until_one_is_back(
 
 
 @pytest.mark.campaign
-def test_a_partition_whose_only_broker_is_gone_is_told_and_goes_on_when_it_is_back(
+def test_a_partition_whose_only_broker_is_gone_is_reported_and_continues_when_it_is_back(
     kafka_cluster3: RunningKafka, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kafka_marshal.engine.work.stuck.SILENT_AFTER_MS", 1_500.0)

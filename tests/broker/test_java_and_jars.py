@@ -171,7 +171,7 @@ def test_what_is_not_there_is_named_and_nothing_is_left_behind(repository: Path)
     assert jars.resolve("small", SMALL)
 
 
-def test_without_network_the_reason_and_the_remedies_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_network_the_reason_and_the_remedies_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [closed] = ports.free_ports(1)
     proxies = (f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={closed}" for scheme in ("http", "https"))
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", " ".join(proxies))
@@ -249,7 +249,7 @@ def test_a_cache_that_cannot_be_written_is_named(bare: Path, monkeypatch: pytest
         jars.broker_jars()
 
 
-def test_jars_of_ones_own(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_of_the_user(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = bare / "libs"
     own.mkdir()
     monkeypatch.setenv("KAFKA_MARSHAL_JARS", str(own))

@@ -73,7 +73,7 @@ def test_one_that_never_answers_is_ended_and_says_where_it_is(monkeypatch: pytes
         hanging.pid_of(1)
 
 
-def test_a_folder_that_is_not_prepared_in_time_is_told_as_such() -> None:
+def test_a_folder_that_is_not_prepared_in_time_is_reported_as_such() -> None:
     hanging = LocalBroker(start_timeout_s=0.01)
     with pytest.raises(BrokerDiedError, match=r"did not prepare its data folder within 0\.01 s\. Nothing was started"):
         hanging.start()
@@ -94,7 +94,7 @@ def test_data_survives_kill_9_and_an_orderly_restart_on_the_same_port(local: Loc
     assert consume(local, topic, 2) == [b"before", b"between"]
 
 
-def test_a_paused_broker_says_nothing_and_goes_on_when_resumed(local: LocalBroker) -> None:
+def test_a_paused_broker_says_nothing_and_continues_when_resumed(local: LocalBroker) -> None:
     probe = Probe(local.bootstrap_servers)
     assert probe.broker_ids(10) == {1}
     local.pause()
@@ -179,7 +179,7 @@ def test_answers_are_lost_behind_a_proxy_but_requests_are_done() -> None:
 
 
 @pytest.mark.campaign
-def test_users_and_acls_by_settings_of_ones_own() -> None:
+def test_users_and_acls_by_the_users_settings() -> None:
     with LocalBroker(properties=broker_properties(), client_config=login("root")) as local:
         topic = make_topic(local, "guarded")
         produce(local, topic, b"x")
@@ -188,7 +188,7 @@ def test_users_and_acls_by_settings_of_ones_own() -> None:
 
 
 @pytest.mark.campaign
-def test_a_port_lost_to_somebody_faster_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_lost_to_a_faster_program_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = socket.create_server((LOOPBACK, 0))
     asked: list[int] = []
 
@@ -288,7 +288,7 @@ def test_a_killed_supervisor_takes_the_broker_with_it_and_the_next_start_tidies_
 
 
 @pytest.mark.campaign
-def test_keep_keeps_the_data_also_after_kill_9_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_keep_keeps_the_data_also_after_kill_9_and_continues_with_it(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     program = f"""
 import sys

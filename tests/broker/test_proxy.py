@@ -193,7 +193,7 @@ def test_delay_is_added_once_and_keeps_order(proxy: TcpProxy) -> None:
         assert time.monotonic() - began < 0.3
 
 
-def test_refuses_while_nobody_listens_behind_it() -> None:
+def test_refuses_while_no_one_listens_behind_it() -> None:
     with TcpProxy() as proxy:
         with contextlib.suppress(ConnectionResetError), connect(proxy) as refused:
             assert refused.recv(1) == b""

@@ -201,7 +201,7 @@ def test_dual_owner_by_what_was_never_held() -> None:
     assert "dual owner" in planted.promises()
 
 
-def test_a_batch_in_hand_when_the_lease_ends_may_be_finished_and_one_handed_out_later_not() -> None:
+def test_a_batch_in_flight_when_the_lease_ends_may_be_finished_and_one_delivered_later_not() -> None:
     for handed, expected in ((1_050, set[str]()), (2_150, {"dual owner"})):
         planted, a, b = taken_over()
         planted.say("a", "handed", handed, TOPIC, 0, 3, 3, a)
@@ -210,7 +210,7 @@ def test_a_batch_in_hand_when_the_lease_ends_may_be_finished_and_one_handed_out_
         assert planted.promises() == expected
 
 
-def test_who_was_stopped_may_have_looked_at_the_clock_before() -> None:
+def test_a_stopped_worker_may_have_read_the_clock_before() -> None:
     planted, a, b = taken_over()
     planted.stops.append(Stop(0, 400, 2_140))
     planted.handle(2_150, "a", a, 3)
@@ -223,7 +223,7 @@ def test_who_was_stopped_may_have_looked_at_the_clock_before() -> None:
     assert planted.promises() == {"dual owner"}
 
 
-def test_released_with_a_message_in_hand() -> None:
+def test_released_with_a_message_in_flight() -> None:
     planted = Planted(messages=1)
     a = planted.claim(100, "a")
     planted.say("a", "begin", 200, TOPIC, 0, 0, a, 0)
@@ -346,7 +346,9 @@ def test_a_worker_that_died_of_itself_though_others_have_made_it_good() -> None:
     assert [str(each) for each in planted.check().violations] == ["worker failed: a: worker died of signal 11"]
 
 
-def test_the_report_of_a_campaign_tells_who_died_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_a_campaign_names_workers_that_died_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(campaign, "read_topic", lambda _, __, partitions: {number: [] for number in partitions})
     made = campaign._Campaign(campaign.Options(), tmp_path, None, lambda _: None)
     made._prepare_sink()

@@ -23,7 +23,7 @@ NAMES = points_of(KIND)
 TAKEOVERS = [name for name in NAMES if "takeover" in name]
 
 
-def test_where_somebody_died(tmp_path: Path) -> None:
+def test_where_a_worker_died(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     assert _last_words(path) == (None, 0.0)  # killed before its first line
     pen = Pen(path)
@@ -74,7 +74,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.close()
 
 
-def test_a_worker_that_dies_of_a_signal_that_nobody_sent_is_told(fleet: Fleet) -> None:
+def test_a_worker_that_dies_of_a_signal_that_was_not_sent_is_reported(fleet: Fleet) -> None:
     def are_alive(count: int) -> bool:
         fleet.turn()
         return len(fleet.alive()) == count
@@ -102,14 +102,14 @@ def test_each_fail_point_has_its_turn_and_the_seed_says_when() -> None:
     assert first[: len(NAMES)] != first[len(NAMES) :]
 
 
-def test_where_fewest_have_died_somebody_dies_next() -> None:
+def test_the_point_with_the_fewest_deaths_is_next() -> None:
     died = dict.fromkeys(NAMES, 5)
     died[NAMES[3]] = 3
     made = _Dooms(KIND, Random(7))
     assert {made.next(died, takeovers=True) for _ in range(10)} == {NAMES[3]}
 
 
-def test_nobody_is_to_die_of_taking_over_where_there_is_nothing_to_take_over() -> None:
+def test_no_worker_is_killed_at_a_takeover_without_a_lease_to_take_over() -> None:
     died = {name: 5 for name in NAMES if name not in TAKEOVERS}
     made = _Dooms(KIND, Random(7))
     assert not {made.next(died, takeovers=False) for _ in range(100)} & set(TAKEOVERS)

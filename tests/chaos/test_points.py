@@ -46,7 +46,7 @@ def test_which_record_is_which_step(record: Record, step: str) -> None:
     assert step_of(record) == step
 
 
-def test_every_point_has_a_number_of_its_own() -> None:
+def test_every_point_has_its_own_number() -> None:
     for delivery in set(KINDS.values()):
         names = points_of(delivery)
         assert [int(name[len(delivery) + 1 :].split(":")[0]) for name in names] == list(range(1, len(names) + 1))

@@ -45,14 +45,14 @@ def test_not_flat(what: str, by: float, said: str) -> None:
     assert problem.startswith(STEADY[-1])
 
 
-def test_seen_too_rarely_to_tell() -> None:
+def test_seen_too_rarely_to_judge() -> None:
     found = series()
     del found.samples[STEADY[0]]
     found.samples[STEADY[1]] = found.samples[STEADY[1]][:5]
     assert [problem.split(":")[0] for problem in found.problems()] == sorted(STEADY[:2])
 
 
-def test_a_look_at_oneself() -> None:
+def test_a_sample_of_this_process() -> None:
     sample = Sample.of(1.0, os.getpid())
     assert sample is not None
     assert sample.rss_mb > 10

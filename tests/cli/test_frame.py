@@ -347,7 +347,7 @@ def test_an_error_from_the_log_can_not_reach_the_terminal(command: Command, monk
     assert all(line.isprintable() for line in ran.err.splitlines())
 
 
-def test_notes_of_an_error_are_told(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_an_error_are_reported(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     error = KeyboardInterrupt()
     error.add_note("The pause may last.")
     failing(monkeypatch, error)

@@ -96,7 +96,7 @@ def test_a_piece_on_its_way_and_a_member_that_is_silent(kafka: Command, fleet: F
     assert kafka("check", "--group", "billing").status == 0, "one that owns nothing leaves nothing undone"
 
 
-def test_a_claimed_group_and_one_that_nobody_knows(kafka: Command, append: Append, data: str) -> None:
+def test_a_claimed_group_and_an_unknown_one(kafka: Command, append: Append, data: str) -> None:
     append(ClaimingPartition("host/17/1.0/x", "c", "claims", data, 0, LONG))
     found = kafka("group", "claims", "--json").json
     assert (found["kind"], found["state"], found["settings"], found["rebalances"]) == ("claimed", None, None, [])

@@ -78,7 +78,7 @@ def test_the_remedy_is_by_age_and_lag(kind: str) -> None:
     assert [each.kind for each in problems_of(replace(young, leases=[done, never]))] == ["no_holder"]
 
 
-def test_who_is_gone_with_nobody_else_there_is_to_be_started_again() -> None:
+def test_the_last_worker_that_is_gone_is_to_be_restarted() -> None:
     held = LeaseRow("g", "t", 0, cp=0, client="a", instance=A[0], heartbeat_interval_ms=1_000, log_start=0, log_end=9)
     gone = replace(held, silence_ms=5_000)
     (problem,) = problems_of(GroupRow("g", [gone]))

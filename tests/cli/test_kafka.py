@@ -349,7 +349,7 @@ def test_tables_on_a_terminal_escape_what_the_log_holds(
         assert "\u200b" not in shown
 
 
-def test_watching_goes_on_until_ctrl_c_and_leaves_the_last_picture(
+def test_watching_continues_until_ctrl_c_and_leaves_the_last_picture(
     append: Append, kafka_bootstrap: str, log_topic: str, terminal: Callable[..., Terminal]
 ) -> None:
     append(ClaimingPartition(*A, "t", 0, 100_000))

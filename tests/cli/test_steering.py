@@ -250,7 +250,7 @@ def test_a_group_that_is_gone_is_forgotten(kafka: Command, append: Callable[...,
     assert "no group" in kafka("forget-group", "g", "--yes").err
 
 
-def test_a_group_at_work_is_not_forgotten_and_goes_on(kafka: Command, worker: Worker) -> None:
+def test_a_group_at_work_is_not_forgotten_and_continues(kafka: Command, worker: Worker) -> None:
     worker.wait_until(lambda: len(worker.seen) > 3)
     ran = kafka("forget-group", "g", "--yes", "--within", "10s")
     assert ran.status == 1
@@ -261,9 +261,7 @@ def test_a_group_at_work_is_not_forgotten_and_goes_on(kafka: Command, worker: Wo
 # -- release-group -------------------------------------------------------------------------------------------
 
 
-def test_positions_are_moved_while_the_group_runs_and_nobody_restarts(
-    kafka: Command, worker: Worker, data: str
-) -> None:
+def test_positions_are_moved_while_the_group_runs_without_a_restart(kafka: Command, worker: Worker, data: str) -> None:
     worker.wait_until(lambda: everything(worker))
     before = len(worker.seen)
     ran = kafka("release-group", "g", "--partition", f"{data}:1=90", "--partition", f"{data}:0=earliest", "--yes")
@@ -307,7 +305,7 @@ def test_what_can_not_be_moved(kafka: Command, append: Callable[..., None], data
     assert "not on this cluster" in no_topic.err
 
 
-def test_work_in_hand_for_too_long_is_named_and_nothing_is_moved_without_wait(
+def test_work_in_flight_for_too_long_is_named_and_nothing_is_moved_without_wait(
     kafka: Command, append: Callable[..., None], data: str
 ) -> None:
     append(ClaimingPartition("d1", "dead", "g", data, 0, 300))
@@ -327,7 +325,7 @@ def test_work_in_hand_for_too_long_is_named_and_nothing_is_moved_without_wait(
     assert kafka("lag").rows[0]["next"] == "10"
 
 
-def test_ctrl_c_while_it_waits_moves_nothing_and_lets_the_group_go_on(
+def test_ctrl_c_while_it_waits_moves_nothing_and_lets_the_group_continue(
     kafka: Command, worker: Worker, data: str, reach: tuple[str, ...]
 ) -> None:
     worker.go_on.clear()

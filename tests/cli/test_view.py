@@ -182,7 +182,7 @@ def test_what_is_said_of_a_holder(silence_ms: int | None, state: str, seen: str)
     assert (found.state, found.seen) == (state, seen)
 
 
-def test_in_an_outage_nobody_is_seen_or_gone() -> None:
+def test_in_an_outage_no_worker_is_seen_or_gone() -> None:
     found = row(cp=0, client="a", heartbeat_interval_ms=1000, silence_ms=90_000, outage=True)
     assert (found.state, found.seen) == ("unknown", "not known")
     group = GroupRow("g", [found])
@@ -208,7 +208,7 @@ def test_a_topic_that_is_gone_is_a_reason_by_itself() -> None:
     assert "kafka-marshal forget-group 'my g'" in problem.text
 
 
-def test_what_retention_took_unread_is_told() -> None:
+def test_what_retention_took_unread_is_reported() -> None:
     assert row(log_start=50, log_end=100, stable=9).deleted == 40
     assert row(log_start=10, log_end=100, stable=9).deleted == 0
     assert row(log_start=50, log_end=100).deleted == 0, "where it will begin is not known"
@@ -238,7 +238,7 @@ def test_whether_a_position_was_seen_to_move() -> None:
     assert metered.meter.has_moved(KEY)
 
 
-def test_nobody_ever_claimed_it() -> None:
+def test_it_was_never_claimed() -> None:
     assert (row().state, row().next, row(cp=0).next, row(cp=0, stable=4).next) == ("never claimed", None, 0, 5)
 
 
@@ -358,7 +358,7 @@ def held_back(*rows: LeaseRow, **ages_ms: int) -> list[LeaseRow]:
     return mark_held_back(reader, found)  # type: ignore[arg-type]
 
 
-def test_a_key_that_hangs_is_a_problem_though_the_others_go_on() -> None:
+def test_a_key_that_hangs_is_a_problem_though_the_others_continue() -> None:
     """Its worker makes progress, in this partition and in others: no figure of a worker shows the hang."""
     stuck = held(0, idle_ms=100, ranges=((95, 97),), stable_ms=30_000, waiting_ms=None)
     rows = held_back(stuck, held(1, idle_ms=100, waiting_ms=None), p0=50_000)
@@ -398,7 +398,7 @@ def test_positions_of_the_last_minute() -> None:
     assert metered.meter.positions(("g", "t", 1, 0), 40_000) == []
 
 
-def test_the_first_partition_of_every_holder_is_looked_at_before_anybodys_second(
+def test_the_first_partition_of_every_holder_is_checked_before_any_second_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stuck, "PROBED_AT_MOST", 2)
@@ -445,7 +445,7 @@ def test_the_way_out_of_a_lost_position_names_what_is_lost() -> None:
     assert all_of_it.text.endswith("release-group g --partition t=earliest")
 
 
-def test_a_group_of_which_nobody_was_seen_for_a_day_is_dead() -> None:
+def test_a_group_without_a_seen_member_for_a_day_is_dead() -> None:
     free = held(client=None, silence_ms=None)
     assert GroupRow("g", [free], silent_ms=86_400_001).is_dead
     assert not GroupRow("g", [free], silent_ms=86_400_000).is_dead

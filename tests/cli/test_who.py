@@ -135,7 +135,7 @@ def test_before_the_log_begins_no_owner_is_made_up(owner: str) -> None:
     assert said.endswith("by b." if owner else "nobody, as far back as the log goes.")
 
 
-def test_a_lease_that_nobody_ever_had(command: Command) -> None:
+def test_a_lease_that_was_never_held(command: Command) -> None:
     for args in (["x", "t", "0"], ["g", "x", "0"], ["g", "t", "1"]):
         ran = command("who", *args, "--from-dump", "-", stdin=story().dump)
         assert ran.status == 1
@@ -277,7 +277,7 @@ def test_who_owned_which_keys_of_a_shared_partition(command: Command) -> None:
     assert command("who", "h", "t", "0", "--from-dump", "-", stdin=log.dump).status == 1
 
 
-def test_a_group_of_leases_that_became_a_coordinated_one_is_told_as_that(command: Command) -> None:
+def test_a_group_of_leases_that_became_a_coordinated_one_is_reported_as_that(command: Command) -> None:
     log = Log(4)
     log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
     for cp in range(4):

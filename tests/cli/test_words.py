@@ -282,7 +282,7 @@ def test_where_a_record_in_the_wrong_partition_belongs() -> None:
         assert reason(outcome, outcome.record, value, world, None) == f"it belongs to partition {home} of the log"
 
 
-def test_what_only_shows_that_somebody_lives() -> None:
+def test_records_that_only_show_that_a_sender_lives() -> None:
     world = World(0, 1)
     beats = []
     for record in (CLAIM, Heartbeat(*A, "t", 0, 0, 1), Heartbeat(*A, "t", 0, 0, 0), Tick(*A), ForgetGroup(*A)):
@@ -309,7 +309,7 @@ def test_what_only_shows_that_a_member_lives() -> None:
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("commits", [False, True], ids=["beat", "commit"])
-def test_who_finds_another_overdue_tells_more_than_that_it_lives(commits: bool) -> None:
+def test_a_record_that_expires_another_member_is_described_so(commits: bool) -> None:
     """A member's expiry is recorded only in another's record, so its description must mention it."""
     story = GroupStory()
     fleet = story.fleet

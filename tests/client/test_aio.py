@@ -54,7 +54,7 @@ async def left_for_the_next(cluster: MemoryCluster) -> list[int]:
         return sorted(found)
 
 
-def test_iterating_hands_out_all_and_leaves_the_one_in_hand(cluster: MemoryCluster) -> None:
+def test_iterating_delivers_all_and_leaves_the_one_in_flight(cluster: MemoryCluster) -> None:
     async def main() -> None:
         seen = []
         async with member(cluster) as marshal, marshal.consumer([TOPIC]) as consumer:
@@ -192,7 +192,7 @@ def test_what_ends_a_run_is_raised_from_it(cluster: MemoryCluster) -> None:
     in_time(main())
 
 
-def test_functions_run_in_threads_and_the_loop_goes_on(cluster: MemoryCluster) -> None:
+def test_functions_run_in_threads_and_the_loop_continues(cluster: MemoryCluster) -> None:
     async def main() -> None:
         handled: list[int] = []
 
@@ -265,7 +265,7 @@ def test_what_is_not_open_says_so(cluster: MemoryCluster) -> None:
     in_time(main())
 
 
-def test_entering_that_is_cancelled_leaves_nobody_behind(cluster: MemoryCluster) -> None:
+def test_a_cancelled_entry_leaves_no_member_behind(cluster: MemoryCluster) -> None:
     async def main() -> None:
         entering = asyncio.ensure_future(member(cluster).__aenter__())
         await asyncio.sleep(0)

@@ -50,7 +50,7 @@ def test_a_fork_meanwhile_leaves_the_child_with_a_collector() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_of_who_has_switched_it_off_is_left_without() -> None:
+def test_a_child_of_a_process_that_has_switched_it_off_stays_without() -> None:
     gc.disable()
     try:
         with collector_resting():

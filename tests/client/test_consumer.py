@@ -26,7 +26,7 @@ from kafka_marshal.node import effects, topics
 from tests.client.conftest import HI, Scene, take, wait_until
 
 
-def test_iteration_hands_out_everything_in_order(scene: Scene) -> None:
+def test_iteration_delivers_everything_in_order(scene: Scene) -> None:
     topic = scene.topic(3, 200)
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     with scene.member("a") as a, a.consumer([topic]) as consumer:
@@ -117,7 +117,7 @@ def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: Delivery)
 
 
 @pytest.mark.parametrize("claim_ahead", [False, True])
-def test_c13_at_most_once_hands_out_each_message_once(scene: Scene, claim_ahead: bool) -> None:
+def test_c13_at_most_once_delivers_each_message_once(scene: Scene, claim_ahead: bool) -> None:
     topic = scene.topic(2, 50)
     a = scene.member("a")
     consumer = a.consumer([topic], delivery="at-most-once", batch_size=20, claim_ahead=claim_ahead)
@@ -234,7 +234,7 @@ def test_a_callback_may_close_its_consumer(scene: Scene, callback: str) -> None:
     assert closed.wait(10)
 
 
-def test_beats_go_on_while_a_handler_takes_long(scene: Scene) -> None:
+def test_beats_continue_while_a_handler_takes_long(scene: Scene) -> None:
     topic = scene.topic(1, 2)
     a, b = scene.member("a"), scene.member("b")
     consumer, other = a.consumer([topic]), None
@@ -266,7 +266,7 @@ def test_stop_from_a_signal_handler_ends_the_loop(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("delivery", "returned"), [("at-least-once", 3), ("at-most-once", 6)])
-def test_consume_does_not_wait_for_more_with_what_is_to_be_let_go(
+def test_consume_does_not_wait_for_more_with_what_is_to_be_released(
     scene: Scene, delivery: Delivery, returned: int
 ) -> None:
     """At least once, another member got the partition at the time-out; at most once, before granted messages of it
@@ -375,7 +375,7 @@ def test_p9_start_latest_skips_what_is_there_and_is_kept(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("seen_ms", "first"), [(1, 0), (3_600_000, 3)])
-def test_q38_who_did_not_see_a_topic_grow_begins_with_its_new_partitions_first_message(
+def test_q38_a_member_that_did_not_see_a_topic_grow_begins_with_its_new_partitions_first_message(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, seen_ms: int, first: int
 ) -> None:
     """No member ran when the topic grew. (A group younger than seen_ms can't know, and begins at the end.)"""

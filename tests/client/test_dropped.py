@@ -101,7 +101,7 @@ def test_a_lease_keeps_its_marshal(ground: Ground) -> None:
     ground.wait_holders(None)
 
 
-def test_a_marshal_keeps_its_leases_where_nobody_keeps_the_lease(ground: Ground) -> None:
+def test_a_marshal_keeps_leases_without_another_reference(ground: Ground) -> None:
     marshal = ground.member("leader")
     marshal.claim("t", 1)
     gc.collect()

@@ -49,7 +49,7 @@ def test_q40_all_is_done_at_the_end_of_a_topic(scene: Scene, delivery: Delivery,
     assert take(consumer, 2) == [(0, end), (0, end + 1)], "what comes after it is handed out"
 
 
-def test_what_is_in_hand_before_the_end_is_not_done(scene: Scene) -> None:
+def test_what_is_in_flight_before_the_end_is_not_done(scene: Scene) -> None:
     topic = scene.topic()
     transactions(scene, topic, aborted=5)
     member = scene.member("a")

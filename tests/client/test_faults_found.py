@@ -63,7 +63,7 @@ def looks_at(cluster: MemoryCluster, delivery: Delivery, took_ms: Callable[[int]
 
 
 @pytest.mark.parametrize("message_ms", [0.7, 0.05])
-def test_t4_the_clock_is_looked_at_before_each_message(cluster: MemoryCluster, message_ms: float) -> None:
+def test_t4_the_clock_is_read_before_each_message(cluster: MemoryCluster, message_ms: float) -> None:
     """A worker with 0.7 ms per message, stopped by SIGSTOP for 3 HI, received seven more when it continued."""
     assert 400 <= looks_at(cluster, "at-least-once", lambda _: message_ms) <= 412  # one or two more per run
 

@@ -499,7 +499,7 @@ def test_alo_processes_are_killed_stopped_and_ended(groups: Groups, tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", [pytest.param("iteration", marks=pytest.mark.campaign), "batches"])
-def test_amo_nothing_is_repeated_at_kill_9_and_a_restart_goes_on(groups: Groups, tmp_path: Path, how: str) -> None:
+def test_amo_nothing_is_repeated_at_kill_9_and_a_restart_continues(groups: Groups, tmp_path: Path, how: str) -> None:
     options = {"delivery": "at-most-once", "batch_size": 20, "how": how}
     watcher, (a, b) = at_work(groups, tmp_path, "ab", **options)
     first = watcher.member("a")

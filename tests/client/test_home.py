@@ -182,7 +182,7 @@ def test_whatever_else_is_used_wants_all(crowd: Crowd, how: str) -> None:
     assert a.has()
 
 
-def test_a_callback_may_look_at_the_world(crowd: Crowd) -> None:
+def test_a_callback_may_read_the_world(crowd: Crowd) -> None:
     topic, found, go_on = crowd.topic(1, 10), list[int](), threading.Event()
 
     def look(consumer: Any, pieces: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_callback_may_look_at_the_world(crowd: Crowd) -> None:
     assert crowd.knows(a.marshal)
 
 
-def test_a_level_elsewhere_that_is_not_known_is_told_when_it_is_read(crowd: Crowd) -> None:
+def test_a_level_elsewhere_that_is_not_known_is_reported_when_it_is_read(crowd: Crowd) -> None:
     """E4: the member does not need that CP; calls that do raise."""
     a = crowd.alone("a", crowd.topic(1, 20))
     crowd.write(Upgrade("x", "admin", "any", 99), crowd.others[0])

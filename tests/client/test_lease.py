@@ -109,7 +109,7 @@ def test_t4_a_silent_holder_stops_before_it_is_replaced(scene: Scene) -> None:
         lease.heartbeat(1)
 
 
-def test_c7_a_newer_instance_takes_over_and_the_older_is_told(scene: Scene) -> None:
+def test_c7_a_newer_instance_takes_over_and_the_older_ends(scene: Scene) -> None:
     old = scene.member("a")
     lease = old.claim("t", 0)
     lease.heartbeat(7)

@@ -79,7 +79,7 @@ def test_stop_ends_ranges(marshal: Marshal) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("with_consumer", [True, False])
-def test_what_was_in_hand_is_said(
+def test_what_was_in_flight_is_said(
     marshal: Marshal, caplog: pytest.LogCaptureFixture, way: Way, with_consumer: bool
 ) -> None:
     """As a note of the exception and as a log line, whichever block it leaves first."""
@@ -110,7 +110,7 @@ def test_what_was_in_hand_is_said(
     )
 
 
-def test_nothing_is_said_where_nothing_was_in_hand(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_said_where_nothing_was_in_flight(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
     def work() -> None:
         with marshal.consumer([TOPIC]) as consumer:
             for offset in by_poll(consumer):

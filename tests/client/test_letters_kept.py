@@ -76,7 +76,7 @@ def test_letters_and_retries_have_what_is_in_kafka(crew: Crew, how: str) -> None
 
 
 @pytest.mark.broker
-def test_headers_that_somebody_has_read_before_crash_nobody(crew: Crew) -> None:
+def test_headers_that_were_read_before_crash_nothing(crew: Crew) -> None:
     topic = crew.new_topic(1)
     produce_raw(crew.bootstrap, topic, [(b"k", b"v", [(LATIN, b"1"), (b"ok", b"2")])] * 2)
     consumer = KafkaConsumer({"bootstrap.servers": crew.bootstrap, "group.id": "any"})

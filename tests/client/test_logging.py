@@ -60,14 +60,14 @@ def test_one_partition_is_named_as_one(events: Events, caplog: pytest.LogCapture
     assert getattr(caplog.records[0], "partition", None) == 7
 
 
-def test_claims_that_never_rest_are_told_all_the_same(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+def test_claims_that_never_rest_are_logged_nevertheless(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for now in range(0, int(GATHER_MS) + 1, 100):
         events.note(Note("claimed", ("flights", now // 100)), float(now))
         events.look(float(now))
     assert told(events, caplog) == [("claimed", "0-10")]
 
 
-def test_a_loss_is_told_at_once_with_its_reason(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_is_reported_at_once_with_its_reason(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for partition in (3, 1, 2):
         events.note(Note("lost", ("flights", partition), "the topic was deleted"), 5.0)
     events.look(5.0)
@@ -88,14 +88,14 @@ def test_a_loss_promises_no_next_holder_where_there_is_none(
     assert ("next holder" in caplog.text) is (why not in (Loss.POSITION, Loss.TOPIC_GONE))
 
 
-def test_what_came_and_went_is_told_in_that_order(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_came_and_went_is_reported_in_that_order(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for event, partition in (("claimed", 1), ("claimed", 2), ("released", 1), ("claimed", 3), ("claimed", 1)):
         events.note(Note(event, ("flights", partition)), 0.0)
     events.gather()
     assert told(events, caplog) == [("claimed", "1-3"), ("released", "1"), ("claimed", "1")]
 
 
-def test_an_outage_is_told_from_end_to_end(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_reported_from_end_to_end(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     events.heard(1_000.0)
     events.trouble("1/3 brokers are down", 2_000.0)
     events.heard(2_100.0)
@@ -136,7 +136,7 @@ def test_a_handler_that_raises_stops_nothing(events: Events, caplog: pytest.LogC
 
 
 @pytest.mark.broker
-def test_a_members_life_is_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_members_life_is_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kafka_marshal")
     topic = scene.topic(24)
 

@@ -50,7 +50,7 @@ def test_one_message_that_is_larger_than_the_limit_comes_all_the_same(scene: Sce
     assert sorted(got) == [(p, o) for p in range(PARTITIONS) for o in range(MESSAGES)]
 
 
-def test_run_goes_on_where_one_message_is_larger_than_the_limit(scene: Scene) -> None:
+def test_run_continues_where_one_message_is_larger_than_the_limit(scene: Scene) -> None:
     topic = large_messages(scene)
     member = scene.member("a")
     consumer = member.consumer([topic], max_bytes_in_flight=1_000)
@@ -70,7 +70,7 @@ def test_a_limit_below_one_byte_is_refused(scene: Scene) -> None:
         scene.member("a").consumer(["t"], max_bytes_in_flight=0)
 
 
-def test_what_is_in_hand_and_not_done_counts_and_each_partition_has_one_in_any_case(scene: Scene) -> None:
+def test_what_is_in_flight_and_not_done_counts_and_each_partition_has_one_in_any_case(scene: Scene) -> None:
     """While nothing is done, memory stays within the limit; a partition continues when something of it is done."""
     topic = large_messages(scene)
     limit = 20 * SIZE

@@ -135,7 +135,7 @@ def test_a_position_that_stands_still_is_committed_again(kafka: Kafka, monkeypat
     a.marshal.close()
 
 
-def test_a_refusal_is_logged_once_retried_and_hurts_nobody(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_once_retried_and_harmless(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kafka_marshal")
     kafka.error = MarshalError("t [0]: Broker: Unknown member.")
     a = kafka.member()
@@ -267,7 +267,7 @@ def test_kafka_shows_what_is_done_and_true_lag(groups: Groups) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_consumers_of_kafkas_own_keep_the_mirror_out_and_go_on_where_it_was(
+def test_kafkas_own_consumers_keep_the_mirror_out_and_continue_where_it_was(
     groups: Groups, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = groups.topic(1, 50)

@@ -40,7 +40,7 @@ def test_alo_nothing_is_lost_at_kill_9(scene: Scene, tmp_path: Path) -> None:
     wait_until(lambda: set(handled(a, b)) == EVERYTHING, 60)
 
 
-def test_alo_a_stopped_worker_is_replaced_and_told(scene: Scene, tmp_path: Path) -> None:
+def test_alo_a_stopped_worker_is_replaced_and_notices_it(scene: Scene, tmp_path: Path) -> None:
     a, b, watcher = two_at_work(scene, tmp_path)
     wait_until(lambda: len(a.offsets()) > 100 and len(b.offsets()) > 100)
     a.stop()
@@ -67,7 +67,7 @@ def test_amo_nothing_is_repeated_at_kill_9(scene: Scene, tmp_path: Path, how: st
     assert len(EVERYTHING - set(found)) <= 2 * 20
 
 
-def test_c7_a_restarted_worker_goes_on_at_once(scene: Scene, tmp_path: Path) -> None:
+def test_c7_a_restarted_worker_continues_at_once(scene: Scene, tmp_path: Path) -> None:
     topic = scene.topic(PARTITIONS, MESSAGES)
     watcher = scene.member("watcher")
     a = scene.worker("a", topic, tmp_path, pause_s=0.001)

@@ -26,7 +26,9 @@ def test_the_same_thing_again_and_again_is_one_line_now_and_then(caplog: pytest.
     assert caplog.records[-1].getMessage() == "an append failed (99 more since this was said last)"
 
 
-def test_another_thing_is_told_at_once_and_one_that_comes_again_is_held_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_thing_is_reported_at_once_and_one_that_comes_again_is_held_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     told = Clock().told
     for reason in ("no broker", "forbidden", "no broker"):
         told.warn("append_failed", ("append", reason), reason)

@@ -63,7 +63,7 @@ def test_all_is_handled_once_each_key_in_order_and_retries_keep_it(crew: Crew, h
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", HOW)
-def test_a_stuck_key_stalls_nobody_and_a_restart_repeats_only_what_was_not_done(
+def test_a_stuck_key_stalls_no_other_and_a_restart_repeats_only_what_was_not_done(
     crew: Crew, how: str, kind: str
 ) -> None:
     crew.kind = kind
@@ -118,7 +118,7 @@ def test_one_without_a_key_waits_for_none(crew: Crew, how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_of_one_partition_each_in_order_and_all_partitions_go_on(crew: Crew, how: str, concurrency: int) -> None:
+def test_of_one_partition_each_in_order_and_all_partitions_continue(crew: Crew, how: str, concurrency: int) -> None:
     """More partitions than handlers."""
     topic = crew.topic(12)
     for partition in range(12):
@@ -307,7 +307,7 @@ def test_a_failing_message_is_tried_again_in_its_place(crew: Crew, how: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", HOW)
-def test_the_last_error_ends_the_run_and_the_consumer_goes_on(crew: Crew, how: str, kind: str) -> None:
+def test_the_last_error_ends_the_run_and_the_consumer_continues(crew: Crew, how: str, kind: str) -> None:
     crew.kind = kind
     topic = crew.topic(1)
     publish(crew, topic, ["a", "bad", "b", "bad", "c"])
@@ -354,7 +354,7 @@ def test_failures_that_are_worth_no_retry_are_final_at_once(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_loop_goes_on_where_a_run_has_ended(crew: Crew, how: str) -> None:
+def test_a_loop_continues_where_a_run_has_ended(crew: Crew, how: str) -> None:
     topic = crew.topic(2)
     publish(crew, topic, ["a", "b", "bad", "c", "bad", "d"])
 

@@ -152,7 +152,7 @@ def test_a_coroutine_that_swallows_its_cancellation_harms_no_later_one(crew: Cre
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_stop_waits_for_what_is_in_hand(crew: Crew, how: str) -> None:
+def test_stop_waits_for_what_is_in_flight(crew: Crew, how: str) -> None:
     topic = crew.topic(1)
     publish(crew, topic, ["a", "a", "b", "c"])
     handlers = Handlers(how)
@@ -253,7 +253,7 @@ def test_another_order_is_refused_while_an_old_handler_runs(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_ctrl_c_ends_the_run_in_order_and_the_consumer_goes_on(crew: Crew, how: str) -> None:
+def test_ctrl_c_ends_the_run_in_order_and_the_consumer_continues(crew: Crew, how: str) -> None:
     topic = crew.topic(1)
     publish(crew, topic, ["a", "a", "b", *["c"] * 20])
     handlers = Handlers(how)
@@ -307,7 +307,7 @@ def test_a_second_ctrl_c_waits_no_longer(crew: Crew, how: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", HOW)
-def test_at_a_rebalance_what_waits_is_given_back_and_what_is_in_hand_finishes_first(
+def test_at_a_rebalance_what_waits_is_given_back_and_what_is_in_flight_finishes_first(
     crew: Crew, how: str, kind: str
 ) -> None:
     crew.kind = kind
@@ -340,7 +340,7 @@ def test_at_a_rebalance_what_waits_is_given_back_and_what_is_in_hand_finishes_fi
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_failing_message_does_not_keep_a_partition_that_is_let_go(crew: Crew, how: str) -> None:
+def test_a_failing_message_does_not_keep_a_partition_that_is_released(crew: Crew, how: str) -> None:
     topic = crew.topic(2)
     for partition in (0, 1):
         publish(crew, topic, ["bad", "bad", "b"], partition)
@@ -366,7 +366,7 @@ def test_a_failing_message_does_not_keep_a_partition_that_is_let_go(crew: Crew, 
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_c18_after_an_eviction_a_member_goes_on_once_its_handlers_are_back(crew: Crew, fails: bool) -> None:
+def test_c18_after_an_eviction_a_member_continues_once_its_handlers_are_back(crew: Crew, fails: bool) -> None:
     topic = crew.topic(1)
     publish(crew, topic, ["a", "a", "b"])
     handlers = Handlers()

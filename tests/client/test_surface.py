@@ -231,7 +231,7 @@ def test_calls_with_wrong_arguments(marshal: Marshal, tmp_path: Path) -> None:
     other.done(theirs)
 
 
-def test_a_callback_that_returns_a_coroutine_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_returns_a_coroutine_is_reported(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
     with marshal.consumer([TOPIC], on_assign=lambda consumer, partitions: is_async(consumer, partitions)) as consumer:
         assert consumer.poll(5) is not None
     assert "on_assign has returned a coroutine, which must be awaited" in caplog.text
@@ -244,7 +244,7 @@ def test_members_that_have_read_as_far_have_the_same_digest(marshal: Marshal, cl
         assert {len(digest) for _, digest in beside.world.digests().values()} == {32}
 
 
-def test_a_pattern_that_matches_nothing_is_told(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pattern_that_matches_nothing_is_reported(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
     _kept = marshal.consumer(["^__marshal$", f"^{TOPIC}$"])
     assert [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING] == [
         "no topic matches ^__marshal$ (yet); this consumer waits for one. (Internal topics never do.)"

@@ -84,7 +84,7 @@ def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_del
         assert "deleted" not in caplog.text
 
 
-def test_a_look_that_fails_unforeseen_is_told_and_made_again(
+def test_a_poll_that_fails_unexpectedly_is_logged_and_repeated(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kafka_marshal.node.topic_rounds.METADATA_INTERVAL_MS", 50.0)

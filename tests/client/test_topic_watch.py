@@ -102,7 +102,7 @@ def test_a_large_one_is_counted_until_its_ids_are_due(cluster: Asked, broker: Me
     assert cluster.described[2:] == [[LOG, "large"]]
 
 
-def test_q39_however_large_it_is_its_id_is_looked_at_within_half_a_minute(cluster: Asked, broker: MemoryBroker) -> None:
+def test_q39_however_large_it_is_its_id_is_checked_within_half_a_minute(cluster: Asked, broker: MemoryBroker) -> None:
     broker.create_topic("huge", 20_000)
     watching = watch(cluster, "huge")
     before = look(watching)["huge"].topic_id
@@ -155,7 +155,7 @@ def test_a_topic_that_is_not_there_yet_does_not_make_every_look_a_thorough_one(c
     assert cluster.described[1] == [LOG]
 
 
-def test_q39_what_others_were_told_must_be_younger_than_the_consumer_and_the_last_look(cluster: Asked) -> None:
+def test_q39_shared_metadata_must_be_younger_than_the_consumer_and_the_last_poll(cluster: Asked) -> None:
     watching = watch(cluster, "small")
     look(watching)
     cluster.clock.now += 500.0
@@ -171,7 +171,7 @@ def test_q39_what_others_were_told_must_be_younger_than_the_consumer_and_the_las
     assert cluster.ages == [0.0, 0.5, SHARED_MS / 1000, 1.0, 0.3], "(L2)"
 
 
-def test_q39_a_log_made_anew_is_not_gone_for_a_member_that_began_on_it(cluster: Asked) -> None:
+def test_q39_a_recreated_log_is_not_gone_for_a_member_that_began_on_it(cluster: Asked) -> None:
     """It was, for another member of this process that polled earlier."""
     watching = TopicWatch(cluster, LOG)
     cluster.clock.now += 300.0

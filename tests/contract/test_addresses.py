@@ -73,7 +73,7 @@ def test_one_address_is_not_asked(addresses: list[str]) -> None:
     cluster.close()
 
 
-def test_q35_a_member_that_is_told_later_ends(addresses: list[str]) -> None:
+def test_q35_a_member_that_learns_it_later_ends(addresses: list[str]) -> None:
     """The second cluster's broker starts while the member is working."""
     with pytest.raises(ConfigurationError, match=DIFFERENT):
         _meet_late(addresses)

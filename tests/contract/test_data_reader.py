@@ -319,7 +319,7 @@ def test_offsets_without_messages_are_stepped_over(side: Side, log: DataLog) -> 
 
 
 @pytest.mark.parametrize("start", [1, 9])
-def test_a_position_outside_of_the_log_is_told_and_can_be_mended(side: Side, log: DataLog, start: int) -> None:
+def test_a_position_outside_of_the_log_is_reported_and_can_be_mended(side: Side, log: DataLog, start: int) -> None:
     """P9, P11: retention deleted it, or it never existed. No message is delivered by guess."""
     topic = side.topic(2)
     side.produce(topic, 0, numbers(5))
@@ -337,7 +337,9 @@ def test_a_position_outside_of_the_log_is_told_and_can_be_mended(side: Side, log
 
 
 @pytest.mark.parametrize("count", [1, 9], ids=["shorter", "longer"])
-def test_a_topic_that_is_recreated_is_told_before_anything_of_it_is_given(side: Side, log: DataLog, count: int) -> None:
+def test_a_topic_that_is_recreated_is_reported_before_anything_of_it_is_given(
+    side: Side, log: DataLog, count: int
+) -> None:
     """P11."""
     topic, other = side.topic(2), side.topic(1)
     for partition in range(2):
@@ -379,7 +381,7 @@ def test_high_watermark_is_that_of_the_last_fetch(side: Side, log: DataLog) -> N
     log.reader.close()
 
 
-def test_without_a_broker_a_reader_tells_and_waits(side: Side) -> None:
+def test_without_a_broker_a_reader_reports_and_waits(side: Side) -> None:
     log = DataLog(side.unreachable().data_reader("g", {}))
     log.reader.assign({("t", 0): 0})
     log.until(lambda: log.faults, "the fault")
@@ -425,7 +427,7 @@ def test_after_close(side: Side, log: DataLog) -> None:
             call()
 
 
-def test_a_reader_on_standby_is_woken_by_whoever_steers(
+def test_a_standby_reader_is_woken_by_any_call_that_changes_it(
     side: Side, log: DataLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing assigned it waits (here: for an hour); an assign or a close ends the wait."""
@@ -449,7 +451,7 @@ def test_a_reader_on_standby_is_woken_by_whoever_steers(
     assert ended.wait(TIMEOUT_S)
 
 
-def test_who_asks_for_a_thousand_unknown_log_ends_has_each_partition_looked_at_once(
+def test_a_thousand_unknown_log_ends_are_looked_up_once_per_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver asks for each in turn under its lock: checking all of them each time took seconds."""
@@ -470,7 +472,7 @@ def test_who_asks_for_a_thousand_unknown_log_ends_has_each_partition_looked_at_o
     cluster.close()
 
 
-def test_log_ends_are_known_though_nobody_reads_if_they_are_looked_at(side: Side, log: DataLog) -> None:
+def test_log_ends_are_known_though_no_one_reads_if_they_are_checked(side: Side, log: DataLog) -> None:
     topic = side.topic(1)
     side.produce(topic, 0, numbers(5))
     log.reader.assign({(topic, 0): 0})

@@ -123,7 +123,7 @@ def test_it_ends_at_the_end_that_was_there_when_it_began(side: Side) -> None:
     assert [each.offset for each in found] == [1, 2]
 
 
-def test_behind_offsets_that_nobody_is_given(side: Side) -> None:
+def test_behind_offsets_that_no_one_is_given(side: Side) -> None:
     """Transaction markers at the end, and records deleted by retention at the start."""
     topic = side.topic()
     write(side, topic, [source(1), source(2)])

@@ -66,7 +66,7 @@ def test_a_start_that_fails_leaves_no_thread(kafka_side: KafkaSide) -> None:
     eventually(lambda: not set(threading.enumerate()) - before, "all threads of it have ended")
 
 
-def test_where_nobody_answers_a_start_says_so_and_closes_all() -> None:
+def test_a_start_without_a_broker_says_so_and_closes_all() -> None:
     before = set(threading.enumerate())
     with pytest.raises(KafkaUnavailableError):
         Marshal(f"127.0.0.1:{closed_port()}", group_id="g", timeout=0.5)

@@ -243,7 +243,7 @@ def test_an_acl_that_forbids_producing(guarded: LocalBroker) -> None:
 
 
 @pytest.mark.broker
-def test_everything_goes_on_after_an_outage() -> None:
+def test_everything_continues_after_an_outage() -> None:
     """Nothing is lost, repeated or out of order; the tail reports the outage."""
     with TcpProxy() as proxy, LocalBroker(advertised_port=proxy.port) as broker:
         proxy.target_port = broker.port
@@ -329,7 +329,7 @@ def test_errors_of_calls(code: int, ours: type[MarshalError]) -> None:
     assert "the reason" in str(error)
 
 
-def test_a_leader_that_was_made_anew_is_looked_up_again(kafka_bootstrap: str) -> None:
+def test_a_new_leader_is_looked_up_again(kafka_bootstrap: str) -> None:
     """A restarting broker may send metadata just before its epochs grow; librdkafka keeps it for minutes."""
     with closing(KafkaCluster(kafka_bootstrap)) as cluster:
         fetched: list[float] = []
@@ -454,7 +454,7 @@ def test_a_full_queue_is_given_one_more_chance(failing: tuple[KafkaAppender, Fak
     assert "full" in acks[0].error
 
 
-def test_a_fatal_state_is_told_with_every_ack(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:
+def test_a_fatal_state_is_reported_with_every_ack(failing: tuple[KafkaAppender, FakeProducer, Troubles]) -> None:
     """C17: such an appender must be replaced."""
     appender, producer, troubles = failing
     acks: list[Ack] = []
@@ -491,7 +491,7 @@ def test_an_ack_may_lack_the_offset(failing: tuple[KafkaAppender, FakeProducer, 
     assert acks == [Ack(None)]
 
 
-def test_what_a_cluster_refuses_to_create_is_told_with_its_reason(kafka_bootstrap: str) -> None:
+def test_what_a_cluster_refuses_to_create_is_reported_with_its_reason(kafka_bootstrap: str) -> None:
     cluster = KafkaCluster(kafka_bootstrap)
     with pytest.raises(CoordinationTopicError, match=r"cleanup\.policy|bogus"):
         cluster.create_topic("contract-refused", 1, 1, {"cleanup.policy": "bogus"}, TIMEOUT_S)
@@ -560,7 +560,7 @@ def test_why_a_record_was_not_produced(code: int, kind: type[Exception], says: s
     assert "not done and comes again" in str(error)
 
 
-def test_a_record_that_nobody_let_in_says_so() -> None:
+def test_a_record_that_was_not_accepted_says_so() -> None:
     producing = Producing()
     producing.troubles(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
     producing.send(KafkaError(KafkaError._MSG_TIMED_OUT))

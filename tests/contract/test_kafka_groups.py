@@ -13,7 +13,7 @@ from kafka_marshal.errors import MarshalError
 from tests.contract.sides import TIMEOUT_S, Side
 
 
-def test_a_group_that_nobody_knows_is_empty(side: Side) -> None:
+def test_a_group_that_no_one_knows_is_empty(side: Side) -> None:
     found = side.cluster.kafka_group(f"g-{os.urandom(4).hex()}", TIMEOUT_S)
     assert (found.members, found.committed) == ((), {})
 

@@ -78,13 +78,13 @@ def test_agreeing_with_what_is_fixed_is_no_error() -> None:
         {"error_cb": 7},
     ],
 )
-def test_what_librdkafka_does_not_accept_is_told_at_once(config: dict[Any, object]) -> None:
+def test_what_librdkafka_does_not_accept_is_reported_at_once(config: dict[Any, object]) -> None:
     with pytest.raises(ConfigurationError, match="Nothing was sent"):
         KafkaCluster(NOBODY, config)
 
 
 @pytest.mark.parametrize("address", ["h:0", "h:65536", "h:x", "h:", "[::1]:99999", "good:9092, SSL://bad:70000"])
-def test_a_port_that_is_none_is_refused(address: str) -> None:
+def test_a_port_that_is_invalid_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match="a port is a number from 1 to 65535"):
         KafkaCluster(address)
 

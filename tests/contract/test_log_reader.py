@@ -42,7 +42,7 @@ def test_a_wait_for_what_never_comes_ends(side: Side) -> None:
         next(reading)
 
 
-def test_faults_that_pass_are_told_and_others_raised() -> None:
+def test_faults_that_pass_are_reported_and_others_raised() -> None:
     def batch(kind: FaultKind) -> TailBatch:
         return TailBatch(faults=[TailFault(kind, 0, "why")])
 

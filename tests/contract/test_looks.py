@@ -69,7 +69,7 @@ def info(name: str, partitions: int = 1) -> TopicInfo:
     return TopicInfo(name, partitions, "id")
 
 
-def test_what_is_too_old_or_unknown_is_not_told() -> None:
+def test_what_is_too_old_or_unknown_is_not_reported() -> None:
     looks, now = Looks(), time.monotonic()
     looks.record_topics({"a": info("a")}, now - 5)
     looks.record_topic_info(["a", "gone"], {"a": info("a")}, now - 5)
@@ -96,7 +96,7 @@ def test_a_topic_that_is_gone_by_the_newest_look_is_gone() -> None:
     assert looks.topic_info(["a"], LONG_S) == {}
 
 
-def test_topics_nobody_asks_for_any_more_are_forgotten() -> None:
+def test_topics_that_are_no_longer_used_are_forgotten() -> None:
     looks, now = Looks(), time.monotonic()
     looks.record_topic_info(["old"], {}, now - KEPT_S - 2)
     looks.record_topic_info(["new"], {}, now - 1)

@@ -67,7 +67,7 @@ def test_partitions_are_counted_of_topics_that_exist(side: Side) -> None:
     reader.close()
 
 
-def test_where_nobody_answers_nothing_is_counted_and_nothing_raised(side: Side) -> None:
+def test_without_a_broker_nothing_is_counted_and_nothing_raised(side: Side) -> None:
     reader = side.unreachable().data_reader("group", {})
     assert reader.partition_counts(["t"], 0.2) == {}
     reader.close()
@@ -89,7 +89,7 @@ def test_what_the_cluster_can_not_create_is_refused(side: Side, name: str, parti
     assert side.cluster.topic_info([name], TIMEOUT_S) == {}
 
 
-def test_a_topic_made_anew_has_another_id(side: Side) -> None:
+def test_a_recreated_topic_has_another_id(side: Side) -> None:
     topic = side.topic(2)
     first = side.cluster.topic_info([topic], TIMEOUT_S)[topic]
     recreate(side, topic, 2, {})
@@ -174,7 +174,7 @@ def test_records_beyond_the_end_can_not_be_deleted(side: Side) -> None:
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-def test_a_look_up_that_nobody_answers_ends_in_time(side: Side, name: str) -> None:
+def test_an_unanswered_look_up_ends_in_time(side: Side, name: str) -> None:
     cluster = side.unreachable()
     began = time.monotonic()
     with pytest.raises(KafkaUnavailableError) as caught:

@@ -68,7 +68,7 @@ def test_a_record_without_a_value_is_handed_on(side: Side) -> None:
     log.tail.close()
 
 
-def test_the_end_is_told_of_full_and_empty_partitions(side: Side) -> None:
+def test_the_end_of_full_and_empty_partitions_is_reported(side: Side) -> None:
     topic = side.topic(2, LOG_TIME)
     append(side, topic, 0, [b"a", b"b"])
     log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0}))
@@ -144,7 +144,7 @@ def test_a_read_with_nothing_to_read_ends_with_its_timeout(side: Side) -> None:
 
 
 @pytest.mark.parametrize("where", ["beyond the end", "below the start"])
-def test_a_position_outside_of_the_log_is_told_once_and_stops_nobody_else(side: Side, where: str) -> None:
+def test_a_position_outside_of_the_log_is_reported_once_and_stops_no_other(side: Side, where: str) -> None:
     topic = side.topic(2, LOG_TIME)
     for partition in range(2):
         append(side, topic, partition, [b"a", b"b", b"c", b"d"])
@@ -159,7 +159,7 @@ def test_a_position_outside_of_the_log_is_told_once_and_stops_nobody_else(side: 
     log.tail.close()
 
 
-def test_a_log_start_that_overtakes_a_reader_is_told(side: Side) -> None:
+def test_a_log_start_that_overtakes_a_reader_is_reported(side: Side) -> None:
     """Only a reader that has read everything may lose its past."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a", b"b", b"c"])
@@ -172,7 +172,7 @@ def test_a_log_start_that_overtakes_a_reader_is_told(side: Side) -> None:
     log.tail.close()
 
 
-def test_a_log_made_anew_and_shorter_is_told(side: Side) -> None:
+def test_a_shorter_recreated_log_is_reported(side: Side) -> None:
     """L2: the position is outside the new log."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a", b"b", b"c"])
@@ -186,7 +186,7 @@ def test_a_log_made_anew_and_shorter_is_told(side: Side) -> None:
     log.tail.close()
 
 
-def test_a_topic_that_is_gone_harms_nobody(side: Side) -> None:
+def test_a_deleted_topic_harms_no_reader(side: Side) -> None:
     """Look-ups report it (L2); a reader may be silent, but neither raises nor invents records."""
     topic = side.topic(1, LOG_TIME)
     append(side, topic, 0, [b"a"])
@@ -201,7 +201,7 @@ def test_a_topic_that_is_gone_harms_nobody(side: Side) -> None:
     log.tail.close()
 
 
-def test_a_partition_that_is_left_is_silent_and_the_others_go_on(side: Side) -> None:
+def test_a_partition_that_is_left_is_silent_and_the_others_continue(side: Side) -> None:
     topic = side.topic(3, LOG_TIME)
     log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0, 2: 0}))
     for partition in range(3):
@@ -262,7 +262,7 @@ def test_a_partition_is_followed_while_another_thread_reads(side: Side) -> None:
     log.tail.close()
 
 
-def test_without_a_broker_a_tail_tells_and_waits(side: Side) -> None:
+def test_without_a_broker_a_tail_reports_and_waits(side: Side) -> None:
     tail = side.unreachable().tail("t", {0: 0})
     log = TailLog(tail)
     log.until(lambda: log.faults, "the fault")

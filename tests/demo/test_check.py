@@ -215,7 +215,7 @@ def test_every_offset_counts_once(
     assert missing_offsets(database, ENDS) == list(lost)
 
 
-def test_a_partition_that_nobody_touched_is_lost_as_a_whole(database: Path) -> None:
+def test_an_untouched_partition_is_lost_as_a_whole(database: Path) -> None:
     assert judged(database, ends={**ENDS, 2: 5}).lost == ((2, 0, 4),)
 
 
@@ -270,7 +270,7 @@ def spark_findings(verdict: Verdict | None = None, audit: Audited = AUDITED, let
     return replace(plain, manner=DRIVERS, letters=letters, quality=[("no weather", 2)], audit=audit)
 
 
-def test_the_story_of_drivers_is_told() -> None:
+def test_the_story_of_drivers_is_reported() -> None:
     found = spark_findings()
     assert found.equal
     assert found.verdict_text() == (
@@ -285,12 +285,12 @@ def test_the_story_of_drivers_is_told() -> None:
     assert found.summary()["dead_letters"] == 3
 
 
-def test_one_dead_letter_is_told_in_the_singular() -> None:
+def test_one_dead_letter_is_in_the_singular() -> None:
     found = spark_findings(letters=replace(LETTERS, found=dict([*LETTERS.found.items()][:1])))
     assert " 1 more message was no flight: a dead letter, each accounted for." in found.verdict_text()
 
 
-def test_successors_are_told_of_and_marked() -> None:
+def test_successors_are_named_and_marked() -> None:
     found = spark_findings()
     found.story.successors.append(("driver-3", 6_000, "driver-1"))
     assert "driver-3 was started in the place of driver-1." in found.sentences()

@@ -136,7 +136,7 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     return demo_command("--plain", *arguments, **variables)
 
 
-def test_the_command_with_a_broker_of_its_own_kept_for_later(tmp_path: Path) -> None:
+def test_the_command_with_its_own_broker_kept_for_later(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     done = command("--rows", "3000", "--dir", str(folder), "--keep", "--seed", "1", KAFKA_MARSHAL_BROKER="native")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -246,7 +246,7 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_a_worker_that_crashes_is_replaced_by_the_others_and_told_of(demo: Demo, kafka_bootstrap: str) -> None:
+def test_a_worker_that_crashes_is_replaced_by_the_others_and_named(demo: Demo, kafka_bootstrap: str) -> None:
     run = demo(bootstrap=kafka_bootstrap, rows=ROWS, seed=1)
     wrote = "SELECT 1 FROM batches WHERE client_id = 'worker-1' LIMIT 1"
     eventually(lambda: ask(run.folder / "delays.sqlite", wrote), what="the first batch of the first worker")

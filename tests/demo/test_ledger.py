@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "delays.sqlite"
 
 
-def test_what_is_no_database_is_told_apart(tmp_path: Path) -> None:
+def test_what_is_no_database_is_recognised(tmp_path: Path) -> None:
     path = tmp_path / "delays.sqlite"
     path.write_bytes(b"something else entirely" * 100)
     with pytest.raises(SinkError, match="is no database"):

@@ -171,7 +171,7 @@ def test_what_is_rejected_changes_nothing() -> None:
     assert (tenure.client_id, tenure.last_beat) == ("a", 1_000)
 
 
-def test_a_restart_within_the_interval_is_a_tenure_of_its_own() -> None:
+def test_a_restart_within_the_interval_is_a_separate_tenure() -> None:
     """C7: the same client, another instance, another epoch."""
     log = Log()
     log.claim(1_000, "a")

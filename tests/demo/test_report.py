@@ -137,7 +137,7 @@ def test_what_changes_hands_while_all_close_is_left_out() -> None:
     assert [(each.old, each.new) for each in findings().handovers()] == [("worker-1", "worker-3")]
 
 
-def test_the_story_is_told() -> None:
+def test_the_story_is_reported() -> None:
     text = " ".join(findings().sentences())
     assert "worker-2 was killed with -9 when 40 % of the rows were done, with a batch of 100 rows in hand" in text
     assert "committed to the database and not yet reported" in text
@@ -147,7 +147,7 @@ def test_the_story_is_told() -> None:
     assert "handed over 1 partition; each had nobody for 20 ms (median), 20 ms at most." in text
 
 
-def test_the_story_of_a_watchdog_is_told() -> None:
+def test_the_story_of_a_watchdog_is_reported() -> None:
     found = watched()
     text = " ".join(found.sentences())
     assert "Its watchdog released its one partition within 14 ms; 21 ms after the kill it was in other hands." in text
@@ -155,7 +155,7 @@ def test_the_story_of_a_watchdog_is_told() -> None:
     assert "handed over 1 partition; each had nobody for 20 ms (median), 20 ms at most." in text
 
 
-def test_where_a_watchdog_released_a_part_both_are_told() -> None:
+def test_if_a_watchdog_released_a_part_both_are_reported() -> None:
     found = watched()
     found.history.tenures[2] = [
         tenure(2, "worker-2", 100, 7_050, End.REPLACED, 4_950),

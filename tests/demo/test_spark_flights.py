@@ -240,7 +240,7 @@ PARSED: Sequence[tuple[bytes | None, str | None]] = [
 ]
 
 
-def test_what_is_no_flight_is_told_and_why(spark: SparkSession) -> None:
+def test_what_is_no_flight_is_reported_and_why(spark: SparkSession) -> None:
     from flights.on_spark import parse
 
     records = kafka(spark, [(None, value) for value, _ in PARSED], partitions=1)

@@ -83,7 +83,7 @@ def test_a_driver_is_killed_and_the_result_is_that_of_the_files(demo: Demo, kafk
 
 
 @pytest.mark.campaign
-def test_whoever_is_killed_whenever_the_result_is_the_same(demo: Demo, kafka_bootstrap: str) -> None:
+def test_any_kill_at_any_time_gives_the_same_result(demo: Demo, kafka_bootstrap: str) -> None:
     """Drivers and JVMs, while Spark starts and while it works: four kills, and the demo's own."""
     seed = int(os.environ.get("KAFKA_MARSHAL_TEST_SEED", "20261121"))
     random = Random(seed)

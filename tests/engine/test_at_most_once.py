@@ -172,7 +172,7 @@ def test_c13_a_grant_refused_after_the_lease_was_lost_is_not_reported() -> None:
 # -- revocation, close --------------------------------------------------------------------------------------------
 
 
-def test_c13_a_revocation_hands_out_what_was_granted_first() -> None:
+def test_c13_a_revocation_delivers_what_was_granted_first() -> None:
     net = Net(cps=1)
     net.topic("t", 2, end=10)
     a = net.member("a")
@@ -377,7 +377,7 @@ def test_q34_claimed_ahead_one_proposal_at_a_time() -> None:
     assert grants(net) == [4, 9]
 
 
-def test_q34_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:
+def test_q34_claimed_ahead_a_revocation_delivers_both_batches_first() -> None:
     net, a, consumer = ahead(end=10)
     net.topic("t", 2, end=10)
     a.look_at_topics()
@@ -393,7 +393,7 @@ def test_q34_claimed_ahead_a_revocation_hands_out_both_batches_first() -> None:
     assert reported(consumer) == []
 
 
-def test_q34_claimed_ahead_a_pause_lets_both_batches_be_handed_out() -> None:
+def test_q34_claimed_ahead_a_pause_lets_both_batches_be_delivered() -> None:
     net, member, consumer = ahead()
     net.pause(1.5 * HI)
     net.run_until(lambda: not member.work_granted() and not member.held(), 2 * HI)

@@ -42,7 +42,7 @@ def test_on_revoke_comes_before_the_release_and_may_still_say_done() -> None:
     assert net.world(T0).progress.stable == 2
 
 
-def test_beats_go_on_while_on_revoke_runs() -> None:
+def test_beats_continue_while_on_revoke_runs() -> None:
     """A slow callback does not cost the lease."""
     net, member = working()
     member.hold_callbacks = True
@@ -113,7 +113,7 @@ def test_on_lost_is_called_once_and_nothing_is_committed_afterwards() -> None:
     assert member.consumers[0].delivery.ignored_done[T0] == 3
 
 
-def test_a_lease_lost_during_on_revoke_is_told_and_not_released() -> None:
+def test_a_lease_lost_during_on_revoke_is_reported_and_not_released() -> None:
     net, member = working()
     member.hold_callbacks = True
     member.close()
@@ -128,7 +128,7 @@ def test_a_lease_lost_during_on_revoke_is_told_and_not_released() -> None:
     assert member.consumers[0].closed
 
 
-def test_who_was_not_assigned_is_not_told_of_a_loss() -> None:
+def test_a_partition_that_was_not_assigned_is_not_reported_as_lost() -> None:
     """The lease was lost before on_assign: the user never had it."""
     net = Net(cps=1)
     net.topic("t", 1, end=10)

@@ -43,7 +43,7 @@ def test_c3_the_losers_know_at_once_and_claim_something_else() -> None:
     assert took <= 3 * HI
 
 
-def test_c4_a_claim_on_a_held_partition_is_a_wish_that_the_holder_grants() -> None:
+def test_c4_a_claim_on_a_held_partition_is_granted_by_the_holder() -> None:
     """The holder releases one with its offset, and the waiting client starts after it (C4, C8)."""
     net = Net(cps=1)
     net.topic("t", 2, end=10)
@@ -62,7 +62,7 @@ def test_c4_a_claim_on_a_held_partition_is_a_wish_that_the_holder_grants() -> No
     assert b.assignment(moved).buffer.fetch_next == 10
 
 
-def test_c4_a_wish_moves_as_few_partitions_as_are_missing() -> None:
+def test_c4_a_claim_moves_as_few_partitions_as_are_missing() -> None:
     net, (a,) = group_of("a", partitions=8, cps=2)
     net.run(50)
     b = net.member("b")
@@ -73,7 +73,7 @@ def test_c4_a_wish_moves_as_few_partitions_as_are_missing() -> None:
     assert [c for c, _ in a.callbacks].count(Callback.REVOKE) == 4
 
 
-def test_c4_wishes_are_repeated_once_every_hi_while_nobody_gives() -> None:
+def test_c4_claims_are_repeated_once_every_hi_while_no_holder_releases() -> None:
     """A Greedy holder never releases; the waiting client claims at a bounded rate."""
     net = Net(cps=1)
     net.topic("t", 2, end=10)
@@ -86,7 +86,7 @@ def test_c4_wishes_are_repeated_once_every_hi_while_nobody_gives() -> None:
     assert 9 <= len(net.records(ClaimingPartition, "b")) <= 11
 
 
-def test_c4_wishes_expire_so_that_a_dead_client_is_not_counted_for_ever() -> None:
+def test_c4_claims_expire_so_that_a_dead_client_is_not_counted_for_ever() -> None:
     net, (a,) = group_of("a", partitions=2)
     net.run(50)
     b = net.member("b")
@@ -102,7 +102,7 @@ def test_c4_wishes_expire_so_that_a_dead_client_is_not_counted_for_ever() -> Non
     net.run_until(lambda: len(a.held()) == 2, 3 * HI)  # no member claimed it
 
 
-def test_c4_wishes_for_other_topics_do_not_count() -> None:
+def test_c4_claims_for_other_topics_do_not_count() -> None:
     net, (a,) = group_of("a")
     net.topic("u", 2)
     net.tick()
@@ -149,7 +149,7 @@ def test_c5_a_holder_that_sees_another_epoch_stops_at_once() -> None:
     assert not net.records(ReleasingPartition, "a")[1:], "and releases nothing: it is not his"
 
 
-def test_c6_a_late_beat_revives_a_lease_that_nobody_took() -> None:
+def test_c6_a_late_heartbeat_revives_a_lease_that_was_not_taken() -> None:
     """Heartbeats were lost until the lease was stale in the log, but a new one arrives before any claim."""
     net, (a,) = group_of("a")
     net.run(50)
@@ -239,7 +239,7 @@ def test_c7_what_is_taken_over_beside_leases_of_a_longer_interval_is_beaten_in_t
     assert new.lease(T0).held
 
 
-def test_c7_an_older_instance_is_told_and_answers_nothing() -> None:
+def test_c7_an_older_instance_ends_and_answers_nothing() -> None:
     """It ends with ClientReplacedError, stops fetching, and appends nothing more: no heartbeat, release or claim."""
     net, (old,) = group_of("a", partitions=3)
     net.run(50)
@@ -263,7 +263,7 @@ def test_c7_an_older_instance_is_told_and_answers_nothing() -> None:
     assert old.engine.deadline(net.now) == float("inf")
 
 
-def test_c7_an_instance_that_is_letting_go_is_told_too() -> None:
+def test_c7_a_releasing_instance_is_replaced_too() -> None:
     """Its release is in transit when the newer instance takes over: it is replaced nevertheless."""
     net, (old,) = group_of("a")
     net.run(50)
@@ -347,7 +347,7 @@ def test_c7_what_is_claimed_by_hand_is_not_taken_over_by_a_consumer_as_well() ->
 # -- C16 ----------------------------------------------------------------------------------------------------------
 
 
-def test_c16_a_forgotten_group_begins_anew() -> None:
+def test_c16_a_forgotten_group_starts_over() -> None:
     """Its leases are gone from the log: working members have lost them, and start= applies again (P9)."""
     net, (a,) = group_of("a")
     net.run(50)
@@ -367,7 +367,7 @@ def test_c16_a_forgotten_group_begins_anew() -> None:
 # -- C17 ----------------------------------------------------------------------------------------------------------
 
 
-def test_c17_a_grant_nobody_wants_any_more_is_released_at_once() -> None:
+def test_c17_a_grant_that_is_no_longer_wanted_is_released_at_once() -> None:
     net = Net(cps=1)
     net.topic("t")
     member = net.member("a")
@@ -442,7 +442,7 @@ def test_a_lost_claim_by_hand_waits_for_the_end_of_a_pause_and_not_in_circles() 
     net.run_until(lambda: lease.is_proven, 9 * HI)
 
 
-def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
+def test_answers_to_heartbeats_by_hand_reach_the_waiting_threads() -> None:
     """A lost heartbeat is answered, too: the next one shows that the log has passed it."""
     net = Net(cps=1)
     a = net.member("a")
@@ -465,7 +465,7 @@ def test_answers_to_beats_by_hand_find_whoever_waits() -> None:
     assert net.world(T0).progress.stable == 20
 
 
-def test_a_lease_by_hand_that_is_lost_answers_whoever_waits() -> None:
+def test_a_lost_lease_by_hand_answers_the_waiting_threads() -> None:
     net = Net(cps=1)
     a = net.member("a")
     lease = a.engine.leases.claim(T0)

@@ -28,7 +28,7 @@ def test_done_in_any_order() -> None:
     assert member.consumers[0].delivery.in_hand(member.consumers[0].assignments.values()) == 0
 
 
-def test_done_twice_and_done_of_what_was_never_in_hand_is_ignored_and_counted() -> None:
+def test_done_twice_and_done_of_what_was_never_in_flight_is_ignored_and_counted() -> None:
     net, member = working()
     messages = taken(member, 3)
     member.done(messages[0])
@@ -153,7 +153,7 @@ def test_leaving_a_run_after_the_lease_ended_counts_what_was_not_committed() -> 
 # -- revocation ---------------------------------------------------------------------------------------------------
 
 
-def test_a_revocation_waits_for_what_is_in_hand_and_hands_out_nothing_more() -> None:
+def test_a_revocation_waits_for_what_is_in_flight_and_delivers_nothing_more() -> None:
     net, member = working(partitions=2)
     messages = taken(member, 4)
     other = net.member("b")
@@ -225,7 +225,7 @@ def test_a_greedy_member_is_asked_in_vain() -> None:
 
 
 @pytest.mark.parametrize("iterating", [False, True])
-def test_handler_timeout_a_message_in_hand_for_too_long_costs_the_lease(iterating: bool) -> None:
+def test_handler_timeout_a_message_in_flight_for_too_long_costs_the_lease(iterating: bool) -> None:
     """Heartbeats alone don't prove that a handler lives: the lease is released, on_lost called, done work kept."""
     net, member = working(handler_timeout_ms=3_000.0)
     member.fetch(10)
@@ -261,7 +261,7 @@ def test_handler_timeout_is_per_message_when_iterating() -> None:
     assert LOST in calls(member)
 
 
-def test_handler_timeout_does_not_run_while_nothing_is_in_hand() -> None:
+def test_handler_timeout_does_not_run_while_nothing_is_in_flight() -> None:
     net, member = working(handler_timeout_ms=1_500.0, end=5)
     member.work()
     net.run(10 * HI)
@@ -323,7 +323,7 @@ def test_handler_timeout_counts_on_when_the_lease_is_lost_meanwhile() -> None:
     net.run_until(lambda: len(member.held()) == 2)
 
 
-def test_handler_timeout_costs_one_lease_only_while_other_threads_go_on() -> None:
+def test_handler_timeout_costs_one_lease_only_while_other_threads_continue() -> None:
     """One of several threads hangs: its lease is lost, those of the others are not."""
     net, member = working(partitions=2, handler_timeout_ms=3_000.0)
     member.fetch()
@@ -339,7 +339,7 @@ def test_handler_timeout_costs_one_lease_only_while_other_threads_go_on() -> Non
     assert [k for k, call in calls(member) if call is Callback.REVOKE] == []
 
 
-def test_handler_timeout_sees_that_another_iterating_thread_goes_on() -> None:
+def test_handler_timeout_sees_that_another_iterating_thread_continues() -> None:
     net, member = working(partitions=2, handler_timeout_ms=3_000.0)
     member.fetch(100)
     hung, going = member.take(50, iterating=True), member.take(50, iterating=True)
@@ -354,7 +354,7 @@ def test_handler_timeout_sees_that_another_iterating_thread_goes_on() -> None:
 # -- pause, resume, seek ------------------------------------------------------------------------------------------
 
 
-def test_user_pause_keeps_the_lease_and_hands_out_nothing() -> None:
+def test_user_pause_keeps_the_lease_and_delivers_nothing() -> None:
     net, member = working()
     assignment = member.assignment(T0)
     member.consumers[0].delivery.hold_back(assignment)
@@ -405,7 +405,7 @@ def test_seek_within_what_is_buffered() -> None:
     assert [m.at for m in member.work(100)] == list(range(7, 20))
 
 
-def test_seek_while_messages_are_in_hand() -> None:
+def test_seek_while_messages_are_in_flight() -> None:
     """Offsets below count as done, in flight or not; done() for them has no effect."""
     net, member = working(end=20)
     messages = taken(member, 5)
@@ -428,7 +428,7 @@ def test_seek_to_the_end_and_beyond() -> None:
     assert [m.at for m in member.work()] == [20, 21, 22]
 
 
-def test_seek_of_what_is_being_let_go_is_refused() -> None:
+def test_seek_of_what_is_being_released_is_refused() -> None:
     net, member = working()
     taken(member, 1)
     member.consumers[0].revocation.revoke(member.assignment(T0), "a test", net.now)
@@ -438,7 +438,7 @@ def test_seek_of_what_is_being_let_go_is_refused() -> None:
 # -- close --------------------------------------------------------------------------------------------------------
 
 
-def test_close_with_messages_in_hand_they_are_not_done_and_come_again() -> None:
+def test_close_with_messages_in_flight_they_are_not_done_and_come_again() -> None:
     net, member = working()
     messages = taken(member, 6)
     for at in (0, 1, 4):

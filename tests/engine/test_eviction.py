@@ -80,7 +80,7 @@ def test_c18_another_member_gets_it_at_once() -> None:
 
 
 @pytest.mark.parametrize("dropped", [True, False])
-def test_c18_a_message_that_its_handler_has_dropped_is_not_in_hand(dropped: bool) -> None:
+def test_c18_a_message_that_its_handler_has_dropped_is_not_in_flight(dropped: bool) -> None:
     net, member = working(end=20)
     member.fetch(1)
     run = member.take(1)
@@ -108,7 +108,7 @@ def test_c18_at_most_once_a_thread_that_comes_back_ends_it() -> None:
     assert key in claims(net, member, at)
 
 
-def test_a_release_of_its_own_is_no_eviction() -> None:
+def test_a_members_own_release_is_no_eviction() -> None:
     net, member = working(end=20)
     member.consumers[0].revocation.revoke(member.assignment(T0), "surplus", net.now)
     net.run(HI)
@@ -124,7 +124,7 @@ def asked_to_drain(net: Net, member: Member, *, epoch: int | None = None) -> Non
     net.tick()
 
 
-def test_c19_who_is_asked_to_hand_over_finishes_releases_and_claims_nothing_more() -> None:
+def test_c19_a_member_asked_to_hand_over_finishes_releases_and_claims_nothing_more() -> None:
     net, member = with_two()
     member.fetch()
     run = member.take()
@@ -146,7 +146,7 @@ def test_c19_who_is_asked_to_hand_over_finishes_releases_and_claims_nothing_more
     assert other.held() == [T0, T1]
 
 
-def test_c19_a_request_about_another_epoch_or_another_client_is_none() -> None:
+def test_c19_a_request_about_another_epoch_or_another_client_is_ignored() -> None:
     net, member = working(partitions=2, end=20)
     asked_to_drain(net, member, epoch=member.lease(T0).epoch + 1)
     net.write(ReleasingPartition("admin-1", "z", "g", *T0, member.lease(T0).epoch, None), member.lease(T0).cp)

@@ -171,7 +171,7 @@ def test_what_fails_as_its_lease_ends_is_not_tried_again(bench: Bench) -> None:
     assert bench.begin(again) == 0
 
 
-def test_c18_what_failed_after_an_eviction_is_in_nobodys_hand(bench: Bench) -> None:
+def test_c18_what_failed_after_an_eviction_is_not_in_flight(bench: Bench) -> None:
     """Else the member would wait for it for ever and claim nothing."""
     one = bench.assignment()
     a, b = bench.spread(one, records("ab"))
@@ -186,7 +186,7 @@ def test_c18_what_failed_after_an_eviction_is_in_nobodys_hand(bench: Bench) -> N
     assert not one.tracker.runs
 
 
-def test_what_fails_in_a_partition_that_is_let_go_is_given_back(bench: Bench) -> None:
+def test_what_fails_in_a_partition_that_is_released_is_given_back(bench: Bench) -> None:
     one = bench.assignment()
     (a,) = bench.spread(one, records("aa"))
     assert bench.begin(a) == 0
@@ -316,7 +316,7 @@ def test_any_number_of_records_pass_one_that_is_stuck(bench: Bench, count: int) 
         assert len(stuck.partition.lanes) == 1
 
 
-def test_a_partition_has_as_much_in_hand_as_there_is_room_for_all(bench: Bench) -> None:
+def test_a_partition_has_as_much_in_flight_as_there_is_room_for_all(bench: Bench) -> None:
     one = bench.assignment()
     bench.room = 3
     assert not bench.in_lanes.holds_up(one)
@@ -391,7 +391,7 @@ def test_a_partition_takes_no_more_than_it_leaves_for_all_others(bench: Bench, t
 # Messages given up to be read again later must not be delivered twice.
 
 
-def test_what_is_given_up_begins_after_all_that_is_in_hand() -> None:
+def test_what_is_given_up_begins_after_all_that_is_in_flight() -> None:
     """Else a message in flight would be read and delivered a second time."""
     buffer, tracker = Buffer(), Tracker(-1, ())
     messages = records("a" * 10)

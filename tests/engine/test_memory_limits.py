@@ -10,7 +10,7 @@ from tests.engine.harness import FakeMessage
 
 @pytest.mark.parametrize("at_most_once", [False, True])
 @pytest.mark.parametrize("limit", [1, 500, 999, 1_001])
-def test_one_message_may_wait_and_one_be_in_hand_however_large_it_is(limit: int, at_most_once: bool) -> None:
+def test_one_message_may_wait_and_one_be_in_flight_however_large_it_is(limit: int, at_most_once: bool) -> None:
     memory = InFlight(limit, at_most_once=at_most_once)
     assert memory.room(0) == FIRST_READ
     memory.measure([FakeMessage(("t", 0), 0)])

@@ -64,7 +64,7 @@ def test_t3_a_starting_client_ticks_where_there_are_holders() -> None:
     assert took <= 50 + FIRST_TICK_SHARE * HI, "the log shows that the holder is stale: no heartbeat is waited for"
 
 
-def test_t3_who_starts_among_the_living_appends_no_tick() -> None:
+def test_t3_a_member_that_starts_among_living_ones_appends_no_tick() -> None:
     """The next record of any member shows log time (T3): a fleet that starts together needs no Ticks."""
     net, _ = holding()
     net.member("b")

@@ -34,7 +34,7 @@ def working(names: str = "a", partitions: int = 1, cps: int = 1, end: int = 50) 
 # -- C10 ----------------------------------------------------------------------------------------------------------
 
 
-def test_c10_a_pause_finishes_what_is_in_hand_and_releases_with_offsets() -> None:
+def test_c10_a_pause_finishes_what_is_in_flight_and_releases_with_offsets() -> None:
     net, (a,) = working()
     a.fetch()
     run = a.take(3)
@@ -82,7 +82,7 @@ def test_c10_no_beats_and_no_claims_during_a_pause() -> None:
     assert a.held() == b.held() == []
 
 
-def test_c10_what_is_in_hand_too_long_ends_by_t4() -> None:
+def test_c10_what_is_in_flight_too_long_ends_by_t4() -> None:
     """No heartbeats: a handler slower than 2 · HI loses the lease during the pause; the offset is reported."""
     net, (a,) = working()
     a.fetch()
@@ -170,7 +170,7 @@ def test_c10_an_answer_that_says_paused_teaches_when_it_ends() -> None:
     assert a.held() == [T0]
 
 
-def test_c10_at_most_once_a_grant_under_way_is_answered_and_handed_out() -> None:
+def test_c10_at_most_once_a_grant_under_way_is_answered_and_delivered() -> None:
     net = Net(cps=1)
     net.topic("t", end=30)
     a = net.member("a")
@@ -208,7 +208,7 @@ def by_cp(net: Net, partitions: int) -> dict[int, list[tuple[str, int]]]:
     return found
 
 
-def test_e4_leases_in_a_stopped_cp_end_and_the_others_go_on() -> None:
+def test_e4_leases_in_a_stopped_cp_end_and_the_others_continue() -> None:
     """Messages in flight are finished and reported: the record is written, though we can't read it any more."""
     net, (a,) = working(partitions=4, cps=2)
     stopped, going = by_cp(net, 4)[0], by_cp(net, 4)[1]
@@ -228,7 +228,7 @@ def test_e4_leases_in_a_stopped_cp_end_and_the_others_go_on() -> None:
     assert len(net.records(ReleasingPartition)) == len(stopped), "nothing waits for an answer that can't come"
 
 
-def test_e4_what_is_in_hand_in_a_stopped_cp_is_waited_for_as_long_as_t4_allows() -> None:
+def test_e4_what_is_in_flight_in_a_stopped_cp_is_waited_for_as_long_as_t4_allows() -> None:
     net, (a,) = working()
     a.fetch()
     run = a.take()

@@ -92,7 +92,7 @@ def test_twenty_members_and_two_hundred_partitions() -> None:
     assert joined["ClaimingPartition"] <= 400
 
 
-def test_wishes_are_not_followed_by_more_than_they_ask_for() -> None:
+def test_claims_are_not_followed_by_more_than_they_ask_for() -> None:
     """One newcomer among ten, at a distance: its share moves, once."""
     net = Net(cps=4)
     net.topic("t", 44)
@@ -174,7 +174,7 @@ def test_max_claims_in_a_group_leaves_the_rest_to_the_others() -> None:
     assert kinds(net, began)["ReleasingPartition"] == 0
 
 
-def test_max_claims_holds_while_something_is_in_hand_of_what_is_let_go() -> None:
+def test_max_claims_holds_while_something_is_in_flight_of_what_is_released() -> None:
     """Simulation, seed 6161: a lease was claimed in place of one that was still held."""
     net = Net(cps=1)
     net.topic("t", 3, end=10)
@@ -227,7 +227,7 @@ def test_whole_topics_are_shared_out() -> None:
     assert sum(len(m.held()) for m in members) == 12
 
 
-def test_release_if_behind_measures_by_the_second_and_lets_go() -> None:
+def test_release_if_behind_measures_by_the_second_and_releases() -> None:
     """End offsets come with fetches; a member that handles nothing is behind after three cycles."""
     net = Net(cps=1)
     net.topic("t", 2, end=100_000)
@@ -300,7 +300,7 @@ def test_who_has_asked_and_left_is_not_waited_for() -> None:
     assert kinds(net, began)["ClaimingPartition"] == 4, "dealt out: no claim in another's way"
 
 
-def test_a_holder_that_came_after_our_wish_is_asked_at_once() -> None:
+def test_a_holder_that_came_after_our_claim_is_asked_at_once() -> None:
     """A starting member knows no claims; the waiting one sees it take all, and claims again before HI is over."""
     net = Net(cps=1)
     net.topic("t", 4)
@@ -326,7 +326,7 @@ def test_a_holder_that_came_after_our_wish_is_asked_at_once() -> None:
     assert len(net.records(ClaimingPartition, "waits")) == 4, "asked twice, and claimed two"
 
 
-def test_while_a_wish_is_under_way_there_is_no_other() -> None:
+def test_while_a_claim_is_under_way_there_is_no_other() -> None:
     net = Net(cps=1)
     net.topic("t", 6)
     fleet(net, ["a"])
@@ -504,7 +504,7 @@ def test_a_policy_never_sees_what_can_t_be_worked_on() -> None:
     assert seen[-1] == {("t", 1)}
 
 
-def test_a_tick_is_no_reason_to_look_at_all_and_a_lease_gone_stale_by_it_is() -> None:
+def test_a_tick_is_no_reason_to_check_all_and_a_lease_gone_stale_by_it_is() -> None:
     """A starting member writes a Tick to each CP (T3): ten members of one process checked 900 partitions each time."""
     looked: list[int] = []
 

@@ -49,7 +49,7 @@ def held_by(client_id: str, *counts: int) -> dict[Key, str | None]:
 # -- Greedy, MaxClaims --------------------------------------------------------------------------------------------
 
 
-def test_greedy_claims_all_that_is_free_and_never_lets_go() -> None:
+def test_greedy_claims_all_that_is_free_and_never_releases() -> None:
     view, own = view_of({("t", 0): "a", ("t", 1): None, ("t", 2): "b", ("t", 3): None}, waiting=("c",))
     wishes = Greedy().wishes(view, own, 0.0)
     assert sorted(wishes.claim) == [("t", 1), ("t", 3)]
@@ -72,7 +72,7 @@ def test_max_claims_is_a_limit_on_what_is_held_not_on_one_round() -> None:
     assert MaxClaims(2).wishes(view, own, 0.0).claim == ()
 
 
-def test_max_claims_counts_what_is_being_let_go() -> None:
+def test_max_claims_counts_what_is_being_released() -> None:
     """It is held until messages in flight are done: a claim in its place would exceed the limit meanwhile."""
     view, own = view_of({**held_by("a", 3), ("t0", 3): None, ("t0", 4): None})
     leaving = replace(view, letting_go=frozenset({own[0]}))
@@ -89,7 +89,7 @@ def test_max_claims_does_not_spend_its_room_on_what_is_left_alone() -> None:
     assert MaxClaims(1).wishes(replace(view, left_alone=frozenset({first})), own, 0.0).claim == (second,)
 
 
-def test_max_claims_lets_go_what_is_too_much() -> None:
+def test_max_claims_releases_what_is_too_much() -> None:
     view, own = view_of(held_by("a", 5))
     wishes = (Greedy() & MaxClaims(3)).wishes(view, own, 0.0)
     assert len(wishes.release) == 2
@@ -138,7 +138,7 @@ def test_balanced_claims_what_is_free_before_it_asks() -> None:
     assert wishes.ask == ()
 
 
-def test_balanced_lets_go_as_many_as_are_missing_and_first_what_was_asked_for() -> None:
+def test_balanced_releases_as_many_as_are_missing_and_claimed_ones_first() -> None:
     view, own = view_of(held_by("a", 7), waiting=("b",), asked_for=(("t0", 3),))
     release = Balanced().wishes(view, own, 0.0).release
     assert len(release) == 3
@@ -150,7 +150,7 @@ def test_balanced_never_drops_below_its_share() -> None:
     assert len(Balanced().wishes(view, own, 0.0).release) == 1  # of 6 among 4: the largest holder keeps 2
 
 
-def test_balanced_lets_go_of_nothing_while_enough_is_free() -> None:
+def test_balanced_releases_nothing_while_enough_is_free() -> None:
     """Of 5 for two, the newcomer finds 2 free; of 6, one more must be released."""
     view, own = view_of({**held_by("a", 3), ("t0", 8): None, ("t0", 9): None}, waiting=("b",))
     assert Balanced().wishes(view, own, HI).release == ()
@@ -158,7 +158,7 @@ def test_balanced_lets_go_of_nothing_while_enough_is_free() -> None:
     assert len(Balanced().wishes(view, own, HI).release) == 1
 
 
-def test_balanced_lets_go_only_of_what_those_who_wait_have_asked_for() -> None:
+def test_balanced_releases_only_what_waiting_members_have_claimed() -> None:
     """They may not subscribe to the rest, which would be idle and come back, again and again."""
     view, own = view_of({**dict.fromkeys(keys(3, 3)[3:], "a"), **dict.fromkeys(keys(3), "c")}, waiting=("b",))
     view = replace(view, waiting={"b": frozenset({"t0"})})
@@ -174,7 +174,7 @@ def test_balanced_takes_what_lies_idle_although_it_has_its_share() -> None:
     assert Balanced().wishes(view, own, HI + 1).claim == (("t", 2),)
 
 
-def test_balanced_keeps_what_it_took_up_although_somebody_came_second() -> None:
+def test_balanced_keeps_what_it_took_although_another_claimed_second() -> None:
     """The second claimant lacks nothing but seems to wait (seeds 80 and 382 of stories with two topics)."""
     view, own = view_of({("t", 0): "a", ("t", 1): "a", ("t", 2): None, ("t", 3): "b"})
     wishes = Balanced().wishes(view, own, HI + 1)
@@ -211,7 +211,7 @@ def test_balanced_deals_out_what_is_free_so_that_no_two_claims_collide() -> None
     assert [len(part) for part in dealt.values()] == [11, 10, 10]
 
 
-def test_balanced_what_was_claimed_meanwhile_changes_nobody_else_s_part() -> None:
+def test_balanced_what_was_claimed_meanwhile_changes_no_other_share() -> None:
     """The log shows some claims before others: the rest is assigned as before."""
     holders: dict[Key, str | None] = dict.fromkeys(keys(30))
     before = claims_of(holders, "a", "b", "c", asked=("a", "b", "c"))
@@ -223,7 +223,7 @@ def test_balanced_what_was_claimed_meanwhile_changes_nobody_else_s_part() -> Non
     assert set(after["c"]) == set(before["c"][:-5])
 
 
-def test_balanced_deals_first_to_those_who_asked() -> None:
+def test_balanced_serves_first_members_that_claimed() -> None:
     """A member below its share may not want more (a limit, another subscription); one that claims does."""
     holders: dict[Key, str | None] = {**held_by("big", 4), ("t1", 0): "a", **dict.fromkeys(keys(0, 4)[1:])}
     dealt = claims_of(holders, "a", "b", asked=("b",))
@@ -232,7 +232,7 @@ def test_balanced_deals_first_to_those_who_asked() -> None:
     assert (len(dealt["a"]), len(dealt["b"])) == (2, 1)
 
 
-def test_balanced_lets_go_of_nothing_for_claims_that_may_be_refused() -> None:
+def test_balanced_releases_nothing_for_claims_that_may_be_refused() -> None:
     """Of 10 for two, we hold 5 and have claimed 3 more: if they are rejected, we have no more than our share."""
     view, own = view_of(held_by("a", 10), waiting=("b",))
     view = replace(view, pending=frozenset(keys(10)[5:]))
@@ -243,7 +243,7 @@ def test_balanced_lets_go_of_nothing_for_claims_that_may_be_refused() -> None:
     assert not set(release) & view.pending
 
 
-def test_balanced_marks_what_it_lets_go_as_surplus() -> None:
+def test_balanced_marks_what_it_releases_as_surplus() -> None:
     view, own = view_of(held_by("a", 6), waiting=("b",))
     wishes = Balanced().wishes(view, own, 0.0)
     assert wishes.surplus == set(wishes.release)
@@ -438,7 +438,7 @@ def test_a_dead_client_that_asked_keeps_nothing_idle() -> None:
     assert board.counts() == {"a": 6}
 
 
-def test_what_is_dealt_to_another_subscription_goes_to_who_is_below_its_share() -> None:
+def test_what_another_subscription_can_not_take_goes_to_a_member_below_its_share() -> None:
     """b releases something for claiming members. a, which can't take it, was to get it; b took it back, for ever."""
     board = Board(keys(3, 1, 1, 2), 13)
     board.join("b")
@@ -510,7 +510,7 @@ def test_whole_topics_stay_whole_and_owned(data: st.DataObject) -> None:
         assert max(topics) - min(topics) <= 1
 
 
-def test_what_one_cannot_keep_up_with_goes_to_somebody_else() -> None:
+def test_what_one_member_can_not_keep_up_with_goes_to_another() -> None:
     """Others take idle partitions after HI; the member that gave them up avoids them for longer than that."""
 
     class BehindOnOne(ReleaseIfBehind):

@@ -57,7 +57,7 @@ def test_p9_start_says_where_a_group_begins(start: object, first: int) -> None:
 
 
 @pytest.mark.parametrize("held_up", ["lookup", "beat"])
-def test_p9_a_first_holder_lets_go_only_once_the_start_is_in_the_log(held_up: str) -> None:
+def test_p9_a_first_holder_releases_only_once_the_start_is_in_the_log(held_up: str) -> None:
     """A newcomer claims during the first look-up: without a position in the log it would start at the beginning."""
     net = Net(cps=1)
     net.topic("t", 2, end=50)
@@ -137,7 +137,7 @@ def _starts_after_the_topic_grew(before: int, after: int, **options: object) -> 
     return oldest, late
 
 
-def test_q38_who_did_not_see_a_topic_grow_asks_how_old_the_group_is() -> None:
+def test_q38_a_member_that_did_not_see_a_topic_grow_checks_the_age_of_the_group() -> None:
     """Running members would have got the new partitions at once: they were added after the first claims (P9)."""
     oldest, late = _starts_after_the_topic_grew(2, 4)
     claims = {lookup.key: dict(lookup.claims_before) for lookup in late.held_lookups}
@@ -145,7 +145,7 @@ def test_q38_who_did_not_see_a_topic_grow_asks_how_old_the_group_is() -> None:
     assert claims["t", 2] == claims["t", 3] == oldest
 
 
-def test_q38_in_a_group_that_leaves_partitions_alone_nobody_can_tell() -> None:
+def test_q38_in_a_group_that_leaves_partitions_alone_it_is_unknown() -> None:
     _, late = _starts_after_the_topic_grew(8, 8, policy=Greedy() & MaxClaims(3))
     assert len(late.held_lookups) == 5
     assert [lookup.claims_before for lookup in late.held_lookups] == [{}] * 5
@@ -302,7 +302,7 @@ def recreated() -> tuple[Net, list[Member]]:
 
 @pytest.mark.parametrize("at_most_once", [False, True])
 @pytest.mark.parametrize("counted_first", [False, True])
-def test_p11_partitions_that_the_new_topic_lacks_are_let_go_and_lost_where_they_come_back(
+def test_p11_partitions_that_the_new_topic_lacks_are_released_and_lost_where_they_come_back(
     at_most_once: bool, counted_first: bool
 ) -> None:
     """Recreated with fewer, then grown: new offsets below the old position are not skipped silently."""
@@ -327,7 +327,7 @@ def test_p11_partitions_that_the_new_topic_lacks_are_let_go_and_lost_where_they_
     assert sorted(str(error)[:5] for error in consumer.errors) == ["t [0]", "t [1]"]
 
 
-def test_p11_nobody_who_saw_it_goes_on_in_the_new_log_from_the_old_position() -> None:
+def test_p11_no_member_that_saw_it_continues_in_the_new_log_at_the_old_position() -> None:
     """Neither with its own leases nor with those that another released, though the old offsets exist in the new log."""
     net, members = recreated()
     net.run(20 * HI)
@@ -352,7 +352,7 @@ def test_p11_progress_that_was_under_way_does_not_unblock() -> None:
     assert member.held() == []
 
 
-def test_p11_a_topic_deleted_and_made_anew_between_two_looks_is_recognised_later_too() -> None:
+def test_p11_a_topic_recreated_between_two_polls_is_recognised_later_too() -> None:
     """Missing in one poll, back in the next with another id."""
     net, member = starting()
     net.run(50)
@@ -368,7 +368,7 @@ def test_p11_a_topic_deleted_and_made_anew_between_two_looks_is_recognised_later
     assert isinstance(member.consumers[0].errors[0], PositionLostError)
 
 
-def test_p11_an_unclaimed_partition_of_a_topic_made_anew_is_just_read() -> None:
+def test_p11_an_unclaimed_partition_of_a_recreated_topic_is_just_read() -> None:
     """The group never had a position in it."""
     net = Net(cps=1)
     net.topic("t", 2, end=50, tid="id-1")
@@ -382,7 +382,7 @@ def test_p11_an_unclaimed_partition_of_a_topic_made_anew_is_just_read() -> None:
     assert read_all(net, member) == [0, 1, 2, 3, 4]
 
 
-def test_p11_topic_ids_that_the_broker_does_not_tell_are_no_change() -> None:
+def test_p11_missing_topic_ids_are_no_change() -> None:
     net, member = starting()
     net.run(50)
     net.topic_ids["t"] = ""

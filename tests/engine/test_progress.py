@@ -121,7 +121,7 @@ def test_p5_more_islands_than_the_log_takes_stay_known_here() -> None:
     assert messages[-1].offset() == 2 * MAX_INTERVALS + 9
 
 
-def test_nothing_more_is_handed_out_with_too_much_in_hand() -> None:
+def test_nothing_more_is_delivered_with_too_much_in_flight() -> None:
     """MAX_IN_HAND_MESSAGES keeps the islands below the log's limit; one done() allows the next message."""
     net, member = working(end=MAX_IN_HAND_MESSAGES + 100)
     messages: list[FakeMessage] = []

@@ -88,7 +88,7 @@ def test_threads_share_a_hand() -> None:
     assert offsets(Pull(consumer, hand).next(Wanted(3), net.now)) == [3, 4, 5]
 
 
-def test_t4_what_a_hand_has_left_is_not_handed_out_while_its_lease_is_not_proven() -> None:
+def test_t4_what_a_hand_has_left_is_not_delivered_while_its_lease_is_not_proven() -> None:
     net, member, consumer = scene()
     hand = Hand()
     member.fetch(3)
@@ -155,7 +155,7 @@ def test_c13_with_nothing_to_claim_it_waits_until_the_time_is_up() -> None:
     assert pull.next(Wanted(0, waited=7.0), net.now) == Fetch(3, None), "what came last is claimed"
 
 
-def test_c13_who_waits_for_what_another_thread_has_collected_claims_nothing_anew() -> None:
+def test_c13_a_thread_that_waits_for_another_ones_messages_requests_nothing_again() -> None:
     net, member, consumer = scene(**ONCE)
     pull, other = GrantedPull(consumer), GrantedPull(consumer)
     step = claimed(net, member, pull)
@@ -173,7 +173,7 @@ def test_c13_who_waits_for_what_another_thread_has_collected_claims_nothing_anew
     assert not further.grant.is_answered
 
 
-def test_q34_the_next_batch_is_claimed_before_this_one_is_handed_out() -> None:
+def test_q34_the_next_batch_is_claimed_before_this_one_is_delivered() -> None:
     net, member, consumer = scene(claim_ahead=True, **ONCE)
     pull = GrantedPull(consumer)
     step = claimed(net, member, pull)

@@ -91,7 +91,7 @@ def test_p6_done_out_of_order_commits_the_gaps_only() -> None:
     assert commits == [((10, 19), (30, 39))]
 
 
-def test_what_is_given_back_comes_first_and_only_it_where_the_next_is_in_hand() -> None:
+def test_what_is_given_back_comes_first_and_only_it_where_the_next_is_in_flight() -> None:
     net, member, consumer = working()
     first, second = take(net, member, consumer, 10)[0], take(net, member, consumer, 10)[0]
     delivery(consumer).give_back_range(first.offsets(), member.clock())
@@ -139,7 +139,7 @@ def test_shares_are_fair(available: list[int], limit: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_whatever_order_every_offset_is_open_in_hand_or_done(seed: int) -> None:
+def test_whatever_order_every_offset_is_open_in_flight_or_done(seed: int) -> None:
     """Against plain sets of offsets."""
     rng = Random(seed)
     net, member, consumer = working(end=60)
@@ -172,7 +172,7 @@ def test_whatever_order_every_offset_is_open_in_hand_or_done(seed: int) -> None:
 # -- Leases --------------------------------------------------------------------------------------------------------
 
 
-def test_t4_nothing_is_handed_out_when_the_lease_is_not_proven() -> None:
+def test_t4_nothing_is_delivered_when_the_lease_is_not_proven() -> None:
     net, member, consumer = working()
     member.drop_appends = True
     net.run(2 * HI)
@@ -191,7 +191,7 @@ def test_a_lost_lease_commits_nothing_and_is_counted_in_ranges() -> None:
     assert net.world(T0).progress.stable == -1
 
 
-def test_a_handover_waits_for_what_is_in_hand() -> None:
+def test_a_handover_waits_for_what_is_in_flight() -> None:
     net, member, consumer = working(partitions=2)
     runs = take(net, member, consumer, 20)
     other = net.member("b")
@@ -205,7 +205,7 @@ def test_a_handover_waits_for_what_is_in_hand() -> None:
     assert released.last_offset == 9 or net.world(("t", released.partition)).progress.stable == 9
 
 
-def test_closing_releases_what_is_done_and_not_what_is_in_hand() -> None:
+def test_closing_releases_what_is_done_and_not_what_is_in_flight() -> None:
     net, member, consumer = working()
     first, _ = take(net, member, consumer, 10)[0], take(net, member, consumer, 10)[0]
     done(member, consumer, first.offsets())
@@ -224,7 +224,7 @@ def test_a_handler_that_takes_too_long_costs_the_lease() -> None:
     assert LOST in calls(member)
 
 
-def test_p9_retention_below_the_position_is_reported_once_something_was_handed_out() -> None:
+def test_p9_retention_below_the_position_is_reported_once_something_was_delivered() -> None:
     net, member, consumer = working()
     done(member, consumer, take(net, member, consumer, 10)[0].offsets())
     net.data[T0].start = 30
@@ -251,7 +251,7 @@ def grants(net: Net) -> list[int]:
     return [r.proposed_last_offset for r in net.records(ClaimingMessages) if isinstance(r, ClaimingMessages)]
 
 
-def test_c13_each_range_is_proposed_and_handed_out_when_its_own_replica_says_so() -> None:
+def test_c13_each_range_is_proposed_and_delivered_when_its_own_replica_says_so() -> None:
     net, member, consumer = working(at_most_once=True)
     (run,) = take(net, member, consumer, 10)
     assert grants(net) == [9]

@@ -61,7 +61,7 @@ def test_what_fails_again_and_again_is_one_error_that_names_the_way_past_it() ->
     assert member.held() == [T0], "the lease is kept: another member could not read it either"
 
 
-def test_it_is_told_again_seldom_and_in_the_log_alone() -> None:
+def test_it_is_reported_again_seldom_and_in_the_log_alone() -> None:
     net, member, consumer = at_work()
     consumer.positions.stuck.failed(T0, "crc", net.now)
     consumer.positions.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
@@ -77,7 +77,7 @@ def test_it_is_told_again_seldom_and_in_the_log_alone() -> None:
     assert len(consumer.errors) == 1
 
 
-def test_it_goes_on_when_messages_come() -> None:
+def test_it_continues_when_messages_come() -> None:
     net, member, consumer = at_work()
     consumer.positions.stuck.failed(T0, "crc", net.now)
     consumer.positions.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
@@ -89,7 +89,7 @@ def test_it_goes_on_when_messages_come() -> None:
     assert why(consumer) == [], "another offset: it may be passed over as the one before"
 
 
-def test_a_partition_that_is_let_go_is_not_stuck_here_any_more() -> None:
+def test_a_partition_that_is_released_is_not_stuck_here_any_more() -> None:
     net, _, consumer = at_work()
     consumer.positions.stuck.failed(T0, "crc", net.now)
     consumer.positions.stuck.failed(T0, "crc", net.now + STUCK_AFTER_MS)
@@ -98,7 +98,7 @@ def test_a_partition_that_is_let_go_is_not_stuck_here_any_more() -> None:
     assert why(consumer) == []
 
 
-def test_nothing_comes_though_the_log_goes_on() -> None:
+def test_nothing_comes_though_the_log_continues() -> None:
     net, member, consumer = at_work()
     looks(net, member, SILENT_AFTER_MS)
     assert why(consumer) == []
@@ -148,7 +148,7 @@ def test_who_is_merely_quiet_is_not_stuck(case: str) -> None:
     assert why(consumer) == []
 
 
-def test_a_record_that_is_too_large_is_told_where_nothing_comes() -> None:
+def test_a_record_that_is_too_large_is_reported_where_nothing_comes() -> None:
     net, member, consumer = at_work()
     for _ in range(4):
         consumer.positions.stuck.too_large("Invalid response size 5000149", net.now)
@@ -158,7 +158,7 @@ def test_a_record_that_is_too_large_is_told_where_nothing_comes() -> None:
     assert "receive.message.max.bytes" in str(error) and "skip g t:0 --to 6" in str(error)
 
 
-def test_a_record_that_is_too_large_elsewhere_does_not_concern_who_goes_on() -> None:
+def test_a_record_that_is_too_large_elsewhere_does_not_concern_a_partition_that_continues() -> None:
     net, member, consumer = at_work(end=100)
     for _ in range(8):
         consumer.positions.stuck.too_large("Invalid response size 5000149", net.now)
@@ -167,7 +167,7 @@ def test_a_record_that_is_too_large_elsewhere_does_not_concern_who_goes_on() -> 
     assert why(consumer) == []
 
 
-def test_a_partition_without_a_leader_is_told_until_it_has_one() -> None:
+def test_a_partition_without_a_leader_is_reported_until_it_has_one() -> None:
     net, member, consumer = at_work(end=5)
     gone = {"t": TopicInfo("t", 1, "id-1", leaderless=frozenset({0}))}
     member.engine.metadata(gone, net.now)
@@ -181,7 +181,7 @@ def test_a_partition_without_a_leader_is_told_until_it_has_one() -> None:
     assert why(consumer) == []
 
 
-def test_p11_a_lost_position_stands_still_until_somebody_sets_it() -> None:
+def test_p11_a_lost_position_is_stuck_until_it_is_set() -> None:
     net, member, consumer = at_work()
     net.topic("t", 1, end=500, tid="id-2")
     net.tell_topics()

@@ -49,7 +49,7 @@ def test_c13_a_message_taken_in_the_moment_of_a_pause_comes_after_it() -> None:
     assert reported(consumer) == []
 
 
-def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_handed_out_again(
+def test_c13_a_message_that_leaves_and_is_dropped_while_we_count_is_not_delivered_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread delivers and drops a taken message between our check of what has left and our count."""

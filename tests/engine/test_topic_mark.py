@@ -100,7 +100,7 @@ def test_p12_a_mark_that_was_lost_on_its_way_is_sent_again() -> None:
 
 @pytest.mark.parametrize("at_most_once", [False, True])
 @pytest.mark.parametrize("end", [3, 500])
-def test_p12_a_topic_made_anew_while_nobody_ran_is_noticed(end: int, at_most_once: bool) -> None:
+def test_p12_a_topic_recreated_while_no_member_ran_is_noticed(end: int, at_most_once: bool) -> None:
     """Shorter than the position, and longer: nothing is skipped, and no member continues at the old position."""
     net = marked(at_most_once=at_most_once)
     stable = net.world(T0).progress.stable
@@ -114,7 +114,7 @@ def test_p12_a_topic_made_anew_while_nobody_ran_is_noticed(end: int, at_most_onc
     assert net.world(T0).progress.stable == stable
 
 
-def test_p12_who_sets_the_position_ends_it_and_the_next_holder_marks_anew() -> None:
+def test_p12_setting_the_position_ends_it_and_the_next_holder_marks_again() -> None:
     net = marked()
     net.topic("t", 1, end=500, tid="id-2")
     reposition(net, -1)
@@ -152,7 +152,7 @@ def test_p12_nothing_begins_before_the_id_is_known(then: str) -> None:
     assert bool(consumer.errors) == (then == "id-2")
 
 
-def test_p12_who_waits_for_the_id_can_close() -> None:
+def test_p12_a_member_that_waits_for_the_id_can_close() -> None:
     net = marked()
     stable = net.world(T0).progress.stable
     member = net.member("b")
@@ -181,7 +181,7 @@ def test_p12_the_id_of_a_topic_that_was_gone_is_not_that_of_before() -> None:
     assert any("made anew" in str(error) for error in consumer.errors)
 
 
-def test_p12_a_broker_that_tells_no_ids_is_believed() -> None:
+def test_p12_a_broker_without_topic_ids_is_believed() -> None:
     net = marked()
     net.topic_ids["t"] = NO_ID
     assert one_life(net, "b").held() == [T0]

@@ -38,7 +38,7 @@ def working(cluster: MemoryCluster, kind: str, client_id: str) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_deaf_member_says_so_and_goes_on_with_a_new_client(
+def test_a_member_that_receives_nothing_reports_it_and_continues_with_a_new_client(
     cluster: MemoryCluster, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with working(cluster, kind, "a") as (marshal, consumer):
@@ -69,7 +69,7 @@ def test_where_no_client_helps_it_ends_and_another_member_takes_over(cluster: Me
 
 
 @pytest.mark.parametrize("helps", ["restart", "client"])
-def test_a_deaf_reader_of_messages_goes_on(
+def test_a_reader_of_messages_that_receives_nothing_continues(
     cluster: MemoryCluster, helps: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stalled_fetch, "QUIET_S", 0.3)

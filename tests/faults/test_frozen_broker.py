@@ -41,7 +41,7 @@ def feeding(scene: Scene) -> Iterator[str]:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
-def test_all_goes_on_after_each_freeze(scene: Scene, kafka_broker: RunningKafka, feeding: str) -> None:
+def test_all_continues_after_each_freeze(scene: Scene, kafka_broker: RunningKafka, feeding: str) -> None:
     moved: dict[str, float] = {}
     ended = threading.Event()
 
@@ -71,7 +71,7 @@ def test_all_goes_on_after_each_freeze(scene: Scene, kafka_broker: RunningKafka,
 
 
 @pytest.mark.broker
-def test_members_of_all_kinds_go_on_after_a_freeze(kafka_bootstrap: str, kafka_broker: RunningKafka) -> None:
+def test_members_of_all_kinds_continue_after_a_freeze(kafka_bootstrap: str, kafka_broker: RunningKafka) -> None:
     """The short form of the campaign."""
     with Crowd(kafka_bootstrap, 8, 500) as crowd:
         crowd.begin()

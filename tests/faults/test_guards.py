@@ -126,7 +126,7 @@ def test_log_handlers_that_raise_cost_no_message(scene: Scene, capfd: pytest.Cap
     assert refusing.calls > 3
 
 
-def test_where_logging_itself_raises_stderr_tells(
+def test_where_logging_itself_raises_stderr_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafka_marshal.logs.LOGGER.log", Raising(OddExit))
@@ -180,7 +180,7 @@ def test_a_guarded_function_gets_its_arguments_and_its_answer_is_passed_on() -> 
     assert guarded(1, "two") == (1, "two")
 
 
-def test_nobody_makes_a_client_with_settings_of_another_source() -> None:
+def test_no_client_is_made_with_settings_of_another_source() -> None:
     """settings.properties guards callables: all configurations for confluent-kafka must come from it."""
     makers = {"Consumer(", "Producer(", "AdminClient(", "producer("}
     package = Path(sys.modules["kafka_marshal.adapters.kafka"].__path__[0])
@@ -232,7 +232,7 @@ def test_an_oauth_cbs_answer_is_passed_on(answer: object) -> None:
 
 
 @pytest.mark.slow
-def test_no_token_is_told_as_a_refusal_and_the_log_says_why(
+def test_no_token_is_reported_as_a_refusal_and_the_log_says_why(
     kafka_bootstrap: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(AuthenticationError, match="oauth_cb"):

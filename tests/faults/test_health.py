@@ -80,7 +80,7 @@ def test_a_member_that_works_is_well(marshal: Marshal) -> None:
     assert str(marshal.health()).startswith("ok: 2 leases held, last turn 0.")
 
 
-def test_handlers_that_hang_are_told_until_one_comes_back(marshal: Marshal) -> None:
+def test_handlers_that_hang_are_reported_until_one_comes_back(marshal: Marshal) -> None:
     consumer = marshal.consumer([TOPIC], handler_timeout=0.3)
     kept = consumer.poll(AGAIN_S)
     assert kept is not None
@@ -105,7 +105,7 @@ def test_a_thread_that_has_nothing_to_do_is_well(interval_ms: int) -> None:
     made.close()
 
 
-def test_a_policy_that_does_not_return_is_told_with_its_place_and_hands_out_nothing(
+def test_a_policy_that_does_not_return_is_reported_with_its_place_and_delivers_nothing(
     marshal: Marshal, policy: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = marshal.consumer([TOPIC], policy=policy)
@@ -128,7 +128,7 @@ def test_a_policy_that_does_not_return_is_told_with_its_place_and_hands_out_noth
     wait_until(lambda: is_well(marshal))
 
 
-def test_a_short_poll_tells_of_it_too_and_each_outage_is_told_once(
+def test_a_short_poll_reports_it_too_and_each_outage_is_reported_once(
     marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread waits outside the lock, so that every poll() returns in time."""
@@ -155,7 +155,7 @@ def test_a_short_poll_tells_of_it_too_and_each_outage_is_told_once(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt])
-def test_whatever_ends_the_background_thread_is_told(
+def test_any_end_of_the_background_thread_is_reported(
     marshal: Marshal, error: type[BaseException], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = marshal.consumer([TOPIC])
@@ -175,7 +175,7 @@ def test_whatever_ends_the_background_thread_is_told(
     assert len(reports(caplog, "the background thread of a failed")) == 1
 
 
-def test_a_callback_that_does_not_return_is_told(marshal: Marshal) -> None:
+def test_a_callback_that_does_not_return_is_reported(marshal: Marshal) -> None:
     go_on = threading.Event()
 
     def on_assign(_consumer: object, _partitions: object) -> None:
@@ -189,7 +189,7 @@ def test_a_callback_that_does_not_return_is_told(marshal: Marshal) -> None:
     wait_until(lambda: is_well(marshal))
 
 
-def test_appends_that_fail_are_told_until_one_succeeds() -> None:
+def test_appends_that_fail_are_reported_until_one_succeeds() -> None:
     cluster = memory_cluster()
     marshal = member(cluster)
     marshal.claim(TOPIC, 0)
@@ -211,7 +211,7 @@ def claimed(marshal: Marshal) -> Any:
         return None
 
 
-def test_a_log_that_needs_a_newer_release_is_told(marshal: Marshal) -> None:
+def test_a_log_that_needs_a_newer_release_is_reported(marshal: Marshal) -> None:
     appender = marshal._driver.cluster.appender("__marshal", delivery_timeout_ms=1000)
     appender.append(0, encode(Upgrade("x-1", "x", "g", 1_000)))
     assert "protocol level 1000" in problem(marshal, "was raised to protocol level")
@@ -224,7 +224,7 @@ def test_a_closed_member_is_not_well_and_needs_no_restart(marshal: Marshal) -> N
     assert (found.ok, found.closed, found.needs_restart, found.leases) == (False, True, False, 0)
 
 
-def test_threads_that_can_not_be_started_are_told_and_calls_are_carried_out(
+def test_threads_that_can_not_be_started_are_reported_and_calls_are_carried_out(
     marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = marshal.consumer([TOPIC])
@@ -283,7 +283,7 @@ def test_health_takes_no_lock(marshal: Marshal) -> None:
         assert answer("health()", marshal.health) is not None
 
 
-def test_a_forked_child_is_told_to_make_its_own(marshal: Marshal) -> None:
+def test_a_forked_child_must_make_its_own(marshal: Marshal) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -297,7 +297,7 @@ def test_a_forked_child_is_told_to_make_its_own(marshal: Marshal) -> None:
     assert is_well(marshal)
 
 
-def test_a_process_that_was_stopped_tells_of_no_outage(scene: Scene) -> None:
+def test_a_process_that_was_stopped_reports_no_outage(scene: Scene) -> None:
     program = Program(scene, "polls", scene.topic(2, 3), hangs_s=20.0)
     program.await_line("waiting")
     program.process.send_signal(signal.SIGSTOP)

@@ -72,7 +72,7 @@ def test_no_line_lies_between_what_is_made_and_its_with_block() -> None:
     assert not [place for place in lines(program, without=WITHOUT) if "__enter__" in place.function]
 
 
-def test_what_an_interrupt_of_poll_costs_follows_what_was_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_interrupt_of_poll_costs_follows_what_was_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all fetched messages: otherwise a loop would make no progress with an alarm every half millisecond."""
     messages, given_back = 5_000, []
     put_back = Buffer.put_back
@@ -211,7 +211,7 @@ def test_a_with_block_is_left_as_the_interpreter_promises(points: Points) -> Non
     assert report.interrupted > 2
 
 
-def test_a_handler_that_returns_lets_the_call_go_on() -> None:
+def test_a_handler_that_returns_lets_the_call_continue() -> None:
     heard: list[list[str]] = []
 
     def attempt(interrupts: Interrupts) -> None:

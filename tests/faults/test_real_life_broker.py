@@ -375,7 +375,7 @@ def test_a_limit_that_is_too_small_is_named_with_what_mends_it(ground: Ground) -
     assert "kafka-marshal init --check" in str(acks[0].error)
 
 
-def test_a_log_that_somebody_let_the_broker_create_is_refused(ground: Ground) -> None:
+def test_a_log_that_the_broker_created_is_refused(ground: Ground) -> None:
     log = f"__marshal-{uuid.uuid4().hex[:6]}"
     producer = Producer(ground.librdkafka)
     producer.produce(log, b"hello")
@@ -408,7 +408,7 @@ class Ticks:
         return max(later - earlier for earlier, later in pairwise([*self._times, time.perf_counter()]))
 
 
-def test_a_close_lets_the_other_threads_of_its_process_go_on(ground: Ground) -> None:
+def test_a_close_does_not_stop_other_threads_of_its_process(ground: Ground) -> None:
     gaps = []
     for number in range(5):
         marshal = ground.member(group_id=uuid.uuid4().hex)

@@ -114,7 +114,7 @@ def test_futures_and_tasks_of_a_loop_are_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [generator, asynchronous, partial(generator), partial(asynchronous)])
-def test_generator_functions_are_refused_before_anything_is_handed_out(wrong: Any) -> None:
+def test_generator_functions_are_refused_before_anything_is_delivered(wrong: Any) -> None:
     with Bench(1) as bench, pytest.raises(ConfigurationError, match="does its work when called"):
         bench.consumer.run(wrong)
 
@@ -344,7 +344,7 @@ DELAYS: dict[int, Any] = {2: float("nan"), 3: float("inf"), 4: "soon", 5: None, 
 
 @pytest.mark.parametrize("attempts", DELAYS)
 @pytest.mark.parametrize("how", HOW)
-def test_a_back_off_that_is_none_ends_the_run_with_both_errors(how: str, attempts: int) -> None:
+def test_an_invalid_back_off_ends_the_run_with_both_errors(how: str, attempts: int) -> None:
     with Bench(2) as bench:
         error = bench.run(
             as_handler(how, lambda message: _raise(ValueError("own"))), lambda: False, retry=Odd(attempts)

@@ -136,7 +136,7 @@ def test_one_partition_that_can_not_be_read_ends_no_loop(scene: Scene, kafka_bro
     assert raised == []
 
 
-def test_a_reader_that_is_replaced_goes_on_where_the_old_one_was(scene: Scene) -> None:
+def test_a_reader_that_is_replaced_continues_where_the_old_one_was(scene: Scene) -> None:
     topic = scene.topic(2, 20)
     with scene.member().consumer([topic]) as consumer:
         seen = take(consumer, 10)
@@ -190,7 +190,7 @@ def test_a_record_larger_than_the_consumer_may_receive_is_one_error(scene: Scene
 
 
 @pytest.mark.parametrize("second", [4, 25])
-def test_p12_a_topic_made_anew_while_nobody_ran(scene: Scene, kafka: Command, second: int) -> None:
+def test_p12_a_topic_recreated_while_no_member_ran(scene: Scene, kafka: Command, second: int) -> None:
     """Shorter than the position, and longer: nothing is skipped, and lag does not claim that all is done."""
     topic = scene.topic(messages=10)
     with scene.member("w") as member, member.consumer([topic]) as consumer:

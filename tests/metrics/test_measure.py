@@ -89,7 +89,7 @@ def test_batches_are_counted_when_they_are_done(marshal: Marshal) -> None:
         wait_until(lambda: counts(marshal)[1] == len(batch))
 
 
-def test_at_most_once_what_was_handed_out_is_processed(marshal: Marshal) -> None:
+def test_at_most_once_what_was_delivered_is_processed(marshal: Marshal) -> None:
     with marshal.consumer([TOPIC], delivery="at-most-once", batch_size=10) as consumer:
         assert len(consumer.consume(ALL, 10)) == ALL
         assert consumer.poll(0.1) is None
@@ -243,7 +243,7 @@ def test_ranges_have_a_lag_and_no_messages(marshal: Marshal) -> None:
         assert marshal.metrics().messages == ()
 
 
-def test_it_waits_for_nobody(marshal: Marshal) -> None:
+def test_it_waits_for_no_lock(marshal: Marshal) -> None:
     """While another thread holds the engine's lock."""
     with marshal.consumer([TOPIC]):
         held(marshal)

@@ -106,7 +106,7 @@ class Traced:
 
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
-def test_the_trace_of_a_message_goes_on_in_its_handler(kind: str) -> None:
+def test_the_trace_of_a_message_continues_in_its_handler(kind: str) -> None:
     traced = Traced()
 
     async def handle(message: Message) -> None:
@@ -145,7 +145,7 @@ def test_the_trace_of_a_message_goes_on_in_its_handler(kind: str) -> None:
     assert tuple(by_error[None].explicit_bounds) == BUCKETS_S
 
 
-def test_a_trace_of_its_own_that_is_linked_alone() -> None:
+def test_a_separate_trace_that_is_only_linked() -> None:
     traced = Traced(parent=False)
     (one,) = traced.run(traced.note, 4)["traced"]
     assert one.parent is None

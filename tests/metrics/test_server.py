@@ -87,7 +87,7 @@ def test_it_answers_while_the_engine_s_lock_is_kept(marshal: Marshal, server: Me
             assert get(server, "/livez").status in (200, 503)
 
 
-def test_the_lag_of_the_group_whoever_holds_what(cluster: MemoryCluster) -> None:
+def test_the_lag_of_the_whole_group(cluster: MemoryCluster) -> None:
     first, second = member(cluster, "a"), member(cluster, "b")
     with first, second, first.consumer([TOPIC]) as one, second.consumer([TOPIC]):
         server = second.serve(0)
@@ -155,7 +155,7 @@ def test_what_goes_wrong_is_logged_and_not_shown(
     assert get(server, "/livez").status == 200
 
 
-def test_a_client_that_says_nothing_holds_up_nobody(server: MetricsServer) -> None:
+def test_a_silent_client_delays_no_other(server: MetricsServer) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 5))
@@ -172,7 +172,7 @@ def test_nonsense_gets_an_answer_without_a_trace(server: MetricsServer, capfd: p
     assert capfd.readouterr().err == ""
 
 
-def test_another_address_is_told_in_the_log(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_address_is_reported_in_the_log(marshal: Marshal, caplog: pytest.LogCaptureFixture) -> None:
     server = marshal.serve(0, host="0.0.0.0")
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "0.0.0.0" in record.getMessage()

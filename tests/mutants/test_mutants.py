@@ -130,7 +130,7 @@ def test_stories_hold_against_the_oracle() -> None:
 
 # A violation counts even if a second try has none: CI's --reruns is not for these.
 @pytest.mark.flaky(reruns=0)
-def test_a_judge_is_told_each_record_and_listened_to() -> None:
+def test_a_judge_gets_each_record_and_its_objection_counts() -> None:
     class Doubtful:
         def __init__(self, scenario: Scenario) -> None:
             self.told: list[tuple[int, int]] = []

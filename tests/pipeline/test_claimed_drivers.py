@@ -60,7 +60,7 @@ def drivers(scene: Scene, tmp_path: Path) -> Iterator[Drivers]:
     made.close()
 
 
-def test_two_share_the_work_and_one_goes_on_alone_when_the_other_is_stopped_and_killed(drivers: Drivers) -> None:
+def test_two_share_the_work_and_one_continues_alone_when_the_other_is_stopped_and_killed(drivers: Drivers) -> None:
     world = drivers.scene.member("watcher").world
     drivers.opens("first", 0)
     first = drivers.start("first")

@@ -187,7 +187,7 @@ def test_the_gate_lets_each_part_of_an_open_batch_in_once(spark: SparkSession) -
         gate.close()
 
 
-def test_the_gate_answers_nobody_without_its_secret(spark: SparkSession) -> None:
+def test_the_gate_answers_no_one_without_its_secret(spark: SparkSession) -> None:
     import socket
 
     gate = Gate(spark)

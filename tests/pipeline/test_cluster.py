@@ -70,7 +70,9 @@ class Job(Places):
         os.killpg(self.cluster.workers[0].pid, signal.SIGKILL)  # the worker and its executor
 
 
-def test_a_job_by_spark_submit_goes_on_when_an_executor_is_lost(cluster: Cluster, scene: Scene, tmp_path: Path) -> None:
+def test_a_job_by_spark_submit_continues_when_an_executor_is_lost(
+    cluster: Cluster, scene: Scene, tmp_path: Path
+) -> None:
     made = Job(cluster, scene, scene.topic(PARTITIONS, MESSAGES), tmp_path)
     job = made.submit("submitted", pause_s=0.2)
     made.works(job)
@@ -101,7 +103,7 @@ def test_at_most_once_an_executor_lost_costs_its_round_and_repeats_nothing(
     assert lost >= missing
 
 
-def test_the_stream_source_goes_on_when_an_executor_is_lost(cluster: Cluster, scene: Scene, tmp_path: Path) -> None:
+def test_the_stream_source_continues_when_an_executor_is_lost(cluster: Cluster, scene: Scene, tmp_path: Path) -> None:
     """Executors read with confluent-kafka; the driver's claims decide which partitions, and from where."""
     made = Job(cluster, scene, scene.topic(PARTITIONS, MESSAGES), tmp_path)
     made.program = "streamer.py"

@@ -158,7 +158,7 @@ def test_the_source_refuses_topics_that_cannot_be_read_before_a_query_starts(top
         SourceOptions.parse({"bootstrap_servers": "a:1", "group_id": "g", "topics": topics})
 
 
-def test_the_source_is_told_of_one_cluster_only() -> None:
+def test_the_source_is_reported_one_cluster_only() -> None:
     needed = {"group_id": "g", "topics": "t", "kafka.bootstrap.servers": "a:1"}
     assert SourceOptions.parse(needed).bootstrap_servers == "a:1"
     assert SourceOptions.parse({**needed, "bootstrap_servers": "a:1"}).bootstrap_servers == "a:1"

@@ -138,7 +138,7 @@ again.stop()
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.campaign
-def test_after_a_session_without_the_connector_a_notebook_goes_on_without_a_restart() -> None:
+def test_after_a_session_without_the_connector_a_notebook_continues_without_a_restart() -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-c", NOTEBOOK]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
@@ -201,7 +201,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_without_a_java_the_remedies_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_java_the_remedies_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     with pytest.raises(SparkJavaError) as caught:
         session.spark_session()

@@ -369,7 +369,7 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
 
 
 @pytest.mark.skipif(IS_TOLD_OF_AVAILABLE_NOW, reason="from Spark 4.2 on a Python source is told of availableNow")
-def test_before_spark_4_2_available_now_hands_out_nothing(scene: Scene, stream: Any) -> None:
+def test_before_spark_4_2_available_now_delivers_nothing(scene: Scene, stream: Any) -> None:
     """Its first question comes when this member has its leases: at once after a kill, as the same name takes over."""
     topic = scene.topic(1, 100)
     s = stream(topic)

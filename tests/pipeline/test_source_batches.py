@@ -360,7 +360,7 @@ def test_before_spark_4_2_the_first_answer_names_nothing_and_a_query_that_ends_t
         caplog.clear()
 
 
-def test_a_batch_that_nobody_confirmed_is_named_when_the_query_ends(
+def test_a_batch_that_no_one_confirmed_is_named_when_the_query_ends(
     scene: Scene, drivers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = scene.topic(1, 10)

@@ -34,7 +34,7 @@ def test_ranges_run_from_done_to_the_high_watermark_and_are_capped_and_fair(scen
     assert [(x.partition, x.first, x.last) for x in consumer.take(10, timeout=20)] == [(0, 100, 104)]
 
 
-def test_done_travels_with_the_beats_and_the_next_holder_goes_on(scene: Scene) -> None:
+def test_done_travels_with_the_beats_and_the_next_holder_continues(scene: Scene) -> None:
     topic = scene.topic(2, 100)
     with scene.member("a").ranges([topic]) as consumer:
         drain(consumer, 200)
@@ -173,7 +173,7 @@ def test_p9_a_log_that_begins_above_zero_is_no_gap_for_a_new_group(scene: Scene)
     assert member.world.lease(topic, 0).stable == 39  # type: ignore[union-attr]
 
 
-def test_p11_a_position_beyond_the_log_hands_out_nothing(scene: Scene) -> None:
+def test_p11_a_position_beyond_the_log_delivers_nothing(scene: Scene) -> None:
     topic = scene.topic(1, 50)
     with scene.member("a") as member, member.claim(topic, 0) as lease:
         lease.heartbeat(99)
@@ -228,7 +228,7 @@ def _evict(scene: Scene, topic: str, given: OffsetRange) -> None:
         admin.evict(scene.group, topic, given.partition, force=True)
 
 
-def test_amo_grants_first_and_never_hands_out_twice(scene: Scene) -> None:
+def test_amo_grants_first_and_never_delivers_twice(scene: Scene) -> None:
     topic = scene.topic(2, 100)
     member = scene.member("a")
     consumer = member.ranges([topic], delivery="at-most-once")

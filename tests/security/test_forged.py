@@ -156,7 +156,7 @@ def test_a_takeover_in_a_clients_name_ends_that_process(victim: Victim) -> None:
 
 
 @pytest.mark.broker
-def test_a_pause_stops_a_group_until_somebody_ends_it_in_that_name(victim: Victim) -> None:
+def test_a_pause_stops_a_group_until_it_is_ended_in_that_name(victim: Victim) -> None:
     with victim.member() as marshal, marshal.consumer([victim.data]) as consumer:
         assert len(offsets(consumer, done=True)) == MESSAGES
         victim.forge(ReleaseGroup("f", "forger", "g", 2**62))
@@ -197,7 +197,7 @@ def test_an_upgrade_to_an_unknown_level_ends_all_work_on_one_coordination_topic_
         assert len(offsets(theirs)) == MESSAGES, "a group of that name, on a coordination topic of its own"
 
 
-def test_two_snapshots_that_bear_each_other_out_deceive_who_starts_and_not_who_replays_the_log(story: Story) -> None:
+def test_two_consistent_forged_snapshots_deceive_a_start_but_not_a_replay(story: Story) -> None:
     """S3 detects a forged snapshot by the next one. Two consistent forgeries are detected only by a replay."""
     lying = World(0, 1)
 

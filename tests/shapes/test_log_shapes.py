@@ -185,7 +185,7 @@ def drained(consumer: Consumer) -> bool:
     return True
 
 
-def test_made_anew_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
+def test_recreated_while_members_work(scene: Scene, work: Work, side: KafkaSide, times: Times) -> None:
     for topic in (scene.coordination, snapshots_topic(scene.coordination)):
         side.delete_topic(topic)
     create_topic(scene.cluster, scene.coordination, CPS, 10)

@@ -29,7 +29,7 @@ def test_how_many_processes_there_are_makes_no_difference(monkeypatch: pytest.Mo
     assert alone.states < alone.all_states < 2 * alone.states
 
 
-def test_a_broken_rule_is_told_with_the_records_that_lead_there(
+def test_a_broken_rule_is_reported_with_the_records_that_lead_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Lease, "is_stale", lambda self, log_time: True)

@@ -46,7 +46,7 @@ def test_processes_find_the_same() -> None:
     assert alone == together
 
 
-def test_the_command_tells_what_was_searched_and_what_was_not_met(
+def test_the_command_reports_what_was_searched_and_what_was_not_met(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "found.json"

@@ -45,7 +45,7 @@ def test_a_member_that_joins_first_when_its_successor_has_left_may_join_again() 
     assert result.violation is None, result.tell()
 
 
-def test_each_order_is_drawn_and_nobody_delivers_at_most_once() -> None:
+def test_each_order_is_drawn_and_none_is_at_most_once() -> None:
     drawn = [Scenario.from_seed(seed, lanes=True) for seed in range(40)]
     assert {story.order for story in drawn} == {"key", "partition", "none"}
     assert {story.delivery for story in drawn} == {"at-least-once"}

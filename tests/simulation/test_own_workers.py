@@ -80,7 +80,7 @@ def test_a_worker_with_a_bug_is_found_and_the_story_is_small(worker: Worker, pro
 @pytest.mark.parametrize(
     ("worker", "line"), [(workers.waits_for_a_queue, "queue.Queue"), (workers.goes_round, "(while not|continue)")]
 )
-def test_a_worker_that_stops_the_simulation_is_told_where(
+def test_a_worker_that_hangs_the_simulation_is_located(
     worker: Worker, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stall_detector, "LOOK_AFTER_S", 1.0)
@@ -117,7 +117,7 @@ def test_a_handler_that_exits_ends_the_main_thread_in_order() -> None:
     assert workers.SEEN == {"SIGTERM": 1, "left in order": 1}
 
 
-def test_sigterm_kills_who_has_no_handler_and_not_who_ignores_it() -> None:
+def test_sigterm_kills_a_worker_without_handler_but_not_one_that_ignores_it() -> None:
     starts = [line.split()[2] for line in _told_to_end(workers.plain).history() if line.split()[1] == "start"]
     assert "c0#2" in starts
     assert "c0#1" not in _ends(_told_to_end(workers.plain))  # it got no further turn
@@ -138,7 +138,7 @@ def test_all_clocks_are_virtual_however_they_were_imported() -> None:
     assert [getattr(where, name) for where in (time, workers) for name in names] == real
 
 
-def test_a_thread_of_its_own_is_refused_with_what_to_do_instead() -> None:
+def test_a_real_thread_is_refused_with_the_alternative() -> None:
     [found] = simulate(workers.starts_a_thread, 1, jobs=1, small=False).broken
     assert found.violation is not None
     assert found.violation.promise == "worker"
@@ -153,14 +153,14 @@ def test_a_worker_that_delivers_at_most_once_is_held_to_that() -> None:
     assert found.scenario.delivery == "at-most-once"
 
 
-def test_a_worker_that_delivers_otherwise_than_its_story_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_with_another_delivery_than_its_story_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seeds", "1", "--jobs", "1", "--as-found", "--worker", f"{FILE}:at_most_once"]) == 1
     said = capsys.readouterr()
     assert "run it with --delivery at-most-once" in said.out
     assert said.err.startswith("broken: seed 0: worker: ")  # at once: shrinking may take a while
 
 
-def test_a_worker_of_a_group_of_its_own_is_told_that_a_story_has_one() -> None:
+def test_a_worker_of_another_group_learns_that_a_story_has_one_group() -> None:
     [found] = simulate(workers.of_another_group, 1, jobs=1, small=False).broken
     assert found.violation is not None
     assert found.violation.promise == "worker"
@@ -201,7 +201,7 @@ def test_the_command_says_what_it_did(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_who_is_interrupted_tells_what_it_has_seen(jobs: str) -> None:
+def test_an_interrupted_campaign_reports_its_results(jobs: str) -> None:
     program = f"""
 import sys
 from kafka_marshal.testing import simulate

@@ -63,7 +63,7 @@ def test_seeds_differ_and_runs_in_one_process_do_not_touch_each_other() -> None:
     assert first.events == again.events
 
 
-def test_who_is_stopped_twice_at_once_goes_on_when_the_later_stop_ends() -> None:
+def test_a_process_stopped_twice_continues_when_the_later_stop_ends() -> None:
     # It counted as running from the end of the second stop, but got no turn until the end of the first (seed 100166).
     scenario = Scenario(
         seed=100166,
@@ -219,7 +219,7 @@ def test_a_worker_that_sets_messages_aside_forgets_all_of_a_lease_that_was_lost(
     assert simulate_one(scenario).violation is None
 
 
-def test_what_lies_idle_among_readers_of_other_topics_is_not_let_go_for_who_came_second() -> None:
+def test_idle_partitions_of_other_topics_readers_are_not_released_for_a_second_claimant() -> None:
     """The second claimant looked like a waiting one; a lease was released for it, was idle, and so on, for ever."""
     scenario = Scenario(  # of seed 382
         seed=382,
@@ -246,7 +246,7 @@ def test_what_lies_idle_among_readers_of_other_topics_is_not_let_go_for_who_came
 
 
 @pytest.mark.parametrize(("seed", "delivery"), [(40, "at-least-once"), (44, "at-most-once")])
-def test_a_group_that_is_forgotten_at_work_begins_anew(seed: int, delivery: str) -> None:
+def test_a_group_that_is_forgotten_at_work_starts_over(seed: int, delivery: str) -> None:
     result = simulate_one(Scenario.from_seed(seed, intervals=40))
     assert result.scenario.delivery == delivery
     assert result.counts["forgotten"] > 5

@@ -282,7 +282,7 @@ def test_a_commit_between_check_and_commit_is_found_by_the_conflict(
     assert rows(sink) == [(0, 0, 7), (0, 1, theirs), (0, 2, theirs)]
 
 
-def test_commits_of_other_partitions_and_of_maintenance_disturb_nobody(
+def test_commits_of_other_partitions_and_of_maintenance_do_not_disturb(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(sink, 7, 0, 0)

@@ -322,7 +322,7 @@ def test_postgres_merging_waits_for_no_transaction(database: str, monkeypatch: p
         each.close()
 
 
-def test_postgres_who_waits_too_long_is_told(database: str) -> None:
+def test_postgres_a_writer_that_waits_too_long_gets_an_error(database: str) -> None:
     kind = Kind("postgres", database)
     kind.setup()
     slow, impatient = kind.sink(), kind.sink(wait_s=0.1)

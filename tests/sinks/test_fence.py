@@ -196,7 +196,7 @@ def test_it_goes_along_to_an_executor(kind: Kind) -> None:
 # -- races --------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_holder_waits_for_the_old_ones_transaction_and_goes_on_after_it(kind: Kind) -> None:
+def test_a_new_holder_waits_for_the_old_ones_transaction_and_continues_after_it(kind: Kind) -> None:
     """The old one is in its transaction when the new one begins: its rows count and are not written twice."""
     old, new = kind.sink(), kind.sink()
     write(kind, old, 7, 0, 0)
@@ -342,7 +342,7 @@ def test_a_sink_of_an_older_release_refuses_its_writers_once_the_group_is_coordi
     assert stored > 2**61
 
 
-def test_a_kind_that_is_none(kind: Kind) -> None:
+def test_an_invalid_kind(kind: Kind) -> None:
     with pytest.raises(ConfigurationError, match="kind"):
         write_as(kind, kind.sink(), "coordinate", 1, 0)
     with pytest.raises(ConfigurationError, match="kind"):

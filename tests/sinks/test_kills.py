@@ -122,7 +122,7 @@ class Writer:
 
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.campaign)])
-def test_each_record_is_written_once_whoever_dies_and_whoever_goes_on(
+def test_each_record_is_written_once_whichever_writer_dies_or_continues(
     kind: Kind, seed: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     draw = random.Random(seed)

@@ -88,7 +88,7 @@ def test_a_part_that_is_shared_by_key_is_refused(kind: Kind) -> None:
         handle(kind, sink, 1, SharedEpoch(7, 0, 99), kind="coordinated")
 
 
-def test_committing_by_oneself_is_told(kind: Kind) -> None:
+def test_committing_in_the_block_is_reported(kind: Kind) -> None:
     sink = kind.sink()
     with pytest.raises(SinkError, match="Leave COMMIT"), attempt(5), sink.record() as tx:
         tx.execute(kind.insert(), (5, "x"))

@@ -154,7 +154,7 @@ def test_sqlite_survives_a_loss_of_power(tmp_path: Path) -> None:
 # -- PostgreSQL ---------------------------------------------------------------------------------------------------
 
 
-def test_postgres_nobody_there(postgres: Postgres) -> None:
+def test_postgres_without_a_server(postgres: Postgres) -> None:
     [closed] = free_ports(1)
     error = refusal(PostgresSink(f"host=127.0.0.1 port={closed} user=marshal password=geheim dbname=x"))
     assert error.retry
@@ -162,7 +162,7 @@ def test_postgres_nobody_there(postgres: Postgres) -> None:
     assert "geheim" not in str(error)
 
 
-def test_postgres_a_dsn_that_is_none(postgres: Postgres) -> None:
+def test_postgres_an_invalid_dsn(postgres: Postgres) -> None:
     error = refusal(PostgresSink("this is no dsn"))
     assert not error.retry
     assert "the dsn is wrong" in str(error)
@@ -276,7 +276,9 @@ def test_postgres_a_table_of_another_shape(database: str) -> None:
     assert "of another shape here: group_id, epoch;" in str(refusal(PostgresSink(database)))
 
 
-def test_postgres_a_user_who_may_not_make_tables_writes_where_there_is_one(postgres: Postgres, database: str) -> None:
+def test_postgres_a_user_without_right_to_create_tables_writes_to_an_existing_one(
+    postgres: Postgres, database: str
+) -> None:
     import psycopg
 
     name = f"u{os.urandom(4).hex()}"

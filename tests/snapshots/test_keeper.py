@@ -78,7 +78,7 @@ def test_s2_one_that_lies_is_an_alarm_that_names_the_offset(
     wait_until(lambda: (K, story.digests[K]) in story.stored(), "the truth is written beside the lie")
 
 
-def test_s2_one_between_two_places_is_an_alarm_though_nobody_takes_one_there(
+def test_s2_one_between_two_places_is_an_alarm_though_no_member_stores_one_there(
     story: Story, at_once: Callable[[], None]
 ) -> None:
     """Two equal wrong snapshots deceive a start, and a forger would write them where no member compares."""
@@ -154,7 +154,7 @@ def test_s4_a_start_notices_that_the_log_was_changed_since_it_was_read(
     assert "removed, added, altered or moved in time" in str(alarm)
 
 
-def test_s4_members_of_an_earlier_release_store_none_and_nobody_is_alarmed(
+def test_s4_members_of_an_earlier_release_store_none_without_an_alarm(
     story: Story, at_once: Callable[[], None]
 ) -> None:
     for place in (K, 2 * K):
@@ -234,7 +234,7 @@ def test_s2_half_a_snapshot_is_not_one_that_is_there(story: Story) -> None:
     assert keeper.work(2 * JITTER_MS, [0]) == []
 
 
-def test_s2_a_difference_is_found_whoever_comes_first(story: Story) -> None:
+def test_s2_a_difference_is_found_in_either_order(story: Story) -> None:
     keeper = keeper_of(story)
     story.beat(10)
     story.lie()
@@ -246,7 +246,7 @@ def test_s2_a_difference_is_found_whoever_comes_first(story: Story) -> None:
     assert not keeper.is_news(found)
 
 
-def test_q27_a_damaged_one_is_told_of(story: Story) -> None:
+def test_q27_a_damaged_one_is_reported(story: Story) -> None:
     keeper = keeper_of(story)
     story.beat(10)
     story.damage()
@@ -281,7 +281,7 @@ def test_s2_old_snapshots_may_be_removed_while_it_follows(story: Story) -> None:
     assert len(story.stored()) == 1
 
 
-def test_s2_it_follows_a_log_of_snapshots_that_was_made_anew(story: Story) -> None:
+def test_s2_it_follows_a_recreated_snapshots_topic(story: Story) -> None:
     story.beat(10)
     story.store(*[b"junk"] * 10)
     keeper = keeper_of(story)

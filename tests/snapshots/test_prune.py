@@ -91,7 +91,7 @@ def test_with_too_few_snapshots_nothing_goes(story: Story) -> None:
     assert log_start(story) == 0
 
 
-def test_it_goes_on_from_where_it_was_cut(story: Story) -> None:
+def test_it_continues_from_where_it_was_cut(story: Story) -> None:
     snapshots(story, 5)
     prune(story)
     before = log_start(story)
@@ -163,7 +163,7 @@ def test_s2_damaged_ones_do_not_count(story: Story) -> None:
     assert starts_true(story) == places[1]
 
 
-def test_l1_a_log_cut_by_somebody_else_is_not_cut_further(story: Story) -> None:
+def test_l1_a_log_cut_by_another_is_not_cut_further(story: Story) -> None:
     snapshots(story, 5)
     story.cut(5)  # at no snapshot: nothing proves its beginning
     plan = prune(story)
@@ -180,7 +180,7 @@ def test_l1_a_log_cut_too_far_can_not_be_pruned(story: Story) -> None:
         prune(story)
 
 
-def test_l1_ground_that_is_contradicted_is_none(story: Story) -> None:
+def test_l1_a_contradicted_snapshot_is_not_used(story: Story) -> None:
     """The log was cut at a forged snapshot."""
     story.beat(10)
     lie = story.lie()
@@ -203,7 +203,7 @@ def test_snapshots_written_late_do_not_lose_their_place(story: Story) -> None:
     assert starts_true(story) == places[-2]
 
 
-def test_members_go_on_meanwhile(story: Story) -> None:
+def test_members_continue_meanwhile(story: Story) -> None:
     snapshots(story, 5)
     member = story.member("a")
     lease = member.claim("u", 7)
@@ -233,7 +233,7 @@ def test_without_a_log_of_snapshots_it_says_no(story: Story) -> None:
         prune(story)
 
 
-def test_a_topic_made_anew_meanwhile_is_not_touched(story: Story) -> None:
+def test_a_topic_recreated_meanwhile_is_not_touched(story: Story) -> None:
     snapshots(story, 5)
     plan = make_plan(story.cluster, TOPIC, TIMEOUT_S)
     story.broker.delete_topic(SNAPSHOTS)

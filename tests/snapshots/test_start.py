@@ -166,7 +166,7 @@ def test_q31_one_beyond_the_end_of_the_log_is_a_lie(story: Story) -> None:
     check(story, first, lie)
 
 
-def test_q31_one_written_while_the_end_is_asked_for_is_none(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_q31_one_written_while_the_end_is_looked_up_is_not_wrong(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log's end is looked up beside its snapshots: one that covers later records is not wrong."""
     story.beat(10)
     second = story.snapshot()

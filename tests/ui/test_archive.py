@@ -65,7 +65,7 @@ def test_the_present_is_there_before_the_past_is_read() -> None:
         assert ours == theirs
 
 
-def test_a_dump_is_read_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_dump_is_read_and_another_file_is_refused(tmp_path: Path) -> None:
     log = random_log(3, 50)
     path = log.write_dump(tmp_path / "whole.dump")
     archive = Archive("?", is_live=False)
@@ -89,7 +89,7 @@ def test_the_page_says_that_a_dump_was_changed(tmp_path: Path) -> None:
     assert "the dump was changed after it was written" in archive.problem
 
 
-def test_reading_ends_where_it_is_told_to(tmp_path: Path) -> None:
+def test_reading_ends_where_it_is_asked_to(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     archive = Archive("?", is_live=False)

@@ -123,7 +123,7 @@ def never() -> bool:
     return False
 
 
-def test_any_moment_is_told_from_the_snapshots_before_it(log: Log) -> None:
+def test_any_moment_is_reported_from_the_snapshots_before_it(log: Log) -> None:
     for turn, moments in enumerate(log.turns):
         if turn == 0:
             continue

@@ -83,7 +83,7 @@ def told(tmp_path: Path) -> Told:
     return Told(tmp_path)
 
 
-def test_a_rebalance_of_a_claimed_group_says_who_was_silent_and_how_long_nobody_had_it(told: Told) -> None:
+def test_a_rebalance_of_a_claimed_group_names_silent_members_and_the_time_without_an_owner(told: Told) -> None:
     told.claim(1, "worker-1", 0, 1)
     told.claim(1, "worker-2", 2, 3, 4)
     told.beat(30, "worker-2", 2, 3)
@@ -98,7 +98,7 @@ def test_a_rebalance_of_a_claimed_group_says_who_was_silent_and_how_long_nobody_
     assert first["vacant"] is None, "nobody had them before"
 
 
-def test_a_partition_that_was_free_was_nobodys_since_then(told: Told) -> None:
+def test_a_free_partition_has_no_owner_since_then(told: Told) -> None:
     told.claim(1, "worker-1", 0, 1)
     told.beat(29, "worker-1", 0, 1)
     told.release(30, "worker-1", 0, 1)
@@ -116,7 +116,7 @@ def test_a_restart_is_a_cause(told: Told) -> None:
     assert (last["why"], last["vacant"]) == ("worker-1 restarted: worker-1 took over 2", "1.5 s")
 
 
-def test_an_eviction_is_a_cause_and_no_release_of_its_owner(told: Told) -> None:
+def test_an_eviction_is_a_cause_and_no_release_by_its_owner(told: Told) -> None:
     told.claim(1, "worker-1", 0)
     told.claim(2, "worker-2", 1)
     told.beat(30, "worker-1", 0)

@@ -36,7 +36,7 @@ def url(archive: Archive) -> Iterator[str]:
         yield found
 
 
-def test_a_message_is_an_answer_of_its_own(url: str, page_url: str) -> None:
+def test_a_message_is_a_separate_answer(url: str, page_url: str) -> None:
     place = f"api/message?topic={TOPIC}&partition=1&offset="
     found = get(f"{url}{place}7").json
     assert (found["offset"], found["key"], found["form"], found["committed"]) == (7, "0xff", "hex", False)

@@ -82,7 +82,7 @@ def test_what_was_rejected_and_why(page_url: str) -> None:
     assert paused[0]["code"] == "PAUSED"
 
 
-def test_a_pause_is_told(page_url: str) -> None:
+def test_a_pause_is_reported(page_url: str) -> None:
     state = get(f"{page_url}api/state?{GROUP_NAME}&{at(PAUSED_AT + 5)}").json
     assert [each["client"] for each in state["pauses"]] == ["admin-7"]
     assert get(f"{page_url}api/state?{GROUP_NAME}&{at(PAUSED_AT + 25)}").json["pauses"] == []
@@ -232,6 +232,6 @@ def test_names_can_not_pass_for_options() -> None:
 @pytest.mark.parametrize(
     "body", [{}, {"group": 3}, {"group": ""}, {"group": "g", "topic": "t", "partition": "3"}, {"group": "g" * 256}]
 )
-def test_what_is_no_wish_is_refused(body: dict[str, object]) -> None:
+def test_invalid_requests_are_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="Nothing was changed"):
         words_of("evict", body, dry_run=True)

@@ -95,7 +95,7 @@ def test_sigstop_of_the_worker_is_no_death(watched: Watched) -> None:
     assert worker.do("look")["pid"] == watchdog
 
 
-def test_sigstop_of_the_watchdog_holds_nobody_up_and_what_it_says_late_is_fenced(watched: Watched) -> None:
+def test_sigstop_of_the_watchdog_delays_no_worker_and_its_late_records_are_fenced(watched: Watched) -> None:
     worker = watched.worker(hi=SHORT_HI)
     watchdog = worker.ready_watchdog()
     epochs = worker.do("claim", [0])
@@ -141,7 +141,7 @@ def test_c7_two_lives_the_first_ones_watchdog_can_not_end_the_second(watched: Wa
 MANY = 400
 
 
-def test_a_will_longer_than_the_pipe_is_told_when_there_is_room_again(watched: Watched) -> None:
+def test_a_release_longer_than_the_pipe_is_sent_when_there_is_room_again(watched: Watched) -> None:
     watched.scene.grow(watched.topic, MANY)
     worker = watched.worker()
     watchdog = worker.ready_watchdog()

@@ -137,14 +137,14 @@ def test_what_could_not_be_released_is_said(program: Program) -> None:
         ({"properties": {"bootstrap.servers": NOBODY, "message.timeout.ms": 400, "no.such.property": 1}}, "no.such"),
     ],
 )
-def test_what_it_can_not_work_with_is_told(program: Program, more: dict[str, object], why: str) -> None:
+def test_what_it_can_not_work_with_is_reported(program: Program, more: dict[str, object], why: str) -> None:
     program.pipe.send(config(**more))
     assert why in program.hear()["trouble"]
     wait_until(lambda: not is_running(program.pid))
     assert why in program.errors()
 
 
-def test_no_broker_is_told_to_the_worker(program: Program) -> None:
+def test_no_broker_is_reported_to_the_worker(program: Program) -> None:
     program.pipe.send(config())
     assert "Connection refused" in program.hear()["trouble"]
 
@@ -160,7 +160,7 @@ def test_functions_can_not_be_given_to_another_process() -> None:
     assert not listening.keys() & producer_properties(NOBODY, listening, 3_000).keys()
 
 
-def test_a_system_that_can_not_tell_when_a_process_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_know_when_a_process_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     with pytest.raises(ConfigurationError, match=r"Linux 5\.3"):
         Marshal(NOBODY, group_id="g", watchdog=True)

@@ -53,7 +53,7 @@ def test_g12_a_pattern_of_its_own_is_reported_though_others_subscribe_to_the_top
     net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
 
 
-def test_g20_nobody_is_witnessed_who_was_heard_meanwhile() -> None:
+def test_g20_a_member_heard_meanwhile_is_not_witnessed() -> None:
     net = net_of()
     members = [join(net, name) for name in "abcd"]
     net.run_until(lambda: all_at_work(*members))
@@ -145,7 +145,7 @@ def test_p12_a_position_that_an_operator_sets_under_a_pause_is_worked_on_again()
     net.run_until(lambda: works_on(again) == {0})
 
 
-def test_c19_a_drained_member_hands_over_and_a_late_watchdog_of_its_last_life_drains_nobody() -> None:
+def test_c19_a_drained_member_hands_over_and_a_late_watchdog_of_its_last_life_drains_no_one() -> None:
     net = net_of(end=10)
     first, second = join(net, "a"), join(net, "b")
     net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
@@ -181,7 +181,7 @@ def test_g1_a_claiming_consumer_of_a_coordinated_group_hears_it_once_and_claims_
     assert len(net.records(ClaimingPartition)) <= 4
 
 
-def test_c17_a_letting_go_of_what_was_never_worked_on_is_sent_again() -> None:
+def test_c17_a_release_of_what_was_never_worked_on_is_sent_again() -> None:
     net = net_of()
     first = join(net, "a")
     net.run_until(lambda: group_of_or_none(net) is not None and source(first).member.joined)
@@ -247,7 +247,7 @@ def test_p12_a_topic_recreated_while_members_work_is_reported_by_its_owner(notic
     assert sorted(lost) == [0, 1]
 
 
-def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_go_on() -> None:
+def test_p11_where_an_admin_sets_a_lost_position_members_that_had_left_continue() -> None:
     net = net_of(partitions=1, end=20)
     member = join(net, "a")
     net.run_until(lambda: works_on(member) == {0})
@@ -288,7 +288,7 @@ def test_a_member_that_closes_with_a_hung_handler_and_hears_no_more_does_not_spi
     net.run(SESSION * 2)  # the harness rejects deadlines in the past
 
 
-def test_p9_nobody_joins_before_the_cluster_has_told_its_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p9_no_one_joins_before_the_cluster_has_reported_its_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member without topics would get a partition later and take it for an added one."""
     net = net_of(end=20)
     with monkeypatch.context() as untold:

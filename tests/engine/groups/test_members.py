@@ -174,7 +174,7 @@ def test_g18_one_more_member_gets_its_part_and_what_stays_never_stops() -> None:
     assert handled(first, second) == Counter((p, o) for p in range(4) for o in range(50))
 
 
-def test_g18_what_is_in_hand_is_finished_before_it_is_let_go() -> None:
+def test_g18_what_is_in_flight_is_finished_before_it_is_released() -> None:
     net = net_of(end=10)
     first = join(net, "a")
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
@@ -206,7 +206,7 @@ def test_g20_a_dead_member_is_buried_by_another_s_beat_within_its_session() -> N
     assert len(handled(first)) == 120
 
 
-def test_g20_who_is_not_proven_in_time_hands_out_nothing_and_goes_on_when_the_log_answers() -> None:
+def test_g20_a_member_not_proven_in_time_delivers_nothing_and_continues_when_the_log_answers() -> None:
     net = net_of(end=100)
     member = join(net, "a")
     net.run_until(lambda: works_on(member) == {0, 1, 2, 3})
@@ -221,7 +221,7 @@ def test_g20_who_is_not_proven_in_time_hands_out_nothing_and_goes_on_when_the_lo
     assert [c for c, _ in member.callbacks if c is Callback.LOST] == []
 
 
-def test_g8_who_was_buried_joins_again_and_loses_what_it_had() -> None:
+def test_g8_an_expired_member_joins_again_and_loses_what_it_had() -> None:
     net = net_of(end=30)
     first, second = join(net, "a"), join(net, "b")
     net.run_until(lambda: all_at_work(first, second) and len(works_on(second)) == 2)
@@ -370,7 +370,9 @@ def test_g12_a_topic_that_comes_later_is_reported_by_one_of_many() -> None:
     ("options", "error"),
     [({"strategy": "range"}, InconsistentPartitioningStrategyError), ({"session": 60_000}, SessionTimeoutTooHighError)],
 )
-def test_g11_who_is_refused_hears_why_and_the_others_go_on(options: dict[str, object], error: type[Exception]) -> None:
+def test_g11_a_rejected_member_gets_the_reason_and_the_others_continue(
+    options: dict[str, object], error: type[Exception]
+) -> None:
     net = net_of()
     first = join(net, "a")
     net.run_until(lambda: works_on(first) == {0, 1, 2, 3})
@@ -411,7 +413,7 @@ def stuck(net: Net, member: Member) -> None:
         member.done(run.messages[2])
 
 
-def test_g18_a_plan_that_gives_a_partition_back_has_it_handed_out_again() -> None:
+def test_g18_a_plan_that_gives_a_partition_back_has_it_delivered_again() -> None:
     net = net_of(2, end=20)
     a = join(net, "a")
     net.run_until(lambda: works_on(a) == {0, 1})
@@ -445,7 +447,7 @@ def test_g18_a_message_that_hangs_keeps_a_partition_no_longer_than_revoke_timeou
     assert state(a) is MemberState.PART_OF_GROUP
 
 
-def test_g21_a_pause_that_ends_has_what_is_in_hand_handed_out_again() -> None:
+def test_g21_a_pause_that_ends_has_what_is_in_flight_delivered_again() -> None:
     net = net_of(1, end=20)
     a = join(net, "a")
     net.run_until(lambda: works_on(a) == {0})
