@@ -18,7 +18,6 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_marshal import Admin, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
 from kafka_marshal.adapters.kafka.range_reader import read_range
 from kafka_marshal.errors import MarshalError, TopicUnsafeError
 from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
@@ -239,14 +238,6 @@ def range_of_messages(ground: Ground) -> None:
         list(read_range(ground.bootstrap, ground.config, missing(), 0, 0, 9, timeout_s=LOOK_S))
 
 
-def data_writer(ground: Ground) -> None:
-    with KafkaDataWriter(missing(), ground.bootstrap, ground.config) as writer:
-        writer.write(b"x", None, 0)
-        until = time.monotonic() + LOOK_S
-        while writer.written == 0 and time.monotonic() < until:
-            time.sleep(0.05)
-
-
 ADAPTERS = [
     topic_info,
     topic_config,
@@ -257,7 +248,6 @@ ADAPTERS = [
     append,
     data_reader,
     range_of_messages,
-    data_writer,
 ]
 
 

@@ -24,7 +24,6 @@ import pytest
 from flights.publish import Scene
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.pipeline.audit.kafka import KafkaSource
@@ -146,7 +145,6 @@ def test_configurations_that_are_refused(printed: Printed, wrong: dict[str, obje
         made[0].topics(0.3)
 
     printed.raised("cluster", make)
-    printed.raised("writer", lambda: KafkaDataWriter("t", NOBODY, config).write(None, b"k", 2**31))
     for cluster in made:
         cluster.close()
 

@@ -34,8 +34,6 @@ _WHERE, _WHO, _CODE = 10, 16, 12
 
 _TITLES = ("time", "partition", "offset", "group", "client", "instance", "what", "code", "why")
 
-Runs = Iterable[tuple[int, list[LogEntry]]]
-
 
 @dataclass(frozen=True, slots=True)
 class LogLine:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.adapters.kafka.data_writer import KafkaDataWriter
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
 from kafka_marshal.node.replica import Begin, Replica
@@ -43,6 +42,7 @@ from rationalizer import (
 )
 from tests.campaigns.fuzz.author import GROUPS, Author
 from tests.campaigns.fuzz.worker import DIGEST_EVERY
+from tests.campaigns.fuzz.writer import Writer
 
 __all__ = ["FloodReport", "fuzz_a_broker"]
 
@@ -210,9 +210,9 @@ class _Flood:
         self.wait_for(self.shared, "the workers hold their partitions")
         config = {"message.max.bytes": 2_000_000}
         with (
-            KafkaDataWriter(self.coordination, self.bootstrap, config) as log,
-            KafkaDataWriter(self.alo, self.bootstrap) as alo,
-            KafkaDataWriter(self.amo, self.bootstrap) as amo,
+            Writer(self.coordination, self.bootstrap, config) as log,
+            Writer(self.alo, self.bootstrap) as alo,
+            Writer(self.amo, self.bootstrap) as amo,
         ):
             began = time.monotonic()
             while self.report.records < self.wanted:
@@ -228,7 +228,7 @@ class _Flood:
         self.read_to_end()
         self.replica.close()
 
-    def burst(self, log: KafkaDataWriter, writers: tuple[KafkaDataWriter, ...]) -> None:
+    def burst(self, log: Writer, writers: tuple[Writer, ...]) -> None:
         """Some hostile records in all CPs, some messages, and what the log made of it all so far."""
         for _ in range(BURST):
             cp = self.rng.randrange(CPS)

@@ -136,12 +136,6 @@ class Partition:
         self.start = max(self.start, min(offset, self.end))
         del self.messages[:index], self.offsets[:index], self.arrivals[:index]
 
-    def cut_from(self, offset: int) -> None:
-        """Truncation: what lies at or above offset goes."""
-        index = self.index(offset)
-        self.end = max(self.start, min(offset, self.end))
-        del self.messages[index:], self.offsets[index:], self.arrivals[index:]
-
 
 @dataclass(slots=True)
 class Topic:
@@ -261,11 +255,6 @@ class MemoryBroker:
         """Move the log start up, as retention does."""
         with self._changing():
             self.existing[topic].partitions[partition].cut_below(before)
-
-    def truncate(self, topic: str, partition: int, end: int) -> None:
-        """Take back what lies at or above end, as an unclean leader election does."""
-        with self._changing():
-            self.existing[topic].partitions[partition].cut_from(end)
 
     # Faults.
 

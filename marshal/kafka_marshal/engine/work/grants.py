@@ -157,10 +157,6 @@ class Grants:
         self._consumer.revocation.try_finish(assignment, now)
         return None
 
-    def waited_too_long(self, key: Key, messages: list[Message]) -> None:
-        """Granted messages that waited for others to be handed out with, and whose lease ended meanwhile (T4)."""
-        self.report(key, offset_of(messages[0]), offset_of(messages[-1]))
-
     def report(self, key: Key, first: int, last: int) -> None:
         """Granted messages that nobody will get (C13)."""
         topic, partition = key
