@@ -13,6 +13,7 @@ from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.errors import TopicChangedError, TopicUnsafeError
 from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
 from rationalizer import encode
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker
 from tests.client.conftest import wait_until
 
@@ -77,7 +78,7 @@ def test_a_topic_of_an_older_release_is_raised_when_it_is_asked_for(
     appender.close()
     cluster.close()
     admin = Admin(kafka_bootstrap, topic=name)
-    assert "partition(s) 0, 1 are below level 2" in admin.init().warnings[0]
+    assert f"partition(s) 0, 1 are below level {SUPPORTED_LEVEL}" in admin.init().warnings[0]
     assert admin.upgrade() == [0, 1]
     assert admin.init().warnings == ()
 

@@ -14,6 +14,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import _first_records, required_settings
 from rationalizer import ClaimingPartition, Record, Tick, Upgrade, encode
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker
 from tests.cli.harness import Command
 
@@ -61,7 +62,7 @@ def test_the_first_record_of_every_partition_says_how_many_there_are(kafka: Comm
     rows = kafka("log").rows
     first, second = ([row["what"] for row in rows if row["offset"] == offset] for offset in "01")
     assert first == ["fixes the number of partitions of the log at 3"] * 3
-    assert second == ["raises the log to level 2"] * 3
+    assert second == [f"raises the log to level {SUPPORTED_LEVEL}"] * 3
     assert len(rows) == 6
 
 
@@ -176,10 +177,10 @@ def test_a_creation_that_was_cut_short_gets_what_it_lacks(
 ) -> None:
     make(3)
     first = marker("init-1", 3)
-    appended(cluster, log_topic, (0, first), (0, Upgrade("i", "c", "g", 2)), (1, first))
+    appended(cluster, log_topic, (0, first), (0, Upgrade("i", "c", "g", SUPPORTED_LEVEL)), (1, first))
     assert kafka("init").status == 0
     assert [row["code"] for row in kafka("log").rows] == ["OK"] * 6
-    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {2}
+    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {SUPPORTED_LEVEL}
 
 
 @pytest.mark.parametrize(
@@ -201,15 +202,18 @@ def test_a_topic_of_an_older_release_keeps_its_level_until_it_is_upgraded(
     appended(cluster, log_topic, *((cp, marker("init-1", 2)) for cp in range(2)), (1, Tick("i", "c", "g")))
     ran = kafka("init")
     assert ran.status == 0
-    assert "note: partition(s) 0, 1 are below level 2 of the protocol" in ran.out
+    assert f"note: partition(s) 0, 1 are below level {SUPPORTED_LEVEL} of the protocol" in ran.out
     assert f"kafka-marshal upgrade --bootstrap {kafka.before[1]} --topic {log_topic}" in ran.out
     assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {1}
-    assert kafka("upgrade", "--dry-run").out == f"partition(s) 0, 1 of '{log_topic}' would be raised to level 2.\n"
+    assert (
+        kafka("upgrade", "--dry-run").out
+        == f"partition(s) 0, 1 of '{log_topic}' would be raised to level {SUPPORTED_LEVEL}.\n"
+    )
     assert kafka("upgrade").status == 2, "nobody to ask"
     assert "There is no way back" in kafka("upgrade", "--help").out
     assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {1}
-    assert kafka("upgrade", "--yes").out == f"raised: partition(s) 0, 1 of '{log_topic}' to level 2.\n"
-    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {2}
+    assert kafka("upgrade", "--yes").out == f"raised: partition(s) 0, 1 of '{log_topic}' to level {SUPPORTED_LEVEL}.\n"
+    assert {each["level"] for each in kafka("status", "--json").json["partitions"]} == {SUPPORTED_LEVEL}
     again = kafka("upgrade", "--yes", "--json")
     assert (again.status, again.json["partitions"], again.json["raised"]) == (0, [], False)
     assert "note" not in kafka("init").out

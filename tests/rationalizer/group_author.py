@@ -364,7 +364,9 @@ class GroupAuthor(Author):
     def other(self) -> bytes:
         """A type without a writer of its own, mostly of a group that there is."""
         group, number = self.known(), self.choose([kind.type for kind in OTHERS])
-        return self.record(number, self.sender(group)[0], group.name, *fields_of(number, self.choose))
+        fields = fields_of(number, self.choose)
+        fields += self.choose(([],) * 9 + ([0],))  # one too many
+        return self.record(number, self.sender(group)[0], group.name, *fields)
 
     def lease_record(self) -> bytes | None:
         """Types 1 to 8 on the claimed group, and now and then on a coordinated one."""

@@ -252,7 +252,7 @@ class Replica:
             rows = unpackb(self.world.snapshot())[7]
             head = next(row for row in rows if row[0] == group.group_id)
             lists = [*head[5], *head[6]]
-            yield json.dumps(head[:5])
+            yield json.dumps([*head[:5], *head[7:]])
         else:
             objects: Any = state([self.world])["groups"]
             head = next(each for each in objects if each["group"] == group.group_id)
