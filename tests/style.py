@@ -65,7 +65,12 @@ PHRASES = (
         reason="the engine's step is named so",
     ),
     Phrase(r"in hand", "in flight; held"),
-    Phrase(r"(?:go|goes|going|went|gone|live|lives|lived) on", "continues"),
+    Phrase(
+        r"(?:go|goes|going|went|gone|live|lives|lived) on",
+        "continues",
+        r"live on (?:a|the|this|one) ",
+        reason="a picture is live on a terminal",
+    ),
     Phrase(r"look(?:s|ed|ing)? at", "checks, reads, polls"),
     Phrase(
         r"(?:a|an|one|each|every|last|first|next|another|this|second|two|quick|closer) looks?(?! like|-)",

@@ -15,7 +15,7 @@ from flights.data import encode
 
 __all__ = ["EVERY", "TROUBLES", "Planted", "count", "messages", "planted"]
 
-#: One is planted after so many flights, the first after the FIRST.
+#: One is planted after each this many flights, the first after the FIRST.
 EVERY: Final = 500
 FIRST: Final = 100
 
@@ -37,7 +37,7 @@ def _with(**values: object) -> Callable[[Sequence[str]], bytes]:
 #: How each kind is made of a flight's row, and what is to be said of it.
 _KINDS: Final[Sequence[tuple[Callable[[Sequence[str]], bytes | None], str]]] = (
     (lambda row: encode(row)[1][:-40], "no JSON object"),  # cut short
-    (lambda row: ",".join(row).encode(), "no JSON object"),  # somebody sent the file's line
+    (lambda row: ",".join(row).encode(), "no JSON object"),  # a line of the file, sent as it is
     (_with(carrier=...), "missing or impossible: carrier"),
     (_with(month="January"), "missing or impossible: month"),
     (lambda row: None, "no value"),  # a tombstone

@@ -1,8 +1,8 @@
-"""A process of the demo: told what to do by one line, tells how it goes, ends with its parent.
+"""A process of the demo: it reads its task from one line, reports its progress, and ends with its parent.
 
 It reads one line of JSON from its standard input and works until SIGTERM, or until that pipe closes because its parent
-is gone, however it went. On its standard output it says what it has in hand; that is for the one who chooses the moment
-to kill it, nothing is concluded from it.
+is gone, however it went. On its standard output it reports what is in flight, for the process that chooses the moment to kill
+it; nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def run_child(
     # Ctrl-C goes to the parent, which ends its workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = kind(**json.loads(_first_line()))
-    # What is told goes to our parent alone: a JVM below us would hold the pipe open, and may print.
+    # Reports go to the parent alone: a JVM below us would hold the pipe open, and may print.
     told = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(event: Mapping[str, Any]) -> None:
-        """One line, at once: a killed process keeps what it told."""
+        """One line, at once: what a killed process reported is kept."""
         os.write(told, json.dumps(event).encode() + b"\n")
 
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     name = settings.client_id.replace("%", "%%")
     logging.basicConfig(format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    # Told before there is anything to stop: there is nothing to release either.
+    # Before there is anything to stop, there is nothing to release either.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         work(settings, tell)
@@ -83,5 +83,5 @@ def _first_line() -> bytes:
 def _end_with_parent() -> None:
     """Nothing more is ever sent: the pipe ends when the parent does."""
     os.read(sys.stdin.fileno(), 1)
-    # What is in hand is neither written nor done, so nothing is lost: there is nobody to wait for.
+    # What is in flight is neither written nor done, so nothing is lost: there is nothing to wait for.
     os._exit(PARENT_GONE)

@@ -1,7 +1,7 @@
 """The dead letters, read back: what is in the topic is held against what was planted.
 
 The topic is written at least once: a driver that dies between its dead letters and its database leaves letters that its
-successor writes again. Whence a letter comes (its headers say topic, partition and offset) tells which of them are one.
+successor writes again. A letter's source (topic, partition and offset in its headers) shows which of them are one.
 """
 
 from __future__ import annotations

@@ -82,12 +82,12 @@ class Rounds:
         self._tell({"event": "begun", "ranges": named})
         try:
             done = self._fence(batch)
-            # Only where it is needed: each other filter is another plan, and code that Spark compiles anew.
+            # Only where it is needed: each other filter is another plan, and code that Spark compiles again.
             overlap = {key: last for key, last in done.items() if last >= starts[key]}
             with summarize(above(records, overlap), self._tables) as found:
                 self._tell({"event": "computed", "ranges": named})
                 if found.troubles:
-                    # Before the transaction: a crash in between repeats dead letters, which can be told apart, and
+                    # Before the transaction: a crash in between repeats dead letters, which can be recognised, and
                     # loses none.
                     found.dead.write.format("kafka").options(**self._letters).save()
                 self._tell({"event": "lettered", "ranges": named})
@@ -115,9 +115,9 @@ class Rounds:
         self._tell({"event": "written", "ranges": named, "skipped": handed_out - written})
 
     def _fence(self, batch: ClaimedBatch) -> dict[tuple[str, int], int]:
-        """(topic, partition) → the last offset that the sink has. From here on nobody with an older epoch can move it.
+        """(topic, partition) → the last offset that the sink has; no driver with an older epoch can move it now.
 
-        A transaction of its own, before the sums are made: a predecessor that is late could otherwise still commit rows
+        A separate transaction, before the sums are made: a predecessor that is late could otherwise still commit rows
         while Spark adds them up again.
         """
         fence = [(topic, partition, epoch, -1) for topic, partition, epoch, _ in batch.leases]

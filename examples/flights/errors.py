@@ -3,7 +3,7 @@
 ::
 
     MarshalError
-    └── DemoError               the demo can't begin, or can't go on
+    └── DemoError               the demo can't begin, or can't continue
         ├── DataMissingError    the file of flights is not installed, or is another one
         ├── StalledError        nothing moves any more, or no worker is left
         └── SinkError           the database can't be made, read or written; nothing is lost
@@ -17,7 +17,7 @@ __all__ = ["DataMissingError", "DemoError", "SinkError", "StalledError"]
 
 
 class DemoError(MarshalError):
-    """The demo can't begin, or can't go on."""
+    """The demo can't begin, or can't continue."""
 
 
 class DataMissingError(DemoError):

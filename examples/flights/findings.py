@@ -36,7 +36,7 @@ class Audited:
     violations: int
     #: Records replayed.
     records: int
-    #: The address of its own report, relative to ours.
+    #: The address of its report, relative to the demo's.
     page: str
 
 
@@ -56,7 +56,7 @@ class Findings:
     letters: Letters = field(default_factory=lambda: Letters(0, {}))
     #: (check, flights that fail it)
     quality: Sequence[tuple[str, int]] = ()
-    #: None: nobody audited the log.
+    #: None: the log was not audited.
     audit: Audited | None = None
 
     @property
@@ -141,7 +141,7 @@ class Findings:
     def _killed_ms(self) -> int | None:
         """When the kill was, by this machine's clock; None where the log's, the broker's, plainly goes otherwise.
 
-        (Where nothing was released or taken over before it, they may still differ, on another machine.)
+        (If nothing was released or taken over before it, they may still differ, on another machine.)
         """
         kill = self.story.kill
         if kill is None:

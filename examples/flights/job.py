@@ -203,7 +203,7 @@ class Job:
         )
 
     def _common(self, scene: Scene, client_id: str) -> dict[str, Any]:
-        """What every process that works on the topic is told."""
+        """What every process that works on the topic gets."""
         return {
             **_address(scene, client_id),
             "database": str(self.database),
@@ -314,7 +314,7 @@ class Job:
 
     @contextmanager
     def _state(self) -> Iterator[None]:
-        """The database says how the run goes; "running" in one that nobody works on: it was killed hard."""
+        """The database says how the run goes; "running" in one without a process: it was killed hard."""
         ledger.write_state(self.database, "running")
         try:
             yield
@@ -333,7 +333,7 @@ def _holders(marshal: Marshal, topic: str) -> dict[int, str]:
 
 
 def _address(scene: Scene, client_id: str) -> dict[str, Any]:
-    """What every process of the run is told."""
+    """What every process of the run gets."""
     return {
         "bootstrap": scene.bootstrap,
         "config": scene.config,
@@ -346,7 +346,7 @@ def _address(scene: Scene, client_id: str) -> dict[str, Any]:
 
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """What the library warns about goes to a file: the screen tells the story, and errors are raised."""
+    """What the library warns about goes to a file: the screen shows the story, and errors are raised."""
     loggers = [logging.getLogger("kafka_marshal"), logging.getLogger("flights")]
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -82,7 +82,7 @@ _FIELDS: Final = (
     *("carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour"),
 )
 
-#: What enrich and delays look at.
+#: What enrich and delays read.
 _USED: Final = (
     *("carrier", "origin", "dest", "hour", "time_hour", "tailnum"),
     *("dep_time", "sched_dep_time", "dep_delay", "arr_delay"),
@@ -234,7 +234,7 @@ def _is_time(name: str) -> Column:
 def dead_letters(parsed: DataFrame) -> DataFrame:
     """What goes to the dead-letter topic: key and value as they were, and headers that say whence and why.
 
-    A record may be written again after a crash: (source.topic, source.partition, source.offset) tells which are one.
+    A record may be written again after a crash: (source.topic, source.partition, source.offset) shows which are one.
     """
     headers = F.array(
         *(
@@ -253,7 +253,7 @@ def dead_letters(parsed: DataFrame) -> DataFrame:
 def enrich(parsed: DataFrame, tables: Tables) -> DataFrame:
     """Those that are flights, joined with airlines, airports (of the destination) and weather (at the origin).
 
-    Each flight comes out once, whether the other tables know it or not: ``wet`` is null where nobody noted the weather.
+    Each flight comes out once, whether the other tables know it or not: ``wet`` is null where the weather is not known.
     """
     flights = parsed.where(F.col("trouble").isNull())
     joined = flights.join(F.broadcast(tables.airlines), "carrier", "left")

@@ -1,4 +1,4 @@
-"""What can be chosen about a run of the demo, and what its workers and drivers are told."""
+"""What can be chosen about a run of the demo, and what its workers and drivers get."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
 #: Of the topic of flights.
 PARTITIONS = 12
 
-#: What a worker tells its parent before it ends because of an error.
+#: What a worker reports to its parent before it ends because of an error.
 FAILURE = "failed"
 
 
-#: So many rounds there should be at least.
+#: At least this number of rounds.
 _ROUNDS = 24
 
 
@@ -55,7 +55,7 @@ class DemoOptions:
     json: bool = False
     #: HI of the workers: a silent one is replaced after twice this.
     heartbeat_interval_ms: int = 1_000
-    #: Each worker has a watchdog, which releases at its death what it held. False: nobody has; nor where the system has
+    #: Each worker has a watchdog, which releases at its death what it held. False: none has; nor where the system has
     #: none (see ``watched``).
     watchdog: bool = True
     #: The most messages in one transaction: a plain worker's batch, or a driver's round over all its partitions. None:
@@ -97,7 +97,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """What every process of a run is told, as one line of JSON."""
+    """What every process of a run gets, as one line of JSON."""
 
     #: The module that it runs.
     program: ClassVar[str]
@@ -116,7 +116,7 @@ class ProcessSettings:
     heartbeat_interval_ms: int
     #: The most messages in a batch, or a round.
     batch_size: int
-    #: It has a watchdog: whoever waits gets its partitions at its death, and not after 2 · HI.
+    #: It has a watchdog: a waiting worker gets its partitions at its death, and not after 2 · HI.
     watchdog: bool
 
     def join(self) -> Marshal:
@@ -134,7 +134,7 @@ class ProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(ProcessSettings):
-    """What a plain worker is told."""
+    """What a plain worker gets."""
 
     program: ClassVar[str] = "flights.worker"
 
@@ -144,7 +144,7 @@ class WorkerSettings(ProcessSettings):
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings(ProcessSettings):
-    """What a Spark driver is told."""
+    """What a Spark driver gets."""
 
     program: ClassVar[str] = "flights.driver"
 

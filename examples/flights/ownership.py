@@ -1,9 +1,9 @@
 """Who owned which partition when: concluded from the coordination log, by replaying it, and from nothing else.
 
 Times are log time (the broker's stamps, ms). A tenure is one holder's time with one epoch; it ends when the holder
-releases the lease (C8), or when somebody else is granted it, the holder having been silent for more than twice its
+releases the lease (C8), or when another worker is granted it, the holder having been silent for more than twice its
 heartbeat interval (C1, C3). A watchdog's release is in the holder's name and looks like its own: only who knows that
-the holder was dead can tell it.
+the holder was dead can know it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rationalizer.history import End, LeaseKey, Owners, Span
 
 __all__ = ["Change", "History", "Takeover", "history_of", "read_dump"]
 
-#: What a dead worker had sent may be stamped so much later, in another CP, than its watchdog's releases (ms).
+#: What a dead worker had sent may be stamped this much later, in another CP, than its watchdog's releases (ms).
 _LATE_MS: Final = 100
 
 
@@ -48,7 +48,7 @@ class Takeover:
     at_ms: int
     #: Since the old holder's last beat.
     since_last_beat_ms: int
-    #: Since the release, by the old holder or its watchdog: how long it had nobody; None where there was none.
+    #: Since the release, by the old holder or its watchdog: how long it had no owner; None where there was none.
     vacant_ms: int | None
 
 
@@ -60,7 +60,7 @@ class History:
     topic: str
     #: Partition → tenures, in order.
     tenures: dict[int, list[Span]] = field(default_factory=dict)
-    #: (log time, holder, rows newly reported as done): how the work went, as the log tells it.
+    #: (log time, holder, rows newly reported as done): how the work went, as the log shows it.
     progress: list[tuple[int, str, int]] = field(default_factory=list)
     _owners: Owners = field(default_factory=Owners)
     _stable: dict[int, int] = field(default_factory=dict)

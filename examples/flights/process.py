@@ -46,14 +46,14 @@ _BREATH_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.2
 
 
-#: So many may fail one after the other, without a row done in between, before no more are started.
+#: This number may fail one after the other, without a row done in between, before no more are started.
 _FRUITLESS: Final = 3
 
 
 class Stage(StrEnum):
-    """Where in a batch the kill hits: after it was told that …"""
+    """Where in a batch the kill hits: after it was reported that …"""
 
-    #: Its rows are in hand, nothing of it is written.
+    #: Its rows are in flight, nothing of it is written.
     UNWRITTEN = "begun"
     #: Spark has added it up, nothing of it is written.
     COMPUTED = "computed"
@@ -79,7 +79,7 @@ class Manner:
     replaced: bool = False
     #: What it is at while it is not ready to work yet.
     beginning: str = "at work"
-    #: Without any row done for this long something is wrong: a lease that nobody beats for falls free much sooner, and
+    #: Without any row done for this long something is wrong: a lease without heartbeats falls free much sooner, and
     #: a broker is back sooner.
     stall_s: float = 60.0
     #: How long they may take to end, once asked to.
@@ -97,7 +97,7 @@ class KillPlan:
     #: Share of the rows that are done.
     share: float
     stage: Stage
-    #: Share of the batch's time that has gone by, where nothing of it is to be written yet.
+    #: Share of the batch's time that has passed, if nothing of it is to be written yet.
     into_batch: float
 
     @classmethod
@@ -116,7 +116,7 @@ class Kill:
     at_ms: int
     #: Rows that the database had then, of all workers.
     rows_done: int
-    #: The batch in hand: (partition, first and last offset) of each range in it.
+    #: The batch in flight: (partition, first and last offset) of each range in it.
     ranges: tuple[Range, ...]
     #: Whether that batch was committed.
     written: bool
@@ -154,7 +154,7 @@ class Story:
     crashes: list[Crash] = field(default_factory=list)
     #: Successors of those that ended without having been asked to: (client_id, when it was started, whose).
     successors: list[tuple[str, int, str]] = field(default_factory=list)
-    #: Rows that were handed out again and that the database had already.
+    #: Rows that were delivered again and that the database had already.
     repeated: int = 0
     #: Batches that the database refused because of their epoch.
     fenced: int = 0
@@ -192,17 +192,17 @@ class _Progress:
         self._stall_s = stall_s
         self._next_look = 0.0
         self._moved_at = time.monotonic()
-        #: By client_id, as of the last look.
+        #: By client_id, as last read.
         self.by_client: dict[str, int] = {}
         self.total = published.rows
 
     @property
     def done(self) -> int:
-        """Rows in the database, as of the last look."""
+        """Rows in the database, as last read."""
         return sum(self.by_client.values())
 
     def is_due(self) -> bool:
-        """Whether the last look is some time ago."""
+        """Whether the last read is some time ago."""
         return time.monotonic() >= self._next_look
 
     def look(self, db: sqlite3.Connection) -> bool:
@@ -388,7 +388,7 @@ class Process:
             self._start_successor(worker.client_id)
 
     def _replace_killed(self) -> None:
-        """The one that we killed gets a successor only if nobody else is there to take over."""
+        """The one that we killed gets a successor only if no other is there to take over."""
         kill = self.story.kill
         if kill is None or not self._manner.replaced or self._crew.running():
             return
@@ -437,7 +437,7 @@ class Process:
         if self._add_at is None:
             holders = self._holders()
             if not self._crew.running():
-                self._add_at = now  # nobody else is there to take over
+                self._add_at = now  # no other is there to take over
             elif kill.client_id not in holders.values() and len(holders) == PARTITIONS:
                 self._add_at = now + _BREATH_S
             elif _now_ms() > kill.at_ms + _JOIN_S * 1000:

@@ -46,7 +46,7 @@ class Scene:
 
     @classmethod
     def on_named_kafka(cls, bootstrap: str, config: Mapping[str, object]) -> Scene:
-        """On somebody's Kafka: names that nobody uses, so that nothing there is touched, and runs do not meet."""
+        """On your Kafka: new names, so that nothing there is touched, and runs do not meet."""
         run = uuid.uuid4().hex[:10]
         topic, coordination = f"kafka-marshal-demo-{run}-flights", f"kafka-marshal-demo-{run}-log"
         return cls(bootstrap, config, topic, coordination, f"kafka-marshal-demo-{run}-delays")

@@ -133,7 +133,7 @@ def _page(
 
 
 def _alternative(findings: Findings) -> str:
-    """The picture for those who can't see it."""
+    """The picture in words, for readers that can't see it."""
     rows = [f"{row[0]} from {row[1]} to {row[2]} at {row[3]}" for row in findings.rows_of(findings.takeovers())]
     return f"{findings.title()}. {'; '.join(rows)}."
 

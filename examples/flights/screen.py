@@ -18,7 +18,7 @@ from flights.timeline import color_of
 
 __all__ = ["Screen", "table"]
 
-#: Where nobody watches, progress is told at these shares.
+#: Without a terminal, progress is printed at these shares.
 _SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 _INDENT: Final = "    "

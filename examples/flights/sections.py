@@ -24,7 +24,7 @@ _ROUTES: Final = f"""
            1.0 * sum(arrival_delay_sum) / sum(arrivals) AS mean
     FROM delays GROUP BY origin, dest HAVING sum(arrivals) >= {_ENOUGH}
     ORDER BY mean DESC, origin, dest LIMIT 10
-"""  # noqa: S608 - a constant of ours
+"""  # noqa: S608 - a constant
 _HOURS: Final = """
     SELECT hour, sum(flights), 1.0 * sum(departure_delay_sum) / nullif(sum(departures), 0),
            1.0 * sum(wet_departure_delay_sum) / nullif(sum(wet_departures), 0)

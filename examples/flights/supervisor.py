@@ -1,7 +1,7 @@
 """Worker and driver processes, as their parent sees them: started, listened to, killed, ended.
 
 A Spark driver has a process below it, the JVM: it ends when its driver does, however that went, and this is seen to.
-So does a watchdog, which is nobody's child: it ends as soon as it has said what there is to say.
+So does a watchdog, which has no parent: it ends as soon as it has appended its releases.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ WATCHDOG_GRACE_S = 10.0
 #: How the line begins that a watchdog writes to its worker's log.
 _WATCHDOG_SAYS = "kafka-marshal watchdog: "
 
-#: What a driver tells first: Spark is up.
+#: A driver's first report: Spark is up.
 READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a worker told: what it has in hand ("begun"), how far it is, and what became of it ("written", "fenced")."""
+    """A worker's report: what is in flight ("begun"), how far it is, and how it ended ("written", "fenced")."""
 
     client_id: str
     what: str
@@ -71,7 +71,7 @@ class Event:
 
 
 class WorkerProcess:
-    """One worker or driver. Its errors and warnings go to a file; what it tells goes to the crew."""
+    """One worker or driver. Its errors and warnings go to a file; its reports go to the crew."""
 
     def __init__(self, settings: ProcessSettings, log: Path, tell: Callable[[Event], None]) -> None:
         """Start it. Raises DemoError."""
@@ -82,7 +82,7 @@ class WorkerProcess:
         #: Why it ended by itself, "" if it did not say; and whether another would end so, too.
         self.failure: str = ""
         self.failure_lasts: bool = False
-        #: It has told that it is ready to work (a worker always is).
+        #: It has reported that it is ready to work (a worker always is).
         self.ready: bool = False
         try:
             with log.open("wb") as errors:
@@ -128,7 +128,7 @@ class WorkerProcess:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """kill -9; returns when it is gone and everything it told has been heard. Its JVM: see end_rest."""
+        """kill -9; returns when it is gone and all its reports have been read. Its JVM: see end_rest."""
         self.expected_to_end = True
         self.process.send_signal(signal.SIGKILL)
         self.wait(30.0)
@@ -181,9 +181,9 @@ class WorkerProcess:
         return True
 
     def last_words(self) -> str:
-        """Why it ended, as it told us; else the last thing it wrote to its log, "" for nothing.
+        """Why it ended, as it reported; else the last thing it wrote to its log, "" for nothing.
 
-        What its watchdog wrote there after its death is no word of its own.
+        What its watchdog wrote there after its death does not count.
         """
         if self.failure:
             return self.failure
@@ -212,7 +212,7 @@ class Crew:
         return worker
 
     def next_event(self, timeout_s: float) -> Event | None:
-        """What a worker told next, None if nobody said anything within timeout_s."""
+        """The next report of a worker, None if there was none within timeout_s."""
         try:
             return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
         except Empty:
@@ -223,7 +223,7 @@ class Crew:
         return [name for name, worker in self.workers.items() if worker.running]
 
     def ended_by_themselves(self) -> list[WorkerProcess]:
-        """Workers that ended although nobody asked them to."""
+        """Workers that ended although they were not asked to."""
         return [worker for worker in self.workers.values() if not worker.running and not worker.expected_to_end]
 
     def end(self, grace_s: float = GRACE_S) -> list[str]:
@@ -246,7 +246,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Nothing is lost by it: what was in hand was neither written nor done.
+        # Nothing is lost by it: what was in flight was neither written nor done.
         for worker in self.workers.values():
             if worker.running:
                 worker.kill()
@@ -254,7 +254,7 @@ class Crew:
 
 
 def _group_runs(group: int) -> bool:
-    """Whether any process of a group runs. (One that has ended and that nobody has asked about does not.)"""
+    """Whether any process of a group runs. (One that has ended and was not waited for does not.)"""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

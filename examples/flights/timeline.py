@@ -102,7 +102,7 @@ def _draw_tenures(axes: Axes, tenures: Sequence[Span], clients: Sequence[str], s
         color, ink = color_of(tenure.client_id, clients)
         left = (tenure.since - start) / 1000
         until = ((tenure.until or end) - start) / 1000
-        # What follows the last beat of one who was replaced is silence: the lease was still his, but nobody worked.
+        # After the last beat of a replaced worker there is silence: it still had the lease, but did not work.
         alive_until = until if tenure.ended in (End.OPEN, End.RELEASED) else (tenure.last_beat - start) / 1000
         axes.barh(tenure.partition, alive_until - left, left=left, height=0.78, color=color, edgecolor="white", lw=0.8)
         if until > alive_until:

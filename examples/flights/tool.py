@@ -25,7 +25,7 @@ def kafka_marshal(scene: Scene, log: Path, *arguments: str, timeout_s: float, ja
     reach = ("--bootstrap", scene.bootstrap, "--topic", scene.coordination, "--config", "/dev/stdin")
     command = [sys.executable, "-P", "-m", "kafka_marshal", *reach, *arguments]
     environment = {**os.environ, "JDK_JAVA_OPTIONS": java} if java else None
-    # In a session of its own: a terminal's Ctrl-C is for this process, which ends all that the command started.
+    # In its own session: a terminal's Ctrl-C is for this process, which ends all that the command started.
     with (
         log.open("wb") as errors,
         subprocess.Popen(

@@ -52,7 +52,7 @@ def work(settings: WorkerSettings, tell: Tell) -> None:
                         done = {(batch.topic, batch.partition): last}
                         write_round(tx, settings.client_id, done, parts, groups, found.quality, {})
                 except StaleEpochError as error:
-                    # Somebody else holds the partition and does this batch: it is not ours to report.
+                    # Another worker holds the partition and does this batch, so it is not reported here.
                     tell({"event": "fenced", **_names(batch)})
                     logging.warning("%s", error)
                     continue
