@@ -1,8 +1,8 @@
 """A process of the demo: it reads its task from one line, reports its progress, and ends with its parent.
 
 It reads one line of JSON from its standard input and works until SIGTERM, or until that pipe closes because its parent
-is gone, however it went. On its standard output it reports what is in flight, for the process that chooses the moment to kill
-it; nothing is concluded from it.
+is gone, however it went. On its standard output it reports what is in flight, for the process that chooses the
+moment to kill it; nothing is concluded from it.
 """
 
 from __future__ import annotations
