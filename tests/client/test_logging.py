@@ -34,7 +34,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Events:
 
 def told(events: Events, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """(event, partitions) of the lines logged since the last call."""
-    events.tell()
+    events.write()
     lines = [(getattr(line, "event", ""), spans(getattr(line, "partitions", []))) for line in caplog.records]
     caplog.clear()
     return lines
@@ -46,7 +46,7 @@ def test_many_partitions_claimed_at_once_are_one_line(events: Events, caplog: py
         events.look(float(partition))
     assert told(events, caplog) == []
     events.look(199 + QUIET_MS)
-    events.tell()
+    events.write()
     [line] = caplog.records
     assert line.getMessage() == "worker-1 of group delays: claimed flights [0-199]"
     found = [getattr(line, name) for name in ("event", "group", "client", "topic", "partitions")]
@@ -56,7 +56,7 @@ def test_many_partitions_claimed_at_once_are_one_line(events: Events, caplog: py
 def test_one_partition_is_named_as_one(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     events.note(Note("claimed", ("flights", 7)), 0.0)
     events.gather()
-    events.tell()
+    events.write()
     assert getattr(caplog.records[0], "partition", None) == 7
 
 
@@ -71,7 +71,7 @@ def test_a_loss_is_reported_at_once_with_its_reason(events: Events, caplog: pyte
     for partition in (3, 1, 2):
         events.note(Note("lost", ("flights", partition), "the topic was deleted"), 5.0)
     events.look(5.0)
-    events.tell()
+    events.write()
     [line] = caplog.records
     assert line.levelname == "WARNING"
     assert "lost flights [1-3]: the topic was deleted. What is in hand is not committed" in line.getMessage()
@@ -84,7 +84,7 @@ def test_a_loss_promises_no_next_holder_where_there_is_none(
 ) -> None:
     events.note(Note("lost", ("flights", 1), why), 5.0)
     events.look(5.0)
-    events.tell()
+    events.write()
     assert ("next holder" in caplog.text) is (why not in (Loss.POSITION, Loss.TOPIC_GONE))
 
 
@@ -107,13 +107,13 @@ def test_an_outage_is_reported_from_end_to_end(events: Events, caplog: pytest.Lo
     for now in (11_500.0, 12_000.0):
         events.trouble("no broker", now)
         events.look(now)
-    events.tell()
+    events.write()
     [line] = caplog.records
     assert (line.levelname, line.event, line.reason, line.seconds) == ("WARNING", "kafka_away", "no broker", 9.4)  # type: ignore[attr-defined]
     caplog.clear()
     events.heard(14_100.0)
     events.heard(14_200.0)
-    events.tell()
+    events.write()
     [line] = caplog.records
     assert (line.levelname, line.event, line.seconds) == ("INFO", "kafka_back", 12.0)  # type: ignore[attr-defined]
 
@@ -129,7 +129,7 @@ def test_a_handler_that_raises_stops_nothing(events: Events, caplog: pytest.LogC
     try:
         events.note(Note("claimed", ("flights", 1)), 0.0)
         events.say(Event.LEFT, "left")
-        events.tell()
+        events.write()
     finally:
         logger.removeHandler(handler)
     assert [line.event for line in caplog.records] == ["callback_failed", "left"]  # type: ignore[attr-defined]

@@ -148,7 +148,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
                 )
             self._engine = engine.add_consumer(subscription, settings)
             self._leaving = Leaving(driver, self._engine)
-            self._engine.errors.extend(driver.upkeep.levels.told())
+            self._engine.errors.extend(driver.upkeep.levels.missed())
             driver.lock.ports[self._engine.number] = self
             self._entered = True
         try:

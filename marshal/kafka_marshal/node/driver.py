@@ -79,7 +79,12 @@ class Driver:
         replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT, self._snapshot_due if keep_snapshots else None)
         self.replica: Replica = replica
         snapshots = SnapshotUpkeep(
-            cluster, replica, self.condition, self.life, lambda error: self.lock.tell(error), keep=keep_snapshots
+            cluster,
+            replica,
+            self.condition,
+            self.life,
+            lambda error: self.lock.raise_in_consumers(error),
+            keep=keep_snapshots,
         )
         settings = make_settings(replica.info.partitions)
         self.engine: Engine = Engine(settings, replica.worlds, runtime.random())
@@ -152,7 +157,7 @@ class Driver:
 
     def _turn(self) -> None:
         self.servants.undo_lost()
-        self.effects.events.tell()
+        self.effects.events.write()
         if self.pacing.beats_sent:
             self.pacing.let_beats_gather()
         batch = self.replica.read(self.pulse.turned(self.pacing.wait_s()))
@@ -269,7 +274,7 @@ class Driver:
             self.life.at_exit = None  # it refers to the driver
             self.condition.notify_all()
             events.gather()
-        events.tell()
+        events.write()
         self.replica.close()
         if self._thread is not None and not self.cluster.runtime.is_current(self._thread):
             self._thread.join(END_TIMEOUT_S)

@@ -124,7 +124,7 @@ class EngineLock:
             self.carry_out(self.engine.take_effects())
             self.condition.notify_all()
 
-    def tell(self, error: Exception) -> None:
+    def raise_in_consumers(self, error: Exception) -> None:
         """Each consumer raises this, once."""
         for consumer in self.engine.consumers.values():
             consumer.errors.append(error)

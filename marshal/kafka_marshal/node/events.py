@@ -139,7 +139,7 @@ class Events:
         who = f"{self._who['client']} of group {self._who['group']}"
         self._lines.append(partial(log, level, event, "%s: %s", who, text, **{**self._who, **fields}))
 
-    def tell(self) -> None:
+    def write(self) -> None:
         """Log the lines. Without the lock: a handler of the user's may take its time. It may also raise."""
         with suppress(IndexError):
             while True:

@@ -62,7 +62,7 @@ class LogGuard:
     def look(self) -> None:
         """Check the topic (*blocking*); no caller sees what this raises."""
         try:
-            self._tell(self._found())
+            self._report(self._found())
         except MarshalError as error:  # a missing broker or permission is reported elsewhere
             log(logging.DEBUG, "topic_not_checked", "%r is not checked this time: %s", self._replica.topic, error)
         except Exception as error:  # noqa: BLE001 - logged with its traceback
@@ -96,7 +96,7 @@ class LogGuard:
                 cut.append(f"partition {cp} was emptied up to offset {low}, and not by kafka-marshal prune")
         return cut
 
-    def _tell(self, found: str) -> None:
+    def _report(self, found: str) -> None:
         before = bool(self.harm)
         if not found:
             self.harm = ""

@@ -299,12 +299,12 @@ class Replica:
         progress: Callable[[int, int], None] | None = None,
         applied: Listener | None = None,
         *,
-        tell: bool = True,
+        report: bool = True,
     ) -> None:
         """Read up to the high watermark found at start (*blocking*), for callers that only read.
 
-        progress is called with (records applied, records there were), applied for each record. tell: raise the alarm of
-        S3. Raises KafkaUnavailableError when nothing came for timeout_s.
+        progress is called with (records applied, records there were), applied for each record. report: raise the alarm
+        of S3. Raises KafkaUnavailableError when nothing came for timeout_s.
         """
         deadline = self._cluster.runtime.monotonic() + timeout_s
         while not self.caught_up:
@@ -319,10 +319,10 @@ class Replica:
                 )
             if progress is not None:
                 progress(self.records_read, self.target_records)
-        if tell and self.start.begin is Begin.SNAPSHOT:
-            self.tell_differences()
+        if report and self.start.begin is Begin.SNAPSHOT:
+            self.report_differences()
 
-    def tell_differences(self) -> None:
+    def report_differences(self) -> None:
         """Raise the alarm of S3, if no driver of this replica would report it otherwise."""
         for found in self.differences:
             log(logging.ERROR, "snapshot_differs", "%s", found.error(self.topic, self.start.snapshots_topic))

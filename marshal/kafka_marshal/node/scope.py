@@ -126,7 +126,7 @@ class Scope:
             cluster, topic = self._cluster, replica.topic
             aside = Replica(cluster, topic, self._timeout_s, Begin.SNAPSHOT, only=unread, keeps_hashes=True)
             try:
-                aside.catch_up(self._timeout_s, lambda read, there: lock.check(), tell=False)
+                aside.catch_up(self._timeout_s, lambda read, there: lock.check(), report=False)
                 with lock.condition:
                     lock.check()
                     replica.take_over(aside)

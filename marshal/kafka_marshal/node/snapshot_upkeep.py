@@ -30,18 +30,18 @@ class SnapshotUpkeep:
         replica: Replica,
         condition: Condition,
         life: Life,
-        tell: Callable[[SnapshotDifferenceError], object],
+        report: Callable[[SnapshotDifferenceError], object],
         *,
         keep: bool,
     ) -> None:
-        """keep: whether there is anything to do. tell: has each consumer raise it."""
+        """keep: whether there is anything to do. report: has each consumer raise it."""
         #: Snapshots that were found to differ from our replica.
         self.alarms: list[SnapshotDifferenceError] = []
         self._cluster = cluster
         self._replica = replica
         self._condition = condition
         self._life = life
-        self._tell = tell
+        self._report = report
         self._keep = keep
         self._keeper: SnapshotKeeper | None = None
         self._is_running = False
@@ -101,7 +101,7 @@ class SnapshotUpkeep:
             error = difference.error(self._replica.topic, self._replica.start.snapshots_topic)
             log(logging.ERROR, "snapshot_differs", "%s", error)
             self.alarms.append(error)
-            self._tell(error)
+            self._report(error)
 
     def find(self) -> None:
         """The topic may have been made since (*blocking*)."""

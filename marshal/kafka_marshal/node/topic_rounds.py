@@ -74,13 +74,13 @@ class TopicRounds:
             engine = self._lock.engine
             if engine.topic_ids.has_marks(subscription.names, engine.consumers[number].source.view.progress):
                 count = None  # nothing begins before the ids are known (P12)
-        told = False
-        while not told:
+        has_passed_on = False
+        while not has_passed_on:
             interest = self._watch.interest
             counted = self._watch.count(interest, count)
             topics = counted or self._watch.look(interest)
             with self._lock.locked():
-                told = self._tell(interest, topics)
+                has_passed_on = self._pass_on(interest, topics)
                 if counted:
                     are_few = sum(info.partitions for info in counted.values()) <= FEW_PARTITIONS
                     self._look_again_within(0.0 if are_few else IDS_WITHIN_MS)
@@ -90,7 +90,7 @@ class TopicRounds:
         with self._lock.condition:
             self._watch.remove(number)
 
-    def _tell(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
+    def _pass_on(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
         """Pass it to the engine, unless a consumer came since the look-up: topics not asked for would seem deleted."""
         if interest is not self._watch.interest:
             return False
@@ -109,7 +109,7 @@ class TopicRounds:
                     return
                 self._replica.check(topics.get(self._replica.topic))
                 events.heard(self._now_ms())
-                self._tell(interest, topics)
+                self._pass_on(interest, topics)
                 lock.settle()
             self._find_snapshots()
         except (KafkaUnavailableError, AuthenticationError) as error:

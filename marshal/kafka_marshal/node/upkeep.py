@@ -26,10 +26,10 @@ __all__ = ["Upkeep"]
 class Levels:
     """CPs that were raised above the level that this release knows (E4), which consumers raise. The lock is held."""
 
-    def __init__(self, replica: Replica, tell: Callable[[UpgradeRequiredError], object]) -> None:
-        """tell: has each consumer raise it."""
+    def __init__(self, replica: Replica, report: Callable[[UpgradeRequiredError], object]) -> None:
+        """report: has each consumer raise it."""
         self._replica = replica
-        self._tell = tell
+        self._report = report
         self._stopped: set[int] = set()
 
     def look(self) -> None:
@@ -39,7 +39,7 @@ class Levels:
                 self._stopped.add(cp)
                 error = self._error(cp, level)
                 log(logging.ERROR, "upgrade_required", "%s", error, log_partition=cp, level=level)
-                self._tell(error)
+                self._report(error)
 
     def _error(self, cp: int, level: int) -> UpgradeRequiredError:
         return UpgradeRequiredError(
@@ -49,7 +49,7 @@ class Levels:
             level=level,
         )
 
-    def told(self) -> list[UpgradeRequiredError]:
+    def missed(self) -> list[UpgradeRequiredError]:
         """What a consumer that comes now has missed."""
         return [self._error(cp, level) for cp, level in self._replica.stopped() if cp in self._stopped]
 
@@ -103,7 +103,7 @@ class Upkeep:
         guard: LogGuard,
         lookups: Executor,
     ) -> None:
-        self.levels: Levels = Levels(replica, lock.tell)
+        self.levels: Levels = Levels(replica, lock.raise_in_consumers)
         self.topics = topics
         self.snapshots = snapshots
         #: A listener of the driver.

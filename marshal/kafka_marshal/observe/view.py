@@ -95,7 +95,7 @@ class View:
                     f"{sorted(replica.behind)} are not read to their end. Is the broker that leads them reachable?"
                 )
             progress(replica.records_read, replica.target_records)
-        replica.tell_differences()
+        replica.report_differences()
         self._begin_fold()
         for world in self.worlds.values():
             self.clock.at_least(world.log_time)
