@@ -18,7 +18,6 @@ CEILINGS: dict[str, int] = {
     "marshal/kafka_marshal/engine/groups": 44,
     "marshal/kafka_marshal/engine/work": 228,
     "marshal/kafka_marshal/metrics": 23,
-    "marshal/kafka_marshal/node": 3,
     "marshal/kafka_marshal/observe": 16,
     "marshal/kafka_marshal/pipeline/audit": 1,
     "marshal/kafka_marshal/testing": 1,
