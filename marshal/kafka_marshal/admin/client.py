@@ -1,4 +1,4 @@
-"""Admin: pauses, repositions and tidies up groups while they run."""
+"""Admin: pauses, repositions and cleans up groups while they run."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ MAX_PAUSE_S = 366 * 86_400
 class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
-    ``client_id`` names the pausing client (C10). Without one, a unique one is made (see the attribute): keep it, and
-    an Admin made with it later carries on, or ends, a pause that this process could not end. It must not be one that
-    consumes in the group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``heartbeat_interval_ms``:
+    ``client_id`` names the pausing client. By default it is unique (see the attribute): an Admin created later with it
+    can continue, or end, a pause that this process could not end. It must not be the client_id of a consumer in the
+    group. ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``heartbeat_interval_ms``:
     that of the leases it claims while it moves positions. ``timeout`` (seconds): how long a call waits for Kafka while
     it reads the log; progress restarts the wait.
 
-    All calls may block. Besides AdminError they raise KafkaUnavailableError where no broker answers,
-    CoordinationTopicError where the topic can't be trusted, ConfigurationError for arguments that make no sense.
+    All calls may block. Besides AdminError they raise KafkaUnavailableError if no broker answers,
+    CoordinationTopicError if the topic can't be trusted, ConfigurationError for invalid arguments.
 
     Attributes:
         topic: the coordination topic.
-        client_id: as given, or the unique one that was made.
+        client_id: as given, or a unique one.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
-        """An Admin on any implementation of the adapters' Cluster; each call opens one, and closes it."""
+        """An Admin on any implementation of Cluster; each call opens one, and closes it."""
         admin = cls.__new__(cls)
         admin._set_up(open_cluster, topic, client_id, heartbeat_interval_ms, timeout)
         return admin
@@ -125,13 +125,13 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         check_ids("group", self.client_id, heartbeat_interval_ms)
 
     def init(self, partitions: int | None = None, timeout: float = 30.0) -> TopicReport:
-        """Create the coordination topic with its log of snapshots, or check the one that exists; returns what was done.
+        """Create the coordination topic with its log of snapshots, or check the existing one; returns what was done.
 
-        May be called again at any time; it goes on where it stopped. ``partitions``: how many a new topic gets (8);
-        one that exists must have that many. ``timeout`` (seconds): how long Kafka may be silent. A new topic is at the
-        newest level of the protocol; one of an older release keeps its own, with a warning (``upgrade``).
-        Raises CoordinationTopicError where the topic is not fit for use, ConfigurationError where it has another
-        number of partitions.
+        It may be called again at any time, and continues where it stopped. ``partitions``: of a new topic (8); an
+        existing one must have that number. ``timeout`` (seconds): how long Kafka may be silent. A new topic is at the
+        newest level of the protocol; one of an older release keeps its level, with a warning (``upgrade``).
+        Raises CoordinationTopicError if the topic is not fit for use, ConfigurationError if it has another number of
+        partitions.
         """
         if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
             raise ConfigurationError(
@@ -141,32 +141,32 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         return have_done(cluster.runtime, lambda: prepare(cluster, self.topic, partitions, timeout))
 
     def upgrade(self) -> list[int]:
-        """Raise the coordination topic to the newest level of the protocol (E4); the partitions of it that were raised.
+        """Raise the coordination topic to the newest level of the protocol; returns its partitions that were raised.
 
-        Coordinated groups need level 2. There is no way back, and members of a release that does not know the level
-        stop there for good: kafka-marshal upgrade names them first. A new topic is at the newest level already.
-        Raises AdminError where the log did not show all of it in time; doing it again finishes it.
+        Coordinated groups need level 2. It can't be undone, and members of a release that does not know the level stop
+        there for good: kafka-marshal upgrade names them first. A new topic is at the newest level already.
+        Raises AdminError if the log did not show all of it in time; call it again to finish.
         """
         return self._act("upgrade", upgrade)
 
     # With a pause.
 
     def pause(self, group: str, expires_in: float = 300) -> Pause:
-        """A pause of the group, to be used in a ``with`` block; entering it pauses (C10, C11).
+        """A pause of the group, for a ``with`` block; entering it pauses.
 
-        ``expires_in`` (seconds): how long the group stays paused after this process has died, or has done nothing.
+        ``expires_in`` (seconds): how long the group stays paused after this process has died or been idle.
         """
         self._check_group(group)
         expires_in = arguments.seconds("expires_in", expires_in, above=0, below=MAX_PAUSE_S)
         return Pause(lambda: self._open_to_pause(group), group, self.client_id, expires_in)
 
     def forget(self, group: str, timeout: float = 30.0, *, force: bool = False) -> int:
-        """Drop all that the log knows of a group that is gone: leases and progress (C16); returns the number of leases.
+        """Drop all that the log knows of a group that has ended: leases and progress; returns the number of leases.
 
         Its members must be silent for long enough within timeout seconds. Then the group is paused, and every
-        coordination partition forgets it. Raises AdminError where a member lives, and has paused nobody; where one
-        answers the pause, it resumes the group. ``force``: also where members are alive; they hand in what they have
-        and begin from their ``start=`` again.
+        coordination partition forgets it. Raises AdminError if a member is alive, without a pause; if one answers the
+        pause, the group is resumed. ``force``: even if members are alive; they commit what they have done, and begin
+        from their ``start=`` again.
         """
         timeout = arguments.seconds("timeout", timeout)
         self._check_group(group)
@@ -199,7 +199,7 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         force: bool = False,
         keep_done: bool = False,
     ) -> list[Move]:
-        """What ``Pause.reposition`` would move, or ``Pause.undo``, as things are now; nothing is paused or appended."""
+        """What ``Pause.reposition`` or ``Pause.undo`` would move now; nothing is paused or appended."""
         self._check_group(group)
         is_undo = isinstance(positions, MovePlan)
         wanted: Mapping[TopicPartition, Target]
@@ -238,13 +238,13 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         """Release a lease in its dead holder's name, without an offset; returns the lease as it was.
 
         ``evict(group, client_id)`` releases all that a member holds, and returns the list; a member of a coordinated
-        group leaves it by that (G20). What the holder had in hand is repeated by the next one. A holder that lives
-        after all (``force``) claims nothing, or does not join again, until its handler has come back, and not this
-        partition for three heartbeat intervals (three sessions; C18, G20). The log tells who evicted it (C20).
-        ``dry_run``: check all of that, but the last, and release nothing; the answer is what would be released.
+        group leaves it. The holder's messages in flight are repeated by the next one. A holder that is alive
+        (``force``) claims nothing, or does not join again, until its handler has returned, and not this partition for
+        three heartbeat intervals (three sessions). The log names the client that evicted it.
+        ``dry_run``: only check, and return what would be released.
 
-        Raises AdminError where nobody holds the lease, where the holder beat within the last heartbeat interval
-        (``force`` takes the lease from a living one), and where another client was faster.
+        Raises AdminError if the lease is free, if the holder beat within the last heartbeat interval (``force`` takes
+        the lease from a live holder), and if another client was faster.
         """
         self._check_group(group)
         if partition is None:
@@ -254,33 +254,33 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         return self._act(group, lambda session: groups.evict(session, topic, partition, force=force, dry_run=dry_run))
 
     def drain(self, group: str, client_id: str, *, timeout: float | None = None) -> list[LeaseInfo]:
-        """Ask a living member to hand over, after what it has in hand, and to claim no more (C19); what it held.
+        """Ask a live member to finish its messages in flight, to release, and to claim no more; returns what it held.
 
-        ``timeout`` (seconds): wait until it holds nothing; None: don't wait. It can't be taken back, but by a restart.
-        Members of a release before this one do not listen. Raises AdminError where it holds nothing, and where it does
-        still after the timeout.
+        ``timeout`` (seconds): wait until it holds nothing; None: don't wait. Only a restart of the member undoes it.
+        Members of a release before this one ignore it. Raises AdminError if it holds nothing, or still holds something
+        after the timeout.
         """
         self._check_group(group)
         return self._act(group, lambda session: groups.drain(session, client_id, timeout))
 
     def configure_group(self, group: str, **settings: object) -> Settings:
-        """Set these settings of a coordinated group, live (G19); returns all that are set then.
+        """Set these settings of a coordinated group while it runs; returns all of its settings.
 
         ``accept_individual_commit`` (bool), ``accept_range_fetch`` (topics whose partitions may be shared by key),
-        ``max_session_timeout_ms``, ``max_individual_commits``. A group that the log knows nothing of is made, as a
-        coordinated one; members need not be restarted, and keep the session that they joined with.
-        Raises ConfigurationError for what can't be set, WrongKindError for a claimed group, GroupPausedError, and
-        AdminError where the topic is at level 1 of the protocol (``upgrade``).
+        ``max_session_timeout_ms``, ``max_individual_commits``. An unknown group is created as a coordinated one.
+        Members need no restart, and keep the session that they joined with.
+        Raises ConfigurationError for invalid settings, WrongKindError for a claimed group, GroupPausedError, and
+        AdminError if the topic is at level 1 of the protocol (``upgrade``).
         """
         self._check_group(group)
         coordinated.check_settings(settings)
         return self._act(group, lambda session: coordinated.configure(session, settings))
 
     def resume(self, group: str, client_id: str | None = None) -> list[groups.PausedPartition]:
-        """End a dead admin's pause, in its name (C10); returns what was paused until now, [] for nothing.
+        """End a dead admin's pause, in its name; returns what was paused, [] for nothing.
 
-        ``client_id``: end this client's pause only (None: anybody's). What that admin still holds is released, too.
-        An admin that lives after all is told at its next step. Raises AdminError where it is another client's pause.
+        ``client_id``: end the pause of this client only (None: of any). What that admin still holds is released, too.
+        If it is alive, its next step fails. Raises AdminError if it is another client's pause.
         """
         self._check_group(group)
         if client_id is not None:
@@ -288,7 +288,7 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         return self._act(group, lambda session: groups.end_pause(session, client_id))
 
     def pauses(self, group: str) -> list[groups.PausedPartition]:
-        """In which coordination partitions the group is paused, by whom, until when; nothing is appended."""
+        """The coordination partitions where the group is paused, by which client, until when; nothing is appended."""
         self._check_group(group)
         return self._look(lambda _, replica: groups.pauses(replica, group))
 
@@ -301,7 +301,7 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         return self._look(lambda _, replica: groups.progress(replica, group))
 
     def held_by(self, client_id: str) -> list[LeaseInfo]:
-        """All that members with this client_id hold, in every group, sorted; nothing is appended."""
+        """All leases and pieces of members with this client_id, in every group, sorted; nothing is appended."""
         return self._look(lambda _, replica: groups.held_by(replica, client_id))
 
     def prune(
@@ -313,13 +313,13 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         timeout: float = 30.0,
         progress: Callable[[int, int], None] | None = None,
     ) -> prune.PrunePlan:
-        """Remove old log and old snapshots, up to a snapshot that a replay of the whole log bears out (L1, S2).
+        """Remove old log and old snapshots, up to a snapshot that agrees with a replay of the whole log.
 
-        ``keep`` (at least 2): checked snapshots of each partition of the log that stay. ``dry_run``: only say what
-        would go. ``force``: also remove log that shows a snapshot to be wrong; else it stays (see the plan's
+        ``keep`` (at least 2): checked snapshots of each partition of the log that stay. ``dry_run``: only return what
+        would be removed. ``force``: also remove log that contradicts a snapshot; else it stays (see the plan's
         ``differences``). ``timeout`` (seconds): how long Kafka may be silent. ``progress`` is called with (records
-        replayed, records there are).
-        Raises TopicMissingError where there are no snapshots, LogCutError, AdminError where not all could be removed.
+        replayed, records in all).
+        Raises TopicMissingError if there are no snapshots, LogCutError, AdminError if not all could be removed.
         """
         arguments.a_whole("keep", keep)
         timeout = arguments.seconds("timeout", timeout, above=0)
@@ -337,7 +337,7 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
     # Inside.
 
     def _look(self, look: Callable[[Cluster, Replica], T]) -> T:
-        """Have somebody look at a replica that knows the whole log."""
+        """Call a function with a replica that has read the whole log."""
         cluster = self._open_cluster()
 
         def looked() -> T:
@@ -350,7 +350,7 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
         check_ids(group, self.client_id, self._heartbeat_interval_ms)
 
     def _act(self, group: str, act: Callable[[Session], T]) -> T:
-        """Have something done in a session of its own; an interrupt ends the wait alone."""
+        """Call a function with its own session, on another thread; an interrupt ends the wait only."""
         cluster = self._open_cluster()
         return have_done(cluster.runtime, lambda: self._open(group, cluster).run(act))
 

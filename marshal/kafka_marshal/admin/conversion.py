@@ -1,4 +1,4 @@
-"""What a conversion of a group has saved before it changed anything, and what the other kind can't keep."""
+"""A group changed to the other kind: saved to a file first, then forgotten, then set again."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
 
 _FORMAT: Final = "kafka-marshal convert-group 1"
 
-#: saved: nothing was changed so far. changing: the group may be forgotten in a part of the log, or in all, and its
+#: saved: nothing is changed yet. changing: the group may be forgotten in a part of the log, or in all, and its
 #: positions set in a part. done: they are set.
 Phase = Literal["saved", "changing", "done"]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Offsets that are done, and are handed out again after the conversion: for key hashes lo … hi."""
+    """Done offsets that are delivered again after the conversion: for key hashes lo … hi."""
 
     topic: str
     partition: int
@@ -54,7 +54,7 @@ class Repeat:
 
     @property
     def is_of_all_keys(self) -> bool:
-        """Whether they come again whatever their key."""
+        """Whether they are repeated for every key."""
         return self.lo == 0 and self.hi == MAX_KEY_HASH
 
 
@@ -71,7 +71,7 @@ class Saved:
 
     @classmethod
     def of(cls, key: TopicPartition, progress: Progress, metadata: str | None) -> Self:
-        """As it is now."""
+        """The present progress."""
         keyed = () if progress.pieces is None else tuple((lo, hi, done) for lo, hi, done in progress.done_through)
         ranges = tuple((first, last) for first, last in split(progress.ranges).ranges)
         return cls(*key, progress.stable + 1, ranges, keyed, metadata)
@@ -82,7 +82,7 @@ class Saved:
         return self.topic, self.partition
 
     def repeats(self) -> list[Repeat]:
-        """What will come again: a position is all that is carried over."""
+        """What will be repeated: only the position is carried over."""
         found = [Repeat(*self.key, first, last) for first, last in self.ranges]
         ahead = [(lo, hi, done) for lo, hi, done in self.keyed if done >= self.offset]
         return [*found, *(Repeat(*self.key, self.offset, done, lo, hi) for lo, hi, done in ahead)]
@@ -90,21 +90,21 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the file holds."""
+    """The contents of the file."""
 
     group: str
     #: The coordination topic.
     log: str
     to: GroupKind
-    #: Of the admin that pauses the group; the next one goes on as this one.
+    #: Of the admin that pauses the group; the next run continues under it.
     client_id: str
     phase: Phase
     saved: tuple[Saved, ...]
-    #: Settings of a coordinated group, for people: claims have none.
+    #: Settings of a coordinated group, for information: claimed groups have none.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path, phase: Phase) -> Plan:
-        """Put it on the disk, whole or not at all."""
+        """Write it to the file, atomically."""
         plan = replace(self, phase=phase)
         refused = (
             "the group's progress can't be saved there ({}). Nothing was changed since it was saved last. Name another "
@@ -114,7 +114,7 @@ class Plan:
         return plan
 
     def check(self, path: Path, group: str, log: str, to: GroupKind) -> None:
-        """Raise ConfigurationError where this is of another conversion, which was not finished."""
+        """Raise ConfigurationError if the file is of another, unfinished conversion."""
         if self.phase != "done" and (self.group, self.log, self.to) != (group, log, to):
             raise ConfigurationError(
                 f"{path} is of a conversion of group {self.group!r} of {self.log!r} to a {self.to} one that was not "
@@ -122,13 +122,13 @@ class Plan:
             )
 
     def conversion(self, path: Path, *, resumed: bool) -> Conversion:
-        """What is said of it."""
+        """The result for the caller."""
         repeats = tuple(repeat for each in self.saved for repeat in each.repeats())
         return Conversion(self.group, self.to, path, {each.key: each.offset for each in self.saved}, repeats, resumed)
 
     @classmethod
     def read(cls, path: Path) -> Plan | None:
-        """None: there is no file. Raises ConfigurationError where it holds something else."""
+        """The file's contents; None: there is no file. Raises ConfigurationError for another file."""
         try:
             found = read_json(path, _FORMAT)
             saved = tuple(
@@ -158,33 +158,33 @@ class Conversion:
     to: GroupKind
     #: The file with all progress as it was before.
     file: Path
-    #: (topic, partition) → the offset that is read next.
+    #: (topic, partition) → the offset to read next.
     positions: Mapping[TopicPartition, int]
     repeats: tuple[Repeat, ...]
-    #: An earlier run had been interrupted, and this one finished it.
+    #: This run finished an earlier, interrupted one.
     resumed: bool
 
 
 def is_unfinished(group: str, file: Path | None) -> Path | None:
-    """The file of an earlier conversion of the group that has begun to change it and did not come to its end."""
+    """The file of an earlier, unfinished conversion that has begun to change the group; None: there is none."""
     path = file_of(group) if file is None else file
     plan = Plan.read(path)
     return path if plan is not None and plan.group == group and plan.phase == "changing" else None
 
 
 def file_of(group: str) -> Path:
-    """Where the progress of a group is saved unless somebody says otherwise: in the working directory."""
+    """The default file for the progress of a group, in the working directory."""
     return Path(f"kafka-marshal-convert-{quote(group, safe='')}.json")
 
 
-#: Called between two steps with a name for what was done last. A seam for tests.
+#: Called between two steps with the name of the last one. For tests.
 passed: Callable[[str], None] = lambda _: None  # noqa: E731
 
 
 def plan_conversion(
     group: str, log: str, client_id: str, kind: GroupKind | None, to: GroupKind, saved: list[Saved], too_low: list[int]
 ) -> Plan:
-    """What there is to convert. Raises AdminError where it can't be."""
+    """The plan. Raises AdminError if the group can't be converted."""
     if kind is None:
         raise AdminError(
             f"the log knows no group {group!r}. Nothing was changed. kafka-marshal status names the groups"
@@ -200,7 +200,7 @@ def plan_conversion(
 
 
 def convert(work: PauseWork, log: str, to: GroupKind, path: Path, force: bool) -> Conversion:
-    """Do it, or go on with it, under our pause."""
+    """Carry out the plan, or continue it, under our pause."""
     work.ready()
     _refuse_living(work)
     plan = Plan.read(path)
@@ -251,7 +251,7 @@ def _refuse_living(work: PauseWork) -> None:
 
 
 def _gone_on(work: PauseWork, plan: Plan, force: bool) -> Plan:
-    """The plan of an earlier run, held against what the log has now."""
+    """The plan of an earlier run, compared with the present log."""
     session = work.session
     with session.locked():
         found = progress_of_all(session.worlds, session.group_id)
@@ -274,12 +274,12 @@ def _gone_on(work: PauseWork, plan: Plan, force: bool) -> Plan:
 
 
 def _is_as_left(saved: Saved, now: Progress) -> bool:
-    """Whether the position is as it was saved, or not set yet: our own claim of it has made the lease."""
+    """Whether the position is the saved one, or not set yet: our own claim has created the lease."""
     return now.stable + 1 in (saved.offset, 0) and not (now.stable + 1 == 0 and now.intervals.firsts)
 
 
 def _forget_old(work: PauseWork, to: GroupKind) -> None:
-    """Forget the group wherever it is of the other kind, home first (G2)."""
+    """Forget the group in each CP that still has the old kind, home first (G2)."""
     session = work.session
     for cp in sorted(session.cps, key=lambda cp: cp != session.home):
         with session.locked():

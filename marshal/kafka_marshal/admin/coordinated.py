@@ -1,4 +1,4 @@
-"""What an operator does with a coordinated group, record by record (G2, G19-G21). All of it blocks."""
+"""Operations on coordinated groups (G2, G19-G21). All of them block."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from rationalizer.limits import MAX_COMMIT_ENTRIES, MAX_METADATA_BYTES, MAX_WRIT
 
 __all__ = ["ask_to_leave", "check_settings", "configure", "evict", "member_of", "refuse_kept", "set_positions"]
 
-#: Of an entry beside its topic, at most; with room for the ids in front.
+#: The most bytes of an entry without its topic, with room for the ids.
 _ENTRY_BYTES = 64
 
 
 def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
-    """The record that sets these (but for its ids). Raises ConfigurationError for what can't be set (G19)."""
+    """The record for these settings (without ids). Raises ConfigurationError for invalid settings (G19)."""
     known = [field.name for field in fields(Settings)]
     for name in settings:
         if name not in known:
@@ -49,7 +49,7 @@ def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
 
 
 def configure(session: Session, settings: Mapping[str, object]) -> Settings:
-    """Set these in every CP, which makes it a coordinated group if it is none yet; all that is set then (G2, G19)."""
+    """Set these in every CP, which creates a coordinated group if it is unknown; returns all settings (G2, G19)."""
     record = ConfigureGroup(*session.ids, check_settings(settings).settings)
     with session.locked():
         if session.kind() == "claimed":
@@ -91,7 +91,7 @@ def _check_configured(session: Session, answers: Sequence[Asked]) -> None:
 
 
 def member_of(session: Session, client_id: str) -> tuple[Group, Member]:
-    """The member of this client_id; look under ``locked()``. Raises AdminError where there is none."""
+    """The member of this client_id; call under ``locked()``. Raises AdminError if there is none."""
     group = session.group()
     member = None if group is None else group.clients.get(client_id)
     if group is None or member is None:
@@ -103,7 +103,7 @@ def member_of(session: Session, client_id: str) -> tuple[Group, Member]:
 
 
 def evict(session: Session, client_id: str, *, force: bool, dry_run: bool) -> list[LeaseInfo]:
-    """Leave the group in a member's name; what it owned, as it was (G20). dry_run: check all, change nothing."""
+    """Leave the group in a member's name; returns what it owned (G20). dry_run: only check."""
     session.tick([session.home])
     with session.locked():
         group, member = member_of(session, client_id)
@@ -139,9 +139,9 @@ def _owned(session: Session, client_id: str) -> list[LeaseInfo]:
 
 
 def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> list[LeaseInfo]:
-    """Ask a member to finish, to commit and to leave; what it owned (*blocking*).
+    """Ask a member to finish, to commit and to leave; returns what it owned (*blocking*).
 
-    By a LeaveGroup that names it under our own instance: every replica rejects that, and the member reads it.
+    The request is a LeaveGroup that names it under our own instance: every replica rejects it, and the member reads it.
     timeout: seconds to wait until it owns nothing; None: do not wait.
     """
     session.tick([session.home])
@@ -173,7 +173,7 @@ def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> lis
 
 
 def refuse_kept(group_id: str, moves: Sequence[Move]) -> None:
-    """Raise AdminError where work above a new position is to stay done: setting a position drops it (G21)."""
+    """Raise AdminError if work above a new position shall stay done: setting a position drops it (G21)."""
     if kept := [move for move in moves if move.kept]:
         raise AdminError(
             f"group {group_id!r} is coordinated, and setting its positions drops what is done above them: "
@@ -187,10 +187,10 @@ def set_positions(
     targets: Mapping[TopicPartition, int],
     metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
 ) -> list[Move]:
-    """Put each partition's position at its offset (the one to be read next), under our pause (G21).
+    """Set each partition's position to its offset (the next to read), under our pause (G21).
 
-    metadata: what is kept beside it from now on; of others it stays.
-    Raises AdminError, which says what moved and what did not; doing it again finishes it.
+    metadata: stored with it; of other partitions it stays.
+    Raises AdminError, which says what moved and what did not; a second call finishes it.
     """
     with session.locked():
         moves = moves_to(targets, session.progress)
@@ -225,7 +225,7 @@ def _record(session: Session, moves: Sequence[Move], metadata: Mapping[TopicPart
 
 
 def _chunks(moves: list[Move], entry_bytes: int) -> list[list[Move]]:
-    """As few records as there may be: each partition moves whole, and as a rule all of them in one record."""
+    """The fewest possible records: each partition moves in one record, usually all of them together."""
     size = sum(len(move.topic.encode()) + entry_bytes for move in moves)
     if len(moves) <= MAX_COMMIT_ENTRIES and size <= MAX_WRITTEN_BYTES:
         return [moves] if moves else []

@@ -23,26 +23,26 @@ from kafka_marshal.rights import grant
 
 __all__ = ["DeadLetterTopics", "DeadLetters"]
 
-#: A partition whose waiting records are this large, or this many, is read no further until they are wanted.
+#: A partition with waiting records of this size, or this number, is read no further until they are requested.
 HELD_BYTES = 4_000_000
 HELD_RECORDS = 1_000
 
-#: Records taken at once, and how long one read waits for the first (s).
+#: Records per read, and how long a read waits for the first one (s).
 RUN = 500
 SLICE_S = 0.2
 
-#: librdkafka fetches ahead of us, up to this much (KiB).
+#: librdkafka prefetches up to this much (KiB).
 CONFIG: dict[str, object] = {"queued.max.messages.kbytes": 16_384}
 
 
 class DeadLetters(Iterator[DeadLetter]):
-    """The letters of one topic, as :meth:`Admin.dead_letters` returns them. It ends by itself; ``close`` ends it early.
+    """The letters of one topic, as returned by :meth:`Admin.dead_letters`. It ends by itself; ``close`` ends it early.
 
     Attributes:
         topic: the dead-letter topic.
-        others: how many records were no dead letters, so far.
-        unreadable: how many had headers of a dead letter that do not name a message, so far.
-        done, total: offsets read, and to be read.
+        others: records so far that are not dead letters.
+        unreadable: records so far with headers of a dead letter that do not name a message.
+        done, total: offsets read, and to read.
     """
 
     def __init__(self, cluster: Cluster, topic: str, since_ms: int | None, timeout_s: float, close: bool) -> None:
@@ -75,7 +75,7 @@ class DeadLetters(Iterator[DeadLetter]):
         return letter
 
     def next_of_all(self) -> DeadLetter | OddLetter:
-        """The next letter, whether it can be read or not. Raises StopIteration after the last."""
+        """The next letter, readable or not. Raises StopIteration after the last."""
         try:
             return next(self._letters)
         except BaseException:
@@ -100,7 +100,7 @@ class DeadLetters(Iterator[DeadLetter]):
     # Inside.
 
     def _find(self) -> dict[TopicPartition, _Part]:
-        """Where each partition is to be read from and to."""
+        """The range to read of each partition."""
         cluster, topic, timeout_s = self._cluster, self.topic, self._timeout_s
         info = cluster.topic_info([topic], timeout_s).get(topic)
         if info is None:
@@ -167,9 +167,9 @@ class DeadLetters(Iterator[DeadLetter]):
         return _time_of(self._parts[key].records[0]), key
 
     def _take(self, message: Message) -> None:
-        """A record in its turn."""
+        """The next record, in order."""
         if self._since_ms is not None and _time_of(message) < self._since_ms:
-            return  # its sender's clock was behind
+            return  # its sender's clock was late
         letter = read_letter(message)
         if letter is None:
             self.others += 1
@@ -188,7 +188,7 @@ class DeadLetters(Iterator[DeadLetter]):
         return bool(messages or ends)
 
     def _meet(self, fault: DataFault) -> None:
-        """Raise for faults that do not pass."""
+        """Raise permanent faults."""
         where = self.topic if fault.partition is None else f"{self.topic} [{fault.partition}]"
         match fault.kind:
             case FaultKind.UNREACHABLE:
@@ -208,7 +208,7 @@ class DeadLetters(Iterator[DeadLetter]):
                 )
 
     def _go_on_behind(self, key: TopicPartition, fault: DataFault) -> None:
-        """Retention took what comes next, meanwhile."""
+        """Continue after retention deleted the next records."""
         part = self._parts[key]
         start, _ = self._cluster.watermarks([key], self._timeout_s).get(key, (0, 0))
         if start <= part.next:
@@ -225,7 +225,7 @@ class _Part:
     """One partition, read from an offset to an end."""
 
     def __init__(self, first: int, end: int) -> None:
-        #: The next offset to be read, and the one at which to stop.
+        #: The next offset to read, and the one at which to stop.
         self.next = first
         self.end = end
         self.records: deque[Message] = deque()
@@ -234,7 +234,7 @@ class _Part:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it must be read before anybody can say which letter is the oldest."""
+        """Whether it must be read before the oldest letter is known."""
         return not self.records and self.next < self.end
 
     def put(self, message: Message) -> None:
@@ -252,7 +252,7 @@ class _Part:
         return message
 
     def hold(self, reader: DataReader, key: TopicPartition) -> None:
-        """Read no further what is ahead, or at its end."""
+        """Pause partitions that are ahead, or at their end."""
         full = self._bytes >= HELD_BYTES or len(self.records) >= HELD_RECORDS or self.next >= self.end
         if full != self._paused:
             self._paused = full
@@ -260,7 +260,7 @@ class _Part:
 
 
 class _Patience:
-    """How long nothing may come."""
+    """A time-out for reads without a record."""
 
     def __init__(self, clock: Callable[[], float], timeout_s: float) -> None:
         self._clock = clock
@@ -268,12 +268,12 @@ class _Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Something came."""
+        """A record came."""
         self._until = self._clock() + self._timeout_s
 
     @property
     def is_over(self) -> bool:
-        """It has lasted too long."""
+        """Whether it has lasted too long."""
         return self._clock() >= self._until
 
 
@@ -286,7 +286,7 @@ def _time_of(message: Message) -> int:
 
 
 class DeadLetterTopics:
-    """Base of :class:`~kafka_marshal.admin.Admin`: what it does with dead-letter topics."""
+    """Base of :class:`~kafka_marshal.admin.Admin`: its methods for dead-letter topics."""
 
     _open_cluster: Callable[[], Cluster]
     _timeout_s: float
@@ -295,11 +295,10 @@ class DeadLetterTopics:
         """All dead letters of a topic, from its start to its present end; nothing is committed anywhere.
 
         The result is an iterator of :class:`~kafka_marshal.DeadLetter`: within a partition in the order of the log,
-        else the older first. Copies of a letter before are marked ``repeated``. Records that are no dead letters are
-        left out; ``others`` says how many they were, ``unreadable`` how many look like one and name no message.
-        ``since`` (an aware datetime): only letters written then or later; a copy of an earlier one is not known as a
-        repeat.
-        Raises AdminError where there is no such topic, or it can't be read to its end.
+        else the older first. Copies of an earlier letter are marked ``repeated``. Records that are not dead letters are
+        skipped; ``others`` counts them, ``unreadable`` those that look like one and name no message.
+        ``since`` (an aware datetime): only letters written then or later; copies of earlier ones are not marked.
+        Raises AdminError if there is no such topic, or it can't be read to its end.
         """
         if not is_topic_name(topic):
             raise arguments.wrong("topic", "the name of a topic", topic, "Nothing was read")

@@ -1,4 +1,4 @@
-"""What an Admin offers to move groups in from Kafka, out to it, and from one kind to the other."""
+"""The methods of an Admin that move groups from Kafka, to Kafka, and from one kind to the other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAUSE_S = 60.0
 
 
 class GroupMoves(OneProcess):
-    """Base of :class:`~kafka_marshal.admin.Admin`: these calls pause the group for as long as they take."""
+    """Base of :class:`~kafka_marshal.admin.Admin`: these calls pause the group while they run."""
 
     topic: str
     client_id: str
@@ -50,13 +50,13 @@ class GroupMoves(OneProcess):
     def import_group(
         self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
     ) -> list[Move]:
-        """Take the committed offsets of Kafka's own consumer group of that name over into a coordinated group (G21).
+        """Import the committed offsets of Kafka's own consumer group of that name into a coordinated group.
 
-        The Kafka group (classic or KIP-848) must have no members, and the coordinated group neither; it is made if
-        need be. Metadata of up to 255 bytes is kept. ``force``: replace positions that the group has already.
-        ``dry_run``: only return what would be set. ``timeout`` (seconds): how long members that died may take to be
-        silent enough. Returns the moves: ``after`` is the offset read next.
-        Raises AdminError where there is nothing to import or one side is not empty, WrongKindError for a claimed group.
+        Neither the Kafka group (classic or KIP-848) nor the coordinated group may have members; the latter is created
+        if it is missing. Metadata of up to 255 bytes is kept. ``force``: replace positions that the group has already.
+        ``dry_run``: only return what would be set. ``timeout`` (seconds): how long to wait until dead members are
+        silent for long enough. Returns the moves: ``after`` is the offset to read next.
+        Raises AdminError if there is nothing to import or one side is not empty, WrongKindError for a claimed group.
         """
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
@@ -71,10 +71,10 @@ class GroupMoves(OneProcess):
     ) -> list[Move]:
         """Commit the group's positions to Kafka's own consumer group of that name: stable + 1, never above.
 
-        Claimed groups can be exported, too. Neither side may have members. ``force``: also where Kafka's group goes
-        back by that. Positions that mean nothing in the topic as it is (``lost``) are left out. Returns the moves:
-        ``before`` is what Kafka had, ``done_ahead`` how many offsets above ``after`` are done and will come again.
-        Raises AdminError where there is nothing to export or one side is not empty.
+        Claimed groups can be exported, too. Neither side may have members. ``force``: even if Kafka's offsets move
+        back. Lost positions (``lost``) are skipped. Returns the moves: ``before`` is Kafka's offset, ``done_ahead`` the
+        number of done offsets above ``after``, which will be repeated.
+        Raises AdminError if there is nothing to export or one side is not empty.
         """
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
@@ -93,15 +93,15 @@ class GroupMoves(OneProcess):
         dry_run: bool = False,
         timeout: float = 30.0,
     ) -> Conversion:
-        """Make a claimed group a coordinated one, or the other way round, with its positions (G1).
+        """Make a claimed group a coordinated one, or the other way round, with its positions.
 
         Stop its workers first. All progress is saved to ``file`` (default: kafka-marshal-convert-GROUP.json in the
-        working directory) before anything is changed; the group is paused until all positions are set. Killed at any
-        point, the same call goes on. Only positions are carried over: what is done above them comes again, and is
-        named in ``repeats``. Sinks have to be told: ``sink.convert(group, to)``.
-        ``force``: set the saved positions though the group was at work after an earlier run was interrupted.
-        Raises AdminError where the group is unknown, of that kind already, or alive, and where it was not finished:
-        then run it again. ConfigurationError where the file is of something else, or can't be written.
+        working directory) before anything is changed; the group is paused until all positions are set. After a kill at
+        any point, the same call continues. Only positions are carried over: messages done above them are repeated, and
+        named in ``repeats``. Convert sinks, too: ``sink.convert(group, to)``.
+        ``force``: set the saved positions although the group was at work after an earlier, interrupted run.
+        Raises AdminError if the group is unknown, of that kind already, or alive, and if it was not finished: then call
+        it again. Raises ConfigurationError if the file is another one, or can't be written.
         """
         arguments.one_of("to", to, ("claimed", "coordinated"))
         path = file_of(group) if file is None else Path(file)
@@ -114,7 +114,7 @@ class GroupMoves(OneProcess):
             return plan.conversion(path, resumed=True)
         if dry_run:
             return self._look(lambda _, replica: self._planned(replica, group, to, path))  # type: ignore[no-any-return]
-        # The pause of an admin that was killed may be in force still: it is carried on in its name.
+        # The pause of a killed admin may still be in force: it is continued in its name.
         client_id = self.client_id if plan is None or plan.phase == "done" else plan.client_id
         if client_id == self.client_id:
             remedy = "Stop its workers first: those of the other kind take their place"
@@ -124,7 +124,7 @@ class GroupMoves(OneProcess):
             return pause.carry_out("convert", convert, self.topic, to, path, force)
 
     def _pause_as(self, group: str, client_id: str, expires_in: float) -> Pause:
-        """A pause in the name of this admin, or of an earlier one that it goes on for."""
+        """A pause in the name of this admin, or of an earlier one that it continues."""
         if client_id == self.client_id:
             return self.pause(group, expires_in)
         return Pause(lambda: self._open(group, self._open_cluster(), client_id), group, client_id, expires_in)

@@ -1,4 +1,4 @@
-"""What needs no pause, or ends one: looking, evicting, and ending a dead admin's pause."""
+"""Operations that need no pause, or end one: reads, evictions, and the end of a dead admin's pause."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PausedPartition:
-    """One coordination partition in which a group is paused (C10)."""
+    """One coordination partition in which a group is paused."""
 
     #: Partition of the coordination topic.
     partition: int
     client_id: str
     #: Log time (ms) at which the pause ends.
     expires: int
-    #: Log time (ms) of the CP as of its last record. Without traffic it stands still, and the pause may be over.
+    #: Log time (ms) of the CP: that of its last record. Without traffic it stops, and the pause may be over.
     log_time: int
 
 
 @contextmanager
 def caught_up(cluster: Cluster, topic: str, timeout_s: float) -> Iterator[Replica]:
-    """A replica that has read the log to its end, for those who only look (*blocking*). Closes the cluster, too."""
+    """A replica that has read the log to its end, for reading only (*blocking*). Closes the cluster, too."""
     try:
         replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         try:
@@ -57,7 +57,7 @@ def caught_up(cluster: Cluster, topic: str, timeout_s: float) -> Iterator[Replic
 
 
 def pauses(replica: Replica, group_id: str) -> list[PausedPartition]:
-    """Where the group is paused at log time, in order of CPs."""
+    """The CPs in which the group is paused at log time, ascending."""
     found = []
     for cp, world in sorted(replica.worlds.items()):
         pause = world.pause(group_id)
@@ -72,7 +72,7 @@ def progress(replica: Replica, group_id: str) -> list[LeaseInfo]:
 
 
 def held_by(replica: Replica, client_id: str) -> list[LeaseInfo]:
-    """All that members with this client_id hold, sorted by group, topic, partition and keys."""
+    """All leases and pieces of members with this client_id, sorted by group, topic, partition and keys."""
     return _infos(replica, lambda info: info.client_id == client_id)
 
 
@@ -84,7 +84,7 @@ def _infos(replica: Replica, is_wanted: Callable[[LeaseInfo], bool]) -> list[Lea
 def evict(session: Session, topic: str, partition: int, *, force: bool, dry_run: bool) -> LeaseInfo:
     """Release a lease in its holder's name, without an offset; returns the lease as it was (*blocking*).
 
-    dry_run: check all, release nothing.
+    dry_run: only check.
     """
     key = (topic, partition)
     check_name(key)
@@ -97,7 +97,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool, dry_run:
             "was changed. Evict the member that owns it (kafka-marshal who names it): kafka-marshal evict "
             f"{quote(session.group_id)} --member CLIENT"
         )
-    # Without traffic log time stands still, and a dead holder looks fresh: ask the broker what time it is.
+    # Without traffic log time stops, and a dead holder looks fresh: a Tick moves it.
     session.tick([session.cp_of(key)])
     with session.locked():
         lease = session.lease(key)
@@ -122,7 +122,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool, dry_run:
 
 
 def evict_member(session: Session, client_id: str, *, force: bool, dry_run: bool) -> list[LeaseInfo]:
-    """Release all that a member holds, as :func:`evict` does; those that were released, as they were (*blocking*)."""
+    """Release all that a member holds, as :func:`evict`; returns what was released, as it was (*blocking*)."""
     with session.locked():
         is_coordinated = session.kind() == "coordinated"
     if is_coordinated:
@@ -147,7 +147,7 @@ def _held_by(session: Session, client_id: str) -> list[Lease]:
 
 
 def _free_to_take(session: Session, held: list[Lease], *, force: bool) -> list[LeaseInfo]:
-    """These leases as they are. Raises AdminError where a holder lives; force: takes them from it all the same."""
+    """The present state of these leases. Raises AdminError if a holder is alive, unless force is set."""
     with session.locked():
         were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
     alive = [was for was in were if was.freshness == "fresh"]
@@ -161,7 +161,7 @@ def _free_to_take(session: Session, held: list[Lease], *, force: bool) -> list[L
 
 
 def _release_all(session: Session, held: list[Lease], were: list[LeaseInfo]) -> list[tuple[LeaseInfo, Asked]]:
-    """Release these leases in their holders' names: each as it was, and the answer."""
+    """Release these leases in their holders' names; (the lease as it was, the answer) for each."""
     with session.locked():
         releases = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
     told = [(cp, in_own_name(session, release)) for cp, release in releases]
@@ -176,7 +176,7 @@ def _release_all(session: Session, held: list[Lease], were: list[LeaseInfo]) -> 
 
 
 def drain(session: Session, client_id: str, timeout: float | None) -> list[LeaseInfo]:
-    """Ask a member to hand over all it holds, and to claim nothing more (C19); returns what it held (*blocking*).
+    """Ask a member to release all it holds, and to claim no more (C19); returns what it held (*blocking*).
 
     timeout: seconds to wait until it holds nothing; None: do not wait.
     """
@@ -216,7 +216,7 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
 
 
 def end_pause(session: Session, client_id: str | None) -> list[PausedPartition]:
-    """End a pause in the name of the client that made it, everywhere; what was paused by it (*blocking*).
+    """End a pause in every CP, in its client's name; returns what was paused (*blocking*).
 
     What that client still holds is released, too, so that members need not wait until it goes stale.
     """

@@ -1,4 +1,4 @@
-"""What the group's members do while an admin has it paused: who holds what, who let go when, who lives."""
+"""The members of a group during a pause: what each holds, when it released, whether it is alive."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = ["InHand", "Members", "find_consuming", "refuse_living"]
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """A partition whose holder has not handed in all it had when the pause began.
+    """A partition whose holder has not finished all it had in flight when the pause began.
 
     With the topic "": a member of a coordinated group that owns nothing, and has not left yet.
     """
 
     topic: str
     partition: int
-    #: client_id of the holder, or of the one that let go too late.
+    #: client_id of the holder, or of the one that released too late.
     client_id: str
     epoch: int
-    #: "fresh" or "unknown": still at work. "stale": silent for longer than 2·HI. "late": let go when 2·HI were as good
-    #: as over, which is when a member gives up what it has in hand (T4). What was in hand of the last two is repeated.
+    #: "fresh" or "unknown": still at work. "stale": silent for longer than two heartbeat intervals. "late": released
+    #: near the end of these, when a member gives up its messages in flight. For "stale" and "late" these are repeated.
     state: str
-    #: Everything up to this offset was handed in; None: nothing.
+    #: Everything up to this offset is done; None: nothing.
     stable: int | None
 
     @property
@@ -64,9 +64,9 @@ class Members:
         self._session = session
         self._is_ours = is_ours
         self._late: dict[TopicPartition, InHand] = {}
-        #: instance_id of a process that works under our own client_id; "": there is none.
+        #: instance_id of another process with our client_id; "": there is none.
         self.twin: str = ""
-        #: client_id → the first record it sent during the pause: it is alive.
+        #: client_id → its first record during the pause: it is alive.
         self.signs_of_life: dict[str, str] = {}
 
     def applied(self, cp: int, offset: int, outcome: Outcome) -> None:
@@ -91,14 +91,14 @@ class Members:
         if lease is None:
             return
         hi = lease.heartbeat_interval_ms
-        # A member gives up what it has in hand one margin before 2·HI (T4); another margin is for its beat's way here.
+        # A member gives up its messages one margin before 2·HI (T4); its beat's way here takes another.
         if lease.age(outcome.log_time) >= 2 * hi - 2 * proof_margin_ms(hi):
             self._late[key] = _describe(lease, record.client_id, "late")
 
     def held(self, chosen: frozenset[TopicPartition] | None) -> list[LeaseInfo]:
-        """What somebody else holds, stale or not; of the chosen partitions (None: of all).
+        """What other clients hold, stale or not; of the chosen partitions (None: of all).
 
-        All of a coordinated group's: no member of it may be there while positions are set (G21), idle ones neither.
+        All of a coordinated group: it may have no member while positions are set (G21), not even idle ones.
         """
         group = self._session.group()
         infos = [*self._session.infos(), *([] if group is None else self._idle(group))]
@@ -110,7 +110,7 @@ class Members:
         ]
 
     def _idle(self, group: Group) -> list[LeaseInfo]:
-        """Members that own nothing, as pieces of no partition."""
+        """Members that own nothing, as rows without a partition."""
         owners = {info.client_id for info in self._session.infos()}
         log_time = self._session.worlds[self._session.home].log_time
         return [
@@ -135,11 +135,11 @@ class Members:
         ]
 
     def at_work(self, chosen: frozenset[TopicPartition] | None) -> list[LeaseInfo]:
-        """Those of them that are not stale."""
+        """Those of `held` that are not stale."""
         return [info for info in self.held(chosen) if info.freshness != "stale"]
 
     def in_hand(self, chosen: frozenset[TopicPartition] | None) -> list[InHand]:
-        """What is held still, or was released too late, sorted; of a shared partition the part that is least far."""
+        """What is still held, or was released too late, sorted; the lowest part of a shared partition."""
         found = {(*key, 0): late for key, late in self._late.items() if chosen is None or key in chosen}
         for info in self.held(chosen):
             if info.topic or info.freshness != "stale":
@@ -149,7 +149,7 @@ class Members:
         return [found[place] for place in sorted(found)]
 
     def tick_times(self, infos: Iterable[LeaseInfo]) -> dict[int, float]:
-        """CP → when, by our own clock (ms), a Tick will show one of these as stale (T3)."""
+        """CP → time by our clock (ms) at which a Tick will show one of these as stale (T3)."""
         session = self._session
         now = session.now_ms()
         due: dict[int, float] = {}
@@ -165,7 +165,7 @@ class Members:
         return due
 
     def check(self) -> None:
-        """Raise AdminError where somebody else works under our client_id."""
+        """Raise AdminError if another process works under our client_id."""
         if self.twin:
             raise AdminError(
                 f"another process (instance {self.twin}) acts as client_id {self._session.client_id!r} in group "
@@ -179,14 +179,14 @@ def _describe(lease: Lease, client_id: str, state: str) -> InHand:
     return InHand(lease.topic, lease.partition, client_id, lease.epoch, state, stable if stable >= 0 else None)
 
 
-#: Members named in a message.
+#: The most members that a message names.
 _LISTED = 4
 
 
 def refuse_living(session: Session, timeout_s: float, effect: str, remedy: str) -> None:
-    """Raise AdminError where a member beats, or may be alive still after timeout_s (*blocking*).
+    """Raise AdminError if a member beats, or may still be alive after timeout_s (*blocking*).
 
-    One that died a moment ago is silent for long enough soon: that is waited for. Nothing but Ticks is written.
+    It waits until a member that has just died is silent for long enough. Only Ticks are written.
     effect: what was not done. remedy: what to do first.
     """
     members = Members(session)
@@ -233,7 +233,7 @@ def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str, 
     """The first thing in the log that a consumer of this client_id did, in words; None: there is no such thing.
 
     An admin must not pause under that name: the consumer's beats would then reposition the group (C11). Reads the whole
-    log (*blocking*). A run of an admin differs from a consumer's: it pauses a CP before it claims anything there.
+    log (*blocking*). An admin's instance differs from a consumer's: it pauses a CP before it claims anything there.
     """
     replica = Replica(cluster, topic, timeout_s)
     admins: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a move of positions replaced, in a file: by it the move can be undone."""
+"""The positions before a move, in a file, to undo it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMAT: Final = "kafka-marshal release-group 1"
 
 @dataclass(frozen=True, slots=True)
 class _Replaced:
-    """One partition: the position before (None: it had none), what was done above it, and the position after."""
+    """One partition: the position before (None: none), what was done above it, and the position after."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class MovePlan:
     group: str
     #: The coordination topic.
     log: str
-    #: When, in milliseconds since 1970 by the clock of the machine that moved them.
+    #: When (ms since 1970, by the clock of the machine that moved them).
     time: int
     replaced: tuple[_Replaced, ...]
 
@@ -56,21 +56,21 @@ class MovePlan:
 
     @property
     def targets(self) -> dict[TopicPartition, int]:
-        """Where an undo puts them. What had no position before has none to go back to."""
+        """The targets of an undo; without partitions that had no position."""
         return {each.key: each.before for each in self.replaced if each.before is not None}
 
     @property
     def keeps(self) -> dict[TopicPartition, Keep]:
-        """What is done above that: what was done before, and what has been done since."""
+        """What is done above those: before the move, and since."""
         return {each.key: Keep(each.ranges, each.after) for each in self.replaced if each.before is not None}
 
     @property
     def left_out(self) -> list[TopicPartition]:
-        """Those that an undo leaves where they are."""
+        """Partitions that an undo does not move."""
         return [each.key for each in self.replaced if each.before is None]
 
     def write(self, path: Path) -> None:
-        """Put it on the disk, whole or not at all. Raises ConfigurationError."""
+        """Write it to a file, atomically. Raises ConfigurationError."""
         refused = (
             "the positions as they were can't be saved there ({}). Nothing was moved, and the group continues. Name "
             "another file (--plan)"
@@ -79,7 +79,7 @@ class MovePlan:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """As written. Raises ConfigurationError."""
+        """Read it from a file. Raises ConfigurationError."""
         try:
             found = read_json(Path(path), _FORMAT)
             replaced = tuple(
@@ -93,7 +93,7 @@ class MovePlan:
             ) from error
 
     def check(self, group: str, log: str) -> None:
-        """Raise ConfigurationError where this is of another group, or another coordination topic."""
+        """Raise ConfigurationError if it is of another group or coordination topic."""
         if (self.group, self.log) != (group, log):
             raise ConfigurationError(
                 f"this plan is of group {self.group!r} of {self.log!r}, not of {group!r} of {log!r}. Nothing was "
@@ -102,7 +102,7 @@ class MovePlan:
 
 
 def plan_path(group: str) -> Path:
-    """Where a plan is written unless another file is named: the working directory, or that of temporary files."""
+    """The default file of a plan: in the working directory, or that of temporary files."""
     folder = Path.cwd() if os.access(".", os.W_OK) else Path(tempfile.gettempdir())
     name = f"kafka-marshal-release-{quote(group, safe='')}-{time.strftime('%Y%m%dT%H%M%S')}"
     names = (f"{name}{(number and f'-{number}') or ''}.json" for number in count())

@@ -1,4 +1,4 @@
-"""A group paused, and what an operator does with it meanwhile (C10, C11, C16).
+"""A paused group, and the operations on it.
 
 User threads run this module, and may be interrupted anywhere in it. Threads of the library carry out what they ask for
 (:mod:`kafka_marshal.admin.pause_work`): these finish what is under way, and end the pause, even if the caller is gone.
@@ -30,19 +30,19 @@ T = TypeVar("T")
 
 
 class Pause(OneProcess):
-    """A group paused by this admin. Made by :meth:`Admin.pause`; use it as a context manager.
+    """A group paused by this admin. Created by :meth:`Admin.pause`; use it as a context manager.
 
     Entering pauses the group in every coordination partition; leaving the block, also by an exception, resumes it.
-    While its methods work the pause is extended as needed; between them it runs out ``expires_in`` seconds after it
-    was last extended, so that a dead admin stops nobody for longer.
+    Its methods extend the pause as needed; otherwise it expires ``expires_in`` seconds after the last extension, so
+    that a dead admin does not stop the group for longer.
 
-    Any thread may call it; one thing is done at a time. An exception of a signal's handler (Ctrl-C, an alarm) ends the
-    call it came in: what that had begun is given up, or put back, before the group goes on. Where that is not possible,
-    a note of the exception says so.
+    Any thread may call it; calls run one at a time. An exception from a signal handler (Ctrl-C, an alarm) ends the call
+    in progress: its work is abandoned or undone before the group resumes. If that is not possible, a note of the
+    exception says so.
 
     Attributes:
         group_id: the group that is paused.
-        client_id: the pausing client (C10); another Admin made with it can carry on.
+        client_id: the pausing client; another Admin created with it can continue.
     """
 
     def __init__(self, open_session: Callable[[], Session], group_id: str, client_id: str, expires_in: float) -> None:
@@ -58,10 +58,10 @@ class Pause(OneProcess):
     # Beginning and ending.
 
     def start(self) -> Self:
-        """Pause the group in every coordination partition (*blocking*); what ``with`` does on entering.
+        """Pause the group in every coordination partition (*blocking*); ``with`` does so on entering.
 
-        Raises GroupPausedError where somebody else has it paused, AdminError where the log does not answer. In both
-        cases what was paused already goes on again, or the message says what does not.
+        Raises GroupPausedError if another client has paused it, AdminError if the log does not answer. In both cases
+        what was paused already is resumed, or the message says what is not.
         """
         if self._used:
             raise ConfigurationError("a Pause can be used once. Nothing was changed; ask the Admin for another one")
@@ -71,7 +71,7 @@ class Pause(OneProcess):
         try:
             session = self._open_session()
             self._work = work = PauseWork(session, self._length_ms)
-            if self._in_block:  # where __exit__ is interrupted before it can do anything
+            if self._in_block:  # if __exit__ is interrupted before its first step
                 weakref.finalize(self, work.end_soon).atexit = False
             answer = session.driver.servants.ask(
                 work.carry_out, "start", work.begin, (), undo=lambda _: work.end_soon()
@@ -85,7 +85,7 @@ class Pause(OneProcess):
             raise
 
     def _give_up(self, session: Session | None, error: BaseException) -> None:
-        """It was not begun, or nobody knows of it."""
+        """It was not begun, or its start failed."""
         if self._work is not None:
             problem = self._work.finish()
             self._is_told = True
@@ -95,9 +95,9 @@ class Pause(OneProcess):
             session.close_soon()
 
     def resume(self) -> None:
-        """Resume the group (*blocking*); what ``with`` does on leaving. A second call does nothing.
+        """Resume the group (*blocking*); ``with`` does so on leaving. A second call does nothing.
 
-        Raises AdminError where it may be paused still, and where calls that were interrupted have left anything behind.
+        Raises AdminError if it may still be paused, or if interrupted calls have left anything unfinished.
         """
         if self._work is None or self._is_told:
             return
@@ -123,16 +123,16 @@ class Pause(OneProcess):
 
     @property
     def seconds_left(self) -> float:
-        """How long the pause lasts if nobody extends it, by this process's clock; 0 when it is over."""
+        """How long the pause lasts without an extension, by this process's clock (s); 0: it is over."""
         return 0.0 if self._work is None or self._work.is_over else self._work.hold.seconds_left
 
     def in_hand(self, partitions: Iterable[TopicPartition] | None = None) -> list[InHand]:
-        """What members still hold, or released too late; of these partitions (None: of all), sorted."""
+        """What members still hold, or released too late, of these partitions (None: of all), sorted."""
         return self._have("in_hand", self._live().in_hand, _checked(partitions))
 
     @property
     def signs_of_life(self) -> dict[str, str]:
-        """client_id → the first record it sent during the pause (ReleasingPartition …): members that are alive."""
+        """client_id → its first record during the pause (ReleasingPartition …): members that are alive."""
         return self._have("signs_of_life", self._live().signs_of_life)
 
     def wait_released(
@@ -142,14 +142,13 @@ class Pause(OneProcess):
         *,
         handed_in: bool = False,
     ) -> list[InHand]:
-        """Wait until nobody else holds a lease of the group, or only stale ones (*blocking*).
+        """Wait until no other client holds a lease of the group, or only stale ones (*blocking*).
 
-        Members finish what they have in hand, and release with their offsets. Returns the partitions where somebody
-        did not within two heartbeat intervals: what was in hand there is repeated by the next holder, what was handed
-        in before is not.
-        ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these matter.
-        Raises AdminError, with ``in_hand``, where after timeout seconds somebody is still at work, and where the pause
-        had run out before. Nothing is changed.
+        Members finish their messages in flight, and release with their offsets. Returns the partitions whose holder did
+        not within two heartbeat intervals: its messages in flight are repeated by the next holder, committed ones are
+        not. ``handed_in``: wait for those, too (a dead holder never does). ``partitions``: only these.
+        Raises AdminError, with ``in_hand``, if a member is still at work after timeout seconds, and if the pause had
+        expired before. Nothing is changed.
         """
         timeout = arguments.seconds("timeout", timeout)
         return self._have("wait_released", self._live().wait_released, timeout, _checked(partitions), handed_in)
@@ -162,53 +161,53 @@ class Pause(OneProcess):
         force: bool = False,
         keep_done: bool = False,
     ) -> list[Move]:
-        """Put the group's positions elsewhere, back or forward (C11) (*blocking*); returns what was moved.
+        """Move the group's positions, back or forward (*blocking*); returns the moves.
 
-        ``positions``: (topic, partition) → the offset to be read next, ``"earliest"``, ``"latest"``, ``"readable"``
-        (the first that can be read, from where the group stands: past a corrupt batch), or a datetime.
-        ``dry_run``: say what would be moved, append nothing. ``force``: take offsets outside the log, too.
-        ``keep_done``: what is done above the new position, out of order, stays done (claimed groups only; AdminError
-        where a coordinated group has such work). ``MovePlan.of(...)`` of a dry run saves what :meth:`undo` needs.
-        Call ``wait_released`` first: raises AdminError where members still hold one of them, where the pause has run
-        out, and for offsets outside the log; nothing is moved then. Only in the very last step can a failure leave some
-        partitions moved (each as a whole); they are put back, or the error names them, and doing it again finishes it.
+        ``positions``: (topic, partition) → the offset to read next, ``"earliest"``, ``"latest"``, ``"readable"``
+        (the first readable one from the group's position: past a corrupt batch), or a datetime.
+        ``dry_run``: only return the moves. ``force``: accept offsets outside the log, too.
+        ``keep_done``: messages done above the new position, out of order, stay done (claimed groups only; AdminError
+        if a coordinated group has any). ``MovePlan.of(...)`` of a dry run saves what :meth:`undo` needs.
+        Call ``wait_released`` first: raises AdminError if members still hold one of them, if the pause has expired, and
+        for offsets outside the log; nothing is moved then. Only a failure in the very last step can leave some
+        partitions moved (each as a whole); they are moved back, or the error names them, and a second call finishes it.
         """
         check_targets(positions)
         keeps = dict.fromkeys(positions, Keep()) if keep_done else {}
         return self._have("reposition", self._live().reposition, positions, dry_run, force, keeps)
 
     def undo(self, plan: MovePlan, *, dry_run: bool = False, force: bool = False) -> list[Move]:
-        """Put positions back to where they were before a move (*blocking*); returns what was moved.
+        """Restore the positions before a move (*blocking*); returns the moves.
 
-        What was done before the move, and what has been done since, stays done: nothing is repeated. A coordinated
-        group can't keep work above a position, so there it comes again (``done_ahead``). Partitions that had no
-        position before the move are left out. Otherwise as :meth:`reposition`.
+        Messages done before the move and since stay done: nothing is repeated. Coordinated groups keep no work above
+        a position, so there it is repeated (``done_ahead``). Partitions that had no position before the move are
+        skipped. Otherwise as :meth:`reposition`.
         """
         return self._have("reposition", self._live().reposition, plan.targets, dry_run, force, plan.keeps, True)
 
     def forget(self) -> int:
-        """Drop the group's leases, and the pause with them, in all of the log (C16) (*blocking*); returns their number.
+        """Drop the group's leases and the pause in every coordination partition (*blocking*); returns their number.
 
-        Only after ``wait_released``. Raises AdminError where it was not done everywhere.
+        Only after ``wait_released``. Raises AdminError if it was not done everywhere.
         """
         return self._have("forget", self._live().forget)
 
     def carry_out(self, what: str, do: Callable[..., T], *args: Any) -> T:
-        """Have do(work, *args) done by a thread of ours (*blocking*); for the Admin. what: in words."""
+        """Call do(work, *args) on another thread (*blocking*); for the Admin. what: in words."""
         return self._have(what, do, self._live(), *args)
 
     def check(self) -> None:
-        """Raise AdminError unless the pause is in force in all of the log, and nobody works under our client_id."""
+        """Raise AdminError unless the pause is in force in every CP, and no other process works under our client_id."""
         self._have("check", self._live().check)
 
     def extend_if_short(self) -> None:
-        """Have at least half of the pause's length left (*blocking*)."""
+        """Extend the pause if less than half of it is left (*blocking*)."""
         self._have("extend_if_short", self._live().extend_if_short)
 
     def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
         """Wait until met() is true, at most timeout_s; the pause is extended meanwhile (*blocking*).
 
-        met is called under this admin's lock, on a thread of ours, after every change: it must be quick.
+        met is called under this admin's lock, on another thread, after every change: it must be quick.
         """
         arguments.a_function("met", met, "")
         return self._have("wait", self._live().wait, met, arguments.seconds("timeout_s", timeout_s))
@@ -225,7 +224,7 @@ class Pause(OneProcess):
         return self._work
 
     def _have(self, what: str, function: Callable[..., T], *args: Any) -> T:
-        """Have one thing done (*blocking*)."""
+        """Carry out one call (*blocking*)."""
         work = self._live()
         if under_lock.get() or is_ours.get():  # met() of ``wait`` asks
             found: T = function(*args)

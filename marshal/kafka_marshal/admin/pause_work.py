@@ -1,4 +1,4 @@
-"""A pause at work, on threads of ours: what a Pause has carried out (C10, C11, C16)."""
+"""The work of a Pause, on threads of the library (C10, C11, C16)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _never() -> bool:
 
 
 class PauseWork:
-    """A session that has the group paused. One job at a time, each on a thread of ours; see ``carry_out``."""
+    """A session that has paused the group. One job at a time, each on its own thread; see ``carry_out``."""
 
     def __init__(self, session: Session, length_ms: int) -> None:
         self.session = session
@@ -43,16 +43,16 @@ class PauseWork:
         self._members = Members(session, self.hold.is_ours)
         session.on_applied = self._members.applied
         self._one_at_a_time = session.cluster.runtime.lock()
-        #: Set by any thread: what is under way gives up, for the group is to go on.
+        #: Set by any thread: the job in progress gives up, since the group is to resume.
         self.is_ending: bool = False
         #: The pause is not in force: it was not begun, or is over.
         self.is_over: bool = False
-        #: What went wrong as it ended, and with calls whose callers were gone, for people.
+        #: What went wrong at its end, and in calls whose callers were gone, in words.
         self.problem: str = ""
         self._unheard: list[str] = []
 
     def carry_out(self, is_gone: Callable[[], bool], what: str, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """Do one thing, after what is under way; that gives up where nobody waits for it any more."""
+        """Run a job after the one in progress, which gives up if its caller is gone."""
         self._hurry()
         with self._one_at_a_time:
             if self.is_over:
@@ -78,7 +78,7 @@ class PauseWork:
             return found
 
     def _hurry(self) -> None:
-        """Have whatever waits look whether anybody still waits for it."""
+        """Wake the job in progress, to check whether its caller still waits."""
         with self.session.driver.condition:
             self.session.driver.condition.notify_all()
 
@@ -94,7 +94,7 @@ class PauseWork:
             raise replacement from error
 
     def end(self) -> str:
-        """Let the group go on, and have the session closed; what went wrong, for people. A second call does nothing."""
+        """Resume the group and close the session; what went wrong, in words. A second call does nothing."""
         self.is_ending = True
         self._hurry()
         with self._one_at_a_time:
@@ -111,11 +111,11 @@ class PauseWork:
             self.session.close_soon()
 
     def end_soon(self) -> None:
-        """Have it ended, from any thread, without waiting."""
+        """End it from any thread, without waiting."""
         self.session.driver.post(self.end)
 
     def finish(self) -> str:
-        """What ``end`` says (*blocking*); a user's thread."""
+        """The result of ``end`` (*blocking*); on a user's thread."""
         driver = self.session.driver
         self.is_ending = True
         if not driver.is_over:
@@ -125,7 +125,7 @@ class PauseWork:
         return self.problem
 
     def _free_predecessors(self, session: Session) -> None:
-        """Release what an earlier, dead run of this client_id still holds, with no offset: nobody need wait for it."""
+        """Release what an earlier, dead run of this client_id still holds, without offsets, so that no member waits."""
         with session.locked():
             held = [x for x in session.leases() if x.held and x.client_id == self.client_id]
             records = [(session.cp_of(key_of(x)), bare_release(x)) for x in held]
@@ -133,7 +133,7 @@ class PauseWork:
             raise AdminError("what an earlier run of this client_id still holds could not be released in time")
 
     def _abandon(self, error: BaseException) -> AdminError | None:
-        """Beginning failed: let everybody go on, and say how that went; None: the error itself says it all."""
+        """Resume the group after a failed start; what went wrong, None: nothing but the error."""
         self._end()
         problem = self.problem
         if not isinstance(error, MarshalError):
@@ -152,14 +152,14 @@ class PauseWork:
             return self._members.in_hand(_chosen(partitions))
 
     def signs_of_life(self) -> dict[str, str]:
-        """client_id → the first record it sent during the pause."""
+        """client_id → its first record during the pause."""
         with self.session.locked():
             return dict(self._members.signs_of_life)
 
     def wait_released(
         self, timeout: float, partitions: Iterable[TopicPartition] | None, handed_in: bool
     ) -> list[InHand]:
-        """Wait until nobody else holds a lease of the group, or only stale ones."""
+        """Wait until no other client holds a lease of the group, or only stale ones."""
         session, members, chosen = self.session, self._members, _chosen(partitions)
         self.check()
         busy = members.held if handed_in else members.at_work
@@ -186,7 +186,7 @@ class PauseWork:
         keeps: Mapping[TopicPartition, Keep],
         is_undo: bool = False,
     ) -> list[Move]:
-        """Put the group's positions elsewhere (C11). is_undo: what can't be kept done comes again."""
+        """Move the group's positions (C11). is_undo: work that can't stay done is repeated."""
         check_targets(positions)
         session = self.session
         with session.locked():
@@ -205,12 +205,12 @@ class PauseWork:
         return set_positions(session, targets) if is_coordinated else move_all(self, session, targets, keeps)
 
     def forget(self) -> int:
-        """Drop what is known of the group, and the pause with it, in every CP (C16); how many partitions it had."""
+        """Drop the group and the pause in every CP (C16); returns the number of its partitions."""
         session = self.session
         self.ready()
         with session.locked():
             count = len({(info.topic, info.partition) for info in session.infos()})
-        # Home first (G2): where a coordinated group is found at work, it is not forgotten anywhere.
+        # Home first (G2): a coordinated group at work is then not forgotten anywhere.
         answers = session.ask((session.home, ForgetGroup(*session.ids)))
         if answers[0].accepted:
             others = [cp for cp in session.cps if cp != session.home]
@@ -233,7 +233,7 @@ class PauseWork:
         return count
 
     def ready(self, chosen: frozenset[TopicPartition] | None = None) -> None:
-        """Raise AdminError unless the pause is in force, long enough, and nobody is at work on these partitions."""
+        """Raise AdminError unless the pause is in force for long enough, and no member works on these partitions."""
         session = self.session
         self.check()
         with session.locked():
@@ -250,14 +250,14 @@ class PauseWork:
     # What moving needs of it.
 
     def check(self) -> None:
-        """Raise AdminError unless the pause is in force in every CP, and nobody works under our client_id."""
+        """Raise AdminError unless the pause is in force in every CP, and no other process works under our client_id."""
         session = self.session
         self.hold.check()
         with session.locked():
             self._members.check()
 
     def extend_if_short(self) -> None:
-        """Have at least half of the pause's length left (*blocking*)."""
+        """Extend the pause if less than half of it is left (*blocking*)."""
         self.hold.extend_if_short()
 
     def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
@@ -269,17 +269,17 @@ def _chosen(partitions: Iterable[TopicPartition] | None) -> frozenset[TopicParti
     return None if partitions is None else frozenset((topic, partition) for topic, partition in partitions)
 
 
-#: How soon after one Tick the next may follow, where log time is waited for (T3).
+#: The least time between two Ticks while log time is awaited (T3).
 TICK_AGAIN_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """How long the pause lasts in one CP, as our own replica showed it."""
+    """The pause in one CP, as our own replica shows it."""
 
     #: Log time (ms) at which it ends.
     expires: int
-    #: Own clock (ms) until which it is in force for certain, unless somebody sets a broker's clock.
+    #: Own clock (ms) until which it is certainly in force, unless a broker's clock is set.
     until: float
 
 
@@ -290,13 +290,13 @@ class PauseKeeper:
         self._session = session
         self._length_ms = length_ms
         self._terms: dict[int, _Term] = {}
-        #: CPs that may be paused by a record of ours, applied or not.
+        #: CPs that may be paused by one of our records, applied or not.
         self._touched: set[int] = set()
         self._last_ticks = 0.0
 
     @property
     def seconds_left(self) -> float:
-        """How long the pause lasts if nobody extends it, by our own clock."""
+        """How long the pause lasts without an extension, by our clock (s)."""
         until = min((term.until for term in list(self._terms.values())), default=0.0)  # any thread may ask
         return max(0.0, until - self._session.now_ms()) / 1000
 
@@ -305,25 +305,25 @@ class PauseKeeper:
         return min((term.until for term in self._terms.values()), default=float("inf")) - self._length_ms / 2
 
     def begin(self) -> None:
-        """Pause every CP. Raises GroupPausedError where another client has, AdminError where the log is silent."""
+        """Pause every CP. Raises GroupPausedError if another client has, AdminError if the log is silent."""
         session = self._session
         session.tick(session.cps)
         with session.locked():
             self._refuse_others([session.worlds[cp].pause(session.group_id) for cp in session.cps])
-        # CP 0 first and alone: of two admins at once one is refused there, before either has paused anything else.
+        # CP 0 first and alone: one of two admins is refused there, before it has paused another CP.
         first, *others = session.cps
         self._pause([first])
         self._pause(others)
 
     def extend_if_short(self) -> None:
-        """Have at least half of the pause's length left. Raises AdminError where it had run out before."""
+        """Extend the pause if less than half of it is left. Raises AdminError if it had expired before."""
         if self._session.now_ms() >= self._extend_at:
             self._pause(self._session.cps)
 
     def forget(self, cp: int) -> bool:
-        """Have the CP forget the group, and go on to pause it: whether it was accepted (C16).
+        """Let the CP forget the group, and pause it again; whether it was accepted (C16).
 
-        A ForgetGroup ends the pause; the next one follows it at once, so that nobody comes in between.
+        A ForgetGroup ends the pause; the next one follows at once, so that no member gets in between.
         """
         session = self._session
         stamp = session.tick([cp])[cp]
@@ -333,7 +333,7 @@ class PauseKeeper:
         return forgotten.accepted and self._take_in(paused)
 
     def _pause(self, cps: Sequence[int]) -> None:
-        """Pause these CPs, or replace the expiry there: counted from the stamp of a Tick just appended (C11)."""
+        """Pause these CPs, or replace the expiry there, counted from the timestamp of a new Tick (C11)."""
         session = self._session
         stamps = session.tick(cps)
         self._touched.update(cps)
@@ -396,10 +396,10 @@ class PauseKeeper:
             )
 
     def wait(self, met: Callable[[], object], timeout_s: float, ticks: Callable[[], dict[int, float]] = dict) -> bool:
-        """Wait until met(), asked under the lock, at most timeout_s; whether it came true.
+        """Wait until met() is true, under the lock, at most timeout_s; whether it became true.
 
-        Meanwhile the pause is extended where time runs short, and log time is moved in the CPs that ticks() names with
-        our own clock's time (ms) for it, so that silent leases go stale (T3).
+        Meanwhile the pause is extended when time runs short. ticks(): CP → time (our clock, ms) at which a Tick is
+        appended there, so that silent leases go stale (T3).
         """
         deadline = self._session.now_ms() + timeout_s * 1000
         while True:
@@ -417,7 +417,7 @@ class PauseKeeper:
                 self._last_ticks = self._session.now_ms()
 
     def end(self) -> str:
-        """End the pause wherever it may be; what went wrong, for people, "" for nothing."""
+        """End the pause in every CP; what went wrong, in words, "" for nothing."""
         session = self._session
         cps = sorted(self._touched)
         try:
@@ -425,7 +425,7 @@ class PauseKeeper:
         except MarshalError as error:
             reason, left = str(error), cps
         else:
-            # A rejected one needs nothing: somebody else's pause stands there, so ours had ended before.
+            # A rejected one needs nothing: another client's pause is there, so ours had ended before.
             reason, left = "no answer in time", [x.cp for x in answers if x.outcome is None]
         if not left:
             return ""
@@ -438,7 +438,7 @@ class PauseKeeper:
 
 
 def _clock(time_ms: int) -> str:
-    """Log time for people, in local time with its offset; the bare number where no calendar reaches."""
+    """Log time in local time with its offset; the number itself outside of the calendar."""
     try:
         return (
             f"{(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)).astimezone():%Y-%m-%d %H:%M:%S%z}"

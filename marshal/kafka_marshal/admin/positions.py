@@ -1,4 +1,4 @@
-"""Where a group is to go on: what people write, resolved to offsets of the data partitions' logs."""
+"""Targets of a move, resolved to offsets of the data partitions' logs."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One partition's position, as it was and as it is to be. Both are the offset to be read next."""
+    """One partition's position before and after a move. Both are the offset to read next."""
 
     topic: str
     partition: int
-    #: None: nobody of the group ever held this partition, a consumer's ``start=`` decides.
+    #: None: the group never held this partition, a consumer's ``start=`` decides.
     before: int | None
     after: int
-    #: Offsets from ``after`` on that are done already, out of order (P1), and count as not done afterwards.
+    #: Offsets from ``after`` on that are done already, out of order, and will be repeated.
     done_ahead: int = 0
-    #: Why ``before`` is no position of the log that is there; "": it is one. Planned moves say it.
+    #: Why ``before`` is not a position in the log; "": it is one. Set in planned moves.
     lost: str = ""
     #: Ranges (first, last) above ``after`` that stay done; only claimed groups can keep them.
     kept: tuple[tuple[int, int], ...] = ()
-    #: Ranges (first, last) above ``before`` that are done as things are.
+    #: Ranges (first, last) above ``before`` that are done now.
     ranges: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class Move:
 
     @property
     def last_offset(self) -> int:
-        """The last_offset that puts the position there (E5); −1: nothing is done."""
+        """The last_offset that sets this position (E5); −1: nothing is done."""
         return self.after - 1
 
     def __str__(self) -> str:
@@ -73,14 +73,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What stays done above a new position, besides what is done above the old one."""
+    """What stays done above a new position, in addition to what is done above the old one."""
 
     ranges: tuple[tuple[int, int], ...] = ()
-    #: And everything from here up to the old position; None: nothing.
+    #: Everything from here up to the old position, too; None: nothing.
     since: int | None = None
 
     def above(self, after: int, progress: Progress | None) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """The position, which may be further on by that, and the ranges above it."""
+        """The position, which these ranges may move further, and the ranges above it."""
         ranges = list(self.ranges)
         if progress is not None:
             ranges += split(progress.ranges).ranges
@@ -91,7 +91,7 @@ class Keep:
 
 
 def interval_union(stable: int, ranges: Iterable[tuple[int, int]]) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Everything up to ``stable`` and these ranges, as the offset up to which all is done, and the ranges above it."""
+    """``stable`` and these ranges in one form: the offset up to which all is done, and the ranges above it."""
     kept: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if first <= stable + 1:
@@ -104,7 +104,7 @@ def interval_union(stable: int, ranges: Iterable[tuple[int, int]]) -> tuple[int,
 
 
 def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
-    """Raise ConfigurationError for what can't be meant."""
+    """Raise ConfigurationError for invalid targets."""
     if not isinstance(positions, Mapping):
         raise arguments.wrong("positions", "a mapping of (topic, partition) to a position", positions)
     for key, target in positions.items():
@@ -127,7 +127,7 @@ def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
 
 
 def check_name(key: TopicPartition) -> None:
-    """Raise ConfigurationError where this names no partition that could be claimed (E2)."""
+    """Raise ConfigurationError if this is not a partition that could be claimed (E2)."""
     try:
         topic, partition = key
         BeatEntry(topic, partition, 0, None)
@@ -142,10 +142,10 @@ def resolve(
     *,
     force: bool,
 ) -> dict[TopicPartition, int]:
-    """The offset to be read next, of each partition; in order of topic and partition (*blocking*).
+    """The offset to read next of each partition, sorted by topic and partition (*blocking*).
 
-    stands_at: the offset that the group reads next as things are.
-    Raises AdminError for partitions that are not there, and, without force, for offsets outside the log.
+    stands_at: the offset that the group would read next now.
+    Raises AdminError for missing partitions and, without force, for offsets outside the log.
     """
     check_targets(positions)
     marks = cluster.watermarks(sorted(positions), LOOKUP_TIMEOUT_S)
@@ -189,14 +189,14 @@ def _offsets_at(cluster: Cluster, positions: Mapping[TopicPartition, Target]) ->
 
 
 def stands_at(progress: Progress | None) -> int:
-    """The offset that a group reads next where its progress is so; the first, where there is none."""
+    """The offset that a group with this progress reads next; the first one without progress."""
     return 0 if progress is None else progress.stable + 1
 
 
 def lost_positions(
     cluster: Cluster, partitions: Iterable[TopicPartition], progress_of: Callable[[TopicPartition], Progress | None]
 ) -> dict[TopicPartition, str]:
-    """Those of the partitions whose position means nothing in the log that is there, and why (*blocking*)."""
+    """The partitions whose position is lost, and why (*blocking*)."""
     found = {key: progress for key in partitions if (progress := progress_of(key)) is not None}
     topics = cluster.topic_info({topic for topic, _ in found}, LOOKUP_TIMEOUT_S)
     marks = cluster.watermarks(sorted(found), LOOKUP_TIMEOUT_S)
@@ -214,7 +214,7 @@ def moves_to(
     lost: Mapping[TopicPartition, str] = MappingProxyType({}),
     keeps: Mapping[TopicPartition, Keep] = MappingProxyType({}),
 ) -> list[Move]:
-    """What it means for the group to go on at these offsets.
+    """The moves to these offsets.
 
     lost: of :func:`lost_positions`. keeps: what stays done above.
     """
@@ -232,7 +232,7 @@ def moves_to(
     return moves
 
 
-#: How long one try may take before the partition is said to be out of reach.
+#: How long one try may take before the partition counts as unreachable (s).
 TRY_S = 10.0
 
 SLICE_S = 0.2
@@ -240,17 +240,18 @@ SLICE_S = 0.2
 #: Messages of one read.
 STEP = 1_000
 
-#: What a read of spoilt bytes ends in: librdkafka may take some of them for an offset, and be refused there.
+#: How a read of damaged bytes ends: librdkafka may take some of them for an offset, and be refused there.
 FAILED = (FaultKind.OTHER, FaultKind.OUT_OF_RANGE)
 
-#: Spoilt bytes are to be noticed in uncompressed batches, too.
+#: Detects damaged bytes in uncompressed batches, too.
 CONFIG: dict[str, object] = {"check.crcs": True}
 
 
 def first_readable(cluster: Cluster, key: TopicPartition, first: int, end: int) -> int:
-    """The first offset from ``first`` on at which reading succeeds; ``end``, the log's, where none does (*blocking*).
+    """The first readable offset from ``first`` on; ``end``, the log's, if there is none (*blocking*).
 
-    Raises AdminError where nothing is answered.
+    The end of a corrupt batch can't be seen in its bytes: it is searched for in doubling steps, and then by bisection.
+    A batch is read as a whole or not at all. Raises AdminError if no broker answers.
     """
     if first >= end or _can_read(cluster, key, first):
         return min(first, end)
@@ -267,7 +268,7 @@ def first_readable(cluster: Cluster, key: TopicPartition, first: int, end: int) 
 
 
 def first_with_a_moment(cluster: Cluster, key: TopicPartition, first: int, end: int) -> tuple[int, list[int]]:
-    """The first record's offset from first on whose timestamp Spark can represent, and the timestamps before (ms).
+    """The offset of the first record from first on whose timestamp Spark can represent, and earlier timestamps (ms).
 
     ``end`` if there is none (*blocking*). A record that can't be read ends the search at its offset.
     """
@@ -291,7 +292,7 @@ def first_with_a_moment(cluster: Cluster, key: TopicPartition, first: int, end: 
 
 
 def _can_read(cluster: Cluster, key: TopicPartition, offset: int) -> bool:
-    # A reader of its own: what one says of an offset may come when it reads at the next.
+    # A new reader: a late error about one offset could come while it reads the next.
     reader = cluster.data_reader("kafka-marshal-skip", CONFIG)
     try:
         reader.assign({key: offset})

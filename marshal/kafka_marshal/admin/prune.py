@@ -1,7 +1,7 @@
 """Removes old log and old snapshots together, up to a snapshot that was checked, never further (L1, S2, S3).
 
-Checked means: the log was replayed to it, from its beginning or from where an earlier prune had cut it, and led to the
-same state. What is kept is enough for every start: the snapshots from the cut on, at least two, and all log behind it.
+Checked means: a replay of the log, from its beginning or from an earlier cut, led to the same state. What is kept is
+enough for every start: the snapshots from the cut on, at least two, and all later log.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from kafka_marshal.snapshots.start import CpStart, Difference
 
 __all__ = ["DEFAULT_KEEP", "LEAST_KEEP", "PrunePlan", "PrunedPartition", "carry_out", "make_plan"]
 
-#: Checked snapshots that are kept of each CP: the newest two, which a start needs (S3), and one more, so that a start
-#: can still go further back where one of those two turns out to be damaged.
+#: Checked snapshots of each CP that are kept: the newest two, which a start needs (S3), and one more for a start that
+#: finds one of those two damaged.
 DEFAULT_KEEP = 3
 LEAST_KEEP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedPartition:
-    """What is, or would be, removed of one CP."""
+    """The removal in one CP, planned or done."""
 
     partition: int
-    #: Of its log: first offset that is there, and high watermark, before.
+    #: First offset and high watermark of its log, before.
     log_start: int
     log_end: int
-    #: Next offsets of the snapshots that are true: a replay reached them, or an earlier prune cut there; ascending.
+    #: Next offsets of the correct snapshots: a replay reached them, or an earlier prune cut there; ascending.
     checked: tuple[int, ...]
-    #: All log below this offset goes: the next offset of a checked snapshot. None: nothing goes.
+    #: The log below this offset is removed: the next offset of a checked snapshot. None: nothing is.
     cut: int | None
-    #: All of the log of snapshots below this offset goes, and so many whole snapshots in it.
+    #: The log of snapshots below this offset is removed, with this number of whole snapshots.
     snapshots_cut: int
     snapshots_removed: int
     #: Snapshots that contradict the log, or are damaged.
     differences: tuple[Difference, ...]
-    #: Why not more is removed, for people.
+    #: Why not more is removed, in words.
     why: str
 
     @property
     def records_removed(self) -> int:
-        """Offsets of the log that go."""
+        """Offsets of the log that are removed."""
         return 0 if self.cut is None else self.cut - self.log_start
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What is, or would be, removed. `topic_ids`: of the log and its snapshots, by which they are known again."""
+    """The whole removal, planned or done. `topic_ids`: of the log and its snapshots, to recognize them."""
 
     topic: str
     snapshots_topic: str
@@ -60,12 +60,12 @@ class PrunePlan:
 
     @property
     def records_removed(self) -> int:
-        """Offsets of the log that go, in all CPs."""
+        """Offsets of the log that are removed, in all CPs."""
         return sum(each.records_removed for each in self.partitions)
 
     @property
     def snapshots_removed(self) -> int:
-        """Whole snapshots that go, in all CPs."""
+        """Whole snapshots that are removed, in all CPs."""
         return sum(each.snapshots_removed for each in self.partitions)
 
     @property
@@ -83,10 +83,10 @@ def make_plan(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> PrunePlan:
-    """Replay the whole log beside its snapshots, and say what can go; nothing is removed (*blocking*).
+    """Replay the whole log beside its snapshots, and plan the removal; nothing is removed (*blocking*).
 
-    keep: checked snapshots of each CP that stay, at least two. force: also go past snapshots that contradict the log;
-    else the log that shows it stays. progress: called with (records replayed, records there are).
+    keep: checked snapshots of each CP that stay, at least two. force: also remove log that contradicts a snapshot.
+    progress: called with (records replayed, records in all).
     """
     if keep < LEAST_KEEP:
         raise ConfigurationError(
@@ -113,11 +113,11 @@ def make_plan(
 
 
 def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> PrunedPartition:
-    # Where log was removed before, that was done up to a checked snapshot, which is the ground we stand on.
+    # An earlier prune removed log up to a checked snapshot: the replay begins there.
     on_snapshot = start.begun_at == start.log_start > 0 and bool(start.agreed)
     grounded = start.from_beginning or on_snapshot
     checked = tuple(sorted({*start.agreed, *([start.begun_at] if on_snapshot else [])}))
-    # What lies before where the log begins now is of no interest any more.
+    # Snapshots before the log's beginning don't matter any more.
     doubts = {_doubt(found): found for found in start.differences if found.next_offset >= start.begun_at}
     limit = None if force or not doubts else min(doubts)
     cut = None
@@ -153,7 +153,7 @@ def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> Pru
 
 
 def _doubt(found: Difference) -> int:
-    """The log is to stay from below this offset on."""
+    """Keep the log from this offset on."""
     return found.next_offset if found.since is None else found.since + 1
 
 
@@ -164,16 +164,16 @@ def _what(found: Difference) -> str:
 
 
 def carry_out(cluster: Cluster, plan: PrunePlan, timeout_s: float) -> None:
-    """Remove what the plan says (*blocking*). It may be done again where it failed half way.
+    """Carry out the plan (*blocking*). It may be called again after a failure.
 
-    Raises TopicChangedError where the topics are others by now, AdminError where less was removed than was asked for.
+    Raises TopicChangedError if the topics were recreated, AdminError if less was removed than planned.
     """
     if _topic_ids(cluster, plan.topic, plan.snapshots_topic, timeout_s) != plan.topic_ids:
         raise TopicChangedError(
             f"{plan.topic!r} or {plan.snapshots_topic!r} was deleted and recreated since it was looked at. Nothing was "
             "removed. Look again"
         )
-    # The log first: snapshots that it does not reach any more do no harm, and go the next time.
+    # The log first: snapshots below its beginning do no harm, and are removed the next time.
     cuts = {(plan.topic, each.partition): each.cut for each in plan.partitions if each.cut is not None}
     starts = cluster.delete_records(cuts, timeout_s) if cuts else {}
     behind = sorted(cp for (_, cp), cut in cuts.items() if starts.get((plan.topic, cp), 0) < cut)

@@ -1,4 +1,4 @@
-"""Moving positions under a pause (C11): everything is claimed first, and only then anything is written.
+"""Moves positions under a pause (C11): all leases are claimed first, then all positions are written.
 
 ::
 
@@ -7,7 +7,7 @@
        └─ any failure: release with nil,               └─ any failure: release the rest with nil, and write
           nothing was changed                             the complete old progress of the moved ones back
 
-What can't be put back is named. A partition moves whole or not at all, for one record moves it.
+The error names what can't be moved back. A partition moves whole or not at all, since one record moves it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ SETTLE_TIMEOUT_S = 5.0
 
 
 class PauseInForce(Protocol):
-    """What moving needs of the pause."""
+    """The part of the pause that a move needs."""
 
     def check(self) -> None:
         """Raise AdminError unless it is in force everywhere."""
 
     def extend_if_short(self) -> None:
-        """See that there is time left."""
+        """Extend the pause if time runs short."""
 
     def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
-        """Wait for met(), and extend the pause meanwhile."""
+        """Wait until met() is true, and extend the pause meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Done:
 
     @property
     def first_beat(self) -> int:
-        """The last_offset to begin with when this is written anew: a grant must lie above it (C12)."""
+        """The last_offset of the first record that writes this again: a grant must lie above it (C12)."""
         return self.stable if self.granted == NOTHING_DONE else self.granted - 1
 
 
@@ -74,7 +74,7 @@ def move_all(
     targets: Mapping[TopicPartition, int],
     keeps: Mapping[TopicPartition, Keep] = MappingProxyType({}),
 ) -> list[Move]:
-    """Put each partition's position at its offset (the one to be read next); returns the moves (*blocking*).
+    """Set each partition's position to its offset (the next to read); returns the moves (*blocking*).
 
     keeps: what stays done above it. Raises AdminError, which says what moved and what did not.
     """
@@ -122,14 +122,14 @@ class _Mover:
             raise
 
     def _claim(self, keys: Iterable[TopicPartition]) -> None:
-        """Ask for these leases, and wait until they are held, or lost, or the time is up."""
+        """Claim these leases, and wait until they are held or lost, or the time is up."""
         with self._session.locked() as engine:
             claimed = {key: engine.leases.claim(key) for key in keys}
             self._leases.update(claimed)
         self._pause.wait(lambda: all(x.is_proven or x.loss for x in claimed.values()), STEP_TIMEOUT_S)
 
     def _release_all(self) -> bool:
-        """Release with nil whatever is held still; whether the log has shown the end of all of them."""
+        """Release all held leases with nil; whether the log has shown the end of all of them."""
 
         def over() -> bool:
             return all(x.is_released or x.loss for x in self._leases.values())
@@ -140,12 +140,12 @@ class _Mover:
                     lease.release_bare(self._session.now_ms())
             return self._session.wait_for(over, self._session.now_ms() + SETTLE_TIMEOUT_S * 1000)
         except MarshalError:
-            return False  # the log can't be asked any more: what is held goes stale by itself
+            return False  # the log is not readable any more: held leases go stale by themselves
 
     # Second step: positions are written.
 
     def write(self) -> None:
-        """Release every lease with its new position, and see each of them applied under the pause."""
+        """Release every lease with its new position, and wait until each is applied under the pause."""
         try:
             with self._session.locked():
                 now = self._session.now_ms()
@@ -159,7 +159,7 @@ class _Mover:
                 now = self._session.now_ms()
                 for move in self.moves:
                     lease = self._leases[move.key]
-                    # Ranges only upon a beat that replaced everything; what the log did not show is put back, below.
+                    # Ranges only after a beat that replaced everything; what the log did not show is moved back below.
                     if move.kept and _Done.of(self._session.lease(move.key)) == _Done(
                         move.last_offset, NOTHING_DONE, ()
                     ):
@@ -191,7 +191,7 @@ class _Mover:
     # On failure in it.
 
     def _undo(self, cause: BaseException) -> None:
-        """Put back what moved, or raise AdminError with what could not be put back."""
+        """Restore what moved, or raise AdminError with what could not be restored."""
         settled = self._release_all()
         unknown = [] if settled else [m for m in self.moves if not self._is_over(m)]
         with self._session.driver.condition:
@@ -218,7 +218,7 @@ class _Mover:
         ) from cause
 
     def _is_changed(self, move: Move) -> bool:
-        """Whether its progress is another one than before, by us."""
+        """Whether we have changed its progress."""
         if move.kept:  # it takes several records
             return _Done.of(self._session.lease(move.key)) != self._before[move.key]
         return self._is_moved(move) and self._before[move.key] != _Done(move.last_offset, NOTHING_DONE, ())
@@ -228,7 +228,7 @@ class _Mover:
         return lease.is_released or bool(lease.loss)
 
     def _write_back(self, moved: Sequence[Move]) -> str:
-        """Write the complete old progress of these partitions; the reason for those where it does not show then."""
+        """Write the complete old progress of these partitions; partition → why it was not restored."""
         try:
             self._pause.extend_if_short()
             self._pause.check()
@@ -241,7 +241,7 @@ class _Mover:
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
             with self._session.locked():
                 for key, lease in held.items():
-                    # Only upon a beat that replaced everything: else the new position would get the old islands.
+                    # Only after a beat that replaced everything, or the new position would get the old ranges.
                     if _Done.of(self._session.lease(key)) == _Done(self._before[key].first_beat, NOTHING_DONE, ()):
                         _add(lease, self._before[key], self._session.now_ms())
             self._release_all()
@@ -253,7 +253,7 @@ class _Mover:
 
 
 def _add(lease: ManualLease, done: _Done, now: float) -> None:
-    """Write what the first beat, which replaced everything, could not: grant, islands."""
+    """Write the rest after the first beat, which replaced everything: grant, ranges."""
     if done.granted != NOTHING_DONE:
         lease.grant(done.granted, now)
         if done.stable > done.granted:

@@ -43,16 +43,16 @@ __all__ = [
     "wrong_kind",
 ]
 
-#: Of a group that the log knows something of (G1).
+#: The kind of a group that the log knows (G1).
 GroupKind = Literal["claimed", "coordinated"]
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
-#: How long the log may take to show a record of ours before the operation fails.
+#: How long the log may take to show one of our records before the operation fails.
 ANSWER_TIMEOUT_S = 10.0
 
-#: How long what was appended last may take to be acknowledged when a session ends.
+#: How long acknowledgements may take when a session ends.
 FLUSH_TIMEOUT_S = 1.0
 
 
@@ -62,18 +62,18 @@ def key_of(lease: Lease) -> TopicPartition:
 
 
 def bare_release(lease: Lease) -> ReleasingPartition:
-    """A release in the holder's name, under the present epoch, which says nothing about the offset."""
+    """A release in the holder's name, under the present epoch, without an offset."""
     holder = lease.instance_id or "", lease.client_id or ""
     return ReleasingPartition(*holder, lease.group_id, lease.topic, lease.partition, lease.epoch, None)
 
 
 def in_own_name(session: Session, record: R) -> R:
-    """The same record under our ids: rejected, it tells whoever reads the log who is behind the next one (C20)."""
+    """The same record under our ids: it is rejected, and names the client behind the next record (C20)."""
     return replace(record, instance_id=session.instance_id, client_id=session.client_id)
 
 
 def group_in(worlds: Mapping[int, World], group_id: str) -> Group | None:
-    """The coordinated group as its home knows it; where that says nothing, the mark of another CP (G2)."""
+    """The coordinated group as in its home CP, else as marked in another CP (G2)."""
     home = worlds[route_group(group_id, len(worlds))].group(group_id)
     if home is not None:
         return home
@@ -81,7 +81,7 @@ def group_in(worlds: Mapping[int, World], group_id: str) -> Group | None:
 
 
 def kind_in(worlds: Mapping[int, World], group_id: str) -> GroupKind | None:
-    """What kind of group it is (G1); None: the log knows nothing of it."""
+    """The kind of the group (G1); None: the log does not know it."""
     if group_in(worlds, group_id) is not None:
         return "coordinated"
     known = any(lease.group_id == group_id for world in worlds.values() for lease in world.leases())
@@ -89,7 +89,7 @@ def kind_in(worlds: Mapping[int, World], group_id: str) -> GroupKind | None:
 
 
 def progress_in(worlds: Mapping[int, World], group_id: str, key: TopicPartition) -> Progress | None:
-    """What the group has done of a partition, live; None: it never had it."""
+    """The live progress of a partition; None: the group never had it."""
     group = group_in(worlds, group_id)
     if group is not None:
         kept = group.kept(*key)
@@ -99,7 +99,7 @@ def progress_in(worlds: Mapping[int, World], group_id: str, key: TopicPartition)
 
 
 def wrong_kind(group_id: str, kind: GroupKind) -> WrongKindError:
-    """The group is of this kind, and something was asked for that only the other one has."""
+    """The error for an operation that the group's kind does not have."""
     other = "coordinated" if kind == "claimed" else "claimed"
     return WrongKindError(
         f"group {group_id!r} is a {kind} group, not a {other} one. Nothing was changed. To make it another: "
@@ -108,7 +108,7 @@ def wrong_kind(group_id: str, kind: GroupKind) -> WrongKindError:
 
 
 class CallerGoneError(Exception):
-    """The caller waits no longer: an exception has ended the call, or the pause is to end."""
+    """The caller has stopped waiting: an exception has ended the call, or the pause is to end."""
 
 
 def _never() -> bool:
@@ -117,28 +117,28 @@ def _never() -> bool:
 
 @dataclass(slots=True)
 class Asked:
-    """A record of ours, and what the log answered."""
+    """One of our records, and its outcome."""
 
     cp: int
     record: Record
     #: Own clock (ms) when it was first handed to the producer.
     sent_at: float = 0.0
-    #: None: our own replica has not applied it (yet).
+    #: None: our replica has not applied it (yet).
     outcome: Outcome | None = None
     #: The group's pause in this CP right after it was applied.
     pause: PauseInForce | None = None
 
     @property
     def accepted(self) -> bool:
-        """Our own replica applied it, and it took effect."""
+        """Whether our replica has applied it, and it was accepted."""
         return self.outcome is not None and self.outcome.accepted
 
 
 class Session:
-    """A driver under the group's id and the admin's client_id. One thread at a time, and none of the user's.
+    """A driver under the group's id and the admin's client_id. One thread at a time, never a user's thread.
 
-    A user's thread makes it, and has everything else carried out by threads of ours (:mod:`.node.serving`):
-    an exception of a signal's handler would leave the engine's lock held.
+    A user's thread creates it, and other threads carry out everything else (:mod:`.node.serving`): an exception from a
+    signal handler would leave the engine's lock held.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Session:
         self.now_ms: Callable[[], float] = cluster.runtime.now_ms
         #: Called, under the lock, for each record applied.
         self.on_applied: Callable[[int, int, Outcome], None] | None = None
-        #: Whether the caller of what is being done now waits no longer; it is told once, in a wait.
+        #: Whether the caller of the present job has stopped waiting; a wait raises it once.
         self.is_gone: Callable[[], bool] = _never
         self._waiting: list[Asked] = []
         self._running = cluster.runtime.lock()
@@ -174,7 +174,7 @@ class Session:
             )
             driver = answer.wait()
             answer.receipt.out = True; self.driver = driver  # fmt: skip  # noqa: E702 - one line: nothing may come in between
-        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
+        except BaseException:  # Ctrl-C, too: there is no other owner to close it
             if answer is not None:
                 answer.receipt.left = True
             servants.end()
@@ -201,12 +201,12 @@ class Session:
 
     @property
     def ids(self) -> tuple[str, str, str]:
-        """What every record of ours begins with."""
+        """The ids of all our records."""
         return self.instance_id, self.client_id, self.group_id
 
     @property
     def worlds(self) -> dict[int, World]:
-        """The CPs as our replica knows them; look under ``locked()``."""
+        """The CPs as our replica knows them; call under ``locked()``."""
         return self.driver.replica.worlds
 
     @property
@@ -219,11 +219,11 @@ class Session:
         return route_lease(*key, len(self.worlds))
 
     def infos(self) -> list[LeaseInfo]:
-        """All leases or pieces of the group; look under ``locked()``."""
+        """All leases or pieces of the group; call under ``locked()``."""
         return [info for world in self.worlds.values() for info, _ in holdings(world, self.group_id)]
 
     def lease(self, key: TopicPartition) -> Lease | None:
-        """The lease, live; look under ``locked()``."""
+        """The lease, live; call under ``locked()``."""
         return self.worlds[self.cp_of(key)].lease(self.group_id, *key)
 
     @property
@@ -232,33 +232,33 @@ class Session:
         return route_group(self.group_id, len(self.worlds))
 
     def kind(self) -> GroupKind | None:
-        """What kind of group it is; look under ``locked()``."""
+        """The kind of the group; call under ``locked()``."""
         return kind_in(self.worlds, self.group_id)
 
     def group(self) -> Group | None:
-        """The coordinated group, live, or None where it is none; look under ``locked()``."""
+        """The coordinated group, live; None: it is not one; call under ``locked()``."""
         return group_in(self.worlds, self.group_id)
 
     def progress(self, key: TopicPartition) -> Progress | None:
-        """What the group has done of a partition, live; look under ``locked()``."""
+        """The live progress of a partition; call under ``locked()``."""
         return progress_in(self.worlds, self.group_id, key)
 
     def leases(self) -> list[Lease]:
-        """All leases of the group, live, sorted by topic and partition; look under ``locked()``."""
+        """All leases of the group, live, sorted by topic and partition; call under ``locked()``."""
         found = [x for world in self.worlds.values() for x in world.leases() if x.group_id == self.group_id]
         return sorted(found, key=key_of)
 
     @contextmanager
     def locked(self) -> Iterator[Engine]:
-        """Use the engine and look at the worlds; raises why the session can't go on, if it can't."""
+        """Access to the engine and the worlds; raises the error that ended the session, if there is one."""
         with self.driver.locked() as engine:
             self.driver.check()
             yield engine
 
     def wait_for(self, met: Callable[[], object], until: float) -> bool:
-        """Wait until met() is true, asked under the lock after every change, or our own clock shows until (ms).
+        """Wait until met() is true, called under the lock after every change, or our clock shows until (ms).
 
-        Raises CallerGoneError, once, where the caller waits no longer; what has to be put in order can wait then.
+        Raises CallerGoneError, once, if the caller has stopped waiting; later waits, to clean up, go through.
         """
         with self.driver.condition:
             left_s = max(0.0, until - self.now_ms()) / 1000
@@ -272,9 +272,10 @@ class Session:
     # Asking the log.
 
     def ask(self, *records: tuple[int, Record]) -> list[Asked]:
-        """Append each (CP, record), and wait until our own replica has applied it (*blocking*).
+        """Append each (CP, record), and wait until our replica has applied it (*blocking*).
 
-        What is not answered within an HI is sent again: any copy counts (C17). The rest has no outcome in the answer.
+        Records without an answer within a heartbeat interval are sent again; any copy counts. An answer without an
+        outcome: the log did not show it in time.
         """
         asked = [Asked(cp, record) for cp, record in records]
         self._refuse_stopped({one.cp for one in asked})
@@ -329,20 +330,20 @@ class Session:
     # User threads.
 
     def run(self, function: Callable[[Session], T]) -> T:
-        """Have function(this session) carried out, and the session closed (*blocking*).
+        """Call function(this session) on another thread, and close the session (*blocking*).
 
-        Where an exception ends the wait, both happen all the same.
+        Both also happen if an exception ends the wait.
         """
         try:
             found = self.driver.servants.ask(lambda _: self._carry_out(function)).wait()
         except BaseException:
-            self.driver.post(self._close_unused)  # an interrupt may have come before it was asked for
+            self.driver.post(self._close_unused)  # an interrupt may have come before the request
             raise
         self.await_closed()
         return found
 
     def await_closed(self) -> None:
-        """Wait until it is closed, which was asked for."""
+        """Wait until it is closed, after `begin_close`."""
         if self._closing is not None:
             with suppress(EndedError):
                 self._closing.wait()
@@ -361,7 +362,7 @@ class Session:
             self.close_soon()
 
     def close_soon(self) -> None:
-        """Have it closed; nothing is released or resumed by that. A second call does nothing."""
+        """Close it; nothing is released or resumed. A second call does nothing."""
         if self._closing is None:
             self._closing = self.driver.servants.ask(lambda _: self._close())
 

@@ -1,4 +1,4 @@
-"""One message of a data topic, by its offset. Nothing is committed, and no group is concerned."""
+"""One message of a data topic, by its offset. Nothing is committed, and no group is affected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["StoredMessage", "StoredMessages", "read_message"]
 
 SLICE_S = 0.2
 
-#: One message is wanted, so hardly more is fetched; spoilt bytes are to be noticed in uncompressed batches, too.
+#: Fetches hardly more than one message, and detects damaged bytes in uncompressed batches, too.
 CONFIG: dict[str, object] = {"check.crcs": True, "queued.min.messages": 1}
 
 #: Of confluent_kafka's timestamp types.
@@ -40,12 +40,12 @@ class StoredMessage:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-    #: False: of a transaction that was aborted, or is not finished: readers of committed messages do not get it.
+    #: False: of an aborted or unfinished transaction; readers of committed messages do not get it.
     committed: bool
 
     @classmethod
     def of(cls, message: Message, committed: bool) -> StoredMessage:
-        """As a reader got it."""
+        """From a reader's message."""
         kind, stamp = message.timestamp()
         has_stamp = kind in _STAMPS and stamp >= 0
         return cls(
@@ -72,7 +72,7 @@ def _headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
 def read_message(cluster: Cluster, key: TopicPartition, offset: int, timeout_s: float) -> StoredMessage:
     """The message at this offset (*blocking*).
 
-    Raises AdminError where there is none, which names the next one, and where it can't be read.
+    Raises AdminError if there is none (it names the next one), or if it can't be read.
     """
     topic, partition = key
     low, high = _watermarks(cluster, key, timeout_s)
@@ -119,7 +119,7 @@ def _watermarks(cluster: Cluster, key: TopicPartition, timeout_s: float) -> tupl
 
 
 def _from(cluster: Cluster, key: TopicPartition, offset: int, isolation: str, timeout_s: float) -> Message | None:
-    """The first message from this offset on; None: none up to the log's end."""
+    """The first message from this offset on; None: there is none up to the log's end."""
     reader = cluster.data_reader("kafka-marshal-show", {**CONFIG, "isolation.level": isolation})
     until = cluster.runtime.monotonic() + timeout_s
     try:
@@ -141,7 +141,7 @@ def _from(cluster: Cluster, key: TopicPartition, offset: int, isolation: str, ti
 
 
 def _meet(fault: DataFault, key: TopicPartition, offset: int) -> None:
-    """Raise for faults that do not pass."""
+    """Raise permanent faults."""
     place = f"{key[0]} [{key[1]}]: offset {offset}"
     match fault.kind:
         case FaultKind.UNREACHABLE:
@@ -164,16 +164,16 @@ def _meet(fault: DataFault, key: TopicPartition, offset: int) -> None:
 
 
 class StoredMessages:
-    """Base of :class:`~kafka_marshal.admin.Admin`: what it reads of data topics."""
+    """Base of :class:`~kafka_marshal.admin.Admin`: its methods for data topics."""
 
     _open_cluster: Callable[[], Cluster]
     _timeout_s: float
 
     def message(self, topic: str, partition: int, offset: int) -> StoredMessage:
-        """The message at this offset of a data topic, whatever a group has done of it; nothing is committed anywhere.
+        """The message at this offset of a data topic, done or not; nothing is committed anywhere.
 
-        Raises AdminError where there is none (the message names the next one) or it can't be read,
-        AuthorizationError, KafkaUnavailableError.
+        Raises AdminError if there is none (it names the next one) or it can't be read, AuthorizationError,
+        KafkaUnavailableError.
         """
         check_name((topic, partition))
         offset = arguments.a_whole("offset", offset, 0)

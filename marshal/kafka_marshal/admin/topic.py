@@ -1,4 +1,4 @@
-"""The coordination topic with its log of snapshots, created or completed (L1, L2, S2), and raised (E4)."""
+"""The coordination topic with its log of snapshots: created, completed, raised to a level (L1, L2, S2, E4)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ __all__ = ["TopicReport", "below_level", "create", "low_levels", "prepare", "upg
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
-    """What :meth:`Admin.init` found and did. The topic is fit for use."""
+    """The result of :meth:`Admin.init`. The topic is fit for use."""
 
     topic: str
     partitions: int
     replication_factor: int
-    #: What was done, a sentence each; empty where nothing had to be.
+    #: What was done, one sentence each; empty: nothing was necessary.
     done: tuple[str, ...]
-    #: Settings that workers accept, but that should be different.
+    #: Settings that workers accept, but that should be changed.
     warnings: tuple[str, ...]
 
 
 def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: float) -> TopicReport:
-    """Create the topic, or check the one that exists and add what it lacks (*blocking*). Closes the cluster.
+    """Create the topic, or check the existing one and add what it lacks (*blocking*). Closes the cluster.
 
-    Raises CoordinationTopicError (one of its kinds) where the topic is not fit for use, ConfigurationError where it
-    has another number of partitions than asked for.
+    Raises CoordinationTopicError (or a subclass) if the topic is not fit for use, ConfigurationError if it has another
+    number of partitions than requested.
     """
     try:
         check_one_cluster(cluster)
@@ -67,13 +67,13 @@ def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: flo
     except BaseException:
         cluster.close()
         raise
-    with caught_up(cluster, topic, timeout_s) as replica:  # a replica refuses what can't be trusted
+    with caught_up(cluster, topic, timeout_s) as replica:  # a replica refuses an unsafe topic
         notes = [*map(str, problems), *(": ".join(low) for low in low_levels(replica))]
         return TopicReport(topic, count, config.replication_factor, tuple(done), tuple(notes))
 
 
 def low_levels(replica: Replica) -> list[tuple[str, str]]:
-    """Which CPs are below the level of this release (E4), and why that matters; nothing for none."""
+    """The CPs below the level of this release (E4), and why it matters; "" for none."""
     low = below_level(replica.worlds)
     if not low:
         return []
@@ -107,7 +107,7 @@ def upgrade(session: Session) -> list[int]:
 
 
 def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> tuple[TopicConfig, list[str]]:
-    """Create the topic, and say what was done: nothing, where another program was faster (*blocking*)."""
+    """Create the topic; what was done: nothing, if another program was faster (*blocking*)."""
     try:
         create_topic(cluster, topic, partitions, timeout_s)
     except CoordinationTopicError:
@@ -130,7 +130,7 @@ def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> t
 
 
 def _complete(cluster: Cluster, config: TopicConfig, topic: str, timeout_s: float) -> list[str]:
-    """The first records, where a creation was cut short, and the log of snapshots; what was done."""
+    """Add missing first records (of an interrupted creation) and the log of snapshots; what was done."""
     done = []
     partitions = config.info.partitions
     marks = cluster.watermarks([(topic, cp) for cp in range(partitions)], timeout_s)

@@ -1,6 +1,6 @@
-"""Positions taken over from a consumer group of Kafka's own, and written back to it (G21). All of it blocks.
+"""Positions imported from Kafka's own consumer groups, and exported to them (G21). All calls block.
 
-Nothing is changed unless both sides are empty: the Kafka group has no members, and the coordinated one neither.
+Nothing is changed unless both sides are empty: neither the Kafka group nor the coordinated group has members.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
     "progress_of_all",
 ]
 
-#: Of a partition; None: nobody of the group ever had it.
+#: The progress of a partition; None: the group never had it.
 ProgressOf = Callable[[TopicPartition], Progress | None]
 
 
 def import_positions(work: PauseWork, force: bool) -> list[Move]:
-    """Take over what Kafka's own group of that name has committed, under our pause; what was set."""
+    """Import the committed offsets of Kafka's own group of that name, under our pause; what was set."""
     session = work.session
     work.ready()
     kafka = empty_kafka_group(session.cluster, session.group_id)
@@ -48,7 +48,7 @@ def import_positions(work: PauseWork, force: bool) -> list[Move]:
 def planned_import(
     group_id: str, kind: GroupKind | None, kafka: KafkaGroup, progress_of: ProgressOf, *, force: bool
 ) -> list[Move]:
-    """What an import would set. Raises AdminError where it may not."""
+    """What an import would set. Raises AdminError if it is not allowed."""
     if kind == "claimed":
         raise wrong_kind(group_id, kind)
     if not kafka.committed:
@@ -87,9 +87,9 @@ def export_positions(work: PauseWork, force: bool) -> list[Move]:
 def planned_export(
     cluster: Cluster, group_id: str, kafka: KafkaGroup, found: Mapping[TopicPartition, Progress], *, force: bool
 ) -> list[Move]:
-    """What an export would commit: stable + 1, never above. Raises AdminError where it may not.
+    """What an export would commit: stable + 1, never above. Raises AdminError if it is not allowed.
 
-    `before` is what Kafka has, `done_ahead` how much will come again. What has `lost` is left out.
+    `before` is Kafka's offset, `done_ahead` the number of offsets that will be repeated. `lost` ones are skipped.
     """
     if not found:
         raise AdminError(f"group {group_id!r} has no positions here. Nothing was changed")
@@ -111,7 +111,7 @@ def planned_export(
 
 
 def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:
-    """Kafka's own group. Raises AdminError where it has members."""
+    """Kafka's own group. Raises AdminError if it has members."""
     kafka = cluster.kafka_group(group_id, LOOKUP_TIMEOUT_S)
     if kafka.members:
         raise AdminError(
