@@ -34,7 +34,7 @@ _ENTRY_BYTES = 64
 
 
 def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
-    """The record for these settings (without ids). Raises ConfigurationError for invalid settings (G19)."""
+    """The record for these settings (without ids). Raises ConfigurationError for invalid settings."""
     known = [field.name for field in fields(Settings)]
     for name in settings:
         if name not in known:
@@ -49,7 +49,7 @@ def check_settings(settings: Mapping[str, object]) -> ConfigureGroup:
 
 
 def configure(session: Session, settings: Mapping[str, object]) -> Settings:
-    """Set these in every CP, which creates a coordinated group if it is unknown; returns all settings (G2, G19)."""
+    """Set these in every CP, which creates a coordinated group if it is unknown; returns all settings."""
     record = ConfigureGroup(*session.ids, check_settings(settings).settings)
     with session.locked():
         if session.kind() == "claimed":
@@ -103,7 +103,7 @@ def member_of(session: Session, client_id: str) -> tuple[Group, Member]:
 
 
 def evict(session: Session, client_id: str, *, force: bool, dry_run: bool) -> list[LeaseInfo]:
-    """Leave the group in a member's name; returns what it owned (G20). dry_run: only check."""
+    """Leave the group in a member's name; returns what it owned. dry_run: only check."""
     session.tick([session.home])
     with session.locked():
         group, member = member_of(session, client_id)
@@ -173,7 +173,7 @@ def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> lis
 
 
 def refuse_kept(group_id: str, moves: Sequence[Move]) -> None:
-    """Raise AdminError if work above a new position shall stay done: setting a position drops it (G21)."""
+    """Raise AdminError if work above a new position shall stay done: setting a position drops it."""
     if kept := [move for move in moves if move.kept]:
         raise AdminError(
             f"group {group_id!r} is coordinated, and setting its positions drops what is done above them: "
@@ -187,7 +187,7 @@ def set_positions(
     targets: Mapping[TopicPartition, int],
     metadata: Mapping[TopicPartition, str] = MappingProxyType({}),
 ) -> list[Move]:
-    """Set each partition's position to its offset (the next to read), under our pause (G21).
+    """Set each partition's position to its offset (the next to read), under our pause.
 
     metadata: stored with it; of other partitions it stays.
     Raises AdminError, which says what moved and what did not; a second call finishes it.

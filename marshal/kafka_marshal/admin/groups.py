@@ -176,7 +176,7 @@ def _release_all(session: Session, held: list[Lease], were: list[LeaseInfo]) -> 
 
 
 def drain(session: Session, client_id: str, timeout: float | None) -> list[LeaseInfo]:
-    """Ask a member to release all it holds, and to claim no more (C19); returns what it held (*blocking*).
+    """Ask a member to release all it holds, and to claim no more; returns what it held (*blocking*).
 
     timeout: seconds to wait until it holds nothing; None: do not wait.
     """

@@ -98,7 +98,7 @@ class Members:
     def held(self, chosen: frozenset[TopicPartition] | None) -> list[LeaseInfo]:
         """What other clients hold, stale or not; of the chosen partitions (None: of all).
 
-        All of a coordinated group: it may have no member while positions are set (G21), not even idle ones.
+        All of a coordinated group: it may have no member while positions are set, not even idle ones.
         """
         group = self._session.group()
         infos = [*self._session.infos(), *([] if group is None else self._idle(group))]
@@ -149,7 +149,7 @@ class Members:
         return [found[place] for place in sorted(found)]
 
     def tick_times(self, infos: Iterable[LeaseInfo]) -> dict[int, float]:
-        """CP → time by our clock (ms) at which a Tick will show one of these as stale (T3)."""
+        """CP → time by our clock (ms) at which a Tick will show one of these as stale."""
         session = self._session
         now = session.now_ms()
         due: dict[int, float] = {}
@@ -232,7 +232,7 @@ def refuse_living(session: Session, timeout_s: float, effect: str, remedy: str) 
 def find_consuming(cluster: Cluster, topic: str, group_id: str, client_id: str, timeout_s: float) -> str | None:
     """The first thing in the log that a consumer of this client_id did, in words; None: there is no such thing.
 
-    An admin must not pause under that name: the consumer's beats would then reposition the group (C11). Reads the whole
+    An admin must not pause under that name: the consumer's beats would then reposition the group. Reads the whole
     log (*blocking*). An admin's instance differs from a consumer's: it pauses a CP before it claims anything there.
     """
     replica = Replica(cluster, topic, timeout_s)

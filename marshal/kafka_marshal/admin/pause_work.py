@@ -186,7 +186,7 @@ class PauseWork:
         keeps: Mapping[TopicPartition, Keep],
         is_undo: bool = False,
     ) -> list[Move]:
-        """Move the group's positions (C11). is_undo: work that can't stay done is repeated."""
+        """Move the group's positions. is_undo: work that can't stay done is repeated."""
         check_targets(positions)
         session = self.session
         with session.locked():
@@ -205,7 +205,7 @@ class PauseWork:
         return set_positions(session, targets) if is_coordinated else move_all(self, session, targets, keeps)
 
     def forget(self) -> int:
-        """Drop the group and the pause in every CP (C16); returns the number of its partitions."""
+        """Drop the group and the pause in every CP; returns the number of its partitions."""
         session = self.session
         self.ready()
         with session.locked():
@@ -321,7 +321,7 @@ class PauseKeeper:
             self._pause(self._session.cps)
 
     def forget(self, cp: int) -> bool:
-        """Let the CP forget the group, and pause it again; whether it was accepted (C16).
+        """Let the CP forget the group, and pause it again; whether it was accepted.
 
         A ForgetGroup ends the pause; the next one follows at once, so that no member gets in between.
         """
@@ -399,7 +399,7 @@ class PauseKeeper:
         """Wait until met() is true, under the lock, at most timeout_s; whether it became true.
 
         Meanwhile the pause is extended when time runs short. ticks(): CP → time (our clock, ms) at which a Tick is
-        appended there, so that silent leases go stale (T3).
+        appended there, so that silent leases go stale.
         """
         deadline = self._session.now_ms() + timeout_s * 1000
         while True:

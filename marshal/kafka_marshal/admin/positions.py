@@ -64,7 +64,7 @@ class Move:
 
     @property
     def last_offset(self) -> int:
-        """The last_offset that sets this position (E5); −1: nothing is done."""
+        """The last_offset that sets this position; −1: nothing is done."""
         return self.after - 1
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def check_targets(positions: Mapping[TopicPartition, Target]) -> None:
 
 
 def check_name(key: TopicPartition) -> None:
-    """Raise ConfigurationError if this is not a partition that could be claimed (E2)."""
+    """Raise ConfigurationError if this is not a partition that could be claimed."""
     try:
         topic, partition = key
         BeatEntry(topic, partition, 0, None)

@@ -68,12 +68,12 @@ def bare_release(lease: Lease) -> ReleasingPartition:
 
 
 def in_own_name(session: Session, record: R) -> R:
-    """The same record under our ids: it is rejected, and names the client behind the next record (C20)."""
+    """The same record under our ids: it is rejected, and names the client behind the next record."""
     return replace(record, instance_id=session.instance_id, client_id=session.client_id)
 
 
 def group_in(worlds: Mapping[int, World], group_id: str) -> Group | None:
-    """The coordinated group as in its home CP, else as marked in another CP (G2)."""
+    """The coordinated group as in its home CP, else as marked in another CP."""
     home = worlds[route_group(group_id, len(worlds))].group(group_id)
     if home is not None:
         return home
@@ -81,7 +81,7 @@ def group_in(worlds: Mapping[int, World], group_id: str) -> Group | None:
 
 
 def kind_in(worlds: Mapping[int, World], group_id: str) -> GroupKind | None:
-    """The kind of the group (G1); None: the log does not know it."""
+    """The kind of the group; None: the log does not know it."""
     if group_in(worlds, group_id) is not None:
         return "coordinated"
     known = any(lease.group_id == group_id for world in worlds.values() for lease in world.leases())
@@ -215,7 +215,7 @@ class Session:
         return sorted(self.worlds)
 
     def cp_of(self, key: TopicPartition) -> int:
-        """The CP that a lease belongs to (L3)."""
+        """The CP that a lease belongs to."""
         return route_lease(*key, len(self.worlds))
 
     def infos(self) -> list[LeaseInfo]:
@@ -228,7 +228,7 @@ class Session:
 
     @property
     def home(self) -> int:
-        """The CP that keeps the group, if it is a coordinated one (L3)."""
+        """The CP that keeps the group, if it is a coordinated one."""
         return route_group(self.group_id, len(self.worlds))
 
     def kind(self) -> GroupKind | None:
@@ -309,7 +309,7 @@ class Session:
                     )
 
     def tick(self, cps: Iterable[int]) -> dict[int, int]:
-        """Move log time (T3): the broker's present time (ms) of each of these CPs (*blocking*)."""
+        """Move log time: the broker's present time (ms) of each of these CPs (*blocking*)."""
         asked = self.ask(*((cp, Tick(*self.ids)) for cp in cps))
         silent = [one.cp for one in asked if one.outcome is None]
         if silent:

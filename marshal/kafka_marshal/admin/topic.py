@@ -73,7 +73,7 @@ def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: flo
 
 
 def low_levels(replica: Replica) -> list[tuple[str, str]]:
-    """The CPs below the level of this release (E4), and why it matters; "" for none."""
+    """The CPs below the level of this release, and why it matters; "" for none."""
     low = below_level(replica.worlds)
     if not low:
         return []

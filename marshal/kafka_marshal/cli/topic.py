@@ -41,7 +41,7 @@ __all__ = ["init", "upgrade"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong with the topic (L1, L2)."""
+    """Something wrong with the topic."""
 
     what: str
     why: str

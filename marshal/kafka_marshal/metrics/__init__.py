@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-#: What needs an extra, or is of use to few, is imported when it is asked for.
+#: Imported at their first use: they need an extra, or few use them.
 _LATER = {
     "MarshalCollector": "prometheus",
     "MetricsServer": "server",

@@ -23,7 +23,7 @@ Value = float | Distribution
 
 Read = Callable[[Metrics], Iterable[tuple[Labels, Value]]]
 
-#: What units become at the end of a name.
+#: Unit → suffix of a Prometheus name.
 _SUFFIXES = {"s": "_seconds"}
 
 _MEMBER = ("group", "client_id")
@@ -42,10 +42,10 @@ _MESSAGING = (
 class Metric:
     """One metric: its name, and how to read it."""
 
-    #: As OpenTelemetry names it.
+    #: In OpenTelemetry.
     name: str
     kind: Kind
-    #: "s", or what is counted, as "{message}".
+    #: "s", or the counted thing, such as "{message}".
     unit: str
     help: str
     labels: tuple[str, ...]
@@ -72,7 +72,7 @@ def prometheus_label(name: str) -> str:
 
 
 def _member(value: Callable[[Metrics], Value | None]) -> Read:
-    """One series: of this member, unless there is nothing to say."""
+    """One series for this member, unless the value is None."""
 
     def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
         found = value(metrics)
@@ -82,7 +82,7 @@ def _member(value: Callable[[Metrics], Value | None]) -> Read:
 
 
 def _each(rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> Read:
-    """A series for each row whose value is known: of this member, and what the row says."""
+    """A series for each row with a known value: this member's labels, and those of the row."""
 
     def read(metrics: Metrics) -> list[tuple[Labels, Value]]:
         member = metrics.group_id, metrics.client_id
@@ -92,7 +92,7 @@ def _each(rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> R
 
 
 def _partition(value: Callable[[PartitionMetrics], Value | None]) -> Read:
-    """A series for each partition held."""
+    """A series for each held partition."""
     return _each(lambda metrics: [((one.topic, str(one.partition)), value(one)) for one in metrics.partitions])
 
 

@@ -1,4 +1,4 @@
-"""The lag of a whole group, as any of its members can tell it: for autoscalers (KEDA's ``metrics-api``)."""
+"""The lag of a whole group, from any of its members: for autoscalers (KEDA's ``metrics-api``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupLag"]
 
-#: Log ends that were asked for within this time (s) are good for the next request.
+#: Requests within this time (s) reuse the last log ends.
 SAME_ENDS_S = 5.0
 
 #: How long the brokers have to answer (s), and how long another request waits for them.
@@ -30,14 +30,14 @@ class PartitionLag(TypedDict):
 
     topic: str
     partition: int
-    #: What is not done; None: the partition has no leader.
+    #: Offsets that are not done; None: the partition has no leader.
     lag: int | None
-    #: Of partitions that this member holds, and where it is known: the age of the next message that is not done.
+    #: Of partitions that this member holds: the age of the next undone message; None: not known.
     lag_seconds: float | None
 
 
 class Lag(TypedDict):
-    """All partitions of the topics that this member's consumers read, whoever holds them."""
+    """All partitions of the topics that this member's consumers read, with any holder."""
 
     group: str
     lag: int
@@ -47,7 +47,7 @@ class Lag(TypedDict):
 
 
 class GroupLag:
-    """Asks the brokers where logs end, at most every five seconds, and the replica what is done."""
+    """Log ends from the brokers, at most every five seconds, and positions from the replica."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -55,7 +55,7 @@ class GroupLag:
         self._known: tuple[float, dict[Key, tuple[int, int]]] | None = None
 
     def read(self, *, closed: bool) -> Lag:
-        """The lag now (*blocking*, for ASK_TIMEOUT_S twice at most). Raises MarshalError where nobody answers."""
+        """The lag now (*blocking*, for at most twice ASK_TIMEOUT_S). Raises MarshalError if no broker answers."""
         driver = self._meter.driver
         metrics = self._meter.read(closed=closed)
         own = {(one.topic, one.partition): one for one in metrics.partitions}
@@ -101,7 +101,7 @@ def _lags(
 
 
 def _from_log(consumer: ConsumerEngine, key: Key, low: int, end: int) -> int:
-    """What the log says to be done of a partition that somebody else holds, or nobody, and what is not."""
+    """The lag of a partition that this member does not hold, from its position in the log."""
     done = consumer.source.view.progress(key)
     if done is None or done.stable < 0:
         start: Start = consumer.settings.start

@@ -1,7 +1,6 @@
-"""Reads the state of a Marshal for metrics: from any thread, without a lock, at the cost of the moment of reading.
+"""Reads the state of a Marshal for metrics: from any thread, without a lock.
 
-Whole loads only, of what others may change meanwhile. Counters are read so that nothing counts twice and none goes
-down.
+It uses atomic loads only, since other threads change the state meanwhile. Counters never count twice and never go down.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter"]
 
-#: From here on it is known what is done.
+#: In these stages the position is known.
 _BEGUN = (Stage.ASSIGNING, Stage.ACTIVE, Stage.REVOKING)
 
 
@@ -48,17 +47,17 @@ class Meter:
     """Measures one Marshal."""
 
     def __init__(self, driver: Driver, consumers: Sequence[Membership[Any]]) -> None:
-        """consumers: all that there ever were; it grows."""
+        """consumers: all consumers so far; the list grows."""
         self.driver = driver
         self._consumers = consumers
         self._times = ProcessTimes(driver.cluster.runtime.lock())
-        #: What was said before of messages done: a reading that comes too early to see all never takes that back.
+        #: The last numbers of messages done: an early reading never lowers them.
         self._processed: dict[Key, int] = {}
-        #: By partition: what was not done yet, and since when it is there (s, wall clock). Replaced, never changed.
+        #: Partition → (first undone offset, since when it waits: s, wall clock). Replaced, never changed.
         self._oldest: dict[Key, tuple[int, float]] = {}
 
     def timing(self) -> Hooks:
-        """Hooks for ``run`` that note how long handlers take."""
+        """Hooks for ``run`` that measure the time of handlers."""
         note = self._times.note
 
         def failed(attempt: Attempt, seconds: float, error: BaseException) -> None:
@@ -69,11 +68,11 @@ class Meter:
         )
 
     def health(self, *, closed: bool) -> Health:
-        """How the Marshal is; closed: it was closed, or closes."""
+        """The Marshal's health; closed: it was closed, or closes."""
         return examine(self.driver, closed=closed or self.driver.is_over)
 
     def read(self, *, closed: bool) -> Metrics:
-        """Measure (any thread; it waits for nobody)."""
+        """Measure (any thread; never waits)."""
         driver = self.driver
         engine, now = driver.engine, driver.now_ms()
         health = self.health(closed=closed)
@@ -125,10 +124,12 @@ class Meter:
         for consumer in list(self._consumers):
             engine = consumer._engine
             if engine.ranges is not None:
-                continue  # it never sees a message
+                continue  # it handles no messages
             for key, moved in list(engine.delivery.moved.items()):
                 consumed[key] += moved.fetched
-                processed[key] += moved.done  # first: what a loop reports meanwhile is missed, and not counted twice
+                processed[key] += (
+                    moved.done
+                )  # first: messages that a loop reports meanwhile are missed, not counted twice
             for key, assignment in list(engine.assignments.items()):
                 if not assignment.over:
                     processed[key] += sum(_unreported(assignment.tracker))
@@ -171,9 +172,9 @@ class Meter:
         return tuple(sorted(found))
 
     def _since(self, key: Key, assignment: Assignment, offset: int, lag: int, wall: float) -> float | None:
-        """Since when (s, wall clock) there has been something to do: the timestamp of the next message not done.
+        """Since when (s, wall clock) messages have waited: the timestamp of the next undone message.
 
-        Where that was not fetched yet: as before, or since it was first seen that there is one.
+        If it is not fetched yet: the last known time, or now.
         """
         if lag == 0:
             return None
@@ -185,7 +186,7 @@ class Meter:
 
 
 def _proven(driver: Driver) -> Iterator[float]:
-    """Until when (ms, own clock) all that is held is proven."""
+    """For each lease or piece held: until when it is proven (ms, own clock)."""
     for lease in list(driver.engine.book.leases.values()):
         if lease.held:
             yield lease.proven_until
@@ -203,7 +204,7 @@ def _members(driver: Driver) -> int:
 
 
 def _unreported(tracker: Tracker) -> Iterator[int]:
-    """What loops have got done, and the engine has not been told yet, run by run."""
+    """For each run: messages done by loops and not yet reported to the engine."""
     for run in list(tracker.runs.values()):
         if run.iterating:
             done = run.done_count
@@ -211,7 +212,7 @@ def _unreported(tracker: Tracker) -> Iterator[int]:
 
 
 def _in_hand(tracker: Tracker) -> tuple[int, int]:
-    """Messages that have left for the user and are not done, and those of the same runs that have not."""
+    """Messages delivered and not done, and messages of the same runs not yet delivered."""
     ahead = sum(len(run.messages) - run.handed_out for run in list(tracker.runs.values()))
     return max(0, tracker.in_hand - ahead - sum(_unreported(tracker))), max(0, ahead)
 
@@ -222,10 +223,10 @@ def _log_end(consumer: Membership[Any], key: Key) -> int | None:
     return None
 
 
-def _lag(assignment: Assignment, told: int | None) -> tuple[int, int | None, int | None]:
-    """What is done, where the log ends, and how many offsets lie in between and are not done."""
+def _lag(assignment: Assignment, log_end: int | None) -> tuple[int, int | None, int | None]:
+    """The position, the log end, and the lag."""
     tracker = assignment.tracker
-    end = told if told is not None else assignment.watch.log_end
+    end = log_end if log_end is not None else assignment.watch.log_end
     if assignment.stage not in _BEGUN:
         return -1, end, None
     offset = tracker.done.stable + 1
@@ -236,12 +237,12 @@ def _lag(assignment: Assignment, told: int | None) -> tuple[int, int | None, int
 
 
 def ranges_of(done: Progress) -> Iterator[tuple[int, int]]:
-    """What is done beyond a gap. Any thread: of both lists one may have changed, and the other not yet."""
+    """Ranges done beyond a gap (any thread: the engine may have changed only one of the lists)."""
     return zip(list(done.intervals.firsts), list(done.intervals.lasts), strict=False)
 
 
 def next_undone(tracker: Tracker, buffer: Buffer, *, at_most_once: bool) -> Message | None:
-    """The first message that is fetched and not done; None: none is here."""
+    """The first fetched message that is not done; None: there is none."""
     found = [message for run in list(tracker.runs.values()) if (message := _first(run, at_most_once)) is not None]
     if found:
         return min(found, key=lambda message: message.offset() or 0)

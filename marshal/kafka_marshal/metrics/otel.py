@@ -35,7 +35,7 @@ __all__ = ["instrument", "trace_hooks"]
 
 _SCOPE = "kafka_marshal"
 
-#: All instruments are read in one go: what was measured so long ago (s) is good for the next one.
+#: Instruments of one collection share a measurement: it is reused for this long (s).
 SAME_READING_S = 0.2
 
 #: Recorded as a histogram, by ``trace_hooks``.
@@ -65,7 +65,7 @@ class _Reading:
 
 
 def instrument(marshal: Measured, meter_provider: MeterProvider | None = None) -> None:
-    """Have the metrics of a Marshal observed whenever a reader of meter_provider (None: the global one) collects.
+    """Observe the metrics of a Marshal whenever a reader of meter_provider (None: the global one) collects.
 
     A histogram becomes two counters, of values (``….count``) and of their sum in seconds (``….sum``): the API observes
     no histograms. ``trace_hooks`` records ``messaging.process.duration`` as one.
@@ -94,7 +94,7 @@ def _observe(metric: Metric, reading: _Reading, options: CallbackOptions, part: 
 
 
 class _Headers(Getter[Headers]):
-    """Reads propagated fields from a message's headers; of two with one name the last one counts."""
+    """Reads propagated fields from a message's headers; of two with the same name the last one counts."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         found = [value for name, value in carrier if name.lower() == key and value is not None]
@@ -105,7 +105,7 @@ class _Headers(Getter[Headers]):
 
 
 class _Open(NamedTuple):
-    """The span of the handler that this thread, or task, is in."""
+    """The span of the handler in this thread or task."""
 
     span: Span
     token: Token[Context]
@@ -122,10 +122,10 @@ def trace_hooks(
 ) -> Hooks:
     """Hooks for ``run`` that give each try a span ``process TOPIC``, current while its handler runs.
 
-    The span is linked to the context that the message's headers carry (``traceparent``, by the global propagator), and
-    is its child, so that one trace leads from the producer through the handler; parent=False: a trace of its own,
-    linked alone. A try that raises ends with an error. Durations go to the histogram ``messaging.process.duration``.
-    Works for handlers in threads and for coroutines.
+    The span is linked to the context in the message's headers (``traceparent``, by the global propagator), and is its
+    child, so that one trace leads from the producer through the handler; parent=False: a new trace with the link only.
+    A try that raises ends with an error. Durations go to the histogram ``messaging.process.duration``. Works for
+    handlers in threads and for coroutines.
     """
     tracer = (tracer_provider or trace.get_tracer_provider()).get_tracer(_SCOPE, release())
     durations = (

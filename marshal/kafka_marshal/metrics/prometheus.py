@@ -1,4 +1,4 @@
-"""Metrics for Prometheus (extra ``[prometheus]``): a collector that reads when it is scraped, and nothing in between.
+"""Metrics for Prometheus (extra ``[prometheus]``): a collector that reads only when it is scraped.
 
 ::
 
@@ -40,13 +40,13 @@ class MarshalCollector(Collector):
         self._marshals = marshals
 
     def collect(self) -> Iterator[Family]:
-        """What is so now."""
+        """The present metrics."""
         found = [marshal.metrics() for marshal in self._marshals]
         for metric in CATALOGUE:
             yield _family(metric, found)
 
     def describe(self) -> Iterator[Family]:
-        """The metrics without values: registering measures nothing."""
+        """The metrics without values: registering does not measure."""
         for metric in CATALOGUE:
             yield _family(metric, [])
 
@@ -70,7 +70,7 @@ def _family(metric: Metric, found: list[Metrics]) -> Family:
 
 
 def exposition(marshal: Measured, accept: str) -> tuple[bytes, str]:
-    """The text that a scrape gets, and its content type; accept: the request's header."""
+    """The text for a scrape, and its content type; accept: the request's header."""
     registry = CollectorRegistry()
     registry.register(MarshalCollector(marshal))
     encode, content_type = choose_encoder(accept)

@@ -1,4 +1,4 @@
-"""What can be measured of a Marshal at one moment (:meth:`Marshal.metrics`)."""
+"""The metrics of a Marshal at one moment (:meth:`Marshal.metrics`)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class PartitionMetrics(NamedTuple):
     partition: int
     #: Everything below this offset is done; −1: its start is not known yet.
     offset: int
-    #: Where its log ends, as far as the reader has heard; None: it has not.
+    #: Its last known log end; None: not known.
     log_end: int | None
     #: Offsets below the log's end that are not done; None: not known yet.
     lag: int | None
-    #: The age of the next message that is not done, by its timestamp; 0.0: there is none; None: not known.
+    #: The age of the next undone message, by its timestamp; 0.0: there is none; None: not known.
     lag_seconds: float | None
-    #: Messages that were handed out and are not done.
+    #: Messages in flight: delivered and not done.
     in_hand: int
-    #: Messages that were fetched and not handed out.
+    #: Messages fetched and not delivered.
     buffered: int
-    #: How long its lease is proven still; 0.0: it is in doubt.
+    #: How long its lease is still proven; 0.0: it is in doubt.
     lease_remaining_seconds: float
     #: Its progress waits for one message (``health().held_back``).
     held_back: bool
@@ -44,13 +44,13 @@ class PartitionMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageCounts:
-    """Messages of a partition since this Marshal was made, whether or not it holds the partition now."""
+    """Messages of a partition since this Marshal was created, held now or not."""
 
     topic: str
     partition: int
     #: Messages fetched from Kafka.
     consumed: int
-    #: Messages done; at most once: handed out.
+    #: Messages done; at most once: delivered.
     processed: int
 
 
@@ -60,14 +60,14 @@ class RecordCount:
 
     #: The record's type; "": it is not known.
     type: str
-    #: What became of it: ``"OK"``, ``"HELD"`` …
+    #: Its outcome: ``"OK"``, ``"HELD"`` …
     outcome: str
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class TopicCount:
-    """Something counted for a topic."""
+    """A count for a topic."""
 
     topic: str
     count: int
@@ -85,7 +85,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """How long handlers of ``run`` took, where it was given ``marshal.timing()``."""
+    """The durations of handlers of ``run``, if it has the hooks ``marshal.timing()``."""
 
     topic: str
     #: The exception's class; "": the handler returned.
@@ -95,7 +95,7 @@ class Processing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """A Marshal at one moment. Counters only grow, for as long as the Marshal lives."""
+    """A Marshal at one moment. Counters only grow during its life."""
 
     group_id: str
     client_id: str
@@ -107,32 +107,31 @@ class Metrics:
     turned_ago_seconds: float
     #: Leases held, or pieces of a coordinated group.
     leases: int
-    #: How long the one that ends first is proven still; None: none is held.
+    #: How long the one that ends first is still proven; None: none is held.
     lease_remaining_seconds: float | None
-    #: Members of the group, as the log shows them: of a coordinated group all, else those that hold a lease.
+    #: Members of the group in the log: of a coordinated group all, else those that hold a lease.
     members: int
     #: The group is paused.
     paused: bool
-    #: From the sending of a claim until the log's answer, for claims that were granted.
+    #: From sending a claim to its outcome in the log, for granted claims.
     claim_seconds: Distribution
-    #: For how long nobody was at work on a partition, until this member's claim was granted: since the last holder's
-    #: release, or its last heartbeat.
+    #: How long partitions had no holder before this member's claim: since the last holder's release or heartbeat.
     handover_gap_seconds: Distribution
     records: tuple[RecordCount, ...]
     #: Records of the coordination log that this replica has not applied yet.
     log_behind_records: int
-    #: Snapshots of others that contradict this replica (``marshal.alarms``).
+    #: Snapshots of other members that contradict this replica (``marshal.alarms``).
     replica_alarms: int
     partitions: tuple[PartitionMetrics, ...]
     messages: tuple[MessageCounts, ...]
-    #: Messages said to be done after their lease had ended; they come again elsewhere (``ignored_done``).
+    #: Messages reported done after their lease had ended; they are repeated elsewhere (``ignored_done``).
     done_too_late: int
-    #: Partitions whose progress waits for one message, and how many of their messages are in hand.
+    #: Partitions whose progress waits for one message, and the number of their messages in flight.
     held_back: int
     parked_messages: int
-    #: Handlers of ``run`` that have a message now.
+    #: Handlers of ``run`` that are running.
     handlers_running: int
-    #: Tries of ``run`` that failed, messages that are tried again, and those that have become dead letters.
+    #: Failed tries of ``run``, retried messages, and dead letters.
     failures: tuple[Failures, ...]
     retries: tuple[TopicCount, ...]
     dead_letters: tuple[TopicCount, ...]
@@ -140,10 +139,10 @@ class Metrics:
 
     @property
     def lag(self) -> int:
-        """Offsets not done, of all partitions held, as far as known."""
+        """The known lag of all held partitions."""
         return sum(each.lag or 0 for each in self.partitions)
 
     @property
     def lag_seconds(self) -> float:
-        """The age of the oldest message not done, of all partitions held, as far as known."""
+        """The known age of the oldest undone message in all held partitions."""
         return max((each.lag_seconds or 0.0 for each in self.partitions), default=0.0)

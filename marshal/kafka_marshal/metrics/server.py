@@ -1,7 +1,7 @@
 """``/metrics``, ``/livez``, ``/readyz`` and ``/lag`` over HTTP (:meth:`Marshal.serve`).
 
-Threads of their own answer, without the engine's lock: neither a handler that hangs nor a lock that is kept holds up a
-probe. They only read, and what goes wrong in one is logged, and not shown to its client.
+Separate threads answer without the engine's lock: neither a hung handler nor a held lock delays a probe. They only
+read; errors are logged, and not shown to clients.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from kafka_marshal.metrics.rows import Metrics
 
 __all__ = ["MetricsServer", "checked_address"]
 
-#: A client that sends nothing, or takes nothing, for so long (s) is left.
+#: Clients that send or read nothing for this long (s) are disconnected.
 CLIENT_TIMEOUT_S = 5.0
 
-#: Requests that are answered at a time: further connections are closed at once.
+#: The most concurrent requests: further connections are closed at once.
 MOST_AT_ONCE = 32
 
 #: How long ``close`` waits for the thread that accepts connections (s).
@@ -47,7 +47,7 @@ NO_EXPORTER = (
 
 
 class Answer(NamedTuple):
-    """What a client gets."""
+    """An HTTP answer."""
 
     status: HTTPStatus
     body: bytes
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class MetricsServer:
-    """Answers over HTTP for one Marshal, until ``close()`` or the Marshal's own.
+    """Answers over HTTP for one Marshal, until ``close()``, of this server or the Marshal.
 
     Attributes:
         port: the one that it listens on.
@@ -87,17 +87,17 @@ class MetricsServer:
         return f"MetricsServer({self.url!r}, {'closed' if self._is_over else 'open'})"
 
     def _serve(self) -> None:
-        """Accept connections until the end (a thread of ours)."""
+        """Accept connections until the end (its own thread)."""
         while not self._is_over:
             self._http.handle_request()
 
     def close(self) -> None:
-        """Answer nothing more. Twice does nothing."""
+        """Stop answering. A second call does nothing."""
         if self._is_over:
             return
         self._is_over = True
         with contextlib.suppress(OSError), socket.create_connection(_reachable(self._http), END_S):
-            pass  # the thread waits for a connection, and sees now that it is over
+            pass  # wakes the thread that waits for a connection
         if not self._meter.driver.cluster.runtime.is_current(self._thread):
             self._thread.join(END_S)
         self._http.server_close()
@@ -107,7 +107,7 @@ class MetricsServer:
         self._is_over = True
         self._http.socket.close()
 
-    # Answers: threads of their own.
+    # Answers, on their own threads.
 
     def _answer(self, path: str, accept: str) -> Answer | None:
         """None: there is no such page."""
@@ -153,7 +153,7 @@ class MetricsServer:
 
 
 class _Http(ThreadingHTTPServer):
-    """A bounded number of threads, which end with the process, and no words on stderr."""
+    """A server with a bounded number of daemon threads, silent on stderr."""
 
     daemon_threads = True
     block_on_close = False
@@ -168,14 +168,14 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Request)
 
     def server_bind(self) -> None:
-        """As the base class does, without a look-up of this machine's name, which may take seconds."""
+        """Bind without a look-up of this machine's name, which may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, unless there are too many."""
+        """Answer in a new thread, unless there are too many."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -193,7 +193,7 @@ class _Http(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """The connection broke: nobody is there to be told."""
+        """Ignore broken connections: there is no client to answer."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -203,7 +203,7 @@ class _Request(BaseHTTPRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def version_string(self) -> str:
-        """Nobody needs to know which Python this is."""
+        """The server's header, without the version of Python."""
         return "kafka-marshal"
 
     def _get(self) -> None:
@@ -238,7 +238,7 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """A probe each few seconds is nothing to log."""
+        """Log no requests: there is a probe every few seconds."""
 
 
 for _method in ("GET", "HEAD"):
@@ -248,7 +248,7 @@ for _method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
 def checked_address(port: object, host: object) -> tuple[int, str]:
-    """Raises ConfigurationError or TypeError for what can't be listened on."""
+    """Raises ConfigurationError or TypeError for invalid addresses."""
     return arguments.a_whole("port", port, 0, 65_535), arguments.text("host", host)
 
 
@@ -272,7 +272,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _reachable(http: _Http) -> tuple[str, int]:
-    """Where this process reaches its own server."""
+    """The address at which this process reaches its server."""
     host, port = http.server_address[:2]
     anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not what is listened on
     return anywhere.get(str(host), str(host)), int(port)

@@ -125,7 +125,7 @@ class Worker:
 
     @property
     def is_evicted(self) -> bool:
-        """Whether an operator evicted it, and it has claimed nothing since (C18, G20)."""
+        """Whether an operator evicted it, and it has claimed nothing since."""
         return self.evicted > self.claimed
 
     @property

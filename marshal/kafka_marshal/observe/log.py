@@ -62,7 +62,7 @@ class Log:
         self.ends: dict[int, int] = {cp: high for cp, (_, high) in marks.items()}
 
     def refuse_if_cut(self) -> None:
-        """Raise LogCutError if the beginning of the log is gone (L1)."""
+        """Raise LogCutError if the beginning of the log is gone."""
         cut = [cp for cp, start in self.starts.items() if start > 0]
         if cut:
             raise LogCutError(
@@ -71,7 +71,7 @@ class Log:
             )
 
     def first_worlds(self, cps: Iterable[int]) -> dict[int, World]:
-        """The initial state of each of these CPs (*blocking*): empty, or a snapshot if the log was pruned (S3).
+        """The initial state of each of these CPs (*blocking*): empty, or a snapshot if the log was pruned.
 
         Logs a warning if history is gone. Raises LogCutError if no snapshot reaches the first offset.
         """
@@ -123,7 +123,7 @@ class Log:
             tail.close()
 
     def check_marker(self, cp: int, first: LogEntry) -> None:
-        """Raise TopicChangedError if the log was created with another number of CPs (L2): routing differs."""
+        """Raise TopicChangedError if the log was created with another number of CPs: routing differs."""
         count = count_of(first[2]) if first[0] == 0 else None
         if count is not None and count != self.partitions:
             raise TopicChangedError(

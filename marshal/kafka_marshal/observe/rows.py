@@ -405,7 +405,7 @@ class WorkerRow:
 
 
 def evicted_text(run: WorkerRow) -> str:
-    """The eviction in words, and what the worker has done since (C18, G20)."""
+    """The eviction in words, and what the worker has done since."""
     text = f"evicted by {run.evictor} {span(run.evicted_ms or 0)} ago"
     if run.was_alive:
         return f"{text}; claims nothing until its handler returns"

@@ -53,7 +53,7 @@ def mark_stuck(cluster: Cluster, rows: list[LeaseRow], now_ms: int) -> list[Leas
 
 
 def mark_held_back(cluster: Cluster, rows: list[LeaseRow]) -> list[LeaseRow]:
-    """The rows, with the message that blocks a partition while later ones are done (P6)."""
+    """The rows, with the message that blocks a partition while later ones are done."""
     waiting = {(row.topic, row.partition): row.position for row in rows if _is_held_back(row)}
     if not waiting:
         return rows

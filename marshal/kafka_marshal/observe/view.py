@@ -293,7 +293,7 @@ class View:
         return (DAY_MS + 1 if is_old else min(_HISTORY_MS, max(0, now_ms - self._followed_since[home]))), True
 
     def coordinated(self) -> list[Group]:
-        """All coordinated groups, as in their home CP; else as marked in another CP (G2)."""
+        """All coordinated groups, as in their home CP; else as marked in another CP."""
         found: dict[str, Group] = {}
         for cp, world in self.worlds.items():
             for group in world.groups():

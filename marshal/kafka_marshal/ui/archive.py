@@ -1,8 +1,8 @@
-"""Reads a whole log, or a dump, into a history in the background, and says which history answers for a moment.
+"""Reads a whole log, or a dump, into a history in the background, and selects the history for a moment.
 
-A live log is read twice: from its snapshots on, for `live`, whose records make a short history at once; and from its
-beginning. When the long one has come up with the short one, that is dropped. Where a moment is asked for that neither
-has yet, the log is read around it, from the snapshots before it (`around`).
+A live log is read twice: from its snapshots on, by `live`, for a short history at once; and from its beginning. When
+the whole history reaches the short one, that is dropped. For a moment that neither has yet, the log is read around it,
+from the snapshots before it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Archive", "Around", "NotReadError", "read_around", "read_around_moments", "read_dump", "read_kafka"]
 
-#: After a failure the log is read on from where it was, so much later.
+#: After a failure, reading continues after this long (s).
 RETRY_S: Final = 2.0
 
-#: Who waits to be asked looks up so often, whether it is told to stop.
+#: Idle threads check at this interval (s) whether they are to stop.
 LOOK_S: Final = 0.5
 
-#: Reading the whole log waits while it is read around a moment: looks so often whether that is over.
+#: Reading the whole log waits while it is read around a moment, and checks at this interval (s).
 YIELD_S: Final = 0.05
 
-#: Records of a dump that are handed in together.
+#: Records of a dump that are applied together.
 RUN: Final = 2_000
 
 
@@ -56,21 +56,21 @@ class Archive:
         self.is_live = is_live
         #: From the beginning of the log, as far as it was read.
         self.whole: History | None = None
-        #: From snapshots on, until the whole one has come up with it.
+        #: From snapshots on, until the whole one has reached it.
         self.recent: History | None = None
-        #: Around the moment that was asked for last of those that neither of them had.
+        #: Around the last requested moment that neither of them had.
         self.around: Around | None = None
         #: That moment, until the log around it is read.
         self.wanted: Moment | None = None
         self.asked: threading.Event = threading.Event()
         self.complete: bool = False
-        #: CP → where it ended when reading the whole one began.
+        #: CP → its end when reading of the whole one began.
         self.ends: dict[int, int] = {}
-        #: (done, in all) of reading the whole one: offsets, or bytes of a dump.
+        #: (read, in all) of the whole one: offsets, or bytes of a dump.
         self.progress: tuple[int, int] = (0, 0)
-        #: Why it is not read any further, or what was changed of a dump; "": neither.
+        #: Why reading has stopped, or what was changed in a dump; "": neither.
         self.problem = ""
-        #: Called when there is something new at the end of the log, and when a dump turned out to be one.
+        #: Called for new records at the end of the log, and once a dump's header is read.
         self.on_change: Callable[[], object] = lambda: None
 
     @property
@@ -79,20 +79,20 @@ class Archive:
         return self.whole if self.complete or self.recent is None else self.recent
 
     def finished(self) -> None:
-        """The whole history has come up with the end of the log."""
+        """The whole history has reached the end of the log."""
         self.complete, self.recent, self.around, self.wanted = True, None, None, None
         self.asked.set()
         self.on_change()
 
     def bounds(self) -> tuple[int, int]:
-        """The log times between which there is something to be seen; (0, 0): nothing yet."""
+        """The first and the last log time (ms) in the histories; (0, 0): none yet."""
         found = [history for history in (self.whole, self.recent) if history is not None]
         firsts = [times[0] for history in found for _, times in history.marks.values() if times]
         ends = [world.log_time for history in found for world in history.worlds.values()]
         return (min(firsts), max(ends)) if firsts else (0, 0)
 
     def reached(self) -> int:
-        """The log time up to which the whole history is read in every CP; one that is read to its end holds up none."""
+        """The log time (ms) up to which the whole history has every CP; those read to their end don't count."""
         if self.whole is None:
             return 0
         worlds = self.whole.worlds
@@ -100,7 +100,7 @@ class Archive:
         return min(late, default=max(world.log_time for world in worlds.values()))
 
     def history(self, moment: Moment | None = None) -> History:
-        """The one that answers for this moment; None: for the end. Raises NotReadError, and reads around it next."""
+        """The history for this moment; None: for the end. Raises NotReadError, and then reads around the moment."""
         newest = self.newest
         if newest is None:
             raise NotReadError("The log is being read: nothing of it is known yet.")
@@ -112,7 +112,7 @@ class Archive:
         return found
 
     def beyond(self, history: History, *, forward: bool) -> Moment | None:
-        """A moment that follows what this history has, or goes before it; None: there is none."""
+        """A moment after or before those of this history; None: there is none."""
         if self.complete or not self.is_live or history is (self.newest if forward else self.whole):
             return None
         if not forward:
@@ -121,7 +121,7 @@ class Archive:
         return Moment((around.until if around is not None and history is around.history else self.reached()) + 1)
 
     def covers(self, history: History, moment: Moment) -> bool:
-        """Whether this history answers for this moment, too."""
+        """Whether this history has this moment, too."""
         return history is (self.newest if self.complete or not self.is_live else self._having(moment.time))
 
     def _having(self, time: int) -> History | None:
@@ -132,7 +132,7 @@ class Archive:
         return self.around.history if self.around is not None and self.around.covers(time) else None
 
     def holding(self, cp: int, offset: int) -> History:
-        """One that has this record, or will; the newest where all is read. Raises NotReadError."""
+        """The history with this record; the newest once all is read. Raises NotReadError."""
         newest = self.history()
         if self.complete or not self.is_live or cp not in newest.worlds:
             return newest
@@ -145,7 +145,7 @@ class Archive:
         raise self._not_read(Moment(-1, cp, offset))
 
     def _not_read(self, moment: Moment) -> NotReadError:
-        """Have the log around it read next."""
+        """Let the log around it be read next."""
         self.wanted = moment
         self.asked.set()
         done, of_all = self.progress
@@ -153,13 +153,13 @@ class Archive:
         return NotReadError(f"The log is not read as far as this moment yet{share}: it is read around it first.")
 
     def group(self, name: str, moment: Moment | None = None) -> tuple[History, GroupHistory]:
-        """A group, in the history that answers for this moment. Raises NotReadError, KeyError."""
+        """A group in the history for this moment. Raises NotReadError, KeyError."""
         history = self.history(moment)
         return history, history.groups[name]
 
 
 def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
-    """Read a dump to its end, or until told to stop (*blocking*); its beginning is news. Raises DumpError."""
+    """Read a dump to its end, or until `stop` is set (*blocking*). Raises DumpError."""
     from rationalizer.dump import DumpReader
 
     size = os.fstat(file.fileno()).st_size
@@ -182,7 +182,7 @@ def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
 
 
 def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
-    """Read the log from its beginning, and go on with what is appended, until told to stop (*blocking*)."""
+    """Read the log from its beginning, and then new records, until `stop` is set (*blocking*)."""
     while not stop.is_set():
         try:
             _read_on(archive, source, stop)
@@ -197,7 +197,7 @@ def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
 
 
 def read_around_moments(archive: Archive, source: Source, stop: threading.Event) -> None:
-    """Read the log around moments that are asked for, until it is read as a whole, or told to stop (*blocking*)."""
+    """Read the log around requested moments, until all of it is read or `stop` is set (*blocking*)."""
     from kafka_marshal.ui.archive import read_around
 
     while not (archive.complete or stop.is_set()):
@@ -254,29 +254,29 @@ def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
         cluster.close()
 
 
-#: What comes after the moment is read, too: so much of it, and at most so many records of each CP.
+#: What is read after the moment, too (ms), and the most records of each CP.
 AFTER_MS: Final = 600_000
 AFTER_RECORDS: Final = 5_000
 
 
 class Around:
-    """A history of a part of the log: all records of each CP from one log time to another."""
+    """The history of a part of the log: all records of each CP from one log time to another."""
 
     def __init__(self, history: History, until: int) -> None:
         self.history = history
-        #: What follows that log time (ms) is not in it.
+        #: The last log time (ms) in it.
         self.until = until
 
     def covers(self, time: int) -> bool:
-        """Whether the state at this log time (ms) can be told from it."""
+        """Whether the state at this log time (ms) is in it."""
         return begins(self.history) <= time <= self.until
 
 
 def read_around(source: Source, time: int, place: tuple[int, int] | None, stop: Callable[[], bool]) -> Around | None:
-    """Read from the last snapshot of each CP before this log time (ms) on (*blocking*). None: told to stop.
+    """Read from the last snapshot of each CP before this log time (ms) on (*blocking*). None: it was stopped.
 
-    place: (CP, offset) of the record whose time is meant instead. Raises KafkaUnavailableError;
-    LogCutError where the log begins after that time.
+    place: (CP, offset) of a record whose time is used instead. Raises KafkaUnavailableError; LogCutError if the log
+    begins after that time.
     """
     cluster = source.connect()
     try:
@@ -304,7 +304,7 @@ def read_around(source: Source, time: int, place: tuple[int, int] | None, stop: 
 
 
 def _worlds_before(cluster: Cluster, log: Log, time: int, timeout_s: float) -> dict[int, World]:
-    """The state of each CP at the last snapshot that was written before this log time; else where the log begins."""
+    """The state of each CP at its last snapshot before this log time (ms), else at the beginning of the log."""
     found: dict[int, World] = {}
     topic = snapshots_topic(log.topic)
     reader = SnapshotReader.find(cluster, topic, timeout_s)
@@ -319,7 +319,7 @@ def _worlds_before(cluster: Cluster, log: Log, time: int, timeout_s: float) -> d
 
 
 def _before(reader: SnapshotReader, cp: int, log: Log, time: int) -> World | None:
-    """The newest state before this log time that a snapshot of this CP tells, and no other one of its place denies."""
+    """The newest snapshot of this CP before this log time (ms) that no other snapshot at its offset contradicts."""
     tried: set[int] = set()
     while True:
         places: dict[int, list[StoredAt]] = {}

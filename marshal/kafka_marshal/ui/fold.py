@@ -1,7 +1,7 @@
-"""The whole history of a log, folded once: owners, rebalances, pauses, and every record that was more than a beat.
+"""The whole history of a log, folded once: owners, rebalances, pauses, and every record that is more than a heartbeat.
 
-`rationalizer.history` and `rationalizer.groups.history` say who owned what from when to when, as for `who` and the
-audit; the words are those of `kafka-marshal log`. What is kept stands in `index`.
+Owners come from `rationalizer.history` and `rationalizer.groups.history`, as for `who` and the audit; the words are
+those of `kafka-marshal log`. `index` stores the result.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rationalizer.limits import NOTHING_DONE
 
 __all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting", "begins", "has", "runs"]
 
-#: Records applied with the lock in hand: some milliseconds, after which a question gets its turn.
+#: Records applied per lock acquisition: some milliseconds, then waiting questions are answered.
 SLICE: Final = 128
 
-#: Offsets between two whose log time is kept.
+#: Offsets between two stored log times.
 MARK_EVERY: Final = 64
 
-#: Accepted without remarks, they say how far somebody is and no more.
+#: Accepted without remarks, these only report progress.
 _PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
 
 _SERIES: Final = ("done", "changed", "rejected")
@@ -41,7 +41,7 @@ _SERIES: Final = ("done", "changed", "rejected")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A piece that is meant for another member, while its owner finishes what is in hand."""
+    """A piece that is planned for another member, while its owner finishes its messages in flight."""
 
     topic: str
     partition: int
@@ -59,14 +59,14 @@ class Rebalanced:
     why: str
     members: int
     strategy: str
-    #: As long as it is the last one it goes on.
+    #: Set while it is the last one: it may still change.
     live: Rebalance | None
     waiting: list[Waiting]
     _moved: int = 0
     _vacant_ms: int | None = None
 
     def settle(self) -> None:
-        """The next one has begun: keep the figures, not the spans."""
+        """The next rebalance has begun: keep the figures, drop the spans."""
         self._moved, self._vacant_ms = self.moved, self.vacant_ms
         self.live = None
 
@@ -77,7 +77,7 @@ class Rebalanced:
 
     @property
     def vacant_ms(self) -> int | None:
-        """The longest that nobody had one of them; None: not known."""
+        """The longest time (ms) that one of them had no owner; None: not known."""
         if self.live is None:
             return self._vacant_ms
         return max((each.vacant_ms for each in self.live.moved if each.vacant_ms is not None), default=None)
@@ -85,7 +85,7 @@ class Rebalanced:
 
 @dataclass(slots=True)
 class Pausing:
-    """A pause of a group, as the log has it (C10)."""
+    """A pause of a group in the log."""
 
     client: str
     since: int
@@ -94,15 +94,15 @@ class Pausing:
 
 @dataclass(slots=True)
 class GroupHistory:
-    """What is kept of one group."""
+    """The history of one group."""
 
     name: str
     home: int
     keys: dict[tuple[str, int], KeySpans] = field(default_factory=dict)
-    #: Of a coordinated group: what its home's log says.
+    #: Of a coordinated group: the assignments in its home's log.
     assignments: Assignments | None = None
     rebalances: list[Rebalanced] = field(default_factory=list)
-    #: (client_id, instance_id) → its beats; members of coordinated groups only.
+    #: (client_id, instance_id) → its heartbeats; members of coordinated groups only.
     pulses: dict[tuple[str, str], Pulse] = field(default_factory=dict)
     pauses: list[Pausing] = field(default_factory=list)
     series: Series = field(default_factory=lambda: Series(_SERIES))
@@ -112,22 +112,22 @@ class GroupHistory:
     _ordered: list[KeySpans] = field(default_factory=list)
 
     def ordered(self) -> list[KeySpans]:
-        """All partitions that anybody ever had, by topic and number."""
+        """All partitions that ever had an owner, by topic and number."""
         if len(self._ordered) != len(self.keys):
             self._ordered = [self.keys[place] for place in sorted(self.keys)]
         return self._ordered
 
     @property
     def is_coordinated(self) -> bool:
-        """Whether it was coordinated when last known (G1)."""
+        """Whether it was coordinated when last known."""
         return self.assignments is not None
 
 
 class History:
-    """Folds records into what is kept. One thread feeds it; questions take `asking()`."""
+    """Folds records into histories. One thread feeds it; readers use `asking()`."""
 
     def __init__(self, partitions: int, worlds: Mapping[int, World] | None = None) -> None:
-        """worlds: what the CPs begin with, kept and changed; None: at the beginning of the log."""
+        """worlds: initial state of the CPs, changed in place; None: the beginning of the log."""
         self.worlds: dict[int, World] = dict(worlds or {cp: World(cp, partitions) for cp in range(partitions)})
         self.partitions = partitions
         self.names: Names = Names()
@@ -138,20 +138,20 @@ class History:
         self.groups: dict[str, GroupHistory] = {}
         #: CP → (offset, log time) of its first record, and of every 64th or so from there on.
         self.marks: dict[int, tuple[array[int], array[int]]] = {cp: (array("q"), array("q")) for cp in self.worlds}
-        #: CP → (offset, log time) at which it begins: nothing is known of what was before.
+        #: CP → (offset, log time) at which the history begins.
         self.starts: dict[int, tuple[int, int]] = {
             cp: (world.next_offset, world.log_time) for cp, world in self.worlds.items()
         }
         self._owners = {cp: Owners() for cp in self.worlds}
         self._lock = threading.Lock()
-        #: Questions that wait or are being answered, a token each: adding to a set can't be interrupted half-way.
+        #: A token for each waiting or active question: adding to a set is atomic.
         self._asked: set[object] = set()
         for cp, world in self.worlds.items():
             self._begin(cp, world)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Nothing changes meanwhile."""
+        """Hold the history unchanged."""
         token = object()
         self._asked.add(token)
         try:
@@ -161,7 +161,7 @@ class History:
             self._asked.discard(token)
 
     def take(self, cp: int, entries: list[LogEntry]) -> None:
-        """Replay records of one CP, ascending (*blocking*: questions in between have priority)."""
+        """Replay records of one CP, ascending (*blocking*: questions have priority)."""
         world = self.worlds[cp]
         for begin in range(0, len(entries), SLICE):
             while self._asked:
@@ -174,14 +174,14 @@ class History:
                     self._see(cp, offset, outcome, value)
 
     def see(self, cp: int, offset: int, outcome: Outcome) -> None:
-        """Take in a record that somebody has just applied to the worlds that this began with."""
+        """Take a record that the caller has just applied to the initial worlds."""
         with self._lock:
             self._see(cp, offset, outcome, None)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _begin(self, cp: int, world: World) -> None:
-        """What is so where the log begins."""
+        """Start from the initial state of a CP."""
         owners = self._owners[cp]
         owners.begin(world)
         for key, span in owners.now.items():
@@ -234,7 +234,7 @@ class History:
             self._note(cp, offset, outcome, record, value, before, changed)
 
     def _only_says_so(self, cp: int, outcome: Outcome, record: Record | None) -> bool:
-        """A coordinated group's settings are in every CP; only its home keeps them (G1)."""
+        """Whether it repeats a coordinated group's settings outside of its home: they are in every CP (G1)."""
         return (
             outcome.accepted
             and isinstance(record, ConfigureGroup)
@@ -242,7 +242,7 @@ class History:
         )
 
     def _beats(self, cp: int, offset: int, at: int, name: str, entries: Iterable[Sequence[Any]]) -> None:
-        """Holders' beats that were accepted, nearly all of a log: they change no owner. entries: as on the wire."""
+        """Accepted heartbeats of holders, nearly all of a log: they change no owner. entries: as on the wire."""
         world, group = self.worlds[cp], self.groups[name]
         keys = group.keys
         done, since = 0, at
@@ -253,7 +253,7 @@ class History:
             if last_offset is not None and last_offset != found.stable:
                 lease = world.lease(name, topic, partition)
                 if lease is not None and (stable := lease.progress.stable) != found.stable:
-                    # The first position of a partition is where its consumer begins: no work.
+                    # The first position of a partition is its consumer's start, not work.
                     if NOTHING_DONE != found.stable < stable:
                         done += stable - found.stable
                         since = min(since, pulse.last)
@@ -273,7 +273,7 @@ class History:
         return replace(found.open[0], last_beat=found.pulse.last)
 
     def _take_effect(self, cp: int, outcome: Outcome) -> int:
-        """Follow what an accepted record changed; how many spans it began."""
+        """Apply an accepted record; returns the number of spans that it began."""
         world, message = self.worlds[cp], outcome.message
         if message is None:
             return 0
@@ -288,7 +288,7 @@ class History:
         return changed
 
     def _overhear(self, cp: int, outcome: Outcome) -> int:
-        """A record that was rejected changes nothing, but may say who evicts somebody (C20)."""
+        """A rejected record changes nothing, but may name the client behind an eviction (C20)."""
         self._owners[cp].overhear(outcome)
         for group in self.groups.values() if outcome.type == "LeaveGroup" else ():
             if group.assignments is not None and group.home == cp:
@@ -314,7 +314,7 @@ class History:
                 return 0
         if found is None:
             found = self._key(group, key[1:], world.partition)
-        if group.is_coordinated and lease is not None:  # it was converted: leases are what it has now (G1)
+        if group.is_coordinated and lease is not None:  # it was converted: it has leases now (G1)
             group.assignments = None
         before = list(found.open)
         since = world.log_time if found.pulse is None else found.pulse.last
@@ -339,10 +339,10 @@ class History:
         return 1
 
     def _note_stable(self, found: KeySpans, group: GroupHistory | None, stable: int, since: int, world: World) -> None:
-        """How far a partition is; group: where what was done since that log time counts as work."""
+        """Store a partition's position; group: messages done since that log time count as its work."""
         if stable == found.stable and found.samples.times:
             return
-        # The first position of a partition is where its consumer begins: no work.
+        # The first position of a partition is its consumer's start, not work.
         if group is not None and NOTHING_DONE != found.stable < stable:
             group.series.spread("done", since, world.log_time, stable - found.stable)
         found.stable = stable
@@ -389,7 +389,7 @@ class History:
                 kept = known.kept(*place)
                 if kept is not None:
                     found = self._key(group, place, world.partition)
-                    # A partition may have had no message for long; what there is now came since its owner's last beat.
+                    # After a quiet time, messages have come since the owner's last heartbeat.
                     since, found.reported = max(found.reported, world.log_time - beats_ms), world.log_time
                     self._note_stable(found, group if is_work else None, kept.progress.stable, since, world)
         if fold.rebalances and fold.rebalances[-1].generation != generation:
@@ -418,11 +418,11 @@ class History:
             return
         member = known.clients.get(outcome.message.client_id)
         wanted = outcome.member or getattr(outcome.message, "member_id", "")  # ConfigureGroup has none
-        if member is None or member.member_id != wanted:  # a member is who knows its id, whatever else it is called
+        if member is None or member.member_id != wanted:  # members are known by their member id
             member = next((each for each in known.members.values() if each.member_id == wanted), None)
         pulse = None if member is None else group.pulses.get((member.client_id, member.instance_id))
         if member is None or pulse is None or member.last_beat - pulse.last > pulse.interval_ms:
-            self._beat_members(group, known, offset)  # the whole log may have been silent: all sessions begin anew (G8)
+            self._beat_members(group, known, offset)  # the log may have been silent: all sessions begin again (G8)
         else:
             self._beat(group, member, offset)
 
@@ -498,22 +498,22 @@ class History:
 
 
 def _beats_within(member: Member) -> int:
-    """A member beats at least so often, ms."""
+    """The longest interval between a member's heartbeats (ms)."""
     return (member.session_timeout_ms + 1) // 2
 
 
 def begins(history: History) -> int:
-    """From this log time (ms) on it knows every CP."""
+    """The log time (ms) from which on it has every CP."""
     return max(at for _, at in history.starts.values())
 
 
 def has(history: History, cp: int, offset: int) -> bool:
-    """Whether it has seen this record."""
+    """Whether it has this record."""
     return history.starts[cp][0] <= offset < history.worlds[cp].next_offset
 
 
 def runs(records: Iterable[tuple[int, LogEntry]], most: int) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Records of many CPs as runs of one CP each, of so many at most."""
+    """Records of several CPs as runs of one CP each, of at most this length."""
     for cp, found in groupby(records, key=lambda each: each[0]):
         run: list[LogEntry] = []
         for _, entry in found:

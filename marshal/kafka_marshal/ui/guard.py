@@ -1,7 +1,7 @@
-"""Who may ask: the page that this server sent, and nobody else's.
+"""Allowed requests: those of the page that this server sent.
 
-A page of another site can send requests to 127.0.0.1, and by a name of its own that it points there (DNS rebinding)
-read the answers. So the name in `Host` has to be one of ours, and what changes something comes from a page of ours.
+A page of another site can send requests to 127.0.0.1, and read the answers through a name that it points there (DNS
+rebinding). So `Host` must be one of our names, and requests that change something must come from our page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["Guard"]
 
-#: Nothing from elsewhere, and no script or style but those files that come with the page.
+#: Nothing from other sites, and only the scripts and styles of the page.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -36,7 +36,7 @@ _HEADERS: Final = {
 
 
 def _name_of(host: str) -> str:
-    """Without the port, in small letters."""
+    """The name without its port, in lower case."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -52,10 +52,10 @@ def _is_address(name: str) -> bool:
 
 
 class Guard:
-    """An ASGI application around another one: refuses foreign hosts and origins, adds the headers of all answers."""
+    """An ASGI application around another one: refuses foreign hosts and origins, adds headers to all answers."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """names: what this server is called besides localhost and its addresses."""
+        """names: of this server, besides localhost and its addresses."""
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
 
@@ -79,10 +79,10 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
     def _problem(self, method: str, path: str, headers: Headers) -> str:
-        """Why this request is refused; "": it is not."""
+        """Why this request is refused; "": it is allowed."""
         host = headers.get("host", "")
         name = _name_of(host)
-        # An address is no name that somebody else could point here.
+        # An address is safe: no other site can point a name at it.
         if name not in self._names and not _is_address(name):
             return (
                 f"This server is not called {name!r}. Start kafka-marshal ui with --allow-host {quote(name)} if it is."
@@ -90,7 +90,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return "This request comes from a page of another site."
-        # A link to the page itself may stand anywhere.
+        # Any site may link to the page itself.
         if path != "/" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "This request comes from a page of another site."
         if method not in ("GET", "HEAD"):

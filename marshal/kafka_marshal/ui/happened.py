@@ -1,4 +1,4 @@
-"""Answers from a history: what happened up to a moment, what was rejected, and the rebalances."""
+"""Answers from a history: events and rebalances up to a moment, and the timeline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rationalizer.history import BEFORE, End, Span
 
 __all__ = ["events", "events_since", "neighbour", "rebalances", "timeline"]
 
-#: Owners that change no further apart than this belong to one rebalance of a claimed group.
+#: Changes of owners within this time (ms) belong to one rebalance of a claimed group.
 BURST_MS: Final = 10_000
 
-#: Causes that one rebalance lists, and clients that did something in it.
+#: The most causes, and the most clients, in the text of a rebalance.
 NAMED: Final = 6
 
 
@@ -44,7 +44,7 @@ def _event_json(found: Event) -> dict[str, Any]:
 def events(
     history: History, name: str, moment: Moment, which: str, place: tuple[str, int] | None, limit: int
 ) -> list[dict[str, Any]]:
-    """A group's last events up to that moment. which: "all", "changed", "rejected"; place: of one partition only."""
+    """A group's last events up to that moment. which: "all", "changed", "rejected"; place: only this partition."""
     numbers = history.events.down_from(which, name, moment.time, moment.cp, moment.offset)
     if place is not None:
         wanted = history.events.place(*place)
@@ -54,7 +54,7 @@ def events(
 
 
 def events_since(history: History, name: str, sent: dict[int, int]) -> list[dict[str, Any]]:
-    """A group's events at or beyond these offsets, the oldest first; of many the last ones."""
+    """A group's last events at or beyond these offsets, the oldest first."""
     offsets, times = history.events.columns["offset"], history.events.time
     found: list[int] = []
     for (group, cp), chosen in history.events.lists["all"].items():
@@ -66,7 +66,7 @@ def events_since(history: History, name: str, sent: dict[int, int]) -> list[dict
 
 
 def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> dict[str, Any] | None:
-    """The next event after which other owners were there, or the last one before this moment; None: there is none."""
+    """The next or the previous event that changed owners; None: there is none."""
     columns = history.events.columns
 
     def place(number: int) -> tuple[int, int, int]:
@@ -88,7 +88,7 @@ def neighbour(history: History, name: str, moment: Moment, *, forward: bool) -> 
 
 
 def rebalances(history: History, group: GroupHistory, moment: Moment, limit: int) -> list[dict[str, Any]]:
-    """The last rebalances up to that moment, the newest first; of a claimed group, owners that changed together."""
+    """The last rebalances up to that moment, the newest first; of a claimed group, changes close together."""
     if not group.is_coordinated:
         return list(islice(_bursts(history, group, moment), limit))
     past = [each for each in group.rebalances if each.time <= moment.time][-limit:]
@@ -127,12 +127,12 @@ _VERBS: Final = {
     "ForgetGroup": "forgot the group:",
 }
 
-#: They give a partition to somebody, not only away.
+#: These give a partition to a client.
 _TAKES: Final = ("ClaimingPartition", "Heartbeat")
 
 
 def _ended_by(history: History, group: GroupHistory, number: int) -> Span | None:
-    """The time with a partition, or of nobody, that this event ended; None: there was none."""
+    """The span that this event ended; None: there was none."""
     columns = history.events.columns
     key = columns["key"][number]
     found = group.keys.get(history.events.places[key]) if key >= 0 else None
@@ -146,7 +146,7 @@ def _ended_by(history: History, group: GroupHistory, number: int) -> Span | None
 
 
 def _vacant_ms(before: Span) -> int | None:
-    """How long nobody had it: since its owner's last heartbeat, or since it was free; None: that is not known."""
+    """How long (ms) it had no owner: since the owner's last heartbeat, or its release; None: not known."""
     since = before.last_beat if before.held else before.since
     return None if since == BEFORE or before.until is None else max(0, before.until - since)
 
@@ -193,7 +193,7 @@ def _causes(ended: Iterable[Span]) -> list[str]:
 
 
 def _given_away_first(done: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
-    """What was released lets others claim."""
+    """Releases first: they let others claim."""
     return sorted(done.most_common(), key=lambda each: each[0][1] in _TAKES)
 
 
@@ -202,7 +202,7 @@ def _some(texts: list[str], separator: str) -> str:
 
 
 def timeline(group: GroupHistory, end: int) -> dict[str, Any]:
-    """What was done, changed and rejected up to this log time, in buckets, and the pauses."""
+    """Messages done, owners changed and records rejected up to this log time (ms), in buckets, and pauses."""
     return {
         "begin": group.series.begin,
         "width": group.series.width_ms,
@@ -214,7 +214,7 @@ def timeline(group: GroupHistory, end: int) -> dict[str, Any]:
 
 
 def _reported_until(group: GroupHistory, end: int) -> int:
-    """The log time up to which all owners that beat have said what they did."""
+    """The log time (ms) up to which all live owners have reported their progress."""
     pulses = [found.pulse for found in group.keys.values() if found.pulse is not None and found.owner >= 0]
     if group.is_coordinated:
         owners = {(each.client_id, each.instance_id) for found in group.keys.values() for each in found.open}

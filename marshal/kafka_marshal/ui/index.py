@@ -1,4 +1,4 @@
-"""What the history of a log is kept in: arrays, so that ten million records fit and a moment is found by bisection.
+"""Storage of a history: arrays, so that ten million records fit and bisection finds a moment.
 
 Nothing here knows the protocol. `fold` fills it from records, `moments` answers from it.
 """
@@ -19,30 +19,30 @@ from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MAX_KEY_HASH
 
 __all__ = ["Events", "KeySpans", "Names", "Pulse", "Sample", "Samples", "Series", "SpanStore"]
 
-#: Buckets that a series over the whole history has at most: more than a screen has columns.
+#: The most buckets of a series over the whole history: more than a screen has columns.
 MOST_BUCKETS: Final = 2048
 
-#: Positions kept of each partition, at most; then every other one is dropped.
+#: The most positions of each partition; beyond that every second one is dropped.
 MOST_SAMPLES: Final = 128
 
-#: A sum goes no higher: offsets of a hostile record may be anything up to 2^63.
+#: The largest sum: offsets of a hostile record may be up to 2^63.
 MOST: Final = 2**62
 
-#: Texts of events that are compressed together: one block is read for a page of events.
+#: Texts of events per compressed block; a page of events reads one block.
 BLOCK: Final = 256
 
 _ENDS: Final = tuple(End)
 
 
 class Names:
-    """Texts, or pairs of texts, as small numbers: there are few, and each stands in many records."""
+    """Texts, or pairs of texts, as small numbers: there are few, each in many records."""
 
     def __init__(self) -> None:
         self._texts: list[tuple[str, ...]] = []
         self._numbers: dict[tuple[str, ...], int] = {}
 
     def __call__(self, *texts: str) -> int:
-        """The number of a text, or of several together, the same one every time."""
+        """The number of a text, or of several together; always the same."""
         number = self._numbers.get(texts)
         if number is None:
             number = self._numbers[texts] = len(self._texts)
@@ -53,23 +53,23 @@ class Names:
         return self._texts[number][0]
 
     def pair(self, number: int) -> tuple[str, str]:
-        """The texts of a number that stands for two."""
+        """The two texts of a pair's number."""
         first, second = self._texts[number]
         return first, second
 
 
 class Pulse:
-    """Heartbeats of one lease or member, of which only the silences between them are kept.
+    """Heartbeats of one lease or member; only silences longer than the heartbeat interval are stored.
 
-    A lease is fresh unless its last beat is older than its heartbeat interval. So two beats that are no further apart
-    than that say nothing, and what lies between others says all: freshness is exact at any moment.
+    A lease is fresh unless its last heartbeat is older than its heartbeat interval. So these silences are enough for
+    the exact freshness at any moment.
     """
 
     __slots__ = ("_before", "_begin_offsets", "_begins", "_end_offsets", "_ends", "_last_offset", "interval_ms", "last")
 
     def __init__(self, at: int, interval_ms: int, offset: int) -> None:
         """at: the log time (ms) of a first beat, at that offset of the CP."""
-        #: A silence begins with the last beat before it, and ends with the next.
+        #: A silence is from the last heartbeat before it to the next one.
         self._begins = array("q")
         self._ends = array("q")
         self._begin_offsets = array("q")
@@ -77,24 +77,24 @@ class Pulse:
         self._last_offset = offset
         self.last: int = at
         self.interval_ms: int = interval_ms
-        #: Intervals that it had before: (until when, until which offset, interval).
+        #: Earlier intervals: (until log time, until offset, interval).
         self._before: list[tuple[int, int, int]] = []
 
     def change(self, interval_ms: int, at: int, offset: int) -> None:
-        """It has another heartbeat interval from this log time and offset on."""
+        """Set another heartbeat interval from this log time and offset on."""
         if interval_ms != self.interval_ms:
             self._before.append((at, offset, self.interval_ms))
             self.interval_ms = interval_ms
 
     def interval(self, at: int, offset: int = -1) -> int:
-        """Its heartbeat interval at that log time, or after that offset, ms."""
+        """Its heartbeat interval (ms) at that log time, or after that offset."""
         for until, until_offset, interval_ms in self._before:
             if (offset < until_offset) if offset >= 0 else (at < until):
                 return interval_ms
         return self.interval_ms
 
     def beat(self, at: int, offset: int) -> None:
-        """A sign of life at this log time (ms) and offset."""
+        """Add a heartbeat at this log time (ms) and offset."""
         if at - self.last >= self.interval_ms:
             self._begins.append(self.last)
             self._ends.append(at)
@@ -104,9 +104,9 @@ class Pulse:
         self._last_offset = offset
 
     def silence(self, at: int, offset: int = -1) -> int:
-        """How long it had been silent at this log time, ms; 0 where that was less than its interval.
+        """How long (ms) it had been silent at this log time; 0: less than its interval.
 
-        offset: after this offset of its CP, which bears that log time; else after all records of that time.
+        offset: after this offset of its CP, at that log time; else after all records of that time.
         """
         is_placed = offset >= 0
         if (offset >= self._last_offset) if is_placed else (at >= self.last):
@@ -120,25 +120,25 @@ class Pulse:
 
 
 class Sample(NamedTuple):
-    """What a number was at a moment: something from low to high, which are the same where it is known exactly."""
+    """A number at a moment: between low and high, which are equal if it is known exactly."""
 
     low: int
     high: int
-    #: Log times (ms) between which it was that; until None: to the end.
+    #: The log times (ms) of these bounds; until None: to the end.
     since: int
     until: int | None
 
 
 class Samples:
-    """A number over time, thinned out as it grows: of each stretch of time the least and the most that it was.
+    """A number over time as stretches with its lowest and highest value, merged as they become many.
 
-    Exact as long as it changed seldom, and from its last change on.
+    It is exact while there are few changes, and from the last change on.
     """
 
     __slots__ = ("_every_ms", "_last", "highs", "lows", "offsets", "times")
 
     def __init__(self) -> None:
-        #: Where each stretch begins: with a change, at that log time and offset.
+        #: The log time and offset of the change that begins each stretch.
         self.times: array[int] = array("q")
         self.offsets: array[int] = array("q")
         self.lows: array[int] = array("q")
@@ -148,7 +148,7 @@ class Samples:
         self._last = (0, 0, 0)
 
     def add(self, at: int, offset: int, value: int) -> None:
-        """The number is this since that log time (ms), and that offset of its CP."""
+        """Set the number from this log time (ms) and offset of its CP on."""
         self._last = at, offset, value
         if self.times and at - self.times[-1] < self._every_ms:
             self.lows[-1], self.highs[-1] = min(self.lows[-1], value), max(self.highs[-1], value)
@@ -159,7 +159,7 @@ class Samples:
             self._thin()
 
     def _thin(self) -> None:
-        """Make one stretch of every two."""
+        """Merge every two stretches."""
         for first in range(0, len(self.times) - 1, 2):
             self.lows[first] = min(self.lows[first], self.lows[first + 1])
             self.highs[first] = max(self.highs[first], self.highs[first + 1])
@@ -168,7 +168,7 @@ class Samples:
         self._every_ms = max(1_000, 2 * self._every_ms)
 
     def at(self, moment: int, offset: int = -1) -> Sample | None:
-        """What it was after all records up to this log time, or after this offset of its CP; None: not known yet."""
+        """The number after all records up to this log time, or after this offset of its CP; None: not known yet."""
         wanted, column, last = (moment, self.times, 0) if offset < 0 else (offset, self.offsets, 1)
         index = bisect_right(column, wanted) - 1
         if index < 0:
@@ -180,7 +180,7 @@ class Samples:
 
 
 class Series:
-    """Sums over the whole history, in buckets of equal width, which doubles where there would be too many."""
+    """Sums over the whole history, in buckets of equal width, which doubles before there are too many."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.begin: int = 0
@@ -188,7 +188,7 @@ class Series:
         self.sums: dict[str, array[int]] = {name: array("q") for name in names}
 
     def add(self, name: str, at: int, amount: int) -> None:
-        """Count this amount at that log time (ms), in any order: CPs are read one after the other."""
+        """Add this amount at that log time (ms), in any order: CPs are read one after the other."""
         found = self.sums[name]
         index = (at - self.begin) // self.width_ms
         if 0 <= index < len(found):
@@ -211,7 +211,7 @@ class Series:
         found[index] = min(found[index] + amount, MOST)
 
     def spread(self, name: str, since: int, at: int, amount: int) -> None:
-        """Count this amount evenly between two log times (ms): what a report says was done since the one before."""
+        """Spread this amount evenly between two log times (ms): the work of one report since the last one."""
         since = max(since, at - MAX_HEARTBEAT_INTERVAL_MS)
         if not self.begin:
             self.begin = max(1, since)
@@ -232,7 +232,7 @@ class Series:
 
 
 class KeySpans:
-    """All spans of one partition of a group: the closed ones by number, in the order in which they ended."""
+    """All spans of one partition of a group: closed ones by number, in the order of their ends."""
 
     __slots__ = (
         "closed",
@@ -253,30 +253,30 @@ class KeySpans:
         self.key: LeaseKey = key
         self.cp: int = cp
         self.closed: array[int] = array("L")
-        #: When those ended, and at which offsets: what a moment is looked up in.
+        #: The log times and offsets of their ends, to look up a moment.
         self.until: array[int] = array("q")
         self.until_offset: array[int] = array("q")
-        #: Those that last: one, or several where a coordinated group shares the partition by key.
+        #: Open spans: one, or several if a coordinated group shares the partition by key.
         self.open: list[Span] = []
-        #: The number of the open one's owner; −1: nobody has it, or there are none, or several.
+        #: The number of the open span's owner; −1: it is free, or there is not exactly one span.
         self.owner: int = -1
-        #: It had several owners at a time, some time.
+        #: It ever had several owners at once.
         self.is_shared: bool = False
-        #: Of a lease; members of coordinated groups have one each.
+        #: Of a lease; in coordinated groups each member has its own.
         self.pulse: Pulse | None = None
         self.stable: int = -1
-        #: The log time at which a member of a coordinated group last said how far it is.
+        #: The log time of the last progress report in a coordinated group.
         self.reported: int = 0
         self.samples: Samples = Samples()
 
     def begin(self, spans: list[Span], owners: Names) -> None:
-        """These last from now on."""
+        """These spans are open from now on."""
         self.open = spans
         self.is_shared = self.is_shared or len(spans) > 1
         self.owner = owners(*_names_of(spans[0])) if len(spans) == 1 and spans[0].held else -1
 
     def ended(self, at: int, *, by_offset: bool) -> int:
-        """How many spans had ended at this log time, or after this offset."""
+        """The number of spans that had ended at this log time, or after this offset."""
         return bisect_right(self.until_offset if by_offset else self.until, at)
 
 
@@ -318,7 +318,7 @@ class SpanStore:
         return len(self.owner)
 
     def close(self, found: KeySpans, span: Span, interval_ms: int) -> None:
-        """Keep a span of this partition that has ended."""
+        """Store a closed span of this partition."""
         names = self.names
         row = (
             self.owners(*_names_of(span)) if span.held else -1,
@@ -344,7 +344,7 @@ class SpanStore:
         found.is_shared = found.is_shared or span.hi - span.lo != MAX_KEY_HASH
 
     def span(self, number: int, key: LeaseKey, is_lease: bool) -> Span:
-        """A closed span as it was."""
+        """A closed span."""
         row = {name: column[number] for name, column in self.columns.items()}
         held = row["owner"] >= 0
         span = Span(
@@ -368,7 +368,7 @@ class SpanStore:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One record that was more than a sign of life."""
+    """One record that is more than a sign of life."""
 
     number: int
     time: int
@@ -379,7 +379,7 @@ class Event:
     type: str
     code: str
     accepted: bool
-    #: Spans that it began: owners that changed.
+    #: The number of spans that it began.
     changed: int
     topic: str
     partition: int | None
@@ -388,7 +388,7 @@ class Event:
 
 
 class Events:
-    """Records that were more than signs of life: numbers in arrays, their words in compressed blocks."""
+    """Records that are more than signs of life: numbers in arrays, words in compressed blocks."""
 
     _COLUMNS: Final = ("time", "cp", "offset", "group", "client", "type", "code", "accepted", "changed", "key")
 
@@ -402,7 +402,7 @@ class Events:
         self._blocks: list[bytes] = []
         self._words: list[tuple[str, str]] = []
         self._read: tuple[int, list[list[str]]] = (-1, [])
-        #: Which events → (group, CP) → their numbers, ascending in time; the group "" has those of none.
+        #: Selection → (group, CP) → numbers of events, ascending in time; group "": events without a group.
         self.lists: dict[str, dict[tuple[str, int], array[int]]] = {"all": {}, "changed": {}, "rejected": {}}
 
     def __len__(self) -> int:
@@ -461,7 +461,7 @@ class Events:
         return what, why
 
     def down_from(self, which: str, group: str, at: int, cp: int = -1, offset: int = 0) -> Iterator[int]:
-        """The numbers of a group's events at or before this log time, the last first; of this CP up to this offset."""
+        """The numbers of a group's events up to this log time (in this CP up to this offset), the last first."""
         return heapq.merge(
             *(reversed(chosen[:end]) for chosen, end in self._cut(which, group, at, cp, offset)),
             key=self.time.__getitem__,

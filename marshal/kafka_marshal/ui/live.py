@@ -1,4 +1,4 @@
-"""Groups as they are now, as `status --watch` has them: one thread that reads the log and asks where topics end."""
+"""Groups as they are now, as in `status --watch`: one thread reads the log and looks up log ends."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kafka_marshal.visible import visible
 
 __all__ = ["Live"]
 
-#: A picture is taken so often; where taking one is slow, it takes a fifth of the time at most.
+#: The interval of pictures (s); if they are slow, they take at most a fifth of the time.
 INTERVAL_S: Final = 1.0
 SHARE: Final = 5
 
-#: The topic that is read is checked so often: was it recreated (L2)?
+#: How often it is checked whether the topic was recreated (s).
 CHECK_S: Final = 10.0
 
-#: While watching, a broker gets so long to answer before the page says that it does not.
+#: A broker has this long to answer before the page says that it does not (s).
 PATIENCE_S: Final = 2.0
 
-#: Points of lag and rate that are kept of each group: an hour of them.
+#: Points of lag and rate of each group: one hour.
 POINTS: Final = 3_600
 
 STATES: Final = ("free", "seen", "silent", "gone", "never claimed", "not assigned", "unknown")
@@ -52,20 +52,20 @@ class Live:
         #: group → (broker's time, lag or None, messages a second or None)
         self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
         self.notes: list[str] = []
-        #: Why there is nothing new; "": all is well.
+        #: Why there are no new pictures; "": there are.
         self.problem: str = ""
         self.progress: tuple[int, int] = (0, 0)
         self.now_ms: int = 0
         self._taken = 0
         self._texts: dict[str, tuple[int, str]] = {}
         self._problems: dict[str, tuple[GroupRow, list[Problem]]] = {}
-        #: The server ends: who waits for news goes.
+        #: The server ends: streams end, too.
         self.ended: bool = False
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         archive.on_change = self.notify
 
     def run(self, stop: threading.Event) -> None:
-        """Read and take pictures until told to stop (*blocking*)."""
+        """Read the log and take pictures until `stop` is set (*blocking*)."""
         while not stop.is_set():
             try:
                 self._follow(stop)
@@ -98,7 +98,7 @@ class Live:
         self.progress = (done, of_all)
 
     def end(self) -> None:
-        """Nothing new comes any more: streams end."""
+        """End all streams."""
         self.ended = True
         self.notify()
 
@@ -135,18 +135,18 @@ class Live:
         self._taken += 1
         self.notify()
 
-    # -- who waits for news ------------------------------------------------------------------------------------
+    # -- streams that wait -------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wake those who wait for news (any thread)."""
+        """Wake all streams (any thread)."""
         for loop, event in list(self._waiting):
             try:
                 loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the loop is closed: nobody waits there any more
+            except RuntimeError:  # its loop is closed
                 self._waiting.discard((loop, event))
 
     def subscribe(self) -> tuple[asyncio.Event, Callable[[], None]]:
-        """An event that is set at news (in a running loop), and what ends that."""
+        """An event that `notify` sets (in a running loop), and a function that unsubscribes."""
         entry = (asyncio.get_running_loop(), asyncio.Event())
         self._waiting.add(entry)
         return entry[1], lambda: self._waiting.discard(entry)
@@ -154,7 +154,7 @@ class Live:
     # -- what there is -----------------------------------------------------------------------------------------
 
     def state_text(self, name: str) -> str | None:
-        """The state of a group as JSON, made once a picture; None: there is no such group."""
+        """The state of a group as JSON, built once per picture; None: there is no such group."""
         made = self._texts.get(name)
         taken, group = self._taken, self.groups.get(name)
         if group is None:
@@ -164,11 +164,11 @@ class Live:
         return made[1]
 
     def problem_counts(self) -> dict[str, int]:
-        """How many things are wrong with each group that is not well."""
+        """Group → the number of its problems, if there are any."""
         return {name: amount for name, group in list(self.groups.items()) if (amount := len(self._problems_of(group)))}
 
     def _problems_of(self, group: GroupRow) -> list[Problem]:
-        """What is wrong with a group, found once a picture: its members are put together for it."""
+        """The problems of a group, found once per picture."""
         made = self._problems.get(group.group)
         if made is None or made[0] is not group:
             made = self._problems[group.group] = (group, problems_of(group))
@@ -222,7 +222,7 @@ class Live:
 
 
 def _idle_json(run: WorkerRow) -> dict[str, Any]:
-    """Who was heard in the last minutes and holds nothing, as a member that holds none."""
+    """A worker that was heard in the last minutes and holds nothing, as a member."""
     return {
         **member_json(run.client, run.instance),
         "state": "idle",

@@ -1,7 +1,7 @@
-"""Answers from a history: who owned what at a moment, who waited for whom, what differs from another moment.
+"""Answers from a history: owners at a moment, members that waited, differences between two moments.
 
-A moment is a log time, or an offset of one coordination partition; the others then stand at that record's time. The
-state at a moment is the one after all records up to it, as in `who`.
+A moment is a log time, or an offset of one coordination partition; the others are then at that record's time. The state
+at a moment is the one after all records up to it, as in `who`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = [
     "waiting",
 ]
 
-#: Rows of a table that one answer lists at most; it says how many there are.
+#: The most rows of a table in one answer; it contains their number, too.
 LISTED: Final = 500
 
-#: Events that are looked at for one answer.
+#: The most events that are read for one answer.
 LOOKED_AT: Final = 5_000
 
-#: A claim that was rejected so long ago or longer is none that somebody waits with: clients repeat it every interval.
+#: A claim rejected longer ago (ms) is not waiting: clients repeat it every heartbeat interval.
 WAITS_MS: Final = 15_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,7 +56,7 @@ _PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,19})")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After all records up to this log time (ms); of one CP, where one is named, after its offset."""
+    """After all records up to this log time (ms); in one CP, if it is set, after its offset."""
 
     time: int
     cp: int = -1
@@ -64,9 +64,9 @@ class Moment:
 
 
 def parse_moment(text: str, holding: Callable[[int, int], History]) -> Moment:
-    """ISO 8601 with an offset or Z, milliseconds since 1970, or CP:OFFSET. Raises ValueError, and what holding raises.
+    """ISO 8601 with an offset or Z, milliseconds since 1970, or CP:OFFSET. Raises ValueError, and errors of holding.
 
-    holding: a history that has this record.
+    holding: returns a history with that record.
     """
     if (place := _PLACE.fullmatch(text)) is not None:
         cp, offset = int(place[1]), int(place[2])
@@ -86,7 +86,7 @@ def parse_moment(text: str, holding: Callable[[int, int], History]) -> Moment:
 
 
 def _time_of(history: History, cp: int, offset: int) -> int:
-    """The log time of a CP after this offset: exactly where an event stands there, else of a record shortly before."""
+    """The log time (ms) of a CP after this offset: exact at an event, else that of a record shortly before."""
     offsets, times = history.marks[cp]
     index = bisect_right(offsets, offset) - 1
     found = times[index] if index >= 0 else 0
@@ -108,7 +108,7 @@ def at_text(moment: Moment) -> dict[str, object]:
 
 
 class Held(NamedTuple):
-    """One partition, or a part of its keys, at a moment. `client` "": nobody has it."""
+    """One partition, or a part of its keys, at a moment. `client` "": it is free."""
 
     client: str
     instance: str
@@ -117,14 +117,14 @@ class Held(NamedTuple):
     lo: int
     hi: int
     epoch: int
-    #: The number of a closed span; −1: it lasts, and `span` is it.
+    #: The number of a closed span; −1: it is open, see `span`.
     number: int
     span: Span | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The same with its place, and its holder's freshness in the words of `status`."""
+    """The same with its partition, and its holder's freshness in the words of `status`."""
 
     topic: str
     partition: int
@@ -137,7 +137,7 @@ class Cell:
 
 
 def _held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]:
-    """Who had a partition: one, or one for each part of its keys; none: nobody ever had."""
+    """The owners of a partition: one, or one for each part of its keys; empty: it never had one."""
     store = history.spans
     at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
     since = store.since_offset if by_offset else store.since
@@ -174,7 +174,7 @@ def _freshness(group: GroupHistory, found: KeySpans, held: Held, moment: Moment)
         return FREE
     offset = moment.offset if moment.cp == found.cp else -1
     if group.pulses and (pulse := group.pulses.get((held.client, held.instance))) is not None:
-        # A member's beats are of all its pieces.
+        # A member's heartbeats are for all its pieces.
         silence, interval = pulse.silence(moment.time, offset), pulse.interval(moment.time, offset)
         return GONE if silence > 2 * interval else SILENT if silence > interval else SEEN
     silence = 0 if found.pulse is None else found.pulse.silence(moment.time, offset)
@@ -184,7 +184,7 @@ def _freshness(group: GroupHistory, found: KeySpans, held: Held, moment: Moment)
 
 
 def cells(history: History, group: GroupHistory, moment: Moment) -> list[Cell]:
-    """All partitions of a group that anybody ever had, as they were."""
+    """All partitions of a group that ever had an owner, at that moment."""
     return [
         Cell(
             *found.key[1:],
@@ -234,8 +234,7 @@ def _map_of(
 ) -> tuple[list[dict[str, Any]], dict[int, int], dict[int, int]]:
     """The map's topics, with owners as numbers of the history; owner → partitions, and owner → its worst state.
 
-    A slider asks for ten thousand partitions ten times a second: those that were never shared are looked up here,
-    without a call for each.
+    A slider requests ten thousand partitions ten times per second: those never shared are looked up inline.
     """
     topics: dict[str, dict[str, Any]] = {}
     held: dict[int, int] = {}
@@ -294,7 +293,7 @@ def _paused_text(each: Pausing) -> str:
 
 
 def member_json(client: str, instance: str) -> dict[str, Any]:
-    """A member as the map names it, with nothing counted."""
+    """A member for the map, without counts."""
     runs_at = Instance.parse(instance)
     return {
         "client": client,
@@ -322,17 +321,17 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
     rows: list[Span] = []
     if found is not None:
         for held in _held_at(history, found, moment):
-            told = _span(history, group, found, held)
+            span = _span(history, group, found, held)
             pulse = group.pulses.get((held.client, held.instance)) or found.pulse
             interval = 0 if pulse is None else pulse.interval_ms
             offset = moment.offset if moment.cp == found.cp else -1
             last_beat = moment.time - (0 if pulse is None else pulse.silence(moment.time, offset))
             word = WORDS[_freshness(group, found, held, moment)]
             freshness = {STATES[key]: key for key in STATES}[word]
-            asked = Asked(told, last_beat, interval, freshness)
+            asked = Asked(span, last_beat, interval, freshness)
             when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
-            text.append(moment_text(when, asked, not told.is_lease))
-            answers.append({**span_json(told), "state": word, "place": place_text(place[1], told.lo, told.hi)})
+            text.append(moment_text(when, asked, not span.is_lease))
+            answers.append({**span_json(span), "state": word, "place": place_text(place[1], span.lo, span.hi)})
         around = _ended_before(history, found, moment)
         first, last = max(0, around - 30), around + 20
         is_lease = not group.is_coordinated
@@ -355,7 +354,7 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
 
 
 def _next(sampled: Sample, group: str, place: tuple[str, int], moment: Moment) -> dict[str, Any]:
-    """The offset to be read next, or between which two it was, and what says it exactly."""
+    """The offset to read next, or its bounds, and the command that shows it exactly."""
     low, high = sampled.low + 1, sampled.high + 1
     exact = shlex.join(["kafka-marshal", "who", group, place[0], str(place[1]), "--at", time_text(moment.time)])
     return {
@@ -369,7 +368,7 @@ def _next(sampled: Sample, group: str, place: tuple[str, int], moment: Moment) -
 
 
 def _ended_before(history: History, found: KeySpans, moment: Moment) -> int:
-    """How many spans of a partition had ended."""
+    """The number of spans of a partition that had ended."""
     at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
     return found.ended(at, by_offset=by_offset)
 
@@ -389,11 +388,11 @@ def _span_row(each: Span) -> dict[str, Any]:
     }
 
 
-# -- who waits ------------------------------------------------------------------------------------------------
+# -- waiting --------------------------------------------------------------------------------------------------
 
 
 def waiting(history: History, group: GroupHistory, moment: Moment) -> list[dict[str, Any]]:
-    """Who waited for whom: pieces that their owners were to release, claims that were rejected a moment before."""
+    """Waiting members: pieces that their owners were to release, and recently rejected claims."""
     found: list[dict[str, Any]] = []
     if group.is_coordinated:
         last = next((each for each in reversed(group.rebalances) if each.time <= moment.time), None)
@@ -430,7 +429,7 @@ def waits_json(target: str, owner: str, topic: str, partition: int, place: str) 
 
 
 def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -> dict[str, Any]:
-    """Partitions that another owner, or another run of it, had at the second moment; how that came."""
+    """Partitions with another owner, or another instance of it, at the second moment, and why."""
     changed: list[dict[str, Any]] = []
     amount = 0
     for found in group.ordered():

@@ -33,25 +33,25 @@ from kafka_marshal.visible import visible
 
 __all__ = ["TOKEN_HEADER", "ReadMessage", "application"]
 
-#: Of a data partition, by its offset (*blocking*).
+#: Returns the message of a data partition at an offset (*blocking*).
 ReadMessage = Callable[[TopicPartition, int], StoredMessage]
 
 STATIC: Final = Path(__file__).parent / "static"
 
 TOKEN_HEADER: Final = "X-Kafka-Marshal-Token"  # noqa: S105  (its name)
 
-#: A stream that has no news sends a line of comment so often, so that both ends see whether the other is there.
+#: An idle stream sends a comment at this interval (s), so that each end notices if the other is gone.
 KEEP_ALIVE_S: Final = 15.0
 
-#: News are sent at most so often.
+#: The least time between two sends (s).
 PACE_S: Final = 0.25
 
-#: Rows of lists that a page asks for at once, at most.
+#: The most rows of a list in one request.
 MOST_ROWS: Final = 500
 
 
 class Page:
-    """What the answers are made from."""
+    """The sources of all answers."""
 
     def __init__(
         self, archive: Archive, live: Live | None, steering: Steering | None, payloads: ReadMessage | None
@@ -61,10 +61,10 @@ class Page:
         self.live = live
         self.steering = steering
 
-    # -- answers; each runs on a thread of the server's ------------------------------------------------------------
+    # -- answers; each runs on a thread of the server --------------------------------------------------------------
 
     def log(self, request: Request) -> dict[str, Any]:
-        """What there is: groups, from when to when, how far it is read, whether steering is allowed."""
+        """The log: its groups, its bounds, how far it is read, whether steering is allowed."""
         archive, live = self.archive, self.live
         history = archive.newest
         begin, end = archive.bounds()
@@ -91,7 +91,7 @@ class Page:
         }
 
     def state(self, request: Request) -> Any:
-        """The ownership map at a moment; now, where none is named."""
+        """The ownership map at a moment; by default now."""
         if "at" not in request.query_params and self.live is not None:
             text = self.live.state_text(_group_name(request))
             if text is not None:
@@ -124,7 +124,7 @@ class Page:
             raise LookupError(visible(str(error))) from None
 
     def events(self, request: Request) -> dict[str, Any]:
-        """The last records up to a moment that were more than signs of life."""
+        """The last records up to a moment that are more than signs of life."""
         history, group, moment = self._asked(request)
         which = request.query_params.get("only", "all")
         if which not in ("all", "changed", "rejected"):
@@ -139,7 +139,7 @@ class Page:
             return {"rebalances": happened.rebalances(history, group, moment, min(50, _limit(request)))}
 
     def timeline(self, request: Request) -> dict[str, Any]:
-        """A group over its whole history, and what was seen of its lag."""
+        """A group over its whole history, with the lag since the server started."""
         name = _group_name(request)
         history, group = self._group(name, None)
         with history.asking():
@@ -149,7 +149,7 @@ class Page:
         return found
 
     def diff(self, request: Request) -> dict[str, Any]:
-        """What differs between two moments."""
+        """The differences between two moments."""
         history, group, second = self._asked(request, "to")
         first = self._moment(request, "from")
         if first.time > second.time:
@@ -172,7 +172,7 @@ class Page:
                 return {"event": found}
             try:
                 history, group = self._group(group.name, further)
-            except LookupError:  # there was no such group then
+            except LookupError:  # the group did not exist then
                 return {"event": None}
             moment = further
 
@@ -189,7 +189,7 @@ class Page:
         return self.steering.plan(str(body.get("action")), body)
 
     def carry_out(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        """What was planned, for good."""
+        """Carry out a plan."""
         self._refuse_stranger(request)
         assert self.steering is not None
         return self.steering.run(str(body.get("plan"))).json()
@@ -296,7 +296,7 @@ def _post(answer: Callable[[Request, dict[str, Any]], Any]) -> Callable[[Request
 
 
 def _message_json(message: StoredMessage) -> dict[str, object]:
-    """A message: text, never markup, with what is not plainly visible escaped."""
+    """A message as text, never markup, with invisible characters escaped."""
     value = shown(message.value, "auto", MOST_BYTES)
     return {
         "topic": message.topic,
@@ -314,7 +314,7 @@ def _message_json(message: StoredMessage) -> dict[str, object]:
 
 
 class _Stream:
-    """Server-sent events of one group: its state where that changed, lag and rate, and what happened since."""
+    """Server-sent events of one group: its state if it changed, lag and rate, and new events."""
 
     def __init__(self, page: Page, group: str, last_id: str) -> None:
         self._page = page
@@ -325,7 +325,7 @@ class _Stream:
         self._figures = ""
 
     async def lines(self) -> AsyncIterator[str]:
-        """What goes to the browser, for as long as it listens."""
+        """The lines for the browser, while it listens."""
         live = self._page.live
         assert live is not None
         news, done = live.subscribe()
@@ -385,7 +385,7 @@ def application(
     names: Iterable[str] = (),
     payloads: ReadMessage | None = None,
 ) -> ASGIApp:
-    """The ASGI application. names: what this server is called besides localhost. payloads: None: no messages."""
+    """The ASGI application. names: of this server, besides localhost. payloads: None: no messages."""
     page = Page(archive, live, steering, payloads)
 
     async def index(request: Request) -> Response:

@@ -1,7 +1,7 @@
-"""Steering from the page: the commands that change something, run as processes of their own.
+"""Steering from the page: commands that change something, each in its own process.
 
-Nothing here knows how to change a group. An action is put into the words of the command; its dry run is shown, and what
-is confirmed is the very same command without --dry-run. So the page can do what the command can, in its words.
+Nothing here knows how to change a group. An action becomes a command line; its dry run is shown, and the user confirms
+the same command without --dry-run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["ACTIONS", "Job", "Steering", "words_of"]
 
 ACTIONS: Final = ("pause", "resume", "reposition", "evict", "drain")
 
-#: A dry run that is older than this does not say what is so any more.
+#: An older dry run is outdated (s).
 PLAN_LIVES_S: Final = 300.0
 
-#: A dry run ends in that time, or is given up.
+#: The longest time of a dry run (s).
 DRY_RUN_S: Final = 60.0
 
-#: Lines of output that are kept of each job, and jobs.
+#: The most lines of output of each job, and the most jobs.
 MOST_LINES: Final = 200
 MOST_JOBS: Final = 20
 
@@ -49,7 +49,7 @@ def _partition(body: Mapping[str, Any]) -> int:
 def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str]:
     """The command's name, options and arguments for an action. Raises ValueError.
 
-    Options have their values in the same word, and names come after `--`: none can pass for an option.
+    Options have their values in the same word, and names come after `--`, so no name can become an option.
     """
     group = _text(body, "group")
     dry = ["--dry-run"] if dry_run else ["--yes"]
@@ -76,7 +76,7 @@ def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str
 
 @dataclass(slots=True)
 class Job:
-    """One command that was confirmed."""
+    """One confirmed command."""
 
     id: str
     action: str
@@ -88,7 +88,7 @@ class Job:
     status: int | None = None
 
     def json(self) -> dict[str, object]:
-        """For the page."""
+        """The job as JSON."""
         return {
             "id": self.id,
             "action": self.action,
@@ -100,12 +100,12 @@ class Job:
 
 
 class Steering:
-    """Plans and jobs of one server. Any thread may ask."""
+    """Plans and jobs of one server. Any thread may call it."""
 
     def __init__(self, reach: Sequence[str]) -> None:
         """reach: the options with which the command reaches this log."""
         self._reach = list(reach)
-        #: Whoever may steer knows it: it is printed where the server was started, and nowhere else.
+        #: It permits steering, and is printed only where the server was started.
         self.token: str = secrets.token_urlsafe(24)
         self._plans: dict[str, tuple[float, str, dict[str, Any]]] = {}
         self.jobs: dict[str, Job] = {}
@@ -153,7 +153,7 @@ class Steering:
         _, action, body = found
         argv = words_of(action, body, dry_run=False)
         paused = self._paused_by_us(body["group"]) if action == "resume" else None
-        if paused is not None:  # it is our own pause: its command ends it, and tidies up
+        if paused is not None:  # our own pause: its command ends it, and cleans up
             paused.process.send_signal(signal.SIGINT)
             return paused
         process = subprocess.Popen(
@@ -174,7 +174,7 @@ class Steering:
         return job
 
     def close(self) -> None:
-        """End what runs, as Ctrl-C does: pauses end, groups go on (*blocking*)."""
+        """End running jobs as Ctrl-C does: pauses end, groups resume (*blocking*)."""
         running = [job for job in self.jobs.values() if job.status is None]
         for job in running:
             job.process.send_signal(signal.SIGINT)
