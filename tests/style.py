@@ -68,8 +68,8 @@ PHRASES = (
     Phrase(
         r"(?:go|goes|going|went|gone|live|lives|lived) on",
         "continues",
-        r"live on (?:a|the|this|one) ",
-        reason="a picture is live on a terminal",
+        r"live on (?:a|the|this|one) |a goes on",
+        reason="a picture is live on a terminal; a command of tests/scripts",
     ),
     Phrase(r"look(?:s|ed|ing)? at", "checks, reads, polls"),
     Phrase(
@@ -78,7 +78,7 @@ PHRASES = (
     ),
     Phrase(r"of (?:ours|theirs|its own|their own|one's own|his own|yours|mine)", "our, its, their own"),
     Phrase(r"his|he|him|himself", "a process is it; a person is they"),
-    Phrase(r"let(?:s|ting)? (?:\w+ )?go", "releases"),
+    Phrase(r"let(?:s|ting)? (?:\w+ )?go", "releases", r"lets go flights", reason="a command of tests/scripts"),
     Phrase(r"where (?:no|nothing|none) .{0,40}?(?:is|are|was|were|answers?|has|have|comes?)|says otherwise", "if no …"),
     Phrase(r"st(?:ands?|ood|anding) still", "pauses, is stuck"),
     Phrase(r"wish(?:es|ed)?", "claim, request, signal"),
@@ -145,6 +145,8 @@ def hits(path: Path) -> Iterator[Hit]:
         right = [found.span() for found in ALLOWED.finditer(plain)]
         for found in PATTERN.finditer(plain):
             if any(begin <= found.start() and found.end() <= end for begin, end in right):
+                continue
+            if found[0].isupper() or found[0].endswith("None"):  # names of code
                 continue
             phrase = next(
                 each for each, word in zip(PHRASES, _WORDS, strict=True) if re.fullmatch(word, found[0], re.I)

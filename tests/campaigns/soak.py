@@ -43,7 +43,7 @@ THREADS_GROWTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at a process."""
+    """One sample of a process."""
 
     seconds: float
     pid: int

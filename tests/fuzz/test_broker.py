@@ -120,7 +120,7 @@ def test_a_lost_lease_excuses_one_thing_only(flood: _Flood, topic: str, problem:
     mine = [note for note in notes if note.get("topic") == getattr(flood, topic)]
     excused = [note for note in notes if note.get("topic") == getattr(flood, {"alo": "amo", "amo": "alo"}[topic])]
     lost = {"what": "lost", "topic": getattr(flood, topic), "partition": 0}
-    # Of its own kind the wrong one, of the other the right one.
+    # Of the same kind the wrong one, of the other the right one.
     if topic == "alo":
         spoilt = [*(note for note in notes if note not in (mine[0], excused[0])), mine[1], lost]
     else:

@@ -45,7 +45,7 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
         "if parts and self._member.leaving:",
         "G18",
     ),
-    # Letting go.
+    # Releases.
     Mutation(
         "a piece is let go before what is in hand is finished",
         "Revocation.try_finish",

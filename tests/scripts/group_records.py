@@ -13,7 +13,7 @@
     sets flights:0>9                    CommitOffsets without a member_id: what a pausing client sets
     configures [max_session_timeout_ms=5000] [accept_range_fetch=flights,trips] [accept_individual_commit=no] …
 
-    appends NameOfType field="x" …      a type without words of its own; values as in JSON, without spaces
+    appends NameOfType field="x" …      a type without its own words; values as in JSON, without spaces
 
     commits offsets flights:0>9 cuts=99 the same entry for 99 single hashes: 0, 2, 4 …
 
@@ -205,7 +205,7 @@ def _entry(word: str, action: int) -> CommitEntry:
 
 
 def _cuts(about: list[str], count: int) -> list[CommitEntry]:
-    """The entry for so many single hashes: 0, 2, 4 …"""
+    """The entry for this number of single hashes: 0, 2, 4 …"""
     first = _entry(about[0], COMMIT)
     return [first._replace(lo=key, hi=key) for key in range(0, 2 * count, 2)]
 

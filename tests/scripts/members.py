@@ -7,14 +7,14 @@ What happens around them:
     topic flights [partitions=2] [end=50] [start=9] [missing=5-7] [id=new]     made, or changed; all members hear of it
     wait 300, wait until 1900       time passes (ms), in steps of 10
     clock +3000                     the broker's clock runs ahead of all others by this much
-    kafka away, kafka back          no record arrives, and nobody hears of any
+    kafka away, kafka back          no record arrives at any member
     again @3 [cp=1]                 a producer's retry writes the record at offset 3 of the CP once more
 
 What a member does:
 
     a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late] [revoke=5000]
                                     again: its next instance
-    a takes [3]                     what the user gets at once, up to so many; at most once, it is asked for first
+    a takes [3]                     what the user gets at once, at most that number; at most once, it is claimed first
     a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
     a works 500                     the user takes whatever there is, and all of it is done at once
     a done flights:0 0-2 5          the user has done these

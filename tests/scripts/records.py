@@ -37,7 +37,7 @@ from tests.scripts.group_records import Groups, added_words, group_record_of, gr
 
 __all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spans", "words_of"]
 
-#: The present epoch of (group, topic, partition); 0 where nobody ever held it.
+#: The present epoch of (group, topic, partition); 0 if it was never held.
 Epoch = Callable[[tuple[str, str, int]], int]
 
 OF_TWO_WORDS = ("takes over", "claims messages", "beats batch", "joins again", "commits offsets", "lets go")

@@ -22,7 +22,7 @@ Play = Callable[[str], Iterator[str]]
 
 
 class ScriptError(ValueError):
-    """A command that nobody understands: says which, and in which line."""
+    """An unknown command: says which, and in which line."""
 
 
 def played(text: str, play: Play) -> str:

@@ -183,7 +183,7 @@ class Findings:
 
 
 def check(story: Story) -> Findings:
-    """Look at all of it."""
+    """Check all of it."""
     found = Findings()
     for message in story.log.broken:
         found.say("progress", message)

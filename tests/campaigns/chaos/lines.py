@@ -3,7 +3,7 @@
 Lines are JSON arrays ``[what, at, …]``; ``at`` is the wall clock in milliseconds, which is also the broker's:
 
 ======== =================================================== ==========================================================
-start    group, client_id, instance_id, kind, doom            the Marshal exists; the file's first line
+start    group, client_id, instance_id, kind, fail point      the Marshal exists; the file's first line
 handed   topic, partition, first, last, epoch                 a batch was delivered
 begin    topic, partition, offset, epoch, number              a message's handling begins (epoch −1: unknown)
 end      topic, partition, offset                             … and has ended

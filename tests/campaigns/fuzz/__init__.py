@@ -1,7 +1,7 @@
 """Hostile records: what anybody who may write to the coordination topic could write, thrown at the real thing.
 
 - :func:`run_offline`: straight into the replay. Nothing is raised, and the state is the same however the log is cut.
-- :func:`run_on_broker`: into a real log, at full speed, while workers work. They go on, and lose and repeat nothing.
+- :func:`run_on_broker`: into a real log, at full speed, while workers work. They continue, and lose and repeat nothing.
 - :class:`Author`: writes them; one seed is one log.
 
 ``python -m tests.campaigns.fuzz`` (``make fuzz``) runs both from a command line.

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.inputs < 1 or options.jobs < 1:
         sys.stderr.write("--inputs and --jobs must be at least 1\n")
         return 2
-    # What librdkafka retries by itself is no news here.
+    # What librdkafka retries by itself is not reported here.
     logger = logging.getLogger("kafka_marshal")
     level = logger.level
     logger.setLevel(logging.ERROR)

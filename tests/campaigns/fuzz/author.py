@@ -1,4 +1,4 @@
-"""Writes hostile records: well formed ones that nobody sane would write, and bytes that are hardly records at all.
+"""Writes hostile records: well formed ones that no client would write, and bytes that are hardly records at all.
 
 Two ways, mixed. By grammar: records of every type, with fields that are near what the log says, wild, of another type,
 or too many; unknown types and newer versions; claims on other people's leases. By mutation: what was just written, with
@@ -55,12 +55,12 @@ WILD: Final[tuple[Any, ...]] = (
     *(Timestamp(0, 0), Timestamp(2**40, 1)),
 )
 
-#: The same, where no encoder of ours would write it.
+#: The same, in forms that our encoder never writes.
 RAW: Final = (
     b"\xc1",  # never used
     b"\x82\xa1a\x01\xa1a\x02",  # the same key twice
     b"\x82\xa1a\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\xa1a\x02",  # … and a NaN that the second hides
-    b"\x82\xa1a\xa1\xff\xa1a\x02",  # … and text that is none
+    b"\x82\xa1a\xa1\xff\xa1a\x02",  # … and invalid text
     b"\x81\xa1\xff\x01",  # a key that is no text
     *(b"\xa2\xc3\x28", b"\xa1\xff", b"\xa3\xed\xa0\x80", b"\xa4\xf8\x88\x80\x80", b"\xa1\x80"),  # no UTF-8
     b"\xa2\xc0\x80",  # overlong NUL
@@ -85,10 +85,10 @@ TELLING: Final = bytes.fromhex(
 SOUND, FIELD, RAW_FIELD, COUNT, VERSION, TYPE = range(6)
 WRONG: Final = (SOUND,) * 24 + (FIELD,) * 5 + (RAW_FIELD,) * 2 + (COUNT,) + (VERSION,) + (TYPE,)
 
-#: One value in so many is above 1 kB; in so many a story may ask for a level that nobody supports.
+#: One value in this number is above 1 kB; in this number a story may ask for a level that no release supports.
 LARGE_EVERY: Final = 1_500
 UPGRADE_EVERY: Final = 6
-#: One log in so many stays at level 1, where nobody knows of coordinated groups.
+#: One log in this number stays at level 1, without coordinated groups.
 LEVEL_1_EVERY: Final = 4
 #: Mutations of one value, at most.
 MOST_MUTATIONS: Final = 4
@@ -97,12 +97,12 @@ CORPUS: Final = 64
 
 
 class Author:
-    """One hostile writer of one CP's log. `next` makes a value, `hear` tells it what became of the record."""
+    """One hostile writer of one CP's log. `next` makes a value, `hear` gives it the record's outcome."""
 
     def __init__(
         self, seed: int, cp: int, partitions: int, *, large_every: int = LARGE_EVERY, upgrades: bool = True
     ) -> None:
-        """cp, partitions: whose log it writes; large_every: one value in so many is above 1 kB (0: none).
+        """cp, partitions: whose log it writes; large_every: one value in this number is above 1 kB (0: none).
 
         upgrades: whether, in some logs, it may raise the level above what is supported (E4).
         """
@@ -145,7 +145,7 @@ class Author:
     # -- what it hears -----------------------------------------------------------------------------------------
 
     def hear(self, offset: int, outcome: Outcome) -> None:
-        """What became of the record at this offset."""
+        """The outcome of the record at this offset."""
         self._groups.hear(offset, outcome)
         message = outcome.message
         if not outcome.accepted or message is None:
@@ -228,7 +228,7 @@ class Author:
         return value
 
     def _who(self, key: tuple[str, str, int]) -> tuple[str, str, int]:
-        """(instance, client, epoch): the holder's mostly, else somebody's."""
+        """(instance, client, epoch): the holder's mostly, else another client's."""
         held = self._held.get(key)
         if held is not None and self._next() < 0.8:
             return held

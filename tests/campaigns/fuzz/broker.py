@@ -1,9 +1,9 @@
 """Hostile records into a real coordination log, at full speed, while workers work; what it did to them.
 
-The flood is somebody who may write to the topic and wants no good: logs of :class:`Author` in every CP, and records
-about the workers' own leases by somebody who holds none of them, or wins one and says nothing. What only their holder
-may do he can't do. (Who lies about both his ids, or wins a claim and then reports work that he has not done, can't be
-told from an honest holder by any log: that is what ACLs are for.)
+The flood is a hostile writer: logs of :class:`Author` in every CP, and records about the workers' own leases by clients
+that hold none of them, or that win one and say nothing. What only a holder may do these clients cannot do. (No log can
+distinguish a client that lies about both its ids, or that claims and reports work that it has not done: that is what
+ACLs are for.)
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ WORKERS: Final = ("worker-1", "worker-2")
 HI_MS: Final = 3_000
 TIMEOUT_S: Final = 20.0
 
-#: Records between two looks at what the log made of them; messages for the workers in each partition, meanwhile.
+#: Records between two checks of their outcomes; messages for the workers in each partition, meanwhile.
 BURST: Final = 400
 MESSAGES: Final = 1
 #: Records that may be under way: a flood that its own reader can't follow hears nothing of what it does.
 WINDOW: Final = 10_000
-#: One record in so many is about the workers' leases.
+#: One record in this number is about the workers' leases.
 INTRUDE_EVERY: Final = 25
-#: In a flood, one in so many is above 1 kB.
+#: In a flood, one in this number is above 1 kB.
 LARGE_EVERY: Final = 2_000
 #: What a worker may grow by (MB) after the first fifth of the flood: librdkafka's queues hold what is not read yet.
 RSS_LIMIT_MB: Final = 64.0
-#: After the flood everything is handled within so long, or something is stuck.
+#: After the flood everything is handled within this time, or something is stuck.
 DRAIN_S: Final = 60.0
 
 
@@ -79,7 +79,7 @@ class FloodReport:
     messages: int = 0
     repeated: int = 0
     lost: int = 0
-    #: Leases that workers were told are lost.
+    #: Leases that were reported to workers as lost.
     leases_lost: int = 0
     digests: int = 0
     #: Claims by hand beside the flood, ms, ascending; how many were refused or not answered in time.
@@ -148,9 +148,9 @@ def fuzz_a_broker(
     bootstrap: str | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> FloodReport:
-    """Flood a coordination log of its own with so many hostile records, while two workers work (*blocking*).
+    """Flood a new coordination log with this number of hostile records, while two workers work (*blocking*).
 
-    bootstrap: a Kafka that runs; None: one is started. progress is told how far it is.
+    bootstrap: a Kafka that runs; None: one is started. progress is called with how far it is.
     """
     if bootstrap is not None:
         with tempfile.TemporaryDirectory(prefix="kafka-marshal-fuzz-") as folder:
@@ -180,7 +180,7 @@ class _Flood:
         self.cluster = KafkaCluster(bootstrap, {})
         self.workers: list[subprocess.Popen[bytes]] = []
         self.written = 0
-        #: The workers have been told to end.
+        #: The workers were asked to end.
         self.ending = False
 
     def run(self) -> FloodReport:
@@ -266,7 +266,7 @@ class _Flood:
             author.hear(offset, outcome)
 
     def intrusion(self) -> tuple[int, bytes]:
-        """Something about a lease of the workers, by somebody who has no business with it; and its CP."""
+        """Something about a lease of the workers, by a client that does not hold it; and its CP."""
         topic, partition = self.rng.choice((self.alo, self.amo)), self.rng.randrange(PARTITIONS)
         cp = route_lease(topic, partition, CPS)
         lease = self.replica.worlds[cp].lease(self.group, topic, partition)
@@ -358,7 +358,7 @@ class _Flood:
         self.wait_for(read, "the log is read to its end")
 
     def drain(self) -> None:
-        """Wait until the workers have handled everything, or the log says that nobody will."""
+        """Wait until the workers have handled everything, or the log says that none will."""
 
         def done() -> bool:
             self.take_in(0.2)
@@ -370,7 +370,7 @@ class _Flood:
             each = self.report.messages // (2 * PARTITIONS)
             if not all(lease is not None and lease.progress.stable >= each - 1 for lease in leases):
                 return False
-            # At most once, what is granted is done for the log: whoever got it may have handled none of it yet.
+            # At most once, what is granted is done for the log: the worker that got it may have handled none of it yet.
             return self.handled().keys() >= self.published() or any(note["what"] == "lost" for note in self.notes())
 
         try:
@@ -403,7 +403,7 @@ class _Flood:
         report.lost, report.repeated = len(missing), len(twice)
         report.leases_lost = sum(note["what"] == "lost" for note in notes)
         # A machine that is too slow for the leases' time costs leases: then at most once may lose, and at least once
-        # may repeat, what was in hand. Never the other way round.
+        # may repeat, what was in flight. Never the other way round.
         amiss = {place for place in missing if place[0] == self.alo or not report.leases_lost}
         amiss_twice = {place for place in twice if place[0] == self.amo or not report.leases_lost}
         if amiss:

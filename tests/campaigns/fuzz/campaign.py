@@ -24,7 +24,7 @@ __all__ = ["INPUTS_A_STORY", "RSS_LIMIT_MB", "OfflineReport", "rss_mb", "run_off
 INPUTS_A_STORY: Final = 2_000
 #: Stories that one process gets at a time.
 CHUNK: Final = 10
-#: Chunks of a process before its memory is first looked at: by then it has read one of everything.
+#: Chunks of a process before its memory is first read: by then it has read one of everything.
 WARM_UP: Final = 2
 #: What a process may grow by from the first quarter of its chunks to the last (MB, medians: what one chunk's largest
 #: values needed, and the allocator has not given back yet, is no growth).
@@ -57,7 +57,7 @@ class OfflineReport:
 
     @property
     def holds(self) -> bool:
-        """Whether all promises were kept. Times are told, not judged: the machine may have other work."""
+        """Whether all promises were kept. Times are printed, not judged: the machine may have other work."""
         return not self.total.findings and self.grown_mb <= RSS_LIMIT_MB
 
     def tell(self) -> str:
@@ -121,7 +121,7 @@ def run_offline(
     keep_going: bool = False,
     progress: Callable[[OfflineReport], object] | None = None,
 ) -> OfflineReport:
-    """Replay at least so many hostile records, from the story of seed `first` on, with so many processes.
+    """Replay at least this number of hostile records, from the story of seed `first` on, with this number of processes.
 
     Ends early at the first finding, unless keep_going. progress is called now and then.
     """
@@ -145,7 +145,7 @@ def run_offline(
                     break
                 if report.total.inputs < inputs:
                     waiting.append(_submit(pool, seeds, large_every))
-        finally:  # ended early, too, or interrupted: nobody waits for what still runs
+        finally:  # ended early, too, or interrupted: what still runs is not waited for
             for process in set(context.active_children()) - others:
                 process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -66,7 +66,7 @@ class GroupHand:
         self._seen_ids: dict[str, list[str]] = {}
 
     def hear(self, offset: int, outcome: Outcome) -> None:
-        """What became of a record."""
+        """The outcome of a record."""
         self._next_offset = offset + 1
         message = outcome.message
         if message is None:
@@ -126,7 +126,7 @@ class GroupHand:
         return value
 
     def _who(self, group: str) -> tuple[str, str, str]:
-        """(instance, client, member_id): a member's mostly, else somebody's, or of ids that do not go together."""
+        """(instance, client, member_id): a member's mostly, else another's, or of ids that do not go together."""
         chance, members = self._random, self._members.get(group)
         if members and chance.random() < 0.9:
             client = chance.choice(sorted(members))

@@ -94,7 +94,7 @@ def _beats(rng: random.Random, size: int, aim: Aim) -> bytes:
 
 
 def _beats_of_many(rng: random.Random, size: int, aim: Aim) -> bytes:
-    """Each entry names a lease of its own, of whichever CP."""
+    """Each entry names another lease, of any CP."""
     count = max(1, size // 10)
     entries = [("t", number, 0, None) for number in range(count)]
     value: bytes = packb((1, 6, *aim[:3], entries))

@@ -25,7 +25,7 @@ DUMPS: Final = 3
 #: Records in a dump, at most.
 LINES: Final = 60
 
-#: JSON that is none, or not what is wanted.
+#: Invalid JSON, or not what is wanted.
 ODD_JSON: Final = (
     *("NaN", "Infinity", "-0", "1e5", "1" * 5_000, "-1", "9223372036854775808", "true", "null", '""', '"\\ud800"'),
     *("[]", "{}", "[" * 2_000, '{"a":' * 2_000, '"AA"', '"AAA="', '"AA==\\n"', '"\\u0000"', "0", "1", "8", '"é"'),
@@ -52,7 +52,7 @@ def _mutated(value: bytes, rng: random.Random) -> bytes:
 
 
 def attack_snapshots(world: World, partitions: int, rng: random.Random) -> int:
-    """Parts and states that were tampered with; returns how many. AssertionError where one is taken that is none.
+    """Parts and states that were tampered with; returns how many. AssertionError if an invalid one is taken.
 
     Each is a part, or is passed over (S2); each state with a digest that holds is one that a replay could have led to
     and is written in the same bytes again, or SnapshotError (S1). Anything else that is raised is a finding.

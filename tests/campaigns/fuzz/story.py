@@ -16,25 +16,25 @@ __all__ = ["BoundSeconds", "Finding", "Over", "Story", "bound_s", "run_story"]
 
 Entry = tuple[int, int, bytes | None]
 
-#: What a record may cost (B.2): so much up to 1 kB, and so much for each byte above, in seconds of the processor.
+#: What a record may cost (B.2) up to 1 kB, and for each byte above, in seconds of the processor.
 BASE_S: Final = 1e-3
 BASE_BYTES: Final = 1_024
 BYTE_S: Final = 60e-9
 BoundSeconds = float
 
-#: A record that took longer than it may is replayed so often: what counts is the best, for the machine has other work.
+#: A record that took longer than it may is replayed this often: the best counts, for the machine has other work.
 TRIES: Final = 7
-#: So many of the slow ones of a story are tried again.
+#: This number of the slow ones of a story are tried again.
 MOST_SLOW: Final = 20
 
-#: One record in so many is looked at more closely, before and after.
+#: One record in this number is checked more closely, before and after.
 CLOSER_EVERY: Final = 64
 #: Records that apply_many gets at a time, at most.
 LONGEST_CUT: Final = 700
 
 
 def bound_s(size: int) -> BoundSeconds:
-    """Seconds that a value of so many bytes may cost."""
+    """Seconds that a value of this many bytes may cost."""
     return BASE_S + BYTE_S * max(0, size - BASE_BYTES)
 
 
@@ -102,7 +102,7 @@ class Story:
 
 
 def run_story(seed: int, inputs: int, large_every: int) -> Story:
-    """Write a log of so many hostile records and replay it: one by one, in cuts, and with restarts from snapshots."""
+    """Write a log of this many hostile records and replay it: one by one, in cuts, and with restarts from snapshots."""
     return _Run(seed, inputs, large_every).run()
 
 
@@ -175,7 +175,7 @@ class _Run:
         return world
 
     def look_closer(self, before: bytes, world: World, offset: int, stamp: int, value: bytes | None) -> None:
-        """A rejected record moves log time and nothing else (E3); one that can be read reads the same written anew."""
+        """A rejected record moves only log time (E3); one that can be read is the same when written again."""
         again = World.restore(before, self.partitions)
         outcome = again.apply(offset, stamp, value)
         if again.snapshot() != world.snapshot():

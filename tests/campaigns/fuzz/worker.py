@@ -1,4 +1,4 @@
-"""A worker as users write them, in a process of its own, beside a flood.
+"""A worker as users write them, in its own process, beside a flood.
 
 ``python -m tests.campaigns.fuzz.worker JSON``. It consumes one topic at least once and another at most once,
 claims leases by hand now and then to see how long that takes, and writes what it does as JSON lines into a file.
@@ -26,7 +26,7 @@ __all__ = ["DIGEST_EVERY", "main"]
 
 #: A replica notes its digest at the first record at or above each multiple of this offset.
 DIGEST_EVERY = 5_000
-#: Seconds between two looks at the memory, and between two claims by hand.
+#: Seconds between two reads of the memory, and between two claims by hand.
 MEMORY_S = 0.5
 CLAIM_S = 0.1
 
@@ -122,7 +122,7 @@ class Worker:
                 self.notes.say("handled", topic=topic, partition=message.partition(), offset=message.offset())
 
     def _claim(self, marshal: Marshal) -> None:
-        """Leases of nobody's interest, one after the other, on all CPs."""
+        """Leases that no other client wants, one after the other, on all CPs."""
         number = 0
         while not self.done.wait(CLAIM_S):
             number += 1

@@ -48,7 +48,7 @@ __all__ = ["GROUP_DEPTH", "explore_groups"]
 GROUP, TOPIC = "g", "t"
 SESSION = 100
 START_MS = 1_000_000
-#: Records in a row, unless somebody says otherwise: more than a million states.
+#: Records in a row by default: more than a million states.
 GROUP_DEPTH = 7
 #: (client, instance): two members; the first has been restarted.
 MEMBERS = (("a", "a1"), ("a", "a2"), ("b", "b1"))
@@ -119,7 +119,7 @@ class _Groups:
                 world = World.restore(snapshot, 1)
 
     def _trail(self, path: bytes) -> str:
-        """The records that these choices are, with what became of them, one a line."""
+        """The records that these choices are, with their outcomes, one a line."""
         _, (snapshot, _, _) = self.first()
         world = World.restore(snapshot, 1)
         lines = []
@@ -135,7 +135,7 @@ class _Groups:
 def explore_groups(
     depth: int = GROUP_DEPTH, most: int | None = None, jobs: int = 1, *, shared: bool = False
 ) -> Explored:
-    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken."""
+    """Visit every state up to a depth, or at most a number of them. Raises BrokenError where a rule is broken."""
     return search(_Groups(shared), depth, most, jobs)
 
 
@@ -149,7 +149,7 @@ def _records(world: World) -> Iterator[tuple[Record, int]]:
         for count in (1, 2):
             yield _join(ids, world.next_offset, count), 0
         if client == "a":
-            yield _join(ids, 0, 2), 0  # it has not seen whoever came since
+            yield _join(ids, 0, 2), 0  # it has not seen the members that came since
         member = None if group is None else group.clients.get(client)
         if member is not None and member.instance_id == instance:
             assert group is not None
@@ -165,7 +165,7 @@ def _join(ids: tuple[str, str, str], seen: int, count: int, strategy: str = "sti
 
 
 def _of_nobody(ids: tuple[str, str, str, str]) -> Iterator[Record]:
-    """With an id that nobody has any more."""
+    """With an id that no member has any more."""
     yield JoinGroup(*ids, 0, SESSION, "sticky", True, "", ((TOPIC, 1),))
     yield GroupHeartbeat(*ids, 0)
     yield LeaveGroup(*ids, 0)
@@ -300,7 +300,7 @@ def _check_members(was: Group, now: Group, record: Record, outcome: Outcome, log
 
 
 def _check_owners(was: Group, now: Group, record: Record, outcome: Outcome) -> None:
-    """G4, G5, G11, G16: an owner goes on until it lets go, or is no member, or was replaced; tokens grow."""
+    """G4, G5, G11, G16: an owner continues until it releases, or is no member, or was replaced; tokens grow."""
     for partition in range(2):
         for sample in SAMPLES:
             old, new = _piece_at(was, partition, sample), _piece_at(now, partition, sample)
@@ -324,7 +324,7 @@ def _check_owners(was: Group, now: Group, record: Record, outcome: Outcome) -> N
 
 
 def _lets_go(record: Record, partition: int, lo: int, hi: int) -> bool:
-    """Whether it lets go of this whole piece."""
+    """Whether it releases this whole piece."""
     return isinstance(record, CommitOffsets) and any(
         entry.action == LET_GO and entry.partition == partition and entry.lo <= lo and hi <= entry.hi
         for entry in record.entries

@@ -59,7 +59,7 @@ ADMIN = ("z", "z1")
 #: Progress is followed up to here; beyond it nothing new can happen.
 LAST_OFFSET = 2
 START = 1_000_000
-#: Records in a row, unless somebody says otherwise.
+#: Records in a row by default.
 DEPTH = 8
 
 
@@ -98,7 +98,7 @@ class _Leases:
 
 
 def explore(depth: int, most: int | None = None, jobs: int = 1) -> Explored:
-    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken."""
+    """Visit every state up to a depth, or at most a number of them. Raises BrokenError where a rule is broken."""
     return search(_Leases(), depth, most, jobs)
 
 
@@ -132,7 +132,7 @@ def _steps(state: State, part: Part) -> Iterator[tuple[bytes, int, State]]:
 
 
 def _trail(path: bytes) -> str:
-    """The records that these choices are, with what became of them, one a line."""
+    """The records that these choices are, with their outcomes, one a line."""
     world = World(0, 1)
     epochs: _Epochs = {}
     lines = []

@@ -18,7 +18,7 @@ CHUNK = 500
 
 
 class BrokenError(AssertionError):
-    """A step that must not be. Its notes tell the records that lead there."""
+    """A step that must not be. Its notes have the records that lead there."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Scope(Protocol):
 
 
 def search(scope: Scope, depth: int, most: int | None = None, jobs: int = 1) -> Explored:
-    """Visit every state up to a depth, or so many at most. Raises BrokenError where a rule is broken.
+    """Visit every state up to a depth, or at most a number of them. Raises BrokenError where a rule is broken.
 
     What is found, and in which order, does not depend on the number of processes (jobs).
     """
@@ -142,7 +142,7 @@ def search(scope: Scope, depth: int, most: int | None = None, jobs: int = 1) -> 
 
 
 def _expanded(scope: Scope, frontier: list[State], seen: set[bytes], goes_on: bool, jobs: int) -> Iterator[Part]:
-    """What comes of each of these states, in their order; goes_on: it is to be gone on from."""
+    """What comes of each of these states, in their order; goes_on: it is to be continued."""
     chunks = (frontier[at : at + CHUNK] for at in range(0, len(frontier), CHUNK))
     if jobs == 1 or len(frontier) <= CHUNK:
         yield from (_expand(scope, chunk, seen, goes_on) for chunk in chunks)

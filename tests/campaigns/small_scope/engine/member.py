@@ -1,8 +1,8 @@
 """One member of the search: the real engine, held as bytes, and the pure functions that move it.
 
-A member is frozen between two moves: its engine is pickled, its replica is a snapshot (S1). A move thaws it, tells the
-engine what the shell would tell it (:mod:`kafka_marshal.node.driver`), carries the effects out on paper, and freezes it
-again. As the engine has no clock, no chance and no I/O of its own, one member and one input make one outcome, which is
+A member is frozen between two moves: its engine is pickled, its replica is a snapshot (S1). A move thaws it, passes the
+engine what the shell would pass (:mod:`kafka_marshal.node.driver`), carries the effects out on paper, and freezes it
+again. As the engine has no clock, no random source and no I/O, one member and one input make one outcome, which is
 worked out once and remembered.
 """
 
@@ -120,7 +120,7 @@ class Member:
     #: When its engine wants to be asked again (ms).
     deadline: float
     beliefs: tuple[Belief, ...]
-    #: Messages in hand, oldest first.
+    #: Messages in flight, oldest first.
     in_hand: tuple[tuple[int, int], ...]
     #: Whether there is anything that a user's thread might be given.
     has_more: bool
@@ -188,7 +188,7 @@ _NUMBER_OF = {id(thing): number for number, thing in enumerate(_THINGS)}
 _TEXTS: dict[str, int] = {}
 
 
-#: Of a class of ours: its attributes, in order; (): it is pickled as it is.
+#: Of a class of this project: its attributes, in order; (): it is pickled as it is.
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {}
 
 
@@ -217,7 +217,7 @@ _THINGS.append(_fill)
 
 class _Freezer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """The values of an object of ours without their names: half of what there would be to write."""
+        """The values of such an object without their names: half of what there would be to write."""
         names = _attributes(obj)
         if not names or len(getattr(obj, "__dict__", names)) != len(names):
             return NotImplemented
@@ -359,7 +359,7 @@ _WARNINGS = (
 
 
 def _settle(live: _Live, now: int) -> None:
-    """As `Driver.settle` does after anything that was told."""
+    """As `Driver.settle` does after any input."""
     live.engine.step(now)
     _carry_out(live, now)
 
@@ -408,7 +408,7 @@ def called(member: Member, now: int) -> Moved:
 
 @lru_cache(maxsize=_REMEMBERED)
 def done(member: Member, place: int, now: int) -> Moved:
-    """A user's thread has got a message done, the one at this place of those in hand."""
+    """A user's thread has got a message done, the one at this place of those in flight."""
     live = _thaw(member)
     message = live.hands.pop(place)
     live.consumer.delivery.done([message], now)
@@ -465,7 +465,7 @@ def _taken_at_most_once(live: _Live, now: int) -> Moved | None:
 
 
 def forget() -> None:
-    """Remember nothing: what is worked out from here on is counted anew."""
+    """Remember nothing: what is worked out from here on is counted again."""
     for function in (begun, read, called, done, taken):
         function.cache_clear()
     reached.clear()

@@ -45,7 +45,7 @@ def check(before: Situation, after: Situation, moved: Moved | None) -> None:
 
 
 def check_all_told(situation: Situation) -> None:
-    """At most once, where all is done and no process was killed: what nobody was given is reported (C13)."""
+    """At most once, where all is done and no process was killed: what was delivered to no user is reported (C13)."""
     if any(member.instance != f"{member.client}1" for member in situation.members):
         return
     told = {

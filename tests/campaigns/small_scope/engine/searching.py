@@ -32,9 +32,9 @@ __all__ = ["SCENARIOS", "Found", "Scenario", "explore_engines", "search"]
 
 T = TypeVar("T")
 
-#: Of the situations visited, one in so many is gone on from without faults, to see that all is owned and done in time.
+#: Of the situations visited, one in this number is continued without faults, to see that all is owned and done in time.
 FINISHED_ONE_IN = 1_999
-#: Within so many HI.
+#: Within this number of HI.
 FINISHED_WITHIN = 8
 
 
@@ -85,7 +85,7 @@ class Found:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: Effects of the engines, each as often as it was worked out.
     effects: Counter[str] = field(default_factory=Counter)
-    #: Situations from which it was gone on without faults.
+    #: Situations that were continued without faults.
     finished: int = 0
 
     @property
@@ -143,7 +143,7 @@ _MOVES_AT_ONCE = 500
 
 
 def _calm(situation: Situation, beats: int, kinds: Collection[MoveKind] = _CALM) -> Situation:
-    """So many thirds of HI without faults: what can happen does, at once."""
+    """This many thirds of HI without faults: what can happen does, at once."""
     situation = replace(situation, is_coarse=True, faults=0, waits=0)
     for _ in range(beats):
         for _ in range(_MOVES_AT_ONCE):
@@ -170,7 +170,7 @@ def finish(situation: Situation) -> None:
 
 
 def search(scenario: Scenario, depth: int | None = None, most: int | None = None) -> Found:
-    """Visit every situation up to a depth (None: the scenario's own), or so many at most; BrokenError tells the way."""
+    """Visit every situation up to a depth (None: the scenario's), or at most a number; BrokenError has the moves."""
     found, last = Found(scenario), scenario.depth if depth is None else depth
     forget()
     first = begun(scenario)
@@ -214,7 +214,7 @@ def _following(situation: Situation, way: bytes, found: Found) -> Iterator[tuple
 
 
 def _told(work: Callable[[], T], scenario: Scenario, path: bytes) -> T:
-    """Whatever is raised tells the moves that led there."""
+    """What is raised has the moves that led there."""
     try:
         return work()
     except Exception as error:
@@ -251,7 +251,7 @@ def _line(entry: Entry) -> str:
 def explore_engines(
     depth: int | None = None, most: int | None = None, jobs: int = 1, names: Collection[str] = ()
 ) -> Iterator[Found]:
-    """Search the scenarios, each in a process of its own; names: only these."""
+    """Search the scenarios, each in its own process; names: only these."""
     chosen = [scenario for scenario in SCENARIOS if not names or scenario.name in names]
     one = partial(search, depth=depth, most=most)
     if jobs == 1:

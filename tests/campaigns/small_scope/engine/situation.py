@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 #: The broker's clock where everybody's own clock is at 0 (ms).
 START: Final = 1_000_000
-#: Messages that one user's thread has in hand at most.
+#: Messages that one user's thread has in flight at most.
 MAX_IN_HAND: Final = 2
 
 
@@ -97,10 +97,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is so after a prefix of the log, whoever has read it: canonical state, and the leases in it."""
+    """What is so after a prefix of the log, for every reader: canonical state, and the leases in it."""
 
     state: bytes
-    #: What became of the last record: (its name, outcome); ("", "") before any.
+    #: The last record: (its name, outcome); ("", "") before any.
     last: tuple[str, str]
     leases: tuple[Standing, ...]
 
@@ -170,7 +170,7 @@ class Situation:
 
     @property
     def truth(self) -> Truth:
-        """What is so now, for whoever has read all of the log."""
+        """What is so now, for a reader of all of the log."""
         return self.truths[-1]
 
     def key(self) -> bytes:
@@ -191,7 +191,7 @@ class Situation:
 
 
 def begin(shape: Shape, is_coarse: bool) -> Situation:
-    """An empty log, and nobody there."""
+    """An empty log, without members."""
     world = World(0, 1)
     return Situation(shape, is_coarse, 0, (), (Truth(world.snapshot(), ("", ""), ()),), (), (), ())
 
@@ -348,7 +348,7 @@ def _member_moved(situation: Situation, move: Move) -> tuple[Situation, Moved | 
 
 
 def trusted(situation: Situation) -> list[tuple[Member, Belief]]:
-    """Who believes at this moment that it may hand out messages of a partition."""
+    """The members that believe at this moment that they may deliver messages of a partition."""
     return [(x, belief) for x in situation.members for belief in x.beliefs if situation.now < belief.proven_until]
 
 
