@@ -1,4 +1,4 @@
-"""``python -m kafka_marshal``: the command, where the script kafka-marshal is not on the path."""
+"""``python -m kafka_marshal``: the command, if the script kafka-marshal is not on the path."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class FolderBeside:
         return cls(target.parent, f".{target.name}.", target)
 
     def take_place(self, check: Callable[[Path], object]) -> None:
-        """Replace the target. check: raises where the target must not be removed after all. Raises OSError."""
+        """Replace the target. check: raises if the target must not be removed after all. Raises OSError."""
         target = self.target
         assert target is not None
         _sync(self.path)

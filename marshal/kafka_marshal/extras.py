@@ -1,4 +1,4 @@
-"""What an extra brings: where it is not installed, the error says which one to install."""
+"""What an extra brings: if it is not installed, the error says which one to install."""
 
 from __future__ import annotations
 

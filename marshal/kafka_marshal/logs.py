@@ -51,5 +51,5 @@ def log(
     record = LOGGER.makeRecord(
         LOGGER.name, severity, file, line, visible(message), tuple(safe), raised, function, extra
     )
-    record.exc_text = trace  # formatters take it where it is there
+    record.exc_text = trace  # formatters use it if it is set
     LOGGER.handle(record)

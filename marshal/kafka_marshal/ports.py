@@ -44,7 +44,7 @@ TopicPartition = Key
 #: How long a producer waits for a record's acknowledgement by default.
 DELIVERY_TIMEOUT_MS = 30_000
 
-#: (offset, timestamp_ms or -1 where the stamp is not of type LogAppendTime (T1), value or None)
+#: (offset, timestamp_ms or -1 if the stamp is not of type LogAppendTime (T1), value or None)
 LogEntry = tuple[int, int, bytes | None]
 
 
@@ -271,7 +271,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class KafkaGroup:
-    """A consumer group of Kafka's own (classic or KIP-848). Both are empty where there is none of that name."""
+    """A consumer group of Kafka's own (classic or KIP-848). Both are empty if there is none of that name."""
 
     #: client.id of each member, sorted.
     members: tuple[str, ...]
@@ -288,7 +288,7 @@ class Cluster(Protocol):
     def cluster_ids(self, wait_s: float) -> Mapping[str, str]:
         """The cluster of each bootstrap address, of those that answered within wait_s (*blocking*).
 
-        The first call begins to ask. Empty where there is one address only, and so nothing to compare.
+        The first call begins to ask. Empty if there is one address only, and so nothing to compare.
         """
 
     def topics(self, timeout_s: float, max_age_s: float = 0.0) -> dict[str, TopicInfo]:
@@ -332,8 +332,8 @@ class Cluster(Protocol):
     def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
         """Remove all records below an offset, at most up to the high watermark; the new log starts (*blocking*).
 
-        Partitions that do not exist are left out. A log that starts further up already stays as it is. MarshalError
-        where the broker says no; some partitions may have been cut by then.
+        Partitions that do not exist are skipped. A log that already starts further up stays as it is. MarshalError
+        if the broker refuses; some partitions may have been cut by then.
         """
 
     def kafka_group(self, group_id: str, timeout_s: float) -> KafkaGroup:
@@ -344,7 +344,7 @@ class Cluster(Protocol):
     ) -> None:
         """Commit (offset to be read next, metadata) for a consumer group of Kafka's own, made if need be (*blocking*).
 
-        MarshalError where the broker says no: while the group has members, it does.
+        MarshalError if the broker refuses: while the group has members, it does.
         """
 
     def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:

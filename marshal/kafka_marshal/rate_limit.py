@@ -27,7 +27,7 @@ class RateLimit:
         self._said: dict[Hashable, tuple[float, int]] = {}
 
     def due(self, thing: Hashable, now: float) -> int | None:
-        """How often this was held back since it was said last, where it is to be said now; None: hold it back."""
+        """How often this was held back since it was said last, if it is to be said now; None: hold it back."""
         said_at, held_back = self._said.get(thing, (float("-inf"), 0))
         if now - said_at < self._every:
             self._said[thing] = (said_at, held_back + 1)

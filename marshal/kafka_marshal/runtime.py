@@ -108,7 +108,7 @@ class Box(Protocol):
     def put(self, thing: Any, /) -> None: ...
 
     def get(self, timeout: float, /) -> Any:
-        """The thing; EMPTY where it has not come after timeout seconds."""
+        """The thing; EMPTY if it has not come after timeout seconds."""
 
 
 class Thread(Protocol):
@@ -185,7 +185,7 @@ class _Mailbox:
 
 
 class _Box:
-    """A lock, for its wait: that of a queue written in C never ends where a signal is handled as the time runs out."""
+    """A lock, for its wait: that of a queue written in C never ends if a signal is handled as the time runs out."""
 
     __slots__ = ("_lock", "_thing")
 

@@ -28,7 +28,7 @@ Strategy = Literal["sticky", "range", "roundrobin"]
 #: A partition that is stuck: leave it alone and work on, or raise that from the next call, too.
 WhenStuck = Literal["leave", "raise"]
 
-#: The offset to be read next, "earliest", "latest", "readable" (the first one from where the group stands that can be
+#: The offset to be read next, "earliest", "latest", "readable" (the first one from the group's position that can be
 #: read), or a moment (an aware datetime: the first message at or after it).
 Target = int | str | datetime
 

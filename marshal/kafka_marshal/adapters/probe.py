@@ -20,7 +20,7 @@ _SILENT = logging.Logger("kafka_marshal.probe", level=logging.CRITICAL + 1)
 
 
 class Probe:
-    """A connection to a cluster, to ask who is there, and to make and remove topics for tests."""
+    """A connection to a cluster, to check that it answers, and to make and remove topics for tests."""
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
         """config: librdkafka properties that the connection needs (TLS, SASL)."""

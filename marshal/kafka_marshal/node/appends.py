@@ -40,7 +40,7 @@ class AppendFailures:
 
 
 class Appends:
-    """The appender of one driver, and the next one where it has failed for good (C17)."""
+    """The appender of one driver, and the next one if it has failed for good (C17)."""
 
     def __init__(
         self,

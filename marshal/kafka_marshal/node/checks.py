@@ -44,7 +44,7 @@ class TopicChecks:
         self._info = info
         #: Whether the last records seen carried the broker's time (T1).
         self._stamped = True
-        #: By CP: how far the broker's clock is behind log time (ms), where it was set back.
+        #: By CP: how far the broker's clock is behind log time (ms), if it was set back.
         self._back: dict[int, int] = {}
 
     def first(self, cp: int, first: LogEntry) -> None:
@@ -69,7 +69,7 @@ class TopicChecks:
             )
 
     def stamps(self, batch: TailBatch) -> None:
-        """Say so where the topic was altered under us: without the broker's stamps no lease ever goes stale (T1)."""
+        """Report a topic that was altered meanwhile: without the broker's stamps no lease ever goes stale (T1)."""
         topic = self._info.name
         for cp, entries in batch.records.items():
             if self._stamped and entries[-1][1] < 0:

@@ -133,7 +133,7 @@ ADDRESSES_S = 0.25
 
 
 def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
-    """Raise ConfigurationError where the bootstrap addresses that answered belong to more than one cluster.
+    """Raise ConfigurationError if the bootstrap addresses that answered belong to more than one cluster.
 
     The first call begins to ask; wait_s: how long for addresses that are neither up nor known to be down.
     """

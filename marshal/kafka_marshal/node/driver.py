@@ -182,7 +182,7 @@ class Driver:
             self.effects.appends.poll()
             is_news = bool(batch.records or batch.faults) or unanswered != self.pacing.unanswered
             if was_started and not is_news and not self.pacing.is_due():
-                return  # an acknowledgement was looked for, and is not there yet; or the log ends where it ended
+                return  # an acknowledgement is not there yet, or the log has not grown
             self.lock.drain()
             self.upkeep.look(self.now_ms())
             self.lock.settle()

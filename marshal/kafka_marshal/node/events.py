@@ -27,7 +27,7 @@ GATHER_MS = 1_000.0
 AWAY_SHARE = 0.5
 
 _LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get it again"
-#: Where no holder follows.
+#: If no holder follows.
 _LOSS_MEANS_TOO = {
     Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",
     Loss.TOPIC_GONE.value: "Messages in flight are not committed",

@@ -16,9 +16,9 @@ SLICE_S = 0.2
 
 
 def bounds(cluster: Cluster, topic: str, timeout_s: float) -> dict[int, tuple[int, int]] | None:
-    """Log start and high watermark of each partition, ascending; None where there is no such topic.
+    """Log start and high watermark of each partition, ascending; None if there is no such topic.
 
-    Raises KafkaUnavailableError, also where a partition has no leader.
+    Raises KafkaUnavailableError, also if a partition has no leader.
     """
     info = cluster.topic_info([topic], timeout_s).get(topic)
     if info is None:

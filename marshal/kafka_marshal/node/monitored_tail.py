@@ -1,6 +1,6 @@
-"""A tail that notices when it has gone stalled (:mod:`.stalled_fetch`), and is opened again.
+"""A tail that notices when it is stalled (:mod:`.stalled_fetch`), and is opened again.
 
-First the partitions are assigned again, then a new client reads on, and where that does not help either, it ends.
+First the partitions are assigned again, then a new client reads on. If that does not help either, it ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MonitoredTail:
         return {cp: high for (_, cp), (_, high) in marks.items()}
 
     def read(self, timeout_s: float) -> TailBatch:
-        """As a tail; raises KafkaUnavailableError where no client gets what the log holds."""
+        """As a tail; raises KafkaUnavailableError if no client gets what the log holds."""
         monitor = self.monitor
         monitor.listens()
         if missing := monitor.missing():

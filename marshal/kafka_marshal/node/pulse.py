@@ -112,7 +112,7 @@ class Pulse:
 
 
 def place_of(thread_id: int | None) -> str:
-    """Where a thread stands, as `` (it stands at FILE:LINE in FUNCTION)``; nothing where that is not known."""
+    """Where a thread stands, as `` (it stands at FILE:LINE in FUNCTION)``; nothing if that is not known."""
     frame = None if thread_id is None else sys._current_frames().get(thread_id)
     # What waits is the standard library most often: whose call it was is of more use.
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names:

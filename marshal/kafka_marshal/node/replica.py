@@ -1,7 +1,7 @@
 """A replica: tails the coordination topic into one World per CP (C15), and refuses what it can't trust (L1, L2).
 
-It starts from snapshots where there are any (S3), so that being ready takes as long as the state is large, and not as
-long as the log.
+It starts from snapshots if there are any (S3), so that a start takes time by the size of the state, not by the length
+of the log.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["Begin", "Due", "Listener", "Replica"]
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
 Listener = Callable[[int, int, Outcome], None]
 
-#: Called where a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2), and
-#: the hash of the records since the place before, where all of them were read (S4).
+#: Called when a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2), and
+#: the hash of the records since the place before, if all of them were read (S4).
 Due = Callable[[int, int, bytes, LogHash | None], None]
 
 #: While it catches up, a replica checks only within this many intervals of the end whether a snapshot is due: the two
@@ -60,8 +60,8 @@ class Replica:
     ) -> None:
         """Check the topic (L1), find where its log ends now, read snapshots, and start to read (*blocking*).
 
-        due is called where a snapshot is due (S2); while the replica catches up, at the last few places only.
-        only: the CPs to read; None: all. keeps_hashes: of the log, though nothing is due, for one that takes it over.
+        due is called when a snapshot is due (S2); while the replica catches up, at the last few places only.
+        only: the CPs to read; None: all. keeps_hashes: of the log, though nothing is due, for a later owner.
         Raises TopicMissingError, TopicUnsafeError, LogCutError (no snapshot reaches the log's start),
         AuthorizationError, KafkaUnavailableError, ConfigurationError (bootstrap addresses of two clusters).
         """
@@ -288,7 +288,7 @@ class Replica:
     def check(self, info: TopicInfo | None) -> None:
         """Compare the topic as it is now with the one we read (L2); raises TopicChangedError.
 
-        ConfigurationError where a bootstrap address has turned up that is another cluster's.
+        ConfigurationError if a bootstrap address belongs to another cluster.
         """
         check_one_cluster(self._cluster)
         self.checks.now(info)

@@ -28,7 +28,7 @@ MOST_WAITING = 8
 
 #: A caller that waits checks this often that there is still a thread to answer it (s).
 LOOK_S = 1.0
-#: Where there is none any more, what is under way has this long to be answered (s).
+#: If no thread is left, what is under way has this long to be answered (s).
 LAST_LOOK_S = 0.05
 
 

@@ -32,7 +32,7 @@ class ReplayStart:
     def __init__(self, cluster: Cluster, topic: str, timeout_s: float, begin: Begin) -> None:
         self.begin = begin
         self.snapshots_topic: str = snapshots_topic(topic)
-        #: The log of snapshots; None where it can't be used, and (for people) why; "" where it can.
+        #: The log of snapshots; None if it can't be used, and (for people) why; "" if it can.
         self.snapshots: SnapshotReader | None = None
         self.lacks_snapshots: str = ""
         self.cps: dict[int, CpStart] = {}
@@ -49,13 +49,13 @@ class ReplayStart:
             if reader is not None and self.begin is Begin.SNAPSHOT:
                 reader.read_newest(2)
         except AuthorizationError as error:
-            # Snapshots are a short cut. Without the right to read them the log itself is read, where it is whole.
+            # Snapshots are a short cut. Without the right to read them the log itself is read, if it is whole.
             self._unreadable = error
             return None
         return reader
 
     def found(self, reader: SnapshotReader | None, partitions: int) -> None:
-        """Take the log of snapshots, where it fits a topic of this many partitions."""
+        """Take the log of snapshots, if it fits a topic of this many partitions."""
         if self._unreadable is not None:
             self.lacks_snapshots = f"{self.snapshots_topic!r} is not used ({self._unreadable})"
         elif reader is None:

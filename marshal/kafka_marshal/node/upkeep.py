@@ -74,7 +74,7 @@ class Tally:
         self._counts[what] = self._counts.get(what, 0) + 1
 
     def read(self) -> list[tuple[tuple[str, str], int]]:
-        """((type, outcome), count), sorted; the type is "" where it is not known. Any thread, without the lock."""
+        """((type, outcome), count), sorted; the type is "" if it is not known. Any thread, without the lock."""
         return sorted(list(self._counts.items()))  # noqa: C414 - one step of the interpreter: it may grow meanwhile
 
 

@@ -1,7 +1,7 @@
-"""What the fenced sinks have in common: who may write, from which offset on, and all or nothing.
+"""What the fenced sinks have in common: which epoch may write, from which offset on, and all or nothing.
 
 A table ``kafka_marshal_progress (group_id, topic, partition, last_offset, epoch)`` lies beside the user's own. A
-transaction takes the rows of its partitions for itself, refuses where one has seen a newer epoch, raises the
+transaction takes the rows of its partitions for itself, refuses if one has seen a newer epoch, raises the
 epochs, lets the user write, stores the last offsets, and commits. So a writer whose lease went to another can't write
 any more from the other's first transaction on, and a batch that is written again finds its own last offset there.
 
@@ -210,7 +210,7 @@ class FencedSink(Database[Connection]):
                 written.offsets.append(claim.last_offset)
 
     def _enter_epoch(self, group_id: str, claim: Claim, written: Written, stable: int) -> None:
-        """Store the epoch where it is new here, after transactions of older ones; merge where it is due."""
+        """Store the epoch if it is new here, after transactions of older ones; merge if it is due."""
         is_new = written.epoch != claim.epoch
         # A stable offset is good for its epoch: before the next one the group may have been repositioned.
         stable = stable if is_new else max(stable, written.stable)
@@ -262,7 +262,7 @@ class FencedSink(Database[Connection]):
     def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
-        What lies above is written again when it comes again, single records too: remove its rows yourself where they
+        What lies above is written again when it comes again, single records too: remove its rows yourself if they
         would be double. Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
         """
         arguments.text("group_id", group_id)
@@ -310,7 +310,7 @@ class FencedSink(Database[Connection]):
     # Fencing.
 
     def _fence(self, connection: Connection, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
-        """Take the rows for ourselves, refuse where one has seen a newer epoch, raise the others."""
+        """Lock the rows, refuse if one has seen a newer epoch, raise the others."""
         stored = self._lock_rows(connection, group_id, [each.key for each in wanted])
         for each in wanted:
             refuse_others(group_id, each, stored[each.key].epoch)

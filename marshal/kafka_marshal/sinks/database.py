@@ -216,7 +216,7 @@ class Database(ABC, Generic[Connection]):
 
     @abstractmethod
     def _prepare(self, connection: Connection) -> bool:
-        """Make the tables where they are absent; SinkError where one is of another shape.
+        """Make the tables if they are absent; SinkError if one is of another shape.
 
         False: there is an older database without the second one, and this user may not make it.
         """
@@ -238,7 +238,7 @@ class Database(ABC, Generic[Connection]):
 
     @abstractmethod
     def _check_still_open(self, connection: Connection) -> None:
-        """SinkError where the user's block has ended the transaction by itself."""
+        """SinkError if the user's block has ended the transaction by itself."""
 
     @abstractmethod
     def _why(self, error: Exception) -> tuple[str, str, bool]:

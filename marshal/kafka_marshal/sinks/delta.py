@@ -180,7 +180,7 @@ class DeltaSink:
     def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
-        What lies above is written again when it comes again: delete its rows yourself where they would be double.
+        What lies above is written again when it comes again: delete its rows yourself if they would be double.
         Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
         """
         arguments.offsets("positions", positions, -1)
@@ -208,7 +208,7 @@ class DeltaSink:
     # Fencing.
 
     def _enter(self, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
-        """Refuse where a newer epoch is stored, and commit ours where it is new: older writers end here."""
+        """Refuse if a newer epoch is stored, and commit ours if it is new: older writers end here."""
         for attempt in range(_ATTEMPTS):
             table = self._open()
             stored = self._read(table, group_id, [each.key for each in wanted])
@@ -270,7 +270,7 @@ class DeltaSink:
     # The table.
 
     def _open(self) -> DeltaTable:
-        """The table as it is now, created where it is absent and we know how. Raises SinkError."""
+        """The table as it is now, created if it is absent and its schema is known. Raises SinkError."""
         global _started_in
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -86,7 +86,7 @@ class PostgresSink(FencedSink["Connection"]):
     def __init__(self, dsn: str, *, lock_timeout_s: float = 30.0, idle_timeout_s: float = 60.0) -> None:
         """Nothing is opened yet. ``dsn``: as libpq takes it, an URL or ``host=… dbname=…``.
 
-        Raises SinkError where the extra is not installed.
+        Raises SinkError if the extra is not installed.
         """
         super().__init__()
         if not isinstance(dsn, str):  # an empty one is libpq's own defaults
@@ -155,7 +155,7 @@ class PostgresSink(FencedSink["Connection"]):
         from psycopg import errors
 
         for table in (PROGRESS, DONE):
-            # Who may write rows need not have the right to make tables.
+            # A user that may write rows need not have the right to create tables.
             if self._shape(connection, table) is None:
                 # Another may make it at the same moment, which IF NOT EXISTS does not see.
                 with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
@@ -172,7 +172,7 @@ class PostgresSink(FencedSink["Connection"]):
         return True
 
     def _shape(self, connection: Connection, table: Table) -> tuple[list[str], list[str]] | None:
-        """(columns, primary key) of the table, None where it is not there."""
+        """(columns, primary key) of the table, None if it does not exist."""
         with self._scope(connection):
             columns = connection.execute(
                 "SELECT attname, coalesce(array_position(indkey::int2[], attnum), -1) FROM pg_attribute "

@@ -67,7 +67,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         return str(self._path)
 
     def _connect(self) -> sqlite3.Connection:
-        # Transactions begin and end where the sink says so, and a thread may use what another has opened.
+        # The sink begins and ends transactions, and a thread may use what another has opened.
         return sqlite3.connect(self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False)
 
     def _is_alive(self, connection: sqlite3.Connection) -> bool:

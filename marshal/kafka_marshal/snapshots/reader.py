@@ -16,8 +16,8 @@ from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredS
 
 __all__ = ["SnapshotReader", "StoredAt"]
 
-#: Records of each CP read at first, from its end: two snapshots of one part each, written by two who did not see each
-#: other. Each further step back reads four times as many.
+#: Records of each CP read at first, from its end: two snapshots of one part each, by two members that did not see each other's.
+#: Each further step back reads four times as many.
 FIRST_STEP = 4
 STEPS_GROW = 4
 
@@ -38,7 +38,7 @@ class StoredAt:
     stored: StoredSnapshot | None
 
     def restore(self, partitions: int) -> World:
-        """The world it describes; raises SnapshotError where it is of none."""
+        """The world it describes; raises SnapshotError if it is of none."""
         assert self.stored is not None
         return self.stored.restore(partitions)
 
@@ -135,7 +135,7 @@ class SnapshotReader:
 
     @classmethod
     def find(cls, cluster: Cluster, topic: str, timeout_s: float) -> SnapshotReader | None:
-        """The reader of this log of snapshots, None where there is no such topic."""
+        """The reader of this log of snapshots, None if there is no such topic."""
         info = cluster.topic_info([topic], timeout_s).get(topic)
         return None if info is None else cls(cluster, topic, info.partitions, timeout_s)
 

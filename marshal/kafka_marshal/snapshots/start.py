@@ -138,9 +138,9 @@ class CpStart:
         raise self._cut("no snapshot bridges the gap")
 
     def from_log_start(self, places: Sequence[StoredAt]) -> World:
-        """An empty world at the beginning of the log. Raises LogCutError where that is gone.
+        """An empty world at the beginning of the log. Raises LogCutError if that is gone.
 
-        SnapshotDifferenceError where it is gone and the snapshots that it still reaches contradict each other.
+        SnapshotDifferenceError if it is gone and the snapshots that it still reaches contradict each other.
         """
         if self.log_start > 0:
             if self._differing:
@@ -212,7 +212,7 @@ class CpStart:
         return self._ahead[0].next_offset if self._ahead else None
 
     def reached(self, next_offset: int, digest: str) -> None:
-        """The replay stands at this next offset, where it holds the state of this digest."""
+        """The replay is at this next offset, with the state of this digest."""
         while self._ahead and self._ahead[0].next_offset <= next_offset:
             place = self._ahead.pop(0)
             if place.next_offset < next_offset:

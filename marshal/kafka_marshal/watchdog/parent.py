@@ -86,10 +86,10 @@ class Pipe:
             except BlockingIOError:
                 return None
             except ConnectionResetError:
-                continue  # said once, before the rest, where the other side ended without reading everything
+                continue  # raised once, before the rest, if the other side ended without reading everything
 
     def close(self) -> None:
-        """Close both ends, where they are ours."""
+        """Close both ends, unless they are the parent's."""
         self.theirs.close()
         if not self.is_ours:
             self._socket.detach()  # the number may belong to another process by now
@@ -162,7 +162,7 @@ class Watchdog:
         """Prepare one for the member with these ids (instance, client, group) on a coordination topic.
 
         name: of the worker, for people. properties: of the producer (see properties.py).
-        Raises ConfigurationError where a watchdog can't work.
+        Raises ConfigurationError if a watchdog can't work.
         """
         client = find_spec("confluent_kafka")
         if not is_supported() or client is None or not client.submodule_search_locations:

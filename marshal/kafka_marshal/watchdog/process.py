@@ -301,7 +301,7 @@ def without_secrets(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """One line for people, where the worker's own went."""
+    """One line for people, to where the worker's lines went."""
     text = without_secrets(text)
     try:
         os.write(2, f"kafka-marshal watchdog: {text}\n".encode())
@@ -320,7 +320,7 @@ def main(pipe: int, worker: int) -> None:
     # A grandchild: the worker never has to reap us, nor does our end disturb what it knows of its children.
     if os.fork() > 0:
         os._exit(0)
-    # Who stops a service sends this to all of its processes; we end when the worker has.
+    # A service manager sends this to all of its processes; we end when the worker has.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.excepthook = report

@@ -15,7 +15,7 @@ _LISTENING = frozenset(
 )
 
 _OWN: Mapping[str, object] = {
-    # Connected to every broker at all times, so that the leader of each CP is at hand when it counts.
+    # Connected to every broker at all times, so that the leader of each CP can be reached at once.
     "enable.sparse.connections": False,
     # Its lines would stand between those of the worker. What matters comes with the records' answers.
     "log_level": 0,

@@ -1,6 +1,6 @@
 """Which cluster each bootstrap address belongs to.
 
-librdkafka takes whichever address answers first. Where a list names brokers of two clusters, some clients of one
+librdkafka takes whichever address answers first. If a list names brokers of two clusters, some clients of one
 process, and some members of one group, would work on the one and the rest on the other: each log consistent in itself,
 and every partition with two owners.
 """

@@ -49,7 +49,7 @@ class KafkaCluster(GroupCalls):
     """A Kafka cluster, reached through confluent-kafka.
 
     All methods may be called from any thread. Blocking ones raise KafkaUnavailableError when their time is up
-    (AuthenticationError, AuthorizationError where that is why), ClosedError after close().
+    (AuthenticationError, AuthorizationError if that is why), ClosedError after close().
     """
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:

@@ -96,7 +96,7 @@ class KafkaDataReader:
         self._new_topics.update(new_topics)
 
     def _new_topics_of(self, positions: Iterable[TopicPartition]) -> set[str]:
-        """The topics of these whose leaders librdkafka may not know: it does where it reads anything of them.
+        """The topics of these whose leaders librdkafka may not know: it knows those that it reads from.
 
         (Of a partition that such a topic has got since, it learns within a second, and no question makes it sooner.)
         """
@@ -193,7 +193,7 @@ class KafkaDataReader:
         self._reading.check_open()
         key = (topic, partition)
         if key not in self._log_ends and key in self._assigned and key not in self._asked_for:
-            # At this one alone: who asks for one unknown end asks for those of a thousand new partitions in a row.
+            # This one alone: a caller asks for the ends of a thousand new partitions one after the other.
             self._asked_for.add(key)
             self._reading.enqueue_command(partial(self._look_at_log_end, key))
         return self._log_ends.get(key)
@@ -250,7 +250,7 @@ def _counted(list_topics: ListTopics, names: list[str], timeout_s: float) -> dic
     """How many partitions those of these topics have that are there (*blocking*)."""
     deadline = time.monotonic() + timeout_s
     found = {}
-    with contextlib.suppress(KafkaException):  # who asks for the ids gets the error, too
+    with contextlib.suppress(KafkaException):  # the caller that asks for the ids gets the error, too
         for topic in names:
             described = list_topics(topic, timeout=max(0.001, deadline - time.monotonic())).topics[topic]
             if described.error is None:

@@ -1,4 +1,4 @@
-"""Kafka's own consumer groups, from outside: who is in one, what it has committed, and commits in its name."""
+"""Kafka's own consumer groups, from outside: its members, what it has committed, and commits in its name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GroupCalls:
 
         def committed(_: AdminClient, left_s: float) -> dict[TopicPartition, tuple[int, str]]:
             # By a consumer that never joins: list_consumer_group_offsets of confluent-kafka 2.16 ends the process by
-            # SIGSEGV where the answer is an error, as on a new cluster.
+            # SIGSEGV if the answer is an error, as on a new cluster.
             begun = time.monotonic()
             infos = self.topics(left_s)
             asked = [KafkaPartition(name, number) for name, info in infos.items() for number in range(info.partitions)]

@@ -63,7 +63,7 @@ _looks: WeakValueDictionary[Hashable, Looks] = WeakValueDictionary()
 
 
 def looks_with(bootstrap: str, config: Mapping[str, object]) -> Looks:
-    """Those of everybody in this process who reaches the same brokers as the same user, with the same settings."""
+    """Shared by all clients of this process that reach the same brokers as the same user, with the same settings."""
     try:
         key = (bootstrap, frozenset((name, value) for name, value in config.items() if name != "client.id"))
     except TypeError:  # an unhashable value: it can't be compared with another's

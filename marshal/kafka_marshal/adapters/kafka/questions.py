@@ -129,7 +129,7 @@ class Questions:
     def _have_leaders_known(self, doing: str, names: list[str], timeout_s: float) -> None:
         """Have librdkafka fetch the metadata of these topics, unless it has just been.
 
-        ListOffsets and DeleteRecords look for leaders on the caller's thread. Where they are not known, metadata that
+        ListOffsets and DeleteRecords look for leaders on the caller's thread. If they are not known, metadata that
         arrives at that moment ends the search on another thread, and the caller's crashes the process (librdkafka
         2.x, rd_kafka_topic_partition_list_query_leaders_async).
         """
@@ -155,7 +155,7 @@ class Questions:
     ) -> T:
         """Ask, again and again while the answer is one that passes by itself, until the time is up.
 
-        needs: the right that it takes (``rights.grant``), where the answer does not say so.
+        needs: the right that it takes (``rights.grant``), if the answer does not say so.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -207,9 +207,9 @@ class Questions:
     def known_offsets(
         self, answers: Mapping[KafkaPartition, Future[Any]], timeout_s: float, *, or_none: bool = False
     ) -> dict[KafkaPartition, int]:
-        """The offsets of these answers; or_none: -1 where there is none, as a leader says of times after the end.
+        """The offsets of these answers; or_none: -1 if there is none, as a leader answers of times after the end.
 
-        Where a connection breaks at the wrong moment, librdkafka gives an answer without an offset (-1001) and without
+        If a connection breaks at the wrong moment, librdkafka gives an answer without an offset (-1001) and without
         an error. That is no answer: it is asked again.
         """
         offsets: dict[KafkaPartition, int] = {}

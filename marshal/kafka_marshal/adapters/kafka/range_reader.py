@@ -98,7 +98,7 @@ class _Span:
         self.topic, self.partition, self.last = topic, partition, last
         #: The first offset that has not come yet.
         self.next = first
-        #: Where the log was last seen to end, None: not seen.
+        #: The last known end of the log, None: unknown.
         self.end: int | None = None
         #: The offset at which reading failed, since when (monotonic), and what the client said first.
         self.failed: tuple[int, float, str] = (-1, 0.0, "")

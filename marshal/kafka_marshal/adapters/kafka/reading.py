@@ -44,7 +44,7 @@ class Pace:
 #: The longest wait that wakes a thread once: confluent-kafka cuts longer ones into pieces of this, to look for Ctrl-C.
 LONGEST_WAIT_S = 0.2
 
-#: 200 looks a second cost two thirds of a percent of a core, 40 a fifth of that; who steers then waits for up to 25 ms,
+#: 200 checks a second cost two thirds of a percent of a core, 40 a fifth of that; a command then waits for up to 25 ms,
 #: and in a member all of whose partitions have been silent for long, for up to 200 ms.
 STEERED = Pace(0.005, ((1.0, 0.025), (5.0, 0.1), (15.0, LONGEST_WAIT_S)))
 
@@ -176,7 +176,7 @@ class Reading:
         return self.consumer.poll(math.ceil(min(slice_s, remaining_s) / SHORTEST_WAIT_S) * SHORTEST_WAIT_S)
 
     def _prepare(self) -> None:
-        """Between two waits: end where we are closed, carry out commands, and what they left to be done."""
+        """Between two waits: end if closed, carry out commands, and what they left to be done."""
         self.check_open()
         if self._bell.is_set():
             self._bell.clear()

@@ -31,7 +31,7 @@ class Sending:
     """An idempotent librdkafka producer, and the acks of what it sends.
 
     librdkafka's delivery callbacks only put acks aside; they are called from within poll(), flush() and close(), also
-    where a full queue makes a sender let librdkafka work to find room.
+    if a full queue makes a sender let librdkafka work to find room.
     """
 
     #: Completes "The … was closed".

@@ -92,7 +92,7 @@ class Role(StrEnum):
 class _Fixed:
     """A property that carries a promise."""
 
-    #: The values that agree with us, as librdkafka spells them; empty: may not be set at all.
+    #: The values that agree with ours, as librdkafka spells them; empty: may not be set at all.
     allowed: tuple[str, ...]
     #: Why, and what to use instead.
     why: str
@@ -263,7 +263,7 @@ def check(config: Mapping[str, object]) -> None:
 def properties(
     role: Role, bootstrap_servers: str, config: Mapping[str, object], extra: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """Everything for librdkafka: our defaults, then the user's config, then what is ours alone, then extra.
+    """Everything for librdkafka: our defaults, then the user's config, then what only the library may set, then extra.
 
     All that goes to librdkafka comes from here, so this is where the user's functions are guarded.
     """

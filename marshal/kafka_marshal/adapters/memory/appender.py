@@ -45,7 +45,7 @@ class _Due(Generic[A]):
 
 
 class _Sending(Generic[R, A]):
-    """Writes at once where the broker can be reached, else as soon as it can, within the delivery timeout."""
+    """Writes at once if the broker can be reached, else as soon as it can, within the delivery timeout."""
 
     what = "producer"
 

@@ -177,7 +177,7 @@ class MemoryBroker:
     def create_topic(
         self, name: str, partitions: int = 1, replication_factor: int = 1, settings: Mapping[str, str] | None = None
     ) -> None:
-        """Create a topic; raises CoordinationTopicError where a broker would say no."""
+        """Create a topic; raises CoordinationTopicError if a broker would refuse."""
         with self.changed:
             problem = self._problem(name, partitions, replication_factor)
             if problem is not None:

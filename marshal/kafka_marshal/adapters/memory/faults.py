@@ -49,7 +49,7 @@ class Faults:
     #: a partition is kept: a record that is held back holds back those after it.
     delay_ms: Callable[[str, str, int, int], int] = _at_once
     #: (client, topic, partition, readers of that kind that the client has opened, restarts of the partition in the last
-    #: one) → whether that one gets nothing of it, and no error: as librdkafka's where a fetch is stuck.
+    #: one) → whether that one gets nothing of it, and no error: as librdkafka's when a fetch is stuck.
     stalled: Callable[[str, str, int, int, int], bool] = _hears
     #: Clients that can't reach the broker now.
     unreachable: set[str] = field(default_factory=set)

@@ -89,7 +89,7 @@ class _Reader:
         return None if told else "all brokers are down"
 
     def _wait_for(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
-        """What look() finds, waiting for it where there is anything to wait for; the lock is held."""
+        """What look() finds, waiting for it if there is anything to wait for; the lock is held."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._check_open()
