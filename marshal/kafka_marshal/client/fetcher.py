@@ -199,7 +199,7 @@ class Fetcher:
         with self._reading:
             if self._consumer._closed:
                 return 0
-            self.monitor.listens()
+            self.monitor.begin_read()
             if missing := self.monitor.missing():
                 self._mend(missing)
             if self._is_torn:
@@ -212,7 +212,7 @@ class Fetcher:
             messages, faults = self.reader.read(limit, timeout_s)
             if len(messages) < limit:
                 self._consumer._drained_at = self._driver.now_ms()
-            self.monitor.has_read(timeout_s)
+            self.monitor.end_read(timeout_s)
             memory = self._engine.delivery.memory
             memory.let_go(len(messages))
             if messages:
@@ -233,14 +233,14 @@ class Fetcher:
             for key, group in runs:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Fetched(number, key, group), now)
-                    self.monitor.came(key, (group[-1].offset() or 0) + 1)
+                    self.monitor.received(key, (group[-1].offset() or 0) + 1)
                     self._failed_at.pop(key, None)
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Reached(number, key, end), now)
-                    self.monitor.came(key, end)
+                    self.monitor.received(key, end)
             for fault in faults:
                 self._judge(fault)
 

@@ -31,7 +31,7 @@ class MonitoredTail:
         self._topic = topic
         #: What it reads with now.
         self.tail: Tail = cluster.tail(topic, positions)
-        #: What it is to hear.
+        #: What it has to receive.
         self.monitor: FetchMonitor[int] = FetchMonitor(cluster.runtime, f"the reader of {topic!r}", self._ends)
         self.monitor.begin(positions)
         self._closed = False
@@ -45,15 +45,15 @@ class MonitoredTail:
     def read(self, timeout_s: float) -> TailBatch:
         """As a tail; raises KafkaUnavailableError if no client gets what the log holds."""
         monitor = self.monitor
-        monitor.listens()
+        monitor.begin_read()
         if missing := monitor.missing():
             self._mend(sorted(missing))
         batch = self.tail.read(timeout_s)
-        monitor.has_read(timeout_s)
+        monitor.end_read(timeout_s)
         for cp, entries in batch.records.items():
-            monitor.came(cp, entries[-1][0] + 1)
+            monitor.received(cp, entries[-1][0] + 1)
         for cp, end in batch.ends.items():
-            monitor.came(cp, end)
+            monitor.received(cp, end)
         return batch
 
     def _mend(self, stalled: list[int]) -> None:

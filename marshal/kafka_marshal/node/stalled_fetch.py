@@ -1,9 +1,9 @@
-"""Whether a reader has gone stalled: what its log is known to hold does not come.
+"""Whether a reader's fetch is stalled: records that its log is known to hold do not arrive.
 
-librdkafka can stop fetching a partition for good, and without an error: mostly after a broker hung, while offsets are
-validated against a leader that does not answer. Such a partition looks quiet. What proves that it is not: a record that
-the log is known to hold, by the acknowledgement of an append of our own or by the leader's answer, and that does not
-come. Each step of the way back needs a proof that is younger than the step before: an outage proves nothing.
+librdkafka can stop fetching a partition for good, without an error: mostly after a broker hung, while offsets are
+validated against a leader that does not answer. Such a partition seems quiet. The proof that it is not: a record that
+the log is known to hold, by the acknowledgement of an own append or by the leader's answer, and that does not arrive.
+Each repair step needs a proof that is younger than the step before: an outage proves nothing.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ K = TypeVar("K")
 SHORTEST_PATIENCE_S = 1.0
 LONGEST_PATIENCE_S = 3.0
 
-#: Each step is waited for longer, in these patiences: a new client has to connect, and the machine may be busy.
+#: Each step may take longer, in multiples of the patience: a new client has to connect, and the machine may be busy.
 WAITS = (1, 1, 2, 4)
 
 #: The leader of a partition that has been quiet this long is asked where its log ends.
 QUIET_S = 10.0
 
-#: How often it is looked whom to ask.
+#: How often it is checked which leaders to ask.
 LOOK_EVERY_S = 0.2
 
-#: A reader that was held up itself for this long has not listened: what is owed is waited for once more.
+#: A reader that was held up itself for this long has not read: what is missing gets its time once more.
 HELD_UP_S = 0.5
 
 
 class FetchMonitor(Generic[K]):
-    """What one reader is to hear, by partition. One thread reads; ``knows`` is for any."""
+    """What one reader has to receive, by partition. One thread reads; ``knows`` is thread-safe."""
 
     def __init__(self, runtime: Runtime, whose: str, ask: Callable[[list[K]], Mapping[K, int]]) -> None:
-        """whose: the reader, for people. ask: where the logs of these partitions end, by their leaders (*blocking*)."""
+        """whose: the reader's name, for people. ask: asks the leaders where these logs end (*blocking*)."""
         self._runtime = runtime
         self._monotonic = runtime.monotonic
         self._whose = whose
@@ -51,7 +51,7 @@ class FetchMonitor(Generic[K]):
         self.patience_s: float = LONGEST_PATIENCE_S
         #: By partition: the next offset that it gets.
         self.next: dict[K, int] = {}
-        #: By partition whose next record is known to be in the log: since when it is, or since anything came.
+        #: By partition whose next record is known to be in the log: since when, or since anything arrived.
         self._owed: dict[K, float] = {}
         #: By partition: the end of what is known to be in the log.
         self._known: dict[K, int] = {}
@@ -60,11 +60,11 @@ class FetchMonitor(Generic[K]):
         self._is_asking = False
         self._look_at = 0.0
         self._read_at = self._monotonic()
-        #: Partitions that were found stalled and have not been heard since, with since when.
+        #: Partitions that were found stalled and from which nothing has arrived since, with since when.
         self._stalled: dict[K, float] = {}
-        #: How often it was tried to hear each of them again.
+        #: The number of repairs tried for each of them.
         self._tries: dict[K, int] = {}
-        #: Partitions of which nothing has come since they were begun: the first fetch has to find its broker.
+        #: Partitions from which nothing has arrived yet: the first fetch has to find its broker.
         self._new: set[K] = set()
 
     def be_patient(self, heartbeat_interval_ms: float) -> None:
@@ -108,7 +108,7 @@ class FetchMonitor(Generic[K]):
 
     # Reading.
 
-    def listens(self) -> None:
+    def begin_read(self) -> None:
         """The reader is about to read."""
         now = self._monotonic()
         if now - self._read_at > HELD_UP_S:
@@ -123,15 +123,15 @@ class FetchMonitor(Generic[K]):
             self._ask_at.update(dict.fromkeys(due, now + QUIET_S))
             self._runtime.start(lambda: self._ask(due), "kafka-marshal-log-end")
 
-    def has_read(self, timeout_s: float) -> None:
+    def end_read(self, timeout_s: float) -> None:
         """The reader has read, for at most this long if nothing held it up."""
         now = self._monotonic()
         if self._owed and now - self._read_at > timeout_s + HELD_UP_S:
             self._owed.update(dict.fromkeys(list(self._owed), now))
         self._read_at = now
 
-    def came(self, key: K, position: int) -> None:
-        """All before this offset has come, or will never."""
+    def received(self, key: K, position: int) -> None:
+        """All before this offset has arrived, or never will."""
         if position <= self.next.get(key, inf):
             return
         self.next[key] = position
@@ -150,7 +150,7 @@ class FetchMonitor(Generic[K]):
             log(logging.WARNING, "reader_back", text, self._whose, self._read_at - since)
 
     def excuse(self, keys: Iterable[K]) -> None:
-        """Nothing comes of these for a reason that is known."""
+        """Nothing arrives from these for a known reason."""
         later = self._read_at + QUIET_S
         for key in keys:
             self._owed.pop(key, None)
@@ -158,7 +158,7 @@ class FetchMonitor(Generic[K]):
                 self._ask_at[key] = later
 
     def missing(self) -> list[K]:
-        """Partitions of which nothing comes though it is known to be there; they count as stalled once ``tried``."""
+        """Partitions from which nothing arrives though the log holds more; they count as stalled once ``tried``."""
         if not self._owed:
             return []
         for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
@@ -170,11 +170,11 @@ class FetchMonitor(Generic[K]):
         return max(wait_s, LONGEST_PATIENCE_S) if key in self._new else wait_s
 
     def tries(self, keys: Iterable[K]) -> int:
-        """How often it was tried to hear the worst of these again."""
+        """The largest number of repairs tried for one of these."""
         return max((self._tries.get(key, 0) for key in keys), default=0)
 
     def tried(self, keys: Collection[K], *, new: bool) -> None:
-        """These are read again: what comes next needs a proof that is younger than this. new: by a new reader."""
+        """These are read again: the next step needs a proof that is younger than this. new: by a new reader."""
         for key in keys:
             self._tries[key] = self._tries.get(key, 0) + 1
             self._stalled.setdefault(key, self._owed.get(key, self._read_at))
@@ -184,7 +184,7 @@ class FetchMonitor(Generic[K]):
             self._owed.update(dict.fromkeys(list(self._owed), self._read_at))
 
     def what(self, keys: Collection[K]) -> str:
-        """What does not come, for people."""
+        """What does not arrive, for people."""
         since = [self._stalled.get(key, self._owed.get(key, self._read_at)) for key in keys]
         where = ", ".join(f"{_name(key)} at offset {self.next.get(key)} of {self._known.get(key, 0)}" for key in keys)
         return (

@@ -16,8 +16,8 @@ from rationalizer.snapshot_log import MalformedPartError, SnapshotParts, StoredS
 
 __all__ = ["SnapshotReader", "StoredAt"]
 
-#: Records of each CP read at first, from its end: two snapshots of one part each, by two members that did not see each other's.
-#: Each further step back reads four times as many.
+#: Records of each CP read at first, from its end: two snapshots of one part each, by members at the
+#: same time. Each further step back reads four times as many.
 FIRST_STEP = 4
 STEPS_GROW = 4
 
