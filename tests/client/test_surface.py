@@ -32,7 +32,7 @@ from kafka_marshal import (
     ReleaseIfBehind,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
-from kafka_marshal.client.undone import MANY
+from kafka_marshal.client.fetching import MANY
 from kafka_marshal.instance import release
 from kafka_marshal.pipeline.claimed import ClaimedBatches
 from kafka_marshal.pipeline.source import KafkaMarshalSource, leases_of, register

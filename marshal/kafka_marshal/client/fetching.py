@@ -7,7 +7,7 @@ threads do with the run stands in :mod:`kafka_marshal.client.consumer`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -18,7 +18,6 @@ from kafka_marshal.client.failures import say_in_hand
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.client.undone import Undone
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
@@ -29,7 +28,44 @@ from kafka_marshal.node.serving import EndedError
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 
-__all__ = ["FetchingConsumer"]
+__all__ = ["FetchingConsumer", "Undone"]
+
+#: So many messages handed out, and none of them done: that is meant for once, or forgotten.
+MANY = 1_000
+
+#: Fewer are no news before another call for messages is this long ago (ms): a handler may take its time.
+LONG_MS = 60_000.0
+
+
+class Undone:
+    """The messages of one consumer, until the first is done."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+        #: When a second call for messages was seen, with nothing done (own clock, ms).
+        self._since: float | None = None
+
+    def look(self, runs: Iterable[Run], dropped: int, now: float) -> str:
+        """What to say of it, once; "": nothing. dropped: messages that the program had, and has dropped."""
+        if self._is_told:
+            return ""
+        handed_out = dropped
+        calls: set[int] = set()
+        for run in runs:
+            handed_out += run.left
+            calls.update(id(taken.out) for taken in run.taken if taken.out[0])
+        if self._since is None and (dropped or len(calls) > 1):
+            self._since = now
+        if handed_out < MANY and (self._since is None or now < self._since + LONG_MS):
+            return ""
+        self._is_told = True
+        return (
+            f"poll(), consume() or batches() have handed out {handed_out:,} message(s), and none was ever reported as "
+            "done: their partitions are never handed over to another member, and all of it is repeated after a "
+            "restart. Call consumer.done(message), or batch.done(), once it is handled; or iterate over the consumer, "
+            'or use delivery="at-most-once"'
+        )
+
 
 #: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
 RUN_SIZE = 10_000

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Host, Membership, TopicPartition
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.client.taking import RangeTaker
-from kafka_marshal.client.watermarks import Watermarks
+from kafka_marshal.client.taking import RangeTaker, Watermarks
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from typing import Protocol
 
-from kafka_marshal.client.watermarks import Marks, Watermarks
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.node.driver import Driver
+from kafka_marshal.ports import Cluster
 
-__all__ = ["RangeTaker"]
+__all__ = ["Marks", "RangeTaker", "Watermarks"]
+
+#: (log start, log end) by partition.
+Marks = dict[Key, tuple[int, int]]
+
+#: How long the leaders may take to answer.
+LOOKUP_TIMEOUT_S = 10.0
+
+
+class Watermarks:
+    """What one consumer has asked the leaders of its partitions."""
+
+    def __init__(self, cluster: Cluster, *, committed: bool) -> None:
+        """committed: logs end at the last stable offset, as for a read_committed reader."""
+        self._ask = cluster.committed_watermarks if committed else cluster.watermarks
+        self._aside = cluster.runtime.executor(1, "kafka-marshal-ahead")
+        self.ahead: Future[Marks] | None = None
+        self._ends: dict[Key, int] = {}
+
+    def look_up(self, keys: Collection[Key]) -> Marks:
+        """Ask the leaders (*blocking*)."""
+        marks = self._ask(keys, LOOKUP_TIMEOUT_S)
+        self._ends |= {key: end for key, (_, end) in marks.items()}
+        return marks
+
+    def look_ahead(self, keys: Collection[Key]) -> None:
+        """Ask them in the background."""
+        self.ahead = self._aside.submit(self.look_up, keys) if keys else None
+
+    def take_ahead(self) -> Marks | None:
+        """What they have answered to ``look_ahead``, once; None: nothing (yet)."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
+            return None
+        return ahead.result()
+
+    def end_of(self, key: Key) -> int | None:
+        """The log end as of the last look."""
+        return self._ends.get(key)
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
 
 #: While there is nothing new, the leaders are asked again this often.
 POLL_S = 0.1

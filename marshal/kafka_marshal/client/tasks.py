@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.closing import calling
-from kafka_marshal.client.ready import Ready
-from kafka_marshal.client.results import check_result, deserialized
+from kafka_marshal.client.ready import Ready, check_result, deserialized
 from kafka_marshal.client.tries import Tries, cancelled
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.runtime import is_ours

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from kafka_marshal.client.closing import calling
-from kafka_marshal.client.ready import Ready
-from kafka_marshal.client.results import check_result, deserialized
+from kafka_marshal.client.ready import Ready, check_result, deserialized
 from kafka_marshal.client.tries import Tries, cancelled
 from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.logs import log

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
-from kafka_marshal.engine.claims.prior import Prior
 from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Loss, Ownership, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
@@ -17,7 +16,39 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
 from rationalizer import ClaimingMessages, CommitRanges, Progress
 
-__all__ = ["ClaimsClient"]
+__all__ = ["ClaimsClient", "Prior"]
+
+
+class Prior:
+    """The leases of a group, by topic, as they were when this was made."""
+
+    def __init__(self, peers: Peers) -> None:
+        #: By topic: how many partitions, and by CP the offset of the oldest claim that a lease still stands on.
+        self._topics: dict[str, tuple[int, dict[int, int]]] = {}
+        held: dict[str, set[int]] = {}
+        for topic, partition in peers.claimed:
+            held.setdefault(topic, set()).add(partition)
+        for topic, partitions in held.items():
+            if len(partitions) == max(partitions) + 1:
+                self._topics[topic] = len(partitions), self._oldest(peers, topic, partitions)
+
+    @staticmethod
+    def _oldest(peers: Peers, topic: str, partitions: set[int]) -> dict[int, int]:
+        oldest: dict[int, int] = {}
+        for partition in partitions:
+            if (lease := peers.lease((topic, partition))) is not None:
+                cp = peers.cp_of((topic, partition))
+                oldest[cp] = min(lease.epoch, oldest.get(cp, lease.epoch))
+        return oldest
+
+    def claims_before(self, key: Key) -> Mapping[int, int]:
+        """Where a partition lies above all that were ever held: claims of those, an offset by CP. Else nothing.
+
+        If one of them is older than it takes a member to see that a topic has grown, the partition came later.
+        """
+        count, oldest = self._topics.get(key[0], (0, {}))
+        return oldest if 0 < count <= key[1] else {}
+
 
 #: An evicted member leaves the partition to others for this many heartbeat intervals (C18).
 EVICTED_INTERVALS = 3
