@@ -27,17 +27,6 @@ CEILINGS: dict[str, int] = {
     "rationalizer/groups": 52,
     "rationalizer/leases": 6,
     "rationalizer/wire": 20,
-    "tests/campaigns": 1,
-    "tests/campaigns/chaos": 2,
-    "tests/campaigns/fuzz": 56,
-    "tests/campaigns/small_scope": 16,
-    "tests/campaigns/small_scope/engine": 25,
-    "tests/fuzz": 1,
-    "tests/mutants": 1,
-    "tests/rationalizer": 58,
-    "tests/rationalizer/groups": 6,
-    "tests/rationalizer/oracle": 25,
-    "tests/scripts": 8,
 }
 
 

@@ -37,7 +37,7 @@ ODD_JSON += ("AA==", "AA=", "A", "AAAA=", "AAA=*", "*AAA=", "A AA=", "AA==AA==",
 
 
 def some_dump(seed: int, upgrade: bool = False) -> list[str]:
-    """A dump of three CPs, interleaved, with gaps and now and then an Upgrade to a level nobody knows."""
+    """A dump of three CPs, interleaved, with gaps and now and then an Upgrade to an unknown level."""
     choose = by_seed(seed)
     length = choose((0, 1, 5, 40))
     logs = {cp: write_log(choose, length, cp, 3)[0] for cp in (0, 1, 2)}
@@ -126,7 +126,7 @@ def _refused_at(read: Callable[[], object]) -> int | None:
 
 
 def written_differs(lines: list[str]) -> str:
-    """Whether a dump that is written anew is another one."""
+    """Whether a dump that is written again is another one."""
     written = [header_line(DumpHeader("__marshal", 3))]
     for line in lines[1:]:
         item = json.loads(line)

@@ -23,7 +23,7 @@ __all__ = ["parts_differ"]
 
 #: Records of one log of snapshots.
 LENGTH = 40
-#: Of snapshots that miss a part, the youngest so many are remembered.
+#: Of snapshots that miss a part, this number of the youngest are remembered.
 UNFINISHED = 8
 #: Parts of one snapshot, at most.
 MOST_PARTS = 4_096

@@ -1,4 +1,4 @@
-"""States that somebody tampered with, near every edge: `World.restore` against the oracle (S1, Q23)."""
+"""States that were tampered with, near every edge: `World.restore` against the oracle (S1, Q23)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["restore_differs"]
 
 #: Records of the log whose state is tampered with, of claims and of groups.
 LENGTH, GROUP_LENGTH = 40, 80
-#: One log in so many is of coordinated groups.
+#: One log in this number is of coordinated groups.
 GROUPS_EVERY = 2
-#: So many of each.
+#: This number of each.
 FORGERIES = 40
 
 

@@ -1,4 +1,4 @@
-"""What the tests of coordinated groups write into a log: members as they live and die, and what nobody should append.
+"""What the tests of coordinated groups write into a log: members' lives and deaths, and what no client should append.
 
 `GroupAuthor` invents the next record from what the oracle's world says at that moment, as `Author` does for claims,
 whose records it writes too: claimed groups and coordinated ones share a CP, and their names.
@@ -43,7 +43,7 @@ class GroupAuthor(Author):
         super().__init__(choose, world)
         cp, partitions = world.partition, world.partitions
         # Some logs are calm, so that groups grow; crowded, so that members share by key; or moving: many come, go, and
-        # want other topics. In wild ones members die; in empty ones admins find nobody there.
+        # want other topics. In wild ones members die; in empty ones admins find no members.
         self.temper = choose(("calm", "crowded", "moving", "moving", "wild", "wild", "empty"))
         self.calm = self.temper not in ("wild", "empty")
         self.clients = MANY_CLIENTS if self.temper in ("crowded", "moving") else CLIENTS
@@ -67,7 +67,7 @@ class GroupAuthor(Author):
         return self.choose((self.home[0],) * 24 + tuple(self.home[1:]) * 6 + (self.away, CLAIMED))
 
     def known(self) -> Group:
-        """A group as it stands; one that nobody knows stands empty."""
+        """A group as it is; an unknown one is empty."""
         name = self.name()
         return self.world.groups.get(name, Group(name))
 
@@ -84,7 +84,7 @@ class GroupAuthor(Author):
         return shortest(value)
 
     def sender(self, group: Group) -> tuple[Who, str]:
-        """Ids of a member; now and then its id with other ids beside it, an id that is gone, or of nobody."""
+        """Ids of a member; now and then its id with other ids beside it, an id that is gone, or of no member."""
         member = self.member(group)
         if member is None:
             return (self.choose(self.clients), "1"), f"{group.name}-gone"
@@ -132,7 +132,7 @@ class GroupAuthor(Author):
         return [[name, self.choose(counts)] for name in names]
 
     def join_fields(self, group: Group) -> list[Any]:
-        """Everything after member_id and seen, for somebody who comes new."""
+        """Everything after member_id and seen, for a newcomer."""
         most = group.settings.max_session_timeout_ms
         fitting = [session for session in (LONG_SESSIONS if self.calm else SESSIONS) if session <= most]
         session = self.choose((*fitting * 4, most, most + 1))
@@ -164,7 +164,7 @@ class GroupAuthor(Author):
         if member is None or group.strategy is None:
             if self.choose((True, False)):
                 return self.newcomer()
-            gone = (self.choose(self.clients), "1")  # with an id that nobody has, or no more
+            gone = (self.choose(self.clients), "1")  # with an id that no member has, or no more
             return self.record(16, gone, group.name, f"{group.name}-gone", self.seen(None), *self.join_fields(group))
         fields: list[Any] = [member.session_timeout_ms, group.strategy, member.allow_key_share, member.pattern]
         fields.append([[topic, group.topics.get(topic, 0)] for topic in member.topics])
@@ -224,7 +224,7 @@ class GroupAuthor(Author):
         return self.record(20, who, group.name, member_id, topics)
 
     def commit(self) -> bytes:
-        """Type 19 of a member, or of somebody who would be one; or, under a claim, type 7."""
+        """Type 19 of a member, or of a client that would be one; or, under a claim, type 7."""
         if self.choose((False,) * 12 + (True,)):
             return super().commit()
         group = self.known()
@@ -236,7 +236,7 @@ class GroupAuthor(Author):
         )
 
     def hand_over(self) -> bytes:
-        """Type 19 with which an owner lets go of what was revoked, as it should or nearly so."""
+        """Type 19 with which an owner releases what was revoked, as it should or nearly so."""
         group = self.known()
         revoked = [
             (place, piece)
@@ -323,7 +323,7 @@ class GroupAuthor(Author):
     def pause(self) -> bytes:
         """Type 5: a pause, a longer or shorter one, or its end."""
         now, name = self.world.log_time, self.name()
-        # Where nothing is calm, long enough for members to be overdue before it ends.
+        # If nothing is calm, long enough for members to be overdue before it ends.
         longer = () if self.calm else (2_000, 2_000, 2_000)
         expires = now + self.choose((-now, 0, 0, 1, 20, 50, 50, 50, 200, 500, *longer))
         return record(5, self.admin_of(name), name, expires)
@@ -362,7 +362,7 @@ class GroupAuthor(Author):
         return edge_of(self.choose, self.known().name, self.sender(self.known())[0])
 
     def other(self) -> bytes:
-        """A type without a writer of its own, mostly of a group that there is."""
+        """A type without its own writer, mostly of a group that there is."""
         group, number = self.known(), self.choose([kind.type for kind in OTHERS])
         fields = fields_of(number, self.choose)
         fields += self.choose(([],) * 9 + ([0],))  # one too many

@@ -7,7 +7,7 @@ from tests.rationalizer.oracle.group_rules import gone_with, sender_of
 from tests.rationalizer.oracle.layout import OF_COORDINATED_GROUPS, home_of_group
 from tests.rationalizer.strategies import Entry
 
-#: A record and the column it meets, or what it meets before any column; and what became of it.
+#: A record and the column it meets, or what it meets before any column; and its outcome.
 Cell = tuple[str, str, str]
 
 OF_MEMBERS = ("GroupHeartbeat", "LeaveGroup", "TopicsChanged", "CommitOffsets, id")
@@ -32,7 +32,7 @@ LEASES = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessa
 
 
 def wanted() -> set[Cell]:
-    """Every code that section 5 has for each cell. GROUP_FULL has a test of its own: it takes 1,000 members."""
+    """Every code that section 5 has for each cell. GROUP_FULL has a separate test: it takes 1,000 members."""
     found = {("JoinGroup", column, code) for column in (EMPTY, READY) for code in JOIN}
     found |= {("JoinGroup", STRANGER, code) for code in BESIDE_OTHERS}
     found |= {("JoinGroup", MEMBER, code) for code in (*BESIDE_OTHERS, "ALREADY_MEMBER", "replaced", "REPLACED")}

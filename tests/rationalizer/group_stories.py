@@ -62,13 +62,13 @@ def heard_and_unheard() -> Story:
     pen.append(17, B, "g1", b, 2)
     pen.append(17, A, "g1", a, 2)
     codes += ["OK", "OK", "OK", "ILLEGAL_GENERATION", "ILLEGAL_GENERATION", "UNKNOWN_CONSUMER"]
-    # An overdue member that is heard first lives on.
+    # An overdue member that is heard first stays.
     a = pen.join(A, T2, "g2", session=100)
     pen.join(B, T2, "g2")
     pen.waited += 200
     pen.append(17, A, "g2", a, len(pen.log) - 1)
     codes += ["OK", "OK", "OK"]
-    # All are overdue, and one of them is heard: nobody goes, all live on.
+    # All are overdue, and one of them is heard: none goes, all stay.
     a, b = pen.join(A, T2, "g3", session=100), pen.join(B, T2, "g3", session=100)
     pen.waited += 200
     pen.join(A, T2, "g3", "sticky", session=100)
@@ -88,7 +88,7 @@ def heard_and_unheard() -> Story:
     pen.join(B, T2, "g5")
     pen.join(B, T2, "g5", "roundrobin")
     codes += ["OK", "OK", "ALREADY_MEMBER", "OK"]
-    # Who is gone hinders nobody who brings another strategy; leaving and reporting bury, too.
+    # A member that is gone hinders no other strategy; leaving and reporting bury, too.
     for kind, fields in ((16, []), (18, [0]), (20, [T2])):
         pen.join(A, T2, f"h{kind}", session=100)
         b = pen.join(B, T2, f"h{kind}")
@@ -102,7 +102,7 @@ def heard_and_unheard() -> Story:
 
 
 def starts_and_restarts() -> Story:
-    """G11, G14: a restart keeps what it has, under a new token; the late join of a dead instance ends nobody."""
+    """G11, G14: a restart keeps what it has, under a new token; the late join of a dead instance ends no member."""
     pen = Pen()
     old, b = pen.join(A, T2), pen.join(B, T2)
     late = len(pen.log)
@@ -113,7 +113,7 @@ def starts_and_restarts() -> Story:
     pen.append(19, A2, "g", new, 3, False, [["t", 0, 0, LARGEST, 0, 7, [], None]])
     pen.append(19, A2, "g", new, 4, False, [["t", 0, 0, LARGEST, 2, 6, [], None], ["t", 0, 0, LARGEST, 2, 6, [], None]])
     pen.append(19, B, "g", b, 3, False, [["t", 1, 0, LARGEST, 0, 9, [], None]])
-    # What a replaced member would have had to let go of goes at once.
+    # What a replaced member would have had to release goes at once.
     alone = pen.join(A, T2, "g2")
     pen.join(B, T2, "g2")
     pen.join(A2, T2, "g2")
@@ -123,7 +123,7 @@ def starts_and_restarts() -> Story:
 
 
 def orders_taken_back() -> Story:
-    """G18: what was sent by an older order lets go of nothing."""
+    """G18: what was sent by an older order releases nothing."""
     pen = Pen()
     a = pen.join(A, T2, strategy="sticky")
     b = pen.join(B, T2, strategy="sticky")  # partition 1 is revoked at 2
@@ -306,7 +306,7 @@ SLOW = ("pieces_of_done_through", "intervals", "every_large_bound", "too_many_pa
 
 @cache
 def told(name: str) -> tuple[Story, OracleWorld]:
-    """A story, and the oracle's world after it; told once, since the oracle takes its time."""
+    """A story, and the oracle's world after it; played once, since the oracle takes its time."""
     story = STORIES[name]()
     world = OracleWorld(0, 1)
     for entry in story[0]:

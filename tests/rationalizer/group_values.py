@@ -149,7 +149,7 @@ def every_edge() -> list[tuple[int, list[Any], bool]]:
 
 
 EDGES = every_edge()
-#: Those that are quick to write and to replay: no long ones, and none with which somebody joins for 100,000 partitions.
+#: Those that are quick to write and to replay: no long ones, and none with which a member joins for 100,000 partitions.
 SMALL_EDGES = [edge for edge in EDGES if len(shortest(edge[1])) < 3_000 and edge[1][-1:] != [[["t", 100_000]]]]
 
 

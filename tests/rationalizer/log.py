@@ -53,7 +53,7 @@ class Log:
 
     @property
     def lease(self) -> Lease:
-        """The lease that all methods speak about unless told otherwise."""
+        """The lease that all methods are about by default."""
         lease = self.world.lease("g", "t", 0)
         assert lease is not None
         return lease

@@ -1,4 +1,4 @@
-"""Records of types that have no writer of their own: a few values for each kind of field, at its edges and between.
+"""Records of types without a separate writer: a few values for each kind of field, at its edges and between.
 
 Authors, the fuzz and the small scope write them, so that a new record type is in their logs from its first day. A type
 whose fields have to fit the state gets its own writer in each.

@@ -34,7 +34,7 @@ TEST_TIMEOUT_S = 0 if THOROUGH else 120
 GROUPS = ("g", "gé")
 TOPICS = ("t", "u")
 CLIENTS = ("a", "b", "admin")
-INSTANCES = ("1", "2")  # the same for each client: a fence that looks at one of the two ids only is no fence
+INSTANCES = ("1", "2")  # the same for each client: a fence that checks one of the two ids only is no fence
 EVERYBODY: tuple[Who, ...] = tuple((client, instance) for client in CLIENTS for instance in INSTANCES)
 INTERVALS = (100, 101, 150, 1000, 600_000)
 Entry = tuple[int, int, bytes | None]  # offset, timestamp, value
@@ -347,7 +347,7 @@ class OddAuthor(Author):
         manner = self.choose(("replaced",) * 8 + ("longer", "shorter") + ("large",) * 2)
         if manner == "replaced":
             return replaced(tree, self.choose(list(paths(tree))), odd)
-        if manner == "large":  # large values are read in a way of their own
+        if manner == "large":  # large values are read in another way
             inner = [path for path in paths(tree) if path]
             return [*(replaced(tree, self.choose(inner), odd) if inner else tree), "x" * LARGE]
         return [*tree, odd] if manner == "longer" else tree[:-1]

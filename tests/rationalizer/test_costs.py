@@ -1,8 +1,8 @@
 """What a single record may cost: at most what its length explains, also with 60,000 stored intervals (P5).
 
 The aim on an idle machine is 1 ms up to 1 kB and 60 ns for each byte above (`make fuzz` reports it). Here costs are
-told in what msgpack by itself takes for as many bytes, in the same moment: tests share their machine, and what they
-must catch is work that grows with the state, or with the square of the record.
+compared with what msgpack by itself takes for as many bytes, in the same moment: tests share their machine, and they
+must catch work that grows with the state, or with the square of the record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZE = 1_048_000
 
 #: How many times what msgpack takes for as many bytes a record may cost: 60 ns a byte are one and a half.
 BOUND = 6
-#: A record of any length may cost what one that is longer by so many bytes does: some milliseconds.
+#: A record of any length may cost what one that is longer by this many bytes does: some milliseconds.
 SMALL = 30_000
 YARDSTICK = b"\xdd\x00\x00\x40\x00" + b"\x91\x91\x91\x01" * (1 << 14)
 
@@ -66,7 +66,7 @@ def _cost(snapshot: bytes, value: bytes) -> float:
 
 
 def relative(work: Callable[[], object], size: int) -> float:
-    """How many times as long as msgpack takes for so many bytes of arrays in arrays."""
+    """How many times as long as msgpack takes for this many bytes of arrays in arrays."""
     yardstick = partial(unpackb, YARDSTICK, use_list=False)
     return best(work, 1) / (best(yardstick) / len(YARDSTICK) * (size + SMALL))
 

@@ -28,7 +28,7 @@ def _prepared() -> Log:
     lease = log.world.lease("h", "t", 1)
     assert lease is not None
     lease.progress.commit([(10, 12), (20, 30)])
-    log.claim(A1, group="p", partition=1, ok=True)  # epoch 5, paused by somebody
+    log.claim(A1, group="p", partition=1, ok=True)  # epoch 5, paused by another client
     log.pause(ADMIN, 10**6, group="p")
     log.claim(A1, group="q", partition=1, ok=True)  # epoch 7, by itself
     log.pause(A1, 10**6, group="q")
@@ -56,7 +56,7 @@ def _same(left: World, right: World) -> None:
 
 
 def _compare(records: list[tuple[int, bytes | None]]) -> None:
-    """The same records: one by one, all at once, and each in a run of its own."""
+    """The same records: one by one, all at once, and each in a separate run."""
     long_way, at_once = _twins()
     one_by_one = _prepared().world
     log = [(long_way.next_offset + n, stamp, value) for n, (stamp, value) in enumerate(records)]

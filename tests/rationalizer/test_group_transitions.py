@@ -15,7 +15,7 @@ LOG = f"log a1=a/1 a2=a/2 b1=b/1 c1=c/1 admin=admin/1 level={SUPPORTED_LEVEL}"
 A, B = "a1 joins flights:2 pattern=^f", "b1 joins flights:2 pattern=^f"
 #: a1 is overdue, b1 is not.
 LATE = [A, f"{B} session=9000", "b1 ticks at=+1001"]
-#: What comes before the record, by column. a1 is a sender that is a member, c1 one that is none.
+#: What comes before the record, by column. a1 is a sender that is a member, c1 one that is not.
 SITUATIONS = {
     "unknown": ([], ["a1 ticks"], ["c1 joins flights:2 strategy=dice"]),
     "ready": (["admin configures"], [A, "a1 leaves"], ["admin configures", A, B, "b1 leaves", "a1 leaves"]),

@@ -32,7 +32,7 @@ def long_log(records: int) -> list[Entry]:
 
 
 def test_s4_the_hash_byte_for_byte() -> None:
-    """In a line of its own, so that another implementation can be held against it."""
+    """In a separate line, so that another implementation can be compared with it."""
     assert hash_of(LOG) == "589a8ceb62914d088b095136c4be96ac"
     assert hash_of([]) == "99aa06d3014798d86001c324468d497f"
 

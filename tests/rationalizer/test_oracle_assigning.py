@@ -22,7 +22,7 @@ def shown(targets: dict[TopicPartition, list[Any]]) -> dict[str, list[int]]:
 
 
 def asked(strategy: str, partitions: int, members: int, shared: bool = True, **more: Any) -> dict[str, list[int]]:
-    """One topic "t", all members subscribe, and all opted in unless told otherwise."""
+    """One topic "t", all members subscribe, and all opted in by default."""
     everybody = range(1, members + 1)
     fields = {"opted_in": everybody, "shared": ["t"] if shared else (), **more}
     return shown(targets_of(Question(strategy, {"t": everybody}, {"t": partitions}, **fields)))

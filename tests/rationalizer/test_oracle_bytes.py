@@ -66,7 +66,7 @@ class Trio:
             self.apply(value)
 
     def apply(self, value: bytes | None, stamp: int | None = None) -> bool:
-        """Append one record; whether the log goes on after it."""
+        """Append one record; whether the log continues after it."""
         entry = (self.wanted.next_offset, self.wanted.log_time + 1 if stamp is None else stamp, value)
         self.log.append(entry)
         expected = self.wanted.apply(*entry)
@@ -82,7 +82,7 @@ class Trio:
 
     @property
     def codes(self) -> list[str]:
-        """What became of the records after the stage was set."""
+        """The outcomes of the records after the stage was set."""
         return [outcome.code for outcome in self.wanted.outcomes[self.prefix :]]
 
 
@@ -113,7 +113,7 @@ def test_every_odd_value_in_every_place(name: str, stage: str) -> None:
     in_short_logs(values, stage, spell(tree))
 
 
-# What Python takes for equal to a good field, or to what a world holds for "nobody" and "nothing".
+# What Python takes for equal to a good field, or to what a world holds for "no member" and "nothing".
 LOOKALIKES = (None, True, False, -1, Raw(b"\xca\x3f\x80\x00\x00"), Raw(b"\xca\x00\x00\x00\x00"), Raw(b"\xc4\x011"), "1")
 
 
@@ -215,7 +215,7 @@ def test_odd_values_in_longer_records(padding: int) -> None:
 @given(name=st.sampled_from(sorted(GOOD)), stage=st.sampled_from(sorted(STAGES)), data=st.data())
 @effort(150)
 def test_any_forms_mean_the_same(name: str, stage: str, data: st.DataObject) -> None:
-    """E2: the oracle, told the shortest forms, agrees with the real world, told any others."""
+    """E2: the oracle, given the shortest forms, agrees with the real world, given any others."""
     canonical = spell(GOOD[name])
     value = spell(GOOD[name], by_draw(data.draw))
     trio = Trio(stage)

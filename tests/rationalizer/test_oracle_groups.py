@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
 #: (CP, CPs) of the logs, in turn.
 PLACES = ((0, 1), (0, 1), (1, 2), (2, 4))
-#: So many are enough for all cells; most are met by a third of them.
+#: This number is enough for all cells; most are met by a third of them.
 MOST_LOGS = 200
 LENGTH = 200
 

@@ -1,4 +1,4 @@
-"""What must hold of any log, whatever is in it: the promises of C5 … C16 and P2 … P10, told by the real world alone.
+"""What must hold of any log, whatever is in it: the promises of C5 … C16 and P2 … P10, in the real world alone.
 
 The oracle only invents the logs here. Both could read a rule wrongly in the same way; these properties are the
 promises themselves, so a shared mistake that breaks one shows up.
@@ -100,7 +100,7 @@ class Watcher:
             self.check_gain(key, old, new, outcome, offset)
             old = old or Seen(None, -1, new.interval, -1, -1, -1, (), ((0, LARGEST_HASH, -1),))
         elif new.holder != old.holder:
-            assert new.holder is None  # C8: within an epoch there is one holder, or nobody any more
+            assert new.holder is None  # C8: within an epoch there is one holder, or none any more
             assert outcome.type == "ReleasingPartition"
         elif new.last_beat != old.last_beat:  # C6
             assert outcome.type in ("Heartbeat", "HeartbeatBatch")
@@ -111,10 +111,10 @@ class Watcher:
         if not repositioned:
             self.check_progress(key, old, new, outcome)
         elif new.stable != old.stable or new.granted != old.granted:
-            self.handed_out[key] = []  # C11 lets offsets be handed out again, on purpose
+            self.handed_out[key] = []  # C11 lets offsets be delivered again, on purpose
 
     def check_gain(self, key: Key, old: Seen | None, new: Seen, outcome: Outcome, offset: int) -> None:
-        """A new epoch: a larger one than ever, by a claim of a lease nobody held or by a takeover of a fresh one."""
+        """A new epoch: a larger one than ever, by a claim of a free lease or by a takeover of a fresh one."""
         assert outcome.accepted
         assert outcome.record is not None
         assert new.epoch == offset
@@ -136,7 +136,7 @@ class Watcher:
             assert age < old.interval == new.interval
 
     def check_progress(self, key: Key, old: Seen, new: Seen, outcome: Outcome) -> None:
-        """P2: never back. C12: granted only by a grant, to nobody twice."""
+        """P2: never back. C12: granted only by a grant, to no client twice."""
         assert new.stable >= old.stable
         assert new.granted >= old.granted
         for first, last in old.ranges:

@@ -75,7 +75,7 @@ class OracleMachine(RuleBasedStateMachine):
         return [lease for lease in self.oracle.leases() if lease.holder]
 
     def some_held(self, data: st.DataObject) -> OracleLease | None:
-        """A lease that is held; where there is none, somebody claims one first. None: an Upgrade ended it all."""
+        """A lease that is held; if there is none, a client claims one first. None: an Upgrade ended it all."""
         if not self.held():
             key = data.draw(st.sampled_from(self.author(data).keys), "key")
             pause = self.oracle.pause(key[0])

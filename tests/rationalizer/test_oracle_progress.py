@@ -122,7 +122,7 @@ def test_sixty_thousand_intervals_and_no_more() -> None:
         [[200_000, 200_000], [21, 21]],  # one more, and two merged: 60,000 again
         [[300_000, 300_000], [400_000, 400_000], [23, 23]],  # one too many, and none of it counts
         [[23, 23]],
-        [[200_000, 200_000]],  # a duplicate is told before "too many" is asked
+        [[200_000, 200_000]],  # a duplicate is checked before "too many"
         [[300_000, 300_000]],
         [[0, 0]],  # one more that stable swallows
         [[300_002, 300_002]],

@@ -261,7 +261,7 @@ def _offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
 
 @pytest.fixture(params=["merged anew", "one by one, in place", "one by one, in one copy"])
 def _way_of_adding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small sets would always be merged anew: make each way of adding happen."""
+    """Small sets would always be merged whole: make each way of adding happen."""
     monkeypatch.setattr(intervals, "_SPARSE", 10**9 if request.param == "merged anew" else 0)
     monkeypatch.setattr(intervals, "_FEW", 0 if "copy" in request.param else 10**9)
     yield

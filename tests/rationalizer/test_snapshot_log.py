@@ -1,4 +1,4 @@
-"""The log of snapshots: its records, what is none, and where a snapshot is due (S2)."""
+"""The log of snapshots: its records, what is not one, and where a snapshot is due (S2)."""
 
 from __future__ import annotations
 

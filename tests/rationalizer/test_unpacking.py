@@ -1,4 +1,4 @@
-"""Large values are looked at in a way of their own: it finds what the look at small ones finds (E2)."""
+"""Large values are checked in another way, which finds the same as for small ones (E2)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def nothing(topic: str) -> Mapping[int, int]:
 
 
 def holders(targets: Iterable[Target]) -> list[list[int]]:
-    """By partition, those who are to have some of it, by their ranges."""
+    """By partition, the members that are to have some of it, by their ranges."""
     return [[target] if isinstance(target, int) else [slot for _, _, slot in target] for target in targets]
 
 
@@ -194,7 +194,7 @@ def test_it_is_what_a_naive_reading_says(seed: int) -> None:
 
 
 def check_promises(case: Case, found: Mapping[str, Sequence[Target]]) -> None:
-    """K4, and nobody gets what it did not subscribe to or a range that it did not opt in to."""
+    """K4, and no member gets what it did not subscribe to or a range that it did not opt in to."""
     for topic, targets in found.items():
         assert len(targets) == case.counts[topic]
         for target in targets:
@@ -283,7 +283,7 @@ def best_of(work: Callable[[], object], tries: int = 7) -> float:
 @pytest.mark.parametrize("strategy", ALL_STRATEGIES)
 @pytest.mark.parametrize("owned", ["by their targets", "by the first member"])
 def test_a_join_costs_little_more_than_a_look_at_each_partition(strategy: str, owned: str) -> None:
-    """benchmarks/groups.py has it in ms. Here it is told in what it takes to count the partitions of each member."""
+    """benchmarks/groups.py has it in ms. Here the unit is what it takes to count the partitions of each member."""
     counts = {f"t{n}": 1000 for n in range(10)}
     members = list(range(5000, 6001))
     first = compute_targets(strategy, dict.fromkeys(counts, members[:-1]), counts, set(), set(), {}, nothing)

@@ -1,4 +1,4 @@
-"""Groups of a snapshot that nobody could have replayed: each way in which they are refused (S1)."""
+"""Groups of a snapshot to which no replay leads: each way in which they are refused (S1)."""
 
 from __future__ import annotations
 

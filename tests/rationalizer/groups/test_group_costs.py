@@ -1,7 +1,7 @@
 """What a record of coordinated groups may cost: its own length, and what it changes, however large the group is.
 
-As in tests/rationalizer/test_costs.py costs are told in what msgpack takes for as many bytes, or as a ratio between a
-large state and a small one. The figures themselves are those of benchmarks/groups.py.
+As in tests/rationalizer/test_costs.py the unit of costs is what msgpack takes for as many bytes, or costs are a ratio
+between a large state and a small one. The figures themselves are those of benchmarks/groups.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rationalizer.groups.assignors import compute_targets
 from rationalizer.wire.records import CommitEntry, GroupHeartbeat, Topics
 from tests.rationalizer.test_costs import BOUND, best, relative
 
-#: A commit of many entries may cost so many times what msgpack takes for it: 10,000 of them take some 60 ms.
+#: A commit of many entries may cost this many times what msgpack takes for it: 10,000 of them take some 60 ms.
 COMMIT_BOUND = 3 * BOUND
 #: How many times as long a record may take in a group of 1,000 as in one of ten, where it changes the same.
 RATIO = 6

@@ -2,7 +2,7 @@
 
 It shares no code with `rationalizer`: its own msgpack parser (byte by byte), its own field checks, its own
 state. Nothing is updated in place. A world here is a list of things that were accepted, and every answer
-(holder, epoch, last beat, progress, pause, log time) is worked out again from that list whenever somebody
+(holder, epoch, last beat, progress, pause, log time) is worked out again from that list whenever a test
 asks. That is slow, and easy to hold against the text of the protocol, which is the point.
 
 Only hashing is borrowed (the `xxhash` package), because the protocol names the hash and nothing else.

@@ -123,7 +123,7 @@ def by_sticky(
         chosen = owner if owner is not None and owner in equals else min(equals)
         found[thing] = chosen
         held[chosen].append(thing)
-    # (3) one at a time, while there is somebody with at least two fewer who could take one
+    # (3) one at a time, while there is a member with at least two fewer that could take one
     while True:
         move = next_move(things, held, stayed, could_go_to, owner_of)
         if move is None:
@@ -141,13 +141,13 @@ def next_move(
     could_go_to: Callable[[Thing], Sequence[int]],
     owner_of: Callable[[Thing], int | None],
 ) -> tuple[Thing, int] | None:
-    """G17, `sticky`, (3): which thing moves, and to which bin; None where nothing has to move any more."""
-    # a: the one with the most (the lowest among equals) that has one which somebody could take
+    """G17, `sticky`, (3): which thing moves, and to which bin; None if nothing has to move any more."""
+    # a: the one with the most (the lowest among equals) that has one which another could take
     for a in sorted(held, key=lambda bin_: (-len(held[bin_]), bin_)):
         takers = {b for thing in held[a] for b in could_go_to(thing) if len(held[b]) <= len(held[a]) - 2}
         if not takers:
             continue
-        # b: of those who could take one from it the one with the fewest (the lowest among equals)
+        # b: of those that could take one from it the one with the fewest (the lowest among equals)
         b = min(takers, key=lambda bin_: (len(held[bin_]), bin_))
         # of what b could take: one that b owns, then one that did not stay with a in (1), then the last in order
         best: tuple[tuple[bool, bool], Thing] | None = None
@@ -172,7 +172,7 @@ def is_shared_by_key(question: Question, topic: str) -> bool:
 
 
 def share(question: Question, topic: str) -> dict[TopicPartition, list[Part]]:
-    """K1: the last w partitions go whole to those who did not opt in, the first k are split among the others."""
+    """K1: the last w partitions go whole to those that did not opt in, the first k are split among the others."""
     n = question.counts[topic]
     if n == 0:
         return {}
@@ -217,7 +217,7 @@ def split(question: Question, topic: str, k: int, opted_in: Sequence[int]) -> li
             opted_in,
             could_go_to=lambda slot: range(k),
             was_with=lambda slot: lowest_target(question, topic, k, slot),
-            owner_of=lambda slot: None,  # "nobody owns anything in (2) and (3)"
+            owner_of=lambda slot: None,  # "no member owns anything in (2) and (3)"
         )
         for slot, p in dealt.items():
             sharers[p].append(slot)

@@ -3,7 +3,7 @@
 stdin: JSON `[{"partition", "partitions", "log": [[offset, timestamp, hex or null]]}]`.
 stdout: JSON, for each log `[digest, snapshot in hex, accepted, rejected, outcomes]`, of each outcome
 `[code, epoch, entries, generation, member]`.
-Imports nothing but the standard library and rationalizer, so that it runs where no test tools are.
+Imports nothing but the standard library and rationalizer, so that it runs without test tools.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def replay(
 
 
 def first_bad_line(lines: Sequence[str]) -> int | None:
-    """D1: the number, counted from 1, of the first line that is none of a dump; None for a sound one."""
+    """D1: the number, counted from 1, of the first line that is not one of a dump; None for a sound one."""
     header: dict[str, Any] | None = None
     last: dict[int, int] = {}
     for number, line in enumerate(lines, 1):

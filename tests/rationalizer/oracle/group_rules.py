@@ -35,7 +35,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a record, and of the group (None: the CP knows no such group)."""
+    """The effect of a record, and the group after it (None: the CP knows no such group)."""
 
     accepted: bool
     code: str
@@ -92,14 +92,14 @@ def whole_group_is_late(group: Group, sender: Member | None, now: int) -> bool:
 
 
 def gone_with(group: Group, sender: Member | None, now: int) -> list[Member]:
-    """G8: the members as though gone when a record of `sender` (None: of nobody) is judged."""
+    """G8: the members as though gone when a record of `sender` (None: of no member) is judged."""
     if whole_group_is_late(group, sender, now):
         return []
     return [member for member in group.members if member.is_overdue(now) and member != sender]
 
 
 def bury(group: Group, sender: Member | None, now: int) -> Group:
-    """G9: the overdue go; the rebalance is the caller's. Where nobody goes since all are late: all beats now."""
+    """G9: the overdue go; the rebalance is the caller's. If none goes since all are late: all beats now."""
     if whole_group_is_late(group, sender, now):
         return replace(group, members=tuple(replace(member, last_beat=now) for member in group.members))
     return group.without(gone_with(group, sender, now))
@@ -347,7 +347,7 @@ def let_go(group: Group, touched: Collection[Piece], entry: Entry) -> Group:
 
 
 def configure(known: Group | None, record: Judged, moment: Moment) -> Verdict:
-    """G19; type 21 buries nobody (G8)."""
+    """G19; type 21 buries no member (G8)."""
     before = known if known is not None else Group(record.group)
     settings: dict[str, Any] = record.fields[0]
     after = replace(before, settings=before.settings.changed(settings))

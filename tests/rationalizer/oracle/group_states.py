@@ -1,6 +1,6 @@
 """Which rows of S1 are a coordinated group: every condition by itself, as far as one state shows it.
 
-What only history could tell is not asked: which targets sticky came to, and at which offset a member was replaced.
+What only history could show is not asked: which targets sticky came to, and at which offset a member was replaced.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
     return (
         (strategy is None) == (members == [])
         and are_members(members)
-        # G12: what somebody reports is subscribed to; what nobody does was forgotten by the rebalance
+        # G12: what a member reports is subscribed to; what none does was forgotten by the rebalance
         and [topic for topic, _ in topics] == in_order(topic for member in members for topic in member[7])
         and ascending([(place[0].encode(), place[1]) for place in places])
         and all(is_place(place, generation_, dict(topics), members) for place in places)

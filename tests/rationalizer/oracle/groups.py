@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """G3; a mark (G2) is a group like any other that nobody joined."""
+    """G3; a mark (G2) is a group like any other without members."""
 
     name: str
     generation: int = 0
@@ -108,7 +108,7 @@ class Group:
         return [member.slot for member in self.members if self.subscribes(member, topic)]
 
     def is_subscribed(self, topic: str) -> bool:
-        """G12: some member subscribes to it. A topic that somebody reported of its own is in someone's own topics."""
+        """G12: some member subscribes to it. A topic that a member reported is in a member's own topics."""
         return any(topic in member.topics for member in self.members)
 
     def with_counts(self, reported: Iterable[list[Any]]) -> Group:
@@ -240,7 +240,7 @@ def reassigned(
     generation: int,
     replaced: int | None,
 ) -> Piece | None:
-    """G16: what becomes of one part; None: it vanishes, or there was and is nothing."""
+    """G16: one part after the rebalance; None: it vanishes, or there was and is nothing."""
     # "a part without an owner, or whose owner was removed → the target becomes owner (no target: the part vanishes)"
     if piece is None or piece.owner not in slots:
         return None if target is None else Piece(low, high, target, generation, target, None)

@@ -18,7 +18,7 @@ Check = Callable[[Any], bool]
 
 
 def is_int(item: Any) -> bool:
-    """Whether `item` is an int; booleans are none (E2)."""
+    """Whether `item` is an int; booleans are not (E2)."""
     return isinstance(item, int) and not isinstance(item, bool)
 
 
@@ -194,7 +194,7 @@ class Judged:
 
     @property
     def well_formed(self) -> bool:
-        """Whether the record passed the check of its own fields."""
+        """Whether the record passed the check of its fields."""
         return self.code in (None, "WRONG_PARTITION")
 
     @property

@@ -23,7 +23,7 @@ from tests.rationalizer.oracle.msgpack_by_hand import NotMsgpackError, parse, sh
 
 
 def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -> bool:
-    """Whether a log with so many CPs could have led to the state that these bytes say, in their one form."""
+    """Whether a log with this number of CPs could have led to the state that these bytes say, in their one form."""
     try:
         tree: list[Any] = list(parse(data, len(data)))
     except NotMsgpackError:

@@ -1,4 +1,4 @@
-"""The oracle's world: everything that was ever accepted, and answers worked out from it anew each time."""
+"""The oracle's world: everything that was ever accepted, and answers worked out from it again each time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class OracleLease:
-    """A lease as the facts about it tell it."""
+    """A lease as the facts about it show it."""
 
     key: LeaseKey
     holder: Who | None
