@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.context import Context
@@ -29,7 +29,7 @@ from kafka_marshal.client.handling import Hooks
 from kafka_marshal.engine.figures import BUCKETS_S
 from kafka_marshal.instance import release
 from kafka_marshal.metrics.catalogue import CATALOGUE, Metric
-from kafka_marshal.metrics.rows import Distribution, Metrics
+from kafka_marshal.metrics.rows import Distribution, Measured, Metrics
 
 __all__ = ["instrument", "trace_hooks"]
 
@@ -42,12 +42,6 @@ SAME_READING_S = 0.2
 DURATION = "messaging.process.duration"
 
 Headers = Sequence[tuple[str, bytes | None]]
-
-
-class Measured(Protocol):
-    """A Marshal."""
-
-    def metrics(self) -> Metrics: ...
 
 
 class _Reading:

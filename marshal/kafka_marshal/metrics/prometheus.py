@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -22,15 +21,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kafka_marshal.metrics.catalogue import CATALOGUE, Metric, prometheus_label
-from kafka_marshal.metrics.rows import Distribution, Metrics
+from kafka_marshal.metrics.rows import Distribution, Measured, Metrics
 
 __all__ = ["MarshalCollector", "exposition"]
-
-
-class Measured(Protocol):
-    """A Marshal."""
-
-    def metrics(self) -> Metrics: ...
 
 
 class MarshalCollector(Collector):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.figures import Distribution
 
 __all__ = [
     "Distribution",
     "Failures",
+    "Measured",
     "MessageCounts",
     "Metrics",
     "PartitionMetrics",
@@ -146,3 +147,9 @@ class Metrics:
     def lag_seconds(self) -> float:
         """The known age of the oldest undone message in all held partitions."""
         return max((each.lag_seconds or 0.0 for each in self.partitions), default=0.0)
+
+
+class Measured(Protocol):
+    """A Marshal."""
+
+    def metrics(self) -> Metrics: ...

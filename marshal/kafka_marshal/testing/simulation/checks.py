@@ -45,7 +45,7 @@ from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Grante
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded, state_of
-from kafka_marshal.testing.simulation.terms import Terms
+from kafka_marshal.testing.simulation.scenario import Terms
 from kafka_marshal.testing.simulation.touched import holds, in_flight_of, key_of, name_of, place_of, touched
 from kafka_marshal.types import Key
 from rationalizer import (

@@ -10,7 +10,28 @@ from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.types import Delivery, Strategy
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
-__all__ = ["FAULTS", "Client", "Fault", "Scenario"]
+__all__ = ["Client", "FAULTS", "Fault", "Scenario", "Terms"]
+
+#: If these are the only faults, everything that a member sends reaches the log.
+HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The promises that hold in a story."""
+
+    are_clocks_trusted: bool
+    #: The only faults are requests to end.
+    is_orderly: bool
+    #: Everything that a living member sends reaches the log.
+    is_heard: bool
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Terms:
+        """Those of this one."""
+        kinds = {fault.kind for fault in scenario.faults}
+        return cls(scenario.clocks_are_trusted, kinds <= {"term"}, kinds <= HEARD)
+
 
 #: Kinds of faults and their weights.
 FAULTS: dict[str, float] = {
