@@ -49,7 +49,8 @@ def test_a_group_without_a_holder_names_the_workers_that_may_run() -> None:
     (problem,) = problems_of(left)
     assert problem.text == (
         "1 partition without a holder (t 0), 1,605 messages waiting. No worker holds anything of the group; "
-        "a (host:17) released all it held 4.0 s ago. Last seen 35 s ago. Start its workers: they go on at its positions"
+        "a (host:17) released all it held 4.0 s ago. Last seen 35 s ago. Start its workers: they "
+        "continue at its positions"
     )
     evicted = replace(IDLE, evictor="ann", evicted_ms=3_000, was_alive=True)
     (problem,) = problems_of(replace(left, heard=[evicted]))
@@ -64,10 +65,10 @@ def test_the_remedy_is_by_age_and_lag(kind: str) -> None:
     young = GroupRow("my g", [waiting], silent_ms=35_000, **state)  # type: ignore[arg-type]
     (problem,) = problems_of(young)
     assert "forget-group" not in problem.text
-    assert problem.text.endswith("Last seen 35 s ago. Start its workers: they go on at its positions")
+    assert problem.text.endswith("Last seen 35 s ago. Start its workers: they continue at its positions")
     (problem,) = problems_of(replace(young, silent_ms=86_400_001, silent_at_least=True))
     assert problem.text.endswith(
-        "Last seen over 1 d ago. Start its workers: they go on at its positions. If it is over: kafka-marshal "
+        "Last seen over 1 d ago. Start its workers: they continue at its positions. If it is over: kafka-marshal "
         "forget-group 'my g' (its positions are lost then)"
     )
     done = replace(waiting, stable=9)
@@ -83,8 +84,8 @@ def test_the_last_worker_that_is_gone_is_to_be_restarted() -> None:
     gone = replace(held, silence_ms=5_000)
     (problem,) = problems_of(GroupRow("g", [gone]))
     assert problem.text == (
-        "a (host:17) is gone: silent for 5.0 s. It holds 1 partition (t 0), 9 waiting. Nobody else lives: start a "
-        "worker, it goes on at their positions"
+        "a (host:17) is gone: silent for 5.0 s. It holds 1 partition (t 0), 9 waiting. No other worker is alive: "
+        "start one, it continues at their positions"
     )
     other = replace(gone, partition=1, client="b", instance="host/18/1.0/x", silence_ms=100)
     (problem,) = problems_of(GroupRow("g", [gone, other]))

@@ -270,7 +270,7 @@ def test_positions_are_moved_while_the_group_runs_without_a_restart(kafka: Comma
     assert (rows["0"]["to"], rows["1"]["to"]) == ("0", "90")
     assert rows["1"]["means"] == "10 offsets repeated"
     assert "paused by admin-" in ran.err
-    assert "moved 2 partitions; group g goes on" in ran.err
+    assert "moved 2 partitions; group g is resumed" in ran.err
     worker.wait_until(lambda: len(worker.seen) >= before + 110)
     assert sorted(worker.seen[before:]) == [(0, n) for n in range(100)] + [(1, n) for n in range(90, 100)]
 
@@ -337,7 +337,7 @@ def test_ctrl_c_while_it_waits_moves_nothing_and_lets_the_group_continue(
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
         assert running.wait(30) == 130
-    assert b"interrupted. Nothing was moved, and the group goes on." in said
+    assert b"interrupted. Nothing was moved, and the group is resumed." in said
     assert b"Traceback" not in said
     assert kafka("status", "--json").json["pauses"] == []
     worker.go_on.set()
@@ -363,7 +363,7 @@ def test_a_pause_runs_out_by_itself(kafka: Command, append: Callable[..., None])
     append(ClaimingPartition(*A, "t", 0, 100))
     ran = kafka("release-group", "g", "--yes", "--expires", "1s")
     assert ran.status == 0
-    assert "group g goes on" in ran.err
+    assert "group g is resumed" in ran.err
 
 
 def test_a_dead_admins_pause_is_ended(kafka: Command, append: Callable[..., None]) -> None:
@@ -372,7 +372,9 @@ def test_a_dead_admins_pause_is_ended(kafka: Command, append: Callable[..., None
     assert kafka("release-group", "gg", "--resume").status == 1
     assert kafka("release-group", "gg", "--resume", "--dry-run").status == 1
     dry = kafka("release-group", "g", "--dry-run", "--expires", "1m")
-    assert dry.out.startswith("group g would be paused for 1 min at most: 1 member would finish what is in hand")
+    assert dry.out.startswith(
+        "group g would be paused for 1 min at most: 1 member would finish their messages in flight"
+    )
     asked = kafka("drain", "g", "a", "--dry-run")
     assert asked.out == "a would be asked to hand over 1 partition of group g.\n"
     assert kafka("status", "--json").json["pauses"] == []

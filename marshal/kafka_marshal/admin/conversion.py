@@ -291,7 +291,7 @@ def _forget_old(work: PauseWork, to: GroupKind) -> None:
         if not work.hold.forget(cp):
             raise AdminError(
                 f"partition {cp} of the coordination topic did not show in time that group {session.group_id!r} is "
-                "forgotten and paused again, or somebody came in between. Its progress is in the file. Run it again"
+                "forgotten and paused again, or a member came in between. Its progress is in the file. Run it again"
             )
         passed(f"forgotten in {cp}")
 

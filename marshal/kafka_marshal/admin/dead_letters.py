@@ -112,7 +112,7 @@ class DeadLetters(Iterator[DeadLetter]):
         if missing := [partition for _, partition in set(keys) - bounds.keys()]:
             raise KafkaUnavailableError(
                 f"partitions {sorted(missing)} of topic {topic!r} have no leader: their dead letters can't be read. "
-                "Nothing was changed. Look at the brokers, then try again."
+                "Nothing was changed. Check the brokers, then try again."
             )
         begin = {} if self._since_ms is None else cluster.offsets_for_time(keys, self._since_ms, timeout_s)
         return {

@@ -66,7 +66,7 @@ class PauseWork:
                     self._unheard.append("forget was interrupted: do it again, it may be done in a part of the log")
                 if is_gone():
                     raise
-                raise AdminError(f"{what}: another thread has let the group go on meanwhile") from gone
+                raise AdminError(f"{what}: another thread has resumed the group meanwhile") from gone
             except BaseException as error:
                 if is_gone():
                     self._unheard.append(f"{what} was interrupted: {error}")

@@ -305,7 +305,7 @@ def _can_read(cluster: Cluster, key: TopicPartition, offset: int) -> bool:
     finally:
         reader.close()
     raise AdminError(
-        f"{key[0]} [{key[1]}]: nothing was read at offset {offset} within {TRY_S:g} s, and no fault was told. Nothing "
-        "was changed. Can the broker that leads it be reached from here? Is a record larger than "
+        f"{key[0]} [{key[1]}]: nothing was read at offset {offset} within {TRY_S:g} s, and no fault was reported. "
+        "Nothing was changed. Can the broker that leads it be reached from here? Is a record larger than "
         "receive.message.max.bytes?"
     )

@@ -135,7 +135,7 @@ def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> Pru
     if grounded and limit is not None and len(checked) >= keep and limit <= checked[-keep]:
         why = f"{_what(doubts[limit])} contradicts the log, which stays from before that on, to be looked at"
     floor = start.log_start if cut is None else cut
-    # Of snapshots the log does not reach any more nobody can make use.
+    # Snapshots that the log does not reach any more are useless.
     kept = [place.first for place in places if place.next_offset >= floor]
     gone = [place for place in places if place.next_offset < floor]
     snapshots_cut = min(kept) if kept and grounded else 0

@@ -314,7 +314,7 @@ class Session:
         silent = [one.cp for one in asked if one.outcome is None]
         if silent:
             raise AdminError(
-                f"partition(s) {silent} of the coordination topic did not show a record of ours within "
+                f"partition(s) {silent} of the coordination topic did not show one of our records within "
                 f"{ANSWER_TIMEOUT_S:g} s. Is the broker that leads them reachable?"
             )
         return {one.cp: one.outcome.log_time for one in asked if one.outcome is not None}
@@ -348,7 +348,7 @@ class Session:
             with suppress(EndedError):
                 self._closing.wait()
 
-    # The end, on a thread of ours.
+    # The end, on its own thread.
 
     def _carry_out(self, function: Callable[[Session], T]) -> T:
         with self._running:

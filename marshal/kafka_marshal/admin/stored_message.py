@@ -113,7 +113,7 @@ def _watermarks(cluster: Cluster, key: TopicPartition, timeout_s: float) -> tupl
     marks = cluster.watermarks([key], timeout_s).get(key)
     if marks is None:
         raise KafkaUnavailableError(
-            f"{topic} [{partition}] has no leader at the moment: nothing was read. Look at the brokers, then try again."
+            f"{topic} [{partition}] has no leader at the moment: nothing was read. Check the brokers, then try again."
         )
     return marks
 

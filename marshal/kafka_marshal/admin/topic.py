@@ -118,7 +118,7 @@ def create(cluster: Cluster, topic: str, partitions: int, timeout_s: float) -> t
     config = cluster.topic_config(topic, timeout_s)
     if config is None:
         raise CoordinationTopicError(
-            f"{topic!r} was created, and is gone again: somebody deletes it. Find out who, then run init again."
+            f"{topic!r} was created, and is gone again: another client deletes it. Find out which, then run init again."
         )
     settings = required_settings(min(3, config.replication_factor))
     return config, [

@@ -80,7 +80,7 @@ def paused(admin: Admin, group: str, expires_ms: int, options: Options) -> Itera
     not_ended = f"The group may still be paused; that ends by itself within {span(expires_ms)}. To end it now: {end_it}"
     options.if_interrupted = not_ended
     pause = admin.pause(group, expires_ms / 1000).start()
-    options.if_interrupted = "Nothing was moved, and the group goes on."
+    options.if_interrupted = "Nothing was moved, and the group is resumed."
     try:
         yield pause
     except BaseException as error:

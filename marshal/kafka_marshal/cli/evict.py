@@ -99,7 +99,7 @@ def evict(
         if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
             note(options, _NOT_DONE)
             return NO
-        options.if_interrupted = "The releases may have been written: kafka-marshal who tells."
+        options.if_interrupted = "The releases may have been written: see kafka-marshal who."
         if member is not None:
             _say_if_last(admin, name, member)
             held = admin.evict(name, member, force=force)
@@ -314,7 +314,7 @@ def _lost_text(lost: GroupRow) -> str:
     seen = "" if not rows else f"; last seen {span_text(lost.silent_ms, lost.silent_at_least)} ago"
     text = f"What is lost: next offsets {positions or '(none)'}; {behind}{seen}."
     if lost.known_lag and lost.silent_ms <= DAY_MS and not lost.living:
-        text += " If it is to go on, start its workers instead: they go on at these positions."
+        text += " To continue it, start its workers instead: they continue at these positions."
     return text
 
 

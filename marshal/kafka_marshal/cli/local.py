@@ -33,7 +33,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data in this folder; a broker that was there before goes on with it. Default: it is removed.",
+    help="Keep the data in this folder; a later broker continues with it. Default: it is removed.",
 )
 @click.pass_obj
 def broker(options: Options, port: int | None, brokers: str, keep: Path | None) -> int:

@@ -165,7 +165,7 @@ def ask(question: str, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "nobody is there to be asked (standard input is no terminal). Nothing was done. Say --yes."
+            "standard input is not a terminal, so there is no one to ask. Nothing was done. Say --yes."
         )
     return click.confirm(visible(question), err=True)
 

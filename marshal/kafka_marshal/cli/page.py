@@ -158,5 +158,5 @@ def _announce(
         click.echo("Open it in a browser. Ctrl-C ends it.", err=True)
         if host not in ("127.0.0.1", "::1"):
             seen = "the groups, and what they work on" + ("" if payloads is None else ", messages of it included")
-            click.echo(f"Whoever can reach this address can see {seen}.", err=True)
+            click.echo(f"Anyone who can reach this address can see {seen}.", err=True)
     return url

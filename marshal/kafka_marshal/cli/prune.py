@@ -75,7 +75,7 @@ def prune(options: Options, keep: int | None, dry_run: bool, yes: bool, force: b
             if not ask(f"Remove {goes} of {plan.topic}, for ever?", yes):
                 note(options, "Nothing was removed.")
                 return NO
-            options.if_interrupted = "A part may have been removed: run kafka-marshal prune again, it goes on."
+            options.if_interrupted = "A part may have been removed: run kafka-marshal prune again, it continues."
             carry_out(cluster, plan, options.timeout)
             done = True
     if options.json:

@@ -360,7 +360,7 @@ def _offer_to_keep(moves: list[Move]) -> None:
 def _move(
     options: Options, admin: Admin, wanted: Wanted, targets: dict[tuple[str, int], Target], plan: list[Move]
 ) -> int:
-    question = f"Pause group {wanted.group}, move {count(len(plan), 'partition')} as shown, and let it go on?"
+    question = f"Pause group {wanted.group}, move {count(len(plan), 'partition')} as shown, and resume it?"
     if not ask(question, wanted.yes):
         note(options, "Nothing was changed.")
         return NO
@@ -371,22 +371,22 @@ def _move(
             if options.json:
                 print_json(_result(options, wanted.group, pause.client_id, plan, in_hand, moved=False))
             raise CommandError(
-                "nothing was moved, and the group goes on: work in hand there would be repeated. See that it gets done "
-                "and try again, or accept that with --wait."
+                "nothing was moved, and the group is resumed: messages in flight there would be repeated. See that "
+                "they get done and try again, or accept that with --wait."
             )
         file = _save(options, pause, wanted, targets)
         options.if_interrupted = (
-            "What had been moved was put back, and the group goes on; where that was interrupted too, "
+            "What had been moved was put back, and the group is resumed; where that was interrupted too, "
             f"kafka-marshal lag --group {quote(wanted.group)}{options.reach()} shows the positions."
         )
         lost = {move.key: move.lost for move in plan}
         moves = [replace(move, lost=lost.get(move.key, "")) for move in _reposition(pause, wanted, targets)]
-        options.if_interrupted = "All positions were moved, and the group goes on."
+        options.if_interrupted = "All positions were moved, and the group is resumed."
     if options.json:
         print_json(_result(options, wanted.group, admin.client_id, moves, in_hand, moved=True, plan=str(file)))
     else:
         _print_moves(moves)  # again: positions may have moved until the last member released
-    note(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} goes on")
+    note(options, f"moved {count(len(moves), 'partition')}; group {wanted.group} is resumed")
     undo = f"kafka-marshal release-group {quote(wanted.group)} --undo {quote(str(file))}{options.reach()}"
     note(options, f"as it was: {file}. To put it back: {undo}")
     return DONE
@@ -433,15 +433,15 @@ def _only_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     with paused(admin, wanted.group, wanted.expires_ms, options) as pause:
         if options.json:
             print_json({"group": wanted.group, "client_id": pause.client_id, "seconds": pause.seconds_left})
-        note(options, f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C lets the group go on")
+        note(options, f"paused by {pause.client_id} for {span(wanted.expires_ms)}. Ctrl-C resumes the group")
         try:
             _wait_released(options, pause, wanted, None)
-            note(options, "nobody is at work any more")
+            note(options, "no member is at work any more")
             while (left := pause.seconds_left) > 0:
                 time.sleep(min(left, 0.2))
         except KeyboardInterrupt:
             note(options, "")
-    note(options, f"group {wanted.group} goes on")
+    note(options, f"group {wanted.group} is resumed")
     return DONE
 
 
@@ -454,8 +454,8 @@ def _would_pause(options: Options, admin: Admin, wanted: Wanted) -> int:
     else:
         say(
             f"group {wanted.group} would be paused for {span(wanted.expires_ms)} at most: "
-            f"{count(len(clients), 'member')} would finish what is in hand and release "
-            f"{count(len(held), 'partition')}; nothing is handed out meanwhile."
+            f"{count(len(clients), 'member')} would finish their messages in flight and release "
+            f"{count(len(held), 'partition')}; nothing is delivered meanwhile."
         )
     return DONE
 
@@ -488,7 +488,7 @@ def _resume(options: Options, group: str, client_id: str | None, yes: bool, dry_
         say(f"group {group} is not paused")
     else:
         by = ", ".join(sorted({each.client_id for each in ended}))
-        say(f"group {group} goes on: its pause by {by} ended")
+        say(f"group {group} is resumed: its pause by {by} ended")
     return DONE
 
 

@@ -395,7 +395,7 @@ def _notes(view: View, groups: list[GroupRow]) -> list[str]:
     notes = []
     if view.clock.source == "local" and any(row.silence_ms is not None for each in groups for row in each.leases):
         notes.append(
-            "silence is by this machine's clock: nobody wrote to the log meanwhile to learn the broker's from. "
+            "silence is by this machine's clock: no record was written meanwhile to learn the broker's from. "
             "--tick asks the broker."
         )
     if view.clock.local_is_behind_ms > 1_000:

@@ -86,7 +86,7 @@ def init(options: Options, partitions: int | None, check: bool) -> int:
     \b
     Exit status: 0 the topic is fit for use; 1 it is not, or is missing (--check); 3 Kafka was not reachable.
     """
-    options.if_interrupted = "Run kafka-marshal init again: it goes on where it stopped."
+    options.if_interrupted = "Run kafka-marshal init again: it continues where it stopped."
     if check:
         options.if_interrupted = "Nothing was changed."
     with connected(options) as cluster:
@@ -297,10 +297,10 @@ _HELP = f"""Raise the coordination topic to the newest level of the protocol, fo
 There is no way back: a member, or a tool, of a release that does not know the level stops at it and does nothing
 more on this topic. So members seen within 10 minutes whose release does not know it, or is not known, are named
 first; with --yes alone nothing is raised while there are any. Replace them, then upgrade. Nothing else changes:
-claimed groups go on.
+claimed groups continue.
 
 \b
-Exit status: 0 raised, or it was already; 1 members would stop (--force); 2 nobody to ask; 3 no Kafka.
+Exit status: 0 raised, or it was already; 1 members would stop (--force); 2 wrong use, or no --yes; 3 no Kafka.
 """
 
 #: The most members that are named.

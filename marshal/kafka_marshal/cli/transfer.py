@@ -130,7 +130,7 @@ def _move(
             if not ask(question, yes):
                 note(options, _NOT_DONE)
                 return NO
-            options.if_interrupted = "It may be done or not; do it again. The group goes on."
+            options.if_interrupted = "It may be done or not; do it again. The group is resumed."
             moves = do(admin, False)
     if options.json:
         print_json({"group": group, "done": not dry_run, "moves": [_move_json(move) for move in moves]})
@@ -199,7 +199,7 @@ def convert_group(
         settings: dict[str, Any] = {"file": file, "force": force, "timeout": within / 1000}
         resumed = is_unfinished(group, file)
         if resumed:
-            say_warning(f"an earlier run was interrupted; this one goes on with {resumed}.")
+            say_warning(f"an earlier run was interrupted; this one continues with {resumed}.")
         else:
             refuse_unknown(options, group, effect=_NOT_DONE)
         if dry_run or not yes:

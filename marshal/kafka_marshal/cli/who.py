@@ -73,7 +73,7 @@ def who(
     if at is not None and offset is not None:
         raise click.UsageError("--at and --offset both say when: give one of them.")
     if at is not None and at > local_ms() + _AHEAD_MS:
-        raise click.BadParameter(f"{time_text(at)} is in the future: nobody can know.", param_hint="'--at'")
+        raise click.BadParameter(f"{time_text(at)} is in the future.", param_hint="'--at'")
     key = (group, topic_name, partition)
     with ExitStack() as stack:
         if from_dump is not None:

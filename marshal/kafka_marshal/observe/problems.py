@@ -68,7 +68,7 @@ def deleted_text(rows: list[LeaseRow]) -> str:
     offsets = sum(row.deleted for row in rows)
     return (
         f"{places(rows)}: {count(offsets, 'offset')} were deleted (retention) before the group had done them. They are "
-        "lost, and not in its lag; it goes on where the log begins now"
+        "lost, and not in its lag; it continues where the log begins now"
     )
 
 
@@ -109,7 +109,7 @@ def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
         return text
     text += f". No worker holds anything of the group{_heard(group.idle)}. {_last_seen(group)}"
     if not group.living:
-        text += ". Start its workers: they go on at its positions"
+        text += ". Start its workers: they continue at its positions"
     if group.silent_ms > DAY_MS:
         text += f". If it is over: kafka-marshal forget-group {shlex.quote(group.group)} (its positions are lost then)"
     return text
@@ -130,7 +130,7 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
         if kind == "position_lost":
             where = " ".join(f"--partition {shlex.quote(name)}=earliest" for name in _named(group, rows))
             text += (
-                ". Nothing of it is handed out until you say where to go on: kafka-marshal release-group "
+                ". Nothing of it is delivered until you say where to continue: kafka-marshal release-group "
                 f"{shlex.quote(group.group)} {where}"
             )
         yield Problem(group.group, kind, text, len(rows), rows)
@@ -182,7 +182,8 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
             text = f"{where} is gone: silent for {span(member.silence_ms)}. It {holds}"
             if not group.living:
                 text += (
-                    f", {member.lag or 0:,} waiting. Nobody else lives: start a worker, it goes on at their positions"
+                    f", {member.lag or 0:,} waiting. No other worker is alive: start one, it continues at their "
+                    "positions"
                 )
             yield Problem(group.group, "gone", text, 1, member.leases)
         elif max_silence_ms is not None and member.state != "unknown" and member.silence_ms > max_silence_ms:

@@ -189,7 +189,7 @@ def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
         except KafkaUnavailableError as error:
             archive.problem = str(error)
             stop.wait(RETRY_S)
-        except Exception as error:  # noqa: BLE001  (the thread's end must be seen: the page would stand still silently)
+        except Exception as error:  # noqa: BLE001  (the thread's end must be seen: the page would stop silently)
             archive.problem = f"The history is not read any further: {error}. Start kafka-marshal ui again."
             expected = isinstance(error, MarshalError)
             log(logging.ERROR, "history_ended", "%s", archive.problem, error=None if expected else error)
