@@ -1,4 +1,4 @@
-"""Dumps (section 9) by chance, whole and damaged: what they make of the real replay, beside the oracle."""
+"""Random dumps (section 9), valid and damaged: the real replay compared with the oracle."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def places(lines: list[str]) -> list[int]:
 
 
 def damaged(choose: Choose) -> list[str]:
-    """A dump with one line changed, doubled, left out, moved or put in."""
+    """A dump with one line changed, doubled, removed, moved or inserted."""
     lines = some_dump(choose(range(51)))
     at = choose(range(len(lines)))
     how = choose(("field", "field", "field", "no field", "double", "drop", "swap", "text", "empty"))
@@ -91,7 +91,7 @@ def damaged(choose: Choose) -> list[str]:
 
 
 def replay_differs(lines: list[str], until: Mapping[int, int] | None = None) -> str:
-    """What the real replay of a whole dump makes of it, and the oracle does not; "" where nothing."""
+    """A difference between the real replay of a whole dump and the oracle's; "" if there is none."""
     outcomes, state, levels = replay(lines, until)
     real = Replay(in_bytes(lines), until=until)
     if [json.loads(json_of_outcome(outcome)) for outcome in real.outcomes()] != outcomes:
@@ -106,7 +106,7 @@ def replay_differs(lines: list[str], until: Mapping[int, int] | None = None) -> 
 
 
 def verdict_differs(lines: list[str]) -> str:
-    """Whether a dump is refused at another line than the oracle refuses it at, or replayed otherwise."""
+    """Whether a dump is rejected at another line than by the oracle, or replayed differently."""
     bad = first_bad_line(lines)
     if bad is None:
         return replay_differs(lines)
@@ -137,7 +137,7 @@ def written_differs(lines: list[str]) -> str:
 
 
 def dump_differs(seed: int) -> str:
-    """Of a dump and a damaged one by chance, what is not as the oracle says."""
+    """A difference from the oracle in a random dump and a damaged one."""
     choose = by_seed(seed)
     lines = some_dump(seed, upgrade=seed % 3 == 0)
     until = {cp: choose(places(lines)) for cp in range(3) if choose((True, False))}

@@ -1,4 +1,4 @@
-"""The log of snapshots, tampered with near every edge: what is taken for a part, and what they make whole.
+"""The snapshots topic, forged near every edge: what counts as a part, and what parts complete.
 
 S2, and its answers Q24 to Q27.
 """
@@ -21,11 +21,11 @@ from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, spell
 
 __all__ = ["parts_differ"]
 
-#: Records of one log of snapshots.
+#: Records of one snapshots topic.
 LENGTH = 40
 #: Of snapshots that miss a part, this number of the youngest are remembered.
 UNFINISHED = 8
-#: Parts of one snapshot, at most.
+#: Most parts of one snapshot.
 MOST_PARTS = 4_096
 CP, CPS = 0, 1
 
@@ -57,14 +57,14 @@ def _is_part(fields: Any) -> bool:
 
 
 class _Shelf:
-    """What is whole, worked out from all that came."""
+    """Complete snapshots, computed from all records."""
 
     def __init__(self) -> None:
-        #: (next_offset, digest, parts) and what came of it since it was whole last; the one that grew last comes last.
+        #: (next_offset, digest, parts) and its parts since it was last complete; the latest one last.
         self.open: list[tuple[Any, dict[int, bytes]]] = []
 
     def add(self, fields: list[Any]) -> bytes | None:
-        """The bytes of the snapshot that this part makes whole."""
+        """The bytes of the snapshot that this part completes."""
         _, _, next_offset, part, parts, digest, data = fields
         key = (next_offset, digest, parts)
         known = next((came for other, came in self.open if other == key), {})
@@ -77,7 +77,7 @@ class _Shelf:
 
 
 def parts_differ(seed: int) -> str:
-    """What the two disagree about; nothing where they agree."""
+    """A difference between the two; "" if they agree."""
     source = Random(seed)
     if wrong := _places_differ(source):
         return f"places {seed}: {wrong}"
@@ -100,7 +100,7 @@ def parts_differ(seed: int) -> str:
 
 
 def _snapshot(number: int, source: Random) -> list[list[Any]]:
-    """A state, or nearly one, in one to three parts; stored where it belongs, or at another place."""
+    """A state, or nearly one, in one to three parts; stored at its place or another one."""
     next_offset = source.choice((number, number, LARGEST_HASH + 1))
     state = shortest([1, source.choice((CP,) * 5 + (1,)), next_offset, source.randrange(3), 1, [], [], []])
     digest = f"{xxhash.xxh3_128_intdigest(state, 0):032x}"
@@ -113,7 +113,7 @@ def _snapshot(number: int, source: Random) -> list[list[Any]]:
 
 
 def _tampered(fields: list[Any], source: Random) -> Any:
-    """One field more or less, or another thing in the place of one."""
+    """One field more or less, or one replaced."""
     where, item = source.randrange(len(fields)), source.choice(EVERYTHING_ODD)
     if isinstance(item, Raw) and item.value[0] in (0xC4, 0xC5, 0xC6):
         item = None  # those are the bytes that a part may hold
@@ -141,7 +141,7 @@ def _tampered(fields: list[Any], source: Random) -> Any:
 
 
 def _snapshot_differs(found: StoredSnapshot, fields: list[Any]) -> str:
-    """Whether it says what its parts did, holds, and can be started from."""
+    """Whether it equals its parts, is valid, and can be started from."""
     _, cp, place, _, _, digest, _ = fields
     if (found.partition, found.next_offset, found.digest) != (cp, place, digest):
         return "it says something else than its parts"
@@ -163,7 +163,7 @@ def _next_offset(state: bytes) -> int:
 
 
 def _places_differ(source: Random) -> str:
-    """Q24, Q25: where a snapshot is due, by counting; and states are cut where all cut them (Q26)."""
+    """Q24, Q25: places of snapshots, by counting; and the cuts of states (Q26)."""
     leases = source.choice((0, 1, 9_999, 10_000, 10_001, 20_000, 20_001, 65_000))
     every = next(size for size in range(10_000, 100_000, 10_000) if size >= leases)
     if interval(leases) != every:

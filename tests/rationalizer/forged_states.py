@@ -16,7 +16,7 @@ from tests.rationalizer.strategies import LARGEST, by_seed, write_log
 
 __all__ = ["restore_differs"]
 
-#: Records of the log whose state is tampered with, of claims and of groups.
+#: Length of the log whose state is forged, of claims and of groups.
 LENGTH, GROUP_LENGTH = 40, 80
 #: One log in this number is of coordinated groups.
 GROUPS_EVERY = 2
@@ -25,7 +25,7 @@ FORGERIES = 40
 
 
 def restore_differs(seed: int) -> str:
-    """What the two disagree about; nothing where they agree."""
+    """A difference between the two; "" if they agree."""
     source = Random(seed)
     of_groups = seed % GROUPS_EVERY == 0 and SUPPORTED_LEVEL > 1
     cp, cps = ((0, 1), (1, 2))[seed // GROUPS_EVERY % 2]
@@ -63,7 +63,7 @@ def _limit_differs(count: int) -> str:
 
 
 def _forged(tree: Any, source: Random) -> bytes:
-    """Progress as key ranges leave it, or nearly; then one thing or two changed, however deep; rarely the bytes."""
+    """Valid or almost valid progress with key ranges, then one or two values changed at any depth; rarely the bytes."""
     for place in range(len(tree[5])):
         if source.random() < 0.5:
             tree = replaced(tree, (5, place), [*tree[5][place][:8], *_progress(source)])
@@ -79,7 +79,7 @@ def _forged(tree: Any, source: Random) -> bytes:
 
 
 def _progress(source: Random) -> list[Any]:
-    """Small numbers, so that it is right every other time."""
+    """Small numbers, so that it is valid every other time."""
     stable = source.randrange(-1, 6)
     edges = sorted(source.choices((1, 2, 7, 1 << 40, LARGEST_HASH - 1), k=source.choice((0, 0, 1, 2, 2))))
     offsets = [stable, *(stable + source.choice((0, 1, 2, 5)) for _ in edges)]
@@ -121,7 +121,7 @@ def _partition(group: Any, row: Any, source: Random) -> Any:
 
 
 def _way_down(tree: Any, source: Random) -> tuple[int, ...]:
-    """To a part of a state as likely as to any other: there are few pauses and many offsets."""
+    """A path to a part of a state, with equal chance for each kind: there are few pauses and many offsets."""
     path: tuple[int, ...] = (source.randrange(len(tree)),)
     item = tree[path[0]]
     while isinstance(item, list) and item and source.random() < 0.9:

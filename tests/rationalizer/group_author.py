@@ -1,7 +1,7 @@
 """What the tests of coordinated groups write into a log: members' lives and deaths, and what no client should append.
 
-`GroupAuthor` invents the next record from what the oracle's world says at that moment, as `Author` does for claims,
-whose records it writes too: claimed groups and coordinated ones share a CP, and their names.
+`GroupAuthor` generates the next record from the oracle's present world, as `Author` does for claims, whose records it
+writes, too: claimed and coordinated groups share a CP and their names.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NOBODY = ("nobody", "1")
 
 
 def groups_of(cp: int, partitions: int, at_home: bool, count: int) -> list[str]:
-    """Names of groups that live in the CP, or elsewhere; where there is but one CP, of any."""
+    """Names of groups at home in the CP, or elsewhere; with a single CP, any."""
     names = [f"g{number}" for number in range(200)]
     fitting = [name for name in names if (home_of_group(name, partitions) == cp) == at_home]
     return (fitting or names)[-count:]
 
 
 class GroupAuthor(Author):
-    """Writes the next record of a log of the highest level, given the world as it stands."""
+    """Writes the next record of a log of the highest level, given the present world."""
 
     def __init__(self, choose: Choose, world: OracleWorld) -> None:
         super().__init__(choose, world)
@@ -55,7 +55,7 @@ class GroupAuthor(Author):
     # What there is.
 
     def paused_or_any(self) -> str:
-        """A group: sooner one that is paused."""
+        """A group, preferably a paused one."""
         paused = [pause.group for pause in self.world.pauses()]
         return self.choose((*paused * 3, self.name()))
 
@@ -72,14 +72,14 @@ class GroupAuthor(Author):
         return self.world.groups.get(name, Group(name))
 
     def member(self, group: Group) -> Member | None:
-        """One of its members, sooner one that has not been heard of for long."""
+        """One of its members, preferably a silent one."""
         if not group.members:
             return None
         late = sorted(group.members, key=lambda member: member.last_beat)
         return self.choose((*late, *late[:2]))
 
     def record(self, kind: int, who: Who, group: str, *fields: object) -> bytes:
-        """Version 2 mostly; from level 2 on version 1 means the same."""
+        """Mostly version 2; from level 2 on, version 1 means the same."""
         value = [self.choose((2, 2, 2, 1)), kind, who[1], who[0], group, *fields]
         return shortest(value)
 
@@ -102,7 +102,7 @@ class GroupAuthor(Author):
     # Time.
 
     def stamp(self) -> int:
-        """A step ahead, or one to just before, at or after the moment that a member is overdue, or that all are."""
+        """A step ahead, or to just before, at or after the moment at which a member or all are overdue."""
         now = self.world.log_time
         if self.choose((True,) * (80 if self.calm else 10) + (False,)):
             return now + self.choose((0, 1, 5, 5, 20))
@@ -114,14 +114,14 @@ class GroupAuthor(Author):
         return super().stamp()
 
     def members(self, name: str) -> tuple[Member, ...]:
-        """Of a group that may not be there."""
+        """The members of a group that may not exist."""
         group = self.world.groups.get(name)
         return () if group is None else group.members
 
     # Joining.
 
     def topics(self) -> list[list[Any]]:
-        """A few, now and then one twice, or one that is not there yet."""
+        """A few topics, sometimes one twice, or one that does not exist yet."""
         names = self.choose((("t",), ("t",), ("t", "u"), ("u",), TOPICS, ("t", "t")))
         counts: tuple[int, ...] = (1, 2, 2, 2, 3, 3, 4, 0)
         if self.temper == "crowded":
@@ -140,25 +140,25 @@ class GroupAuthor(Author):
         strategy = self.choose((mine,) * 16 + (*STRATEGIES, "dice"))
         pattern = self.choose(("",) * 5 + PATTERNS)
         topics = self.topics()
-        if self.choose((False,) * 20 + (True,)):  # too many, however little there is
+        if self.choose((False,) * 20 + (True,)):  # too many in any case
             topics = [["huge", 100_000], ["t", 3]]
         if pattern and self.choose((True, False, False)):
             topics = []
         return [min(session, 2**31 - 1), strategy, self.choose((True,) * 4 + (False,)), pattern, topics]
 
     def newcomer(self) -> bytes:
-        """Type 16 of a client: mostly a new one, which may turn out to be a restart."""
+        """Type 16 of a client: mostly a new one, possibly a restart."""
         group = self.known()
         who = (self.choose(self.clients), self.choose(INSTANCES))
         return self.record(16, who, group.name, "", self.seen(None), *self.join_fields(group))
 
     def seen(self, member: Member | None) -> int:
-        """Mostly all; now and then so little that the one it replaces was not seen."""
+        """Mostly everything; sometimes so little that the replaced instance was not seen."""
         joined = member.joined if member else 0
         return self.choose((self.world.next_offset,) * 8 + (joined, joined + 1, max(0, joined - 1), 0))
 
     def joins_again(self) -> bytes:
-        """Type 16 of a member: the same again, or changed in one place; with its id or with none."""
+        """Type 16 of a member: the same again, or changed in one field; with or without its id."""
         group = self.known()
         member = self.member(group)
         if member is None or group.strategy is None:
@@ -174,7 +174,7 @@ class GroupAuthor(Author):
         if not fields[3] and not fields[4]:
             fields[4] = [["t", 1]]
         who, member_id = self.sender(group)
-        if self.choose((True, False)):  # its own id and ids, or none
+        if self.choose((True, False)):  # its own ids, or none
             who, member_id = (member.client, member.instance), self.choose((member.member_id, ""))
         return self.record(16, who, group.name, member_id, self.seen(member), *fields)
 
@@ -190,7 +190,7 @@ class GroupAuthor(Author):
     # What members do.
 
     def generation(self, group: Group) -> int:
-        """Mostly the group's; else an older one near everything that it is held against, or one above."""
+        """Mostly the group's; else an older one near everything that it is compared with, or one above."""
         near = {group.generation - 1, 0}
         for pieces in group.pieces.values():
             for piece in pieces:
@@ -220,7 +220,7 @@ class GroupAuthor(Author):
             who, member_id = (member.client, member.instance), member.member_id
         topics = self.choose((self.topics(), self.topics(), self.topics(), self.topics(), []))
         if group.is_subscribed("t") and group.is_subscribed("u") and self.choose((False,) * 8 + (True,)):
-            topics = [["t", 100_000], ["u", 1]]  # never accepted, which is as well: it would take long
+            topics = [["t", 100_000], ["u", 1]]  # never accepted, as it would take long
         return self.record(20, who, group.name, member_id, topics)
 
     def commit(self) -> bytes:
@@ -256,14 +256,14 @@ class GroupAuthor(Author):
         return self.record(19, who, group.name, owner.member_id, self.generation(group), False, [entry])
 
     def hashes(self, piece: Piece) -> tuple[int, int]:
-        """The piece's own range mostly; or the whole space, a part of it, or one key more."""
+        """Mostly the piece's range; or the whole space, a part of it, or one key more."""
         low, high = piece.low, piece.high
         middle = (low + high) // 2
         other = ((0, LARGEST), (low, middle), (middle, high), (low, low), (max(0, low - 1), high), (middle, LARGEST))
         return self.choose(((low, high),) * 8 + other)
 
     def near(self, group: Group, place: tuple[str, int]) -> int:
-        """An offset near what the partition's progress turns on, or −1."""
+        """An offset near the edges of the partition's progress, or −1."""
         progress = group.progress.get(place)
         if progress is None:
             return self.choose((-1, 0, 5, 9))
@@ -301,7 +301,7 @@ class GroupAuthor(Author):
     # Admins.
 
     def admin_of(self, name: str) -> Who:
-        """Mostly who has the group paused."""
+        """Mostly the client that has paused the group."""
         pause = self.world.pause(name)
         client = pause.client if pause else "admin"
         return (self.choose((client,) * 6 + ("admin", "a")), self.choose(INSTANCES))
@@ -358,7 +358,7 @@ class GroupAuthor(Author):
     # Noise.
 
     def odd(self) -> bytes:
-        """A good record of section 5 with one field at a bound, or beyond it."""
+        """A valid record of section 5 with one field at or beyond a bound."""
         return edge_of(self.choose, self.known().name, self.sender(self.known())[0])
 
     def other(self) -> bytes:
@@ -369,7 +369,7 @@ class GroupAuthor(Author):
         return self.record(number, self.sender(group)[0], group.name, *fields)
 
     def lease_record(self) -> bytes | None:
-        """Types 1 to 8 on the claimed group, and now and then on a coordinated one."""
+        """Types 1 to 8 on the claimed group, and sometimes on a coordinated one."""
         return self.choose((self.claim, self.heartbeat, self.takeover, self.release, self.grant, self.batch))()
 
     def batch(self) -> bytes:
@@ -384,7 +384,7 @@ class GroupAuthor(Author):
         return super().commit()
 
     def value(self) -> bytes | None:
-        """Any of the above, in a mix that gets somewhere."""
+        """Any of the above, in a mix that makes progress."""
         if self.world.level == 1 and self.choose((True, False, False)):
             return record(33, ("admin", "1"), "g", HIGHEST_LEVEL)
         if OTHERS and self.world.level > 1 and self.choose((True,) + (False,) * 9):

@@ -72,7 +72,7 @@ def wanted() -> set[Cell]:
 
 
 def column_of(world: OracleWorld, record: Judged, log_time: int) -> str:
-    """Where a record that reached the group's own rules stands; the overdue are gone as G8 says."""
+    """The column of a record that reached the group's rules, after overdue members are removed (G8)."""
     group = world.groups.get(record.group)
     if group is None:
         return EMPTY
@@ -87,7 +87,7 @@ def column_of(world: OracleWorld, record: Judged, log_time: int) -> str:
 
 
 def cells_met(world: OracleWorld, entry: Entry) -> list[Cell]:
-    """Applies one record, and says which cells it met."""
+    """Apply one record; returns its cells."""
     _, stamp, value = entry
     level, record = world.level, judge(value, world.level, world.partition, world.partitions)
     log_time = max(world.log_time, stamp)

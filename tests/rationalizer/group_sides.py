@@ -1,4 +1,4 @@
-"""Logs of coordinated groups, replayed by the real world and by the oracle side by side: what differs."""
+"""Logs of coordinated groups, replayed by the real world and by the oracle: their differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = ((0, 1), (0, 1), (1, 2), (5, 8))
 
 
 def record_by_record(seed: int, length: int, every: int = 1) -> None:
-    """Outcomes after each record, the state after every `every`-th; now and then a restored snapshot is the world."""
+    """Outcomes after each record, the state after every `every`-th; sometimes the world is a restored snapshot."""
     cp, cps = PLACES[seed % len(PLACES)]
     source = Random(seed)
     author = GroupAuthor(by_seed(seed), OracleWorld(cp, cps))
@@ -45,7 +45,7 @@ def record_by_record(seed: int, length: int, every: int = 1) -> None:
 
 
 def same_bytes(real: World, wanted: OracleWorld) -> None:
-    """The state and its digest; where they differ, the first row that does."""
+    """The state and its digest; fails with the first row that differs."""
     snapshot, other = real.snapshot(), wanted.snapshot()
     if snapshot != other:
         assert parse(snapshot, len(snapshot)) == parse(other, len(other))
@@ -66,7 +66,7 @@ def _shown(value: bytes | None) -> object:
 
 
 def restored(real: World) -> World:
-    """The world as a replica finds it that starts from its snapshot."""
+    """The world of a replica that starts from its snapshot."""
     snapshot = real.snapshot()
     again = World.restore(snapshot, real.partitions)
     assert again.snapshot() == snapshot
@@ -74,7 +74,7 @@ def restored(real: World) -> World:
 
 
 def in_one_go(seed: int, length: int) -> None:
-    """`apply_many` of the whole, and of its second half behind a snapshot, lead where the oracle is."""
+    """`apply_many` of the whole log, and of its second half from a snapshot, leads to the oracle's state."""
     cp, cps = PLACES[seed % len(PLACES)]
     log, wanted = write_group_log(by_seed(seed), length, cp, cps)
     whole, half = World(cp, cps), World(cp, cps)
@@ -102,7 +102,7 @@ def some_group_dump(seed: int, length: int) -> list[str]:
 
 
 def forged(seed: int, forgeries: int) -> None:
-    """A state with one thing changed is refused, or taken as it is; nothing else is raised (Q23)."""
+    """A state with one change is refused or accepted as it is; nothing else is raised (Q23)."""
     cp, cps = PLACES[seed % len(PLACES)]
     source = Random(seed)
     _, world = write_group_log(by_seed(seed), 80, cp, cps)

@@ -1,4 +1,4 @@
-"""Logs of level 2 that chance never writes: they stand at a limit of section 5, or are too long for it."""
+"""Logs of level 2 that chance never generates: at a limit of section 5, or too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSION = 1_800_000
 
 
 class Pen:
-    """Writes a log a millisecond a record, after an Upgrade to level 2."""
+    """Writes a log with a record per millisecond, after an Upgrade to level 2."""
 
     def __init__(self) -> None:
         self.log: list[Entry] = []
@@ -26,7 +26,7 @@ class Pen:
         self.append(33, ("admin", "1"), "any", 2)
 
     def append(self, kind: int, who: Who, group: str, *fields: object) -> int:
-        """One record, of the version that knows its type; its offset."""
+        """Append one record, of the version that knows its type; returns its offset."""
         client, instance = who
         offset = len(self.log)
         version = 2 if 16 <= kind <= 21 else 1
@@ -36,7 +36,7 @@ class Pen:
         return offset
 
     def join(self, who: Who, topics: list[list[Any]], group: str = "g", strategy: str = "range", **more: Any) -> str:
-        """A first join; the id that it gives."""
+        """Append a first join; returns the member's id."""
         share, pattern = more.get("share", False), more.get("pattern", "")
         seen, session = more.get("seen", len(self.log)), more.get("session", SESSION)
         offset = self.append(16, who, group, "", seen, session, strategy, share, pattern, topics)
@@ -52,9 +52,9 @@ T2 = [["t", 2]]
 
 
 def heard_and_unheard() -> Story:
-    """G8, G9: who goes with whose record, and who does not."""
+    """G8, G9: which members a record of another member removes."""
     pen, codes = Pen(), []
-    # A record with a sender buries the others that are overdue; a Tick and a rejected record do not.
+    # A member's record removes other overdue members; a Tick and a rejected record do not.
     a, b = pen.join(A, T2, "g1", session=100), pen.join(B, T2, "g1")
     pen.waited += 200
     pen.append(32, B, "g1")
@@ -76,7 +76,7 @@ def heard_and_unheard() -> Story:
     pen.waited += 90
     pen.append(17, B, "g3", b, len(pen.log) - 3)
     codes += ["OK", "OK", "INCONSISTENT_PARTITIONING_STRATEGY", "OK", "OK"]
-    # All are overdue, and a newcomer comes: all go, and with them their strategy.
+    # All are overdue, and a new member joins: all are removed, and their strategy with them.
     pen.join(A, T2, "g4", session=100)
     pen.waited += 200
     pen.join(B, T2, "g4", "sticky")
@@ -137,7 +137,7 @@ def orders_taken_back() -> Story:
 
 
 def the_pausing_client() -> Story:
-    """G21, C10, C16: what an admin may, and when."""
+    """G21, C10, C16: what an admin may do, and when."""
     pen = Pen()
     a = pen.join(A, T2, session=100)
 
@@ -184,7 +184,7 @@ def group_full() -> Story:
 
 
 def too_many_partitions() -> Story:
-    """G11: 100,000 in all groups together; one that is not there yet counts as one, in each of its groups."""
+    """G11: 100,000 in all groups together; a missing topic counts as one, in each of its groups."""
     pen = Pen()
     a, b = ("a", "1"), ("b", "1")
     member_id = pen.join(a, [["t", 100_000]])
@@ -214,7 +214,7 @@ def pieces_of_done_through() -> Story:
 
 
 def intervals() -> Story:
-    """G15: 60,000 by the setting as it is at first; an entry that leaves no more of them than before is accepted."""
+    """G15: 60,000 by the default setting; an entry that leaves no more of them than before is accepted."""
     pen = Pen()
     who = ("a", "1")
     member_id = pen.join(who, [["t", 1]])
@@ -246,7 +246,7 @@ def the_longest_ids() -> Story:
 
 
 def every_bound() -> Story:
-    """Section 5's fields at each bound and beyond: what is well formed is taken, or rejected for something else."""
+    """Section 5's fields at each bound and beyond: well-formed records are accepted, or rejected for another reason."""
     return _bounds([edge for edge in EDGES if edge in SMALL_EDGES or edge[1][-1] == [["t", 100_000]]])
 
 
@@ -300,7 +300,7 @@ STORIES: dict[str, Callable[[], Story]] = {
         a_crowd_and_its_partitions,
     )
 }
-#: Those that the oracle takes some seconds for.
+#: Stories that take the oracle some seconds.
 SLOW = ("pieces_of_done_through", "intervals", "every_large_bound", "too_many_partitions", "group_full")
 
 

@@ -1,4 +1,4 @@
-"""Records of section 5 with one field at each bound, and one step beyond: what E2 and section 5 take, and what not."""
+"""Records of section 5 with one field at each bound, and one step beyond, valid or not by E2 and section 5."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_LISTS: tuple[Any, ...] = (None, 1, "x", {}, True)
 
 
 def texts(least: int, most: int) -> tuple[list[Any], list[Any]]:
-    """Texts of a length that fits, and others; lengths are in bytes."""
+    """Texts of valid lengths, and others; lengths are in bytes."""
     good = ["x" * most, "é" * (most // 2), " ", *([""] if least == 0 else [])]
     return good, [*NO_TEXTS, "x" * (most + 1), "é" * (most // 2 + 1), *([""] if least else [])]
 
@@ -39,7 +39,7 @@ def ints(least: int, most: int) -> tuple[list[Any], list[Any]]:
 
 
 def many(item: Any, count: int) -> list[Any]:
-    """The same again and again."""
+    """A list of equal items."""
     return [item] * count
 
 
@@ -53,7 +53,7 @@ LISTS_OF_TOPICS: tuple[list[Any], list[Any]] = (
     ],
 )
 MEMBER_ID = texts(1, 292)
-#: type, place among the fields: what fits there, and what does not.
+#: (type, index of the field) → valid and invalid values.
 FIELDS: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {
     (16, 0): texts(0, 292),
     (16, 1): OFFSETS,

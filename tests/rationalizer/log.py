@@ -1,4 +1,4 @@
-"""A log to write by hand: records of a few actors, at chosen times, replayed as they are appended."""
+"""A log written by hand: records of a few actors, at chosen times, replayed as they are appended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ADMIN = Who("1", "admin")
 
 
 class Log:
-    """One CP. Each method appends one record at log time `now` and gives back its outcome."""
+    """One CP. Each method appends one record at log time `now` and returns its outcome."""
 
     def __init__(self, partition: int = 0, partitions: int = 1, now: int = 1000) -> None:
         self.world = World(partition, partitions)

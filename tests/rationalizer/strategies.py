@@ -1,6 +1,6 @@
-"""What the oracle tests write into a log: plausible records near every edge, and bytes of any shape.
+"""Generates logs for the oracle's tests: plausible records near every edge, and bytes of any shape.
 
-`Author` invents the next record of a log from what the oracle's world says at that moment: right and wrong
+`Author` generates the next record of a log from the oracle's present world: right and wrong
 epochs, times around the edges of fresh, stale and paused, offsets around stable, granted and the ends of
 ranges. It asks a `choose` function whenever there is a choice, so that Hypothesis (which can shrink) and a
 seeded `random.Random` (which is fast, for long logs) drive the same author.
@@ -93,7 +93,7 @@ def key_elsewhere(cp: int, partitions: int) -> LeaseKey:
 
 
 class Author:
-    """Writes the next record of a log, given the world as it stands."""
+    """Writes the next record of a log, given the present world."""
 
     def __init__(self, choose: Choose, world: OracleWorld) -> None:
         self.choose = choose
@@ -130,7 +130,7 @@ class Author:
         return self.choose((*held * 9, *self.keys * 3, self.elsewhere))
 
     def who(self, group: str, lease: OracleLease | None) -> Who:
-        """The sender: mostly the holder, else the pauser, its twin, or anybody."""
+        """The sender: mostly the holder, else the pausing client, its twin, or any client."""
         holder = lease.holder if lease and lease.holder else self.choose(EVERYBODY)
         pause = self.world.pause(group)
         pauser = pause.client if pause else "admin"
@@ -145,7 +145,7 @@ class Author:
         return self.choose((right,) * 30 + wrong)
 
     def offsets(self, lease: OracleLease | None) -> list[int]:
-        """Offsets around everything that the lease's progress turns on."""
+        """Offsets around all edges of the lease's progress."""
         if lease is None:
             return [0, 1, 5, 20]
         progress = lease.progress
@@ -156,7 +156,7 @@ class Author:
         return sorted(offset for offset in near if 0 <= offset <= LARGEST)
 
     def offset(self, lease: OracleLease | None) -> int:
-        """One of them, now and then one near 2^63−1."""
+        """One of them, sometimes one near 2^63−1."""
         return self.choose((*self.offsets(lease) * 6, LARGEST, LARGEST - 1))
 
     def last_offset(self, lease: OracleLease | None) -> int | None:
@@ -223,7 +223,7 @@ class Author:
         return record(7, sender, group, topic, partition, self.epoch(lease), self.spans(lease))
 
     def batch(self) -> bytes:
-        """Type 6: entries of one group, the same lease more than once now and then."""
+        """Type 6: entries of one group, sometimes the same lease more than once."""
         group = self.choose(GROUPS)
         mine = [key for key in self.keys if key[0] == group]
         sender = self.who(group, self.world.lease(mine[0]))
@@ -252,7 +252,7 @@ class Author:
         return record(32, self.choose(EVERYBODY), self.choose(GROUPS))
 
     def same_level(self) -> bytes:
-        """Type 33 that asks for what is there."""
+        """Type 33 with the present level."""
         return record(33, self.choose(EVERYBODY), self.choose(GROUPS), 1)
 
     def noise(self) -> bytes | None:
@@ -260,7 +260,7 @@ class Author:
         return self.choose((None, b"", b"\xc1", b"\x90", shortest([2, 1, "1", "a", "g"]), record(16, ("a", "1"), "g")))
 
     def value(self) -> bytes | None:
-        """Any of the above, in a mix that gets somewhere."""
+        """Any of the above, in a mix that makes progress."""
         writers: tuple[Callable[[], bytes | None], ...] = (
             *(self.claim,) * 4,
             *(self.heartbeat,) * 4,
@@ -283,9 +283,9 @@ class Author:
 
 
 class RangesAuthor(Author):
-    """Writes about one lease with many ranges: what is done out of order, in scattered spans, short and long."""
+    """Writes about one lease with many ranges: progress out of order, in scattered spans, short and long."""
 
-    #: As far as offsets go beyond what is done without a gap.
+    #: How far offsets go beyond stable.
     REACH = 2_000
 
     def spans(self, lease: OracleLease | None) -> list[list[int]]:
@@ -303,7 +303,7 @@ class RangesAuthor(Author):
         return [[first, first + self.choose(lengths) - 1] for first in firsts]
 
     def value(self) -> bytes | None:
-        """Mostly commits, by the holder; now and then progress moves on, or the lease changes hands."""
+        """Mostly commits by the holder; sometimes progress advances, or the lease changes holders."""
         group, topic, partition = self.keys[0]
         lease = self.world.lease(self.keys[0])
         if lease is None or lease.holder is None:
@@ -322,15 +322,15 @@ class RangesAuthor(Author):
         return (self.world.next_offset, self.world.log_time + 1, self.value())
 
 
-#: Long enough to be read as large values are.
+#: Long enough to be read like large values.
 LARGE = 5_000
 
 
 class OddAuthor(Author):
-    """Writes what is wrong in one place, half of the time: an odd thing where a field, an entry or an interval was."""
+    """Writes records with a fault in one place, half of the time: an odd value for a field, an entry or an interval."""
 
     def value(self) -> bytes | None:
-        """A record that is right or nearly so."""
+        """A valid or almost valid record."""
         value = super().value()
         if value is None or self.choose((True, False)):
             return value
@@ -341,7 +341,7 @@ class OddAuthor(Author):
         return value if not isinstance(tree, list) else spell(self._odd(tree))
 
     def _odd(self, tree: list[Any]) -> object:
-        if len(tree) > 1 and tree[1] == 33:  # it must not raise the level: nothing would be read after it
+        if len(tree) > 1 and tree[1] == 33:  # it must not raise the level, as nothing would be read after it
             return tree
         odd = self.choose(EVERYTHING_ODD)
         manner = self.choose(("replaced",) * 8 + ("longer", "shorter") + ("large",) * 2)

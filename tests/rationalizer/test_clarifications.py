@@ -141,7 +141,7 @@ def test_q23_only_canonical_bytes_of_a_reachable_state_are_a_snapshot() -> None:
 
 
 def group_log(*records: Any, cps: int = 1) -> tuple[World, list[Outcome]]:
-    """A CP at level 2, and what came of these records, a second apart."""
+    """A CP at level 2, and the outcomes of these records, a second apart."""
     world = World(0, cps)
     world.apply(0, 1_000, encode(Upgrade(*A1, "g", 2)))
     outcomes = []

@@ -1,4 +1,4 @@
-"""What a single record may cost: at most what its length explains, also with 60,000 stored intervals (P5).
+"""The cost of a single record is bounded by its length, even with 60,000 stored intervals (P5).
 
 The aim on an idle machine is 1 ms up to 1 kB and 60 ns for each byte above (`make fuzz` reports it). Here costs are
 compared with what msgpack by itself takes for as many bytes, in the same moment: tests share their machine, and they
@@ -25,7 +25,7 @@ STORED = [(100_000 + 4 * n, 100_000 + 4 * n) for n in range(59_400)]
 SIZE = 1_048_000
 
 
-#: How many times what msgpack takes for as many bytes a record may cost: 60 ns a byte are one and a half.
+#: Limit of a record's cost, as a multiple of msgpack's for as many bytes: 60 ns a byte are one and a half.
 BOUND = 6
 #: A record of any length may cost what one that is longer by this many bytes does: some milliseconds.
 SMALL = 30_000
@@ -51,7 +51,7 @@ def _commit(ranges: list[tuple[int, int]]) -> bytes:
 
 
 def _cost(snapshot: bytes, value: bytes) -> float:
-    """How many times as long the record takes as msgpack for as many bytes of arrays in arrays."""
+    """The record's cost as a multiple of msgpack's for as many bytes of nested arrays."""
 
     def apply() -> None:
         world.apply(world.next_offset, 1000, value)
@@ -72,7 +72,7 @@ def relative(work: Callable[[], object], size: int) -> float:
 
 
 def best(work: Callable[[], object], tries: int = 7) -> float:
-    """Seconds of processor time, at best."""
+    """The shortest processor time (s)."""
     times = []
     for _ in range(tries):
         start = time.thread_time()
@@ -153,7 +153,7 @@ def test_the_largest_values_cost_their_own_length(full: bytes, value: bytes) -> 
 
 
 def test_what_looks_like_a_beat_is_bounded_too(full: bytes) -> None:
-    """The short cut of apply_many unpacks without looking first: not where that could be expensive."""
+    """The fast path of apply_many unpacks without a check, except if that could be expensive."""
     value = (b"\x99\x01\x01" + b"\xdd\x00\x0f\xff\xff" * 500).ljust(SIZE, b"\x01")
     world = World(0, 1)
     assert relative(lambda: world.apply_many([(0, 0, value)]), SIZE) < BOUND

@@ -1,4 +1,4 @@
-"""apply_many's short cut: never another state, another count or another answer than the long way."""
+"""apply_many's fast path never has another state, count or answer than the slow one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _int_forms(value: int) -> list[bytes]:
     return forms
 
 
-#: Things that may stand in any field instead of what belongs there.
+#: Values that may replace any field.
 ODD = [packb(thing) for thing in (None, True, False, 0, 1, 1.0, -1, "", "1", "a", b"a", [], [1], ["t"], {}, {"a": 1})]
 ODD += [packb(ExtType(1, b"x")), b"\xc1", b"\xd9\x01t", b"\xca\x3f\x80\x00\x00", packb(2**64 - 1), packb("x" * 300)]
 
@@ -103,7 +103,7 @@ beats = st.builds(
     st.tuples(*(st.sampled_from(pool) | st.sampled_from([pool[0]] * 3 + ODD) for pool in FIELDS)),
     st.sampled_from(TAILS),
 )
-#: Right in most fields, so that the short cut is met from all sides, and one byte wrong at times.
+#: Valid in most fields, so that the fast path is reached in all ways, and sometimes with one wrong byte.
 good_beats = st.builds(
     lambda group, partition, epoch, done: encode(Heartbeat(*A1, group, "t", partition, epoch, done)),
     st.sampled_from(["g", "h", "p", "q", "o", "k"]),

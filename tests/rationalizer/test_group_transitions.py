@@ -22,7 +22,7 @@ SITUATIONS = {
     "stranger": ([A], [A, B], [A, B, "a1 lets go flights:1"], LATE),
     "member": ([A], [A, B], [A, B, "a1 lets go flights:1"], [A, "a1 ticks at=+1001"], LATE),
 }
-#: Here all members are overdue, so that there are none for a record that buries them.
+#: All members are overdue, so that a record that removes them finds none.
 ALL_OVERDUE = [A, B, "c1 ticks at=+1001"]
 PAUSE = "admin pauses until=+9000"
 
@@ -50,7 +50,7 @@ OF_STRANGERS = {
 }
 for each in other_records(("1", "c", "g")):
     OF_STRANGERS[type(each).__name__] = f"c1 {words_of(each, lambda key: 0, 0)}"
-#: Where a cell has several endings.
+#: Cells with several outcomes.
 OTHERS = {
     ("CommitOffsets, pausing", "PARTIAL", None): "admin sets flights:0[1-5]",
     ("ConfigureGroup", "OK", Effect.CHANGED_TARGETS): "c1 configures accept_individual_commit=no",

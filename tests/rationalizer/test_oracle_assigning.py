@@ -92,7 +92,7 @@ def some_question(source: random.Random, before: dict[TopicPartition, list[Any]]
 
 
 def test_k4_and_what_every_strategy_owes() -> None:
-    """Every partition is covered once, by subscribers; who shares has opted in; sticky leaves no gap of two."""
+    """Every partition is covered once, by subscribers; sharing members have opted in; sticky leaves no gap of two."""
     source = random.Random(1)
     before: dict[TopicPartition, list[Any]] = {}
     for _ in range(1500):

@@ -1,4 +1,4 @@
-"""The oracle alone: it must know the contract's own examples, before it may judge anybody else.
+"""The oracle alone: it must agree with the protocol's examples before it may judge.
 
 `examples/` holds the dumps that come with the protocol, their outcomes and their states.
 """

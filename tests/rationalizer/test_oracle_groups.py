@@ -1,4 +1,4 @@
-"""The oracle's reading of coordinated groups, alone: what it must reach and keep to, before it judges anybody."""
+"""The oracle's reading of coordinated groups, alone: what it must reach and keep to before it judges."""
 
 from __future__ import annotations
 

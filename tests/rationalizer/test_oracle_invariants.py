@@ -1,7 +1,7 @@
 """What must hold of any log, whatever is in it: the promises of C5 … C16 and P2 … P10, in the real world alone.
 
-The oracle only invents the logs here. Both could read a rule wrongly in the same way; these properties are the
-promises themselves, so a shared mistake that breaks one shows up.
+The oracle only generates the logs here. Both could misread a rule in the same way; these properties are the promises
+themselves, so a shared mistake that breaks one is found.
 """
 
 from __future__ import annotations

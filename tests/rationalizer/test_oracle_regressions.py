@@ -23,7 +23,7 @@ def all_agree(values: list[bytes]) -> None:
 
 
 def test_nobody_is_no_holder() -> None:
-    """A heartbeat with nil for both ids is malformed, also where the lease's holder is None (E2, apply_many)."""
+    """A heartbeat with nil for both ids is malformed, even if the lease is free (E2, apply_many)."""
     release = encode(ReleasingPartition("1", "a", "g", "t", 0, 0, None))
     all_agree([CLAIM, release, shortest([1, 1, None, None, "g", "t", 0, 0, 5])])
 

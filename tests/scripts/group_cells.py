@@ -1,4 +1,4 @@
-"""Which cell of the group plane's table of transitions a record meets, how it ends there, and which moves it makes."""
+"""The cell of a record in the group plane's table of transitions, its outcome there, and its moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GroupCellMet = tuple[Transition, str, Ending]
 
 @dataclass(frozen=True)
 class Seen:
-    """What is to be seen of a group before a record, or after it."""
+    """The visible state of a group before or after a record."""
 
     state: str
     generation: int | None

@@ -1,4 +1,4 @@
-"""The records of coordinated groups in the words of scripts, and how a group stands.
+"""The records of coordinated groups in the language of scripts, and the display of a group.
 
     joins flights:4 trips:2 [session=1000] [strategy=sticky] [seen=9] [shares] [pattern=^f] [member=""]
                                         JoinGroup without a member_id; topics with their partitions

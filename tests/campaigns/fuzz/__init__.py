@@ -1,4 +1,4 @@
-"""Hostile records: what anybody who may write to the coordination topic could write, thrown at the real thing.
+"""Hostile records: anything that a client with WRITE on the coordination topic could write, against the real product.
 
 - :func:`run_offline`: straight into the replay. Nothing is raised, and the state is the same however the log is cut.
 - :func:`run_on_broker`: into a real log, at full speed, while workers work. They continue, and lose and repeat nothing.

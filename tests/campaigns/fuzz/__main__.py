@@ -1,6 +1,6 @@
 """``python -m tests.campaigns.fuzz``: hostile records from a command line.
 
-Exit status: 0 every promise was kept, 1 one was broken (the record that shows it is printed), 2 wrong use.
+Exit status: 0 every promise was kept, 1 one was broken (prints the record that shows it), 2 wrong use.
 """
 
 from __future__ import annotations

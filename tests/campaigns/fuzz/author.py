@@ -1,9 +1,9 @@
 """Writes hostile records: well formed ones that no client would write, and bytes that are hardly records at all.
 
 Two ways, mixed. By grammar: records of every type, with fields that are near what the log says, wild, of another type,
-or too many; unknown types and newer versions; claims on other people's leases. By mutation: what was just written, with
-bits flipped, cut off, doubled, spliced into another, or lengths that lie. What comes is decided by the seed and by what
-the log answered (`hear`), so one seed is one log.
+or too many; unknown types and newer versions; claims on others' leases. By mutation: recent values with bits flipped,
+cut off, doubled, spliced into another, or with wrong lengths. The seed and the log's outcomes (`hear`) decide the next
+record, so one seed is one log.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ INSTANCES: Final = ("1", "2")
 TOPICS: Final = ("t", "u", "тема")
 INTERVALS: Final = (100, 101, 1_000, 600_000)
 
-#: Types by how often they are written: beats most, as in life.
+#: Types by frequency: mostly heartbeats, as in real logs.
 TYPES: Final = (1,) * 30 + (2,) * 14 + (3,) * 6 + (4,) * 8 + (5,) * 2 + (6,) * 10 + (7,) * 16 + (8,) + (32,) * 4 + (33,)
 
 _ODD_TYPES = (0, -1, 9, 15, 22, 27, 31, 34, 127, 128, 255, 2**31, LARGEST, 2**64 - 1, -(2**63))
 UNKNOWN_TYPES: Final = tuple(number for number in _ODD_TYPES if number not in KINDS)
 VERSIONS: Final = (0, -1, 2, 3, 127, 2**31, LARGEST, 2**64 - 1, True, None, 1.0)
 
-#: What a field may be instead of what it should be.
+#: Wrong values of a field.
 WILD: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, -2, 1, 127, 128, 255, 256, -128, -129, 2**31 - 1, 2**31, 2**32, 2**53 + 1),
     *(LARGEST, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1.0, 1e300, float("nan"), float("inf"), float("-inf")),
@@ -76,12 +76,12 @@ RAW: Final = (
     *(b"\xca\x7f\xc0\x00\x00", b"\xcb\xff\xf0" + bytes(6), b""),
 )
 
-#: Bytes that mean something to msgpack: where they are put, lengths and kinds are another thing.
+#: Bytes with a meaning in msgpack, which change lengths and kinds.
 TELLING: Final = bytes.fromhex(
     "00017f8081 8f90919fa0a1bfc0c1c2c3c4c5c6c7c8c9cacbcccdcecfd0d1d2d3d4d5d6d7d8d9dadbdcdddedfe0ff"
 )
 
-#: What is wrong with a record, by how often: nothing, one field, a field that no encoder writes, the number of fields.
+#: Faults of a record by frequency: none, one field, a field that no encoder writes, the number of fields.
 SOUND, FIELD, RAW_FIELD, COUNT, VERSION, TYPE = range(6)
 WRONG: Final = (SOUND,) * 24 + (FIELD,) * 5 + (RAW_FIELD,) * 2 + (COUNT,) + (VERSION,) + (TYPE,)
 
@@ -90,9 +90,9 @@ LARGE_EVERY: Final = 1_500
 UPGRADE_EVERY: Final = 6
 #: One log in this number stays at level 1, without coordinated groups.
 LEVEL_1_EVERY: Final = 4
-#: Mutations of one value, at most.
+#: Most mutations of one value.
 MOST_MUTATIONS: Final = 4
-#: Values kept to be mutated.
+#: Values kept for mutation.
 CORPUS: Final = 64
 
 
@@ -117,14 +117,14 @@ class Author:
             if route_lease(topic, partition, partitions) == cp
         ]
         self.random.shuffle(homes)
-        #: Leases that are fought for, and one of another CP.
+        #: Contested leases, and one of another CP.
         self.homes = [*homes[:6], ("t", 41)]
         self.upgrades = upgrades and self._below(UPGRADE_EVERY) == 0
-        #: What it does first, in most logs: raise the level to what is supported.
+        #: In most logs it first raises the level to the supported one.
         self._raises = self._below(LEVEL_1_EVERY) > 0
         self._types = TYPES + (GROUP_TYPES * 2 if self._raises else GROUP_TYPES[::9])
         self._groups = GroupHand(self.random, cp, partitions, GROUPS[:2])
-        #: What it believes of leases: holder and epoch, and how far they are.
+        #: Its view of leases: holder and epoch, and progress.
         self._held: dict[tuple[str, str, int], tuple[str, str, int]] = {}
         self._far: dict[tuple[str, str, int], int] = {}
         self._corpus: deque[bytes] = deque(maxlen=CORPUS)
@@ -164,7 +164,7 @@ class Author:
     # -- what it writes ----------------------------------------------------------------------------------------
 
     def stamp(self) -> int:
-        """The next record's timestamp: mostly a little later; back, far ahead or absent now and then."""
+        """The next record's timestamp: mostly a little later; sometimes back, far ahead or absent."""
         rng = self._next()
         if rng < 0.97:
             self.log_time += self._below(40)
@@ -177,7 +177,7 @@ class Author:
         return self._one_of((LARGEST, self.log_time + 2**40, -(2**63)))
 
     def step(self) -> int:
-        """How far the next record's offset lies above the last one's: compaction and markers leave gaps."""
+        """Distance of the next record's offset from the last one's: compaction and markers leave gaps."""
         return 1 if self._next() < 0.98 else 1 + self._below(1_000)
 
     def next(self) -> bytes | None:
@@ -240,7 +240,7 @@ class Author:
         return GROUPS[0] if self._next() < 0.7 else self._one_of(GROUPS), topic, partition
 
     def _offset(self, key: tuple[str, str, int]) -> int:
-        """An offset near how far the lease is; seldom far away."""
+        """An offset near the lease's progress; seldom far away."""
         far = self._far.get(key, 0)
         if self._next() < 0.98:
             return min(LARGEST, max(0, far + self._below(24) - 4))
@@ -335,7 +335,7 @@ class Author:
                 case _:
                     changed += self._one_of(RAW)
         mutated = bytes(changed)
-        # A bit or two can make a level of a number; what stops a world for good belongs into few logs only.
+        # A bit or two can turn a number into a level; an Upgrade that stops a world for good belongs into few logs.
         return mutated if self.upgrades or not _may_upgrade(mutated) else b"\xc1" + mutated
 
 

@@ -1,4 +1,4 @@
-"""Hostile records into a real coordination log, at full speed, while workers work; what it did to them.
+"""Hostile records into a real coordination log, at full speed, while workers work; and their effect on workers.
 
 The flood is a hostile writer: logs of :class:`Author` in every CP, and records about the workers' own leases by clients
 that hold none of them, or that win one and say nothing. What only a holder may do these clients cannot do. (No log can
@@ -55,13 +55,13 @@ TIMEOUT_S: Final = 20.0
 #: Records between two checks of their outcomes; messages for the workers in each partition, meanwhile.
 BURST: Final = 400
 MESSAGES: Final = 1
-#: Records that may be under way: a flood that its own reader can't follow hears nothing of what it does.
+#: Most records in transit: a flood that outruns its own reader learns no outcomes.
 WINDOW: Final = 10_000
 #: One record in this number is about the workers' leases.
 INTRUDE_EVERY: Final = 25
 #: In a flood, one in this number is above 1 kB.
 LARGE_EVERY: Final = 2_000
-#: What a worker may grow by (MB) after the first fifth of the flood: librdkafka's queues hold what is not read yet.
+#: Largest growth of a worker (MB) after the first fifth of the flood: librdkafka's queues hold unread records.
 RSS_LIMIT_MB: Final = 64.0
 #: After the flood everything is handled within this time, or something is stuck.
 DRAIN_S: Final = 60.0
@@ -74,7 +74,7 @@ class FloodReport:
     records: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    #: What the flood's own replica made of all records, the workers' too.
+    #: Outcomes of all records, the workers' too, by the flood's replica.
     codes: Counter[str] = field(default_factory=Counter)
     messages: int = 0
     repeated: int = 0
@@ -82,15 +82,15 @@ class FloodReport:
     #: Leases that were reported to workers as lost.
     leases_lost: int = 0
     digests: int = 0
-    #: Claims by hand beside the flood, ms, ascending; how many were refused or not answered in time.
+    #: Durations of claims by hand beside the flood (ms, ascending); number of those rejected or unanswered.
     claims_ms: list[float] = field(default_factory=list)
     refused: int = 0
-    #: What the worker that grew most grew by, and the largest, MB.
+    #: Largest growth and largest size of a worker (MB).
     grown_mb: float = 0.0
     rss_mb: float = 0.0
-    #: By worker: the largest of each tenth of the flood, MB. What leaks grows in all of them.
+    #: Worker → its largest size in each tenth of the flood (MB). A leak grows in all of them.
     rss_by_tenth_mb: dict[str, list[float]] = field(default_factory=dict)
-    #: How long a member that starts afterwards takes to have caught up, s.
+    #: Time of a later start until it has caught up (s).
     start_s: float = 0.0
     #: What is wrong.
     problems: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ class FloodReport:
         return not self.problems
 
     def claim_ms(self, share: float) -> float:
-        """The claim by hand that this share of all was no slower than."""
+        """The quantile of the durations of claims by hand (ms)."""
         return self.claims_ms[min(len(self.claims_ms) - 1, int(share * len(self.claims_ms)))] if self.claims_ms else 0.0
 
     def tell(self) -> str:
@@ -202,7 +202,7 @@ class _Flood:
     # -- the flood ---------------------------------------------------------------------------------------------
 
     def flood(self) -> None:
-        """Start workers, flood the log, let them finish, and judge what they wrote down."""
+        """Start workers, flood the log, let them finish, and check their output."""
         self.replica = Replica(self.cluster, self.coordination, TIMEOUT_S, Begin.HISTORY)
         self.replica.catch_up(TIMEOUT_S)
         for client_id in WORKERS:
@@ -229,7 +229,7 @@ class _Flood:
         self.replica.close()
 
     def burst(self, log: Writer, writers: tuple[Writer, ...]) -> None:
-        """Some hostile records in all CPs, some messages, and what the log made of it all so far."""
+        """Write hostile records to all CPs and some messages, and read the outcomes so far."""
         for _ in range(BURST):
             cp = self.rng.randrange(CPS)
             payload: bytes | None
@@ -251,7 +251,7 @@ class _Flood:
             self.take_in(0.05)
 
     def behind(self) -> int:
-        """Records written that the flood's own replica has not seen, at least."""
+        """Minimum number of written records that the flood's replica has not seen."""
         return self.written - sum(world.next_offset for world in self.replica.worlds.values())
 
     def take_in(self, timeout_s: float) -> None:
@@ -306,7 +306,7 @@ class _Flood:
         self.workers.append(subprocess.Popen(argv))
 
     def shared(self) -> bool:
-        """Whether the workers have dealt out the partitions, half to each."""
+        """Whether the workers share the partitions, half each."""
         self.take_in(0.1)
         leases = [lease for world in self.replica.worlds.values() for lease in world.leases()]
         holders = Counter(lease.client_id for lease in leases if lease.topic in (self.alo, self.amo))
@@ -324,7 +324,7 @@ class _Flood:
                 raise TimeoutError(f"not within {DRAIN_S:.0f} s: {what}")
 
     def notes(self) -> list[dict[str, Any]]:
-        """What the workers have written down, complete lines only."""
+        """The workers' output, complete lines only."""
         found = []
         for client_id in WORKERS:
             path = self.folder / client_id
@@ -347,7 +347,7 @@ class _Flood:
         }
 
     def read_to_end(self) -> None:
-        """Have the flood's own replica read everything there is now."""
+        """Let the flood's replica read everything written so far."""
         cps = [(self.coordination, cp) for cp in range(CPS)]
         ends = self.cluster.watermarks(cps, TIMEOUT_S)
 
@@ -393,7 +393,7 @@ class _Flood:
                 self.report.problems.append(f"{client_id} does not end at SIGTERM")
 
     def judge(self) -> None:
-        """Hold what the workers wrote down against what was published."""
+        """Compare the workers' output with the published messages."""
         report = self.report
         notes = self.notes()
         report.problems += [f"{note['worker']}: {note['text']}" for note in notes if note["what"] == "error"]

@@ -1,4 +1,4 @@
-"""Many stories, side by side, and the memory of who replays them."""
+"""Many stories in parallel, and the memory of their processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.campaigns.fuzz.story import Story, run_story
 __all__ = ["INPUTS_A_STORY", "RSS_LIMIT_MB", "OfflineReport", "rss_mb", "run_offline"]
 
 INPUTS_A_STORY: Final = 2_000
-#: Stories that one process gets at a time.
+#: Stories per task of a process.
 CHUNK: Final = 10
 #: Chunks of a process before its memory is first read: by then it has read one of everything.
 WARM_UP: Final = 2
-#: What a process may grow by from the first quarter of its chunks to the last (MB, medians: what one chunk's largest
-#: values needed, and the allocator has not given back yet, is no growth).
+#: Largest growth of a process from the first quarter of its chunks to the last (MB, medians: memory that the allocator
+#: has not returned after one chunk's largest values is no growth).
 RSS_LIMIT_MB: Final = 32.0
 
 _STATM: Final = Path("/proc/self/statm")
 
 
 def rss_mb() -> float:
-    """This process's resident memory now (its peak, where there is no /proc)."""
+    """This process's resident memory now (MB; its peak without /proc)."""
     if _STATM.exists():
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -42,17 +42,17 @@ def rss_mb() -> float:
 
 @dataclass(slots=True)
 class OfflineReport:
-    """What a campaign has shown."""
+    """The result of a campaign."""
 
     total: Story = field(default_factory=Story)
     seconds: float = 0.0
     jobs: int = 1
-    #: By process: its memory (MB) after each chunk but those of its warm-up.
+    #: Process → its memory (MB) after each chunk except the warm-up.
     memory: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def grown_mb(self) -> float:
-        """What the process that grew most grew by."""
+        """The largest growth of a process."""
         return max(map(_growth, self.memory.values()), default=0.0)
 
     @property
@@ -78,7 +78,7 @@ class OfflineReport:
 
     @property
     def accepted(self) -> int:
-        """Records that were accepted."""
+        """Number of accepted records."""
         return sum(count for code, count in self.total.codes.items() if code in ACCEPTED)
 
     def figures(self) -> dict[str, Any]:
@@ -123,14 +123,14 @@ def run_offline(
 ) -> OfflineReport:
     """Replay at least this number of hostile records, from the story of seed `first` on, with this number of processes.
 
-    Ends early at the first finding, unless keep_going. progress is called now and then.
+    Ends at the first finding, unless keep_going. progress is called regularly.
     """
     report = OfflineReport(jobs=jobs)
     began = time.monotonic()
     seeds = iter(range(first, 2**62))
     context = multiprocessing.get_context("fork")
     others = set(context.active_children())
-    # Frozen: what others dropped here, a Kafka client perhaps, must not be collected in a child without its threads.
+    # Frozen: garbage of this process, such as a Kafka client, must not be collected in a child without its threads.
     with ProcessPoolExecutor(jobs, context, gc.freeze) as pool:
         waiting = [_submit(pool, seeds, large_every) for _ in range(2 * jobs)]
         try:

@@ -1,4 +1,4 @@
-"""Hostile records about coordinated groups (section 5): what members say, near what the log says of them, and wild."""
+"""Hostile records about coordinated groups (section 5): near the log's state, and wild ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GROUP_TYPES", "GroupHand"]
 
 _OTHERS: Final = frozenset(kind.type for kind in OTHERS)
 
-#: Types by how often they are written.
+#: Types by frequency.
 GROUP_TYPES: Final = (
     *((16,) * 14 + (17,) * 8 + (18,) * 3 + (19,) * 26 + (20,) * 4 + (21,) * 4),
     *[kind.type for kind in OTHERS] * 4,
@@ -25,7 +25,7 @@ GROUP_TYPES: Final = (
 
 LARGEST: Final = 2**63 - 1
 CLIENTS: Final = tuple("abcdefg")
-#: Who pause, and may set positions then.
+#: Clients that pause, and may then set positions.
 ADMINS: Final = ("a", "b", "admin")
 INSTANCES: Final = ("1", "1", "2")
 TOPICS: Final = ("t", "u", "тема")
@@ -46,7 +46,7 @@ Parts = tuple[str, str, str, list[Any]]
 
 
 class GroupHand:
-    """What a hostile writer of one CP's log knows of its coordinated groups, and what it writes about them."""
+    """A hostile writer's view of a CP's coordinated groups, and its records about them."""
 
     def __init__(self, random: Random, cp: int, partitions: int, claimed: Sequence[str]) -> None:
         """claimed: names that claims are fought for under, which now and then are written about as groups."""
@@ -60,7 +60,7 @@ class GroupHand:
         #: group: client: (instance, member_id), as the log said last.
         self._members: dict[str, dict[str, tuple[str, str]]] = {}
         self._generations: dict[str, int] = {}
-        #: How far a partition is.
+        #: Progress of a partition.
         self._far: dict[tuple[str, str, int], int] = {}
         self._next_offset = 0
         self._seen_ids: dict[str, list[str]] = {}

@@ -29,7 +29,7 @@ MOST_SLOW: Final = 20
 
 #: One record in this number is checked more closely, before and after.
 CLOSER_EVERY: Final = 64
-#: Records that apply_many gets at a time, at most.
+#: Most records of one apply_many.
 LONGEST_CUT: Final = 700
 
 
@@ -40,7 +40,7 @@ def bound_s(size: int) -> BoundSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A promise that was broken: in which story, at which record, and how."""
+    """A broken promise: the story, the record, and a description."""
 
     seed: int
     #: Which record of the story, from 0.
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A record that took longer than bound_s also when tried again: how many times as long, at best."""
+    """A record that exceeded bound_s again when retried: the best ratio."""
 
     seed: int
     index: int
@@ -68,13 +68,13 @@ class Over:
 
 @dataclass(slots=True)
 class Story:
-    """What a story, or many of them added up, have shown."""
+    """The result of a story, or the sum of many."""
 
     inputs: int = 0
     bytes: int = 0
     #: Values above 1 kB.
     large: int = 0
-    #: Snapshots and parts of them, and lines of dumps, given to their readers.
+    #: Number of snapshots, parts of them, and lines of dumps that were read.
     stored: int = 0
     lines: int = 0
     codes: Counter[str] = field(default_factory=Counter)
@@ -83,16 +83,16 @@ class Story:
     #: Logs that ended at an Upgrade (E4).
     stopped: int = 0
     findings: list[Finding] = field(default_factory=list)
-    #: Records that took longer than they may at first sight, and those that did so again.
+    #: Records that exceeded their limit, and those that did so again.
     slow: int = 0
     over: list[Over] = field(default_factory=list)
-    #: The largest ratio of time to bound, at best of TRIES where it was above 1, up to 1 kB and above.
+    #: The largest ratio of time to limit (the best of TRIES if above 1), up to 1 kB and above.
     worst: tuple[float, float] = (0.0, 0.0)
     #: Seconds of processor that applying took, each record by itself.
     applying_s: float = 0.0
 
     def add(self, other: Story) -> None:
-        """Take another's figures in."""
+        """Add another story's figures."""
         for name in ("inputs", "bytes", "large", "stored", "lines", "compared", "stopped", "slow", "applying_s"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.codes.update(other.codes)
@@ -119,7 +119,7 @@ class _Run:
         self.story = Story()
 
     def found(self, what: str) -> None:
-        """Note what is wrong about the record that was written last."""
+        """Record a finding about the last record."""
         value = self.records[-1][2] if self.records else None
         self.story.findings.append(Finding(self.seed, len(self.records) - 1, what, value))
 
@@ -224,7 +224,7 @@ class _Run:
     # What takes long.
 
     def again(self) -> None:
-        """Try the slow ones again, each on the state that it met."""
+        """Try slow records again, each on its original state."""
         self.story.slow = len(self.slow)
         world, at = World(self.cp, self.partitions), 0
         for index in self.slow[:MOST_SLOW]:

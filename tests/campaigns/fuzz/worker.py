@@ -1,8 +1,8 @@
 """A worker as users write them, in its own process, beside a flood.
 
 ``python -m tests.campaigns.fuzz.worker JSON``. It consumes one topic at least once and another at most once,
-claims leases by hand now and then to see how long that takes, and writes what it does as JSON lines into a file.
-SIGTERM ends it in order.
+claims leases by hand from time to time to measure how long that takes, and writes JSON lines to a file. SIGTERM ends it
+cleanly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.campaigns.fuzz.campaign import rss_mb
 
 __all__ = ["DIGEST_EVERY", "main"]
 
-#: A replica notes its digest at the first record at or above each multiple of this offset.
+#: A replica records its digest at the first record at or above each multiple of this offset.
 DIGEST_EVERY = 5_000
 #: Seconds between two reads of the memory, and between two claims by hand.
 MEMORY_S = 0.5
@@ -32,18 +32,18 @@ CLAIM_S = 0.1
 
 
 class Notes:
-    """The file that is read while, and after, the worker runs."""
+    """The file that is read during and after the worker's run."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def say(self, what: str, **more: object) -> None:
-        """One line, written at once."""
+        """Write a line at once."""
         os.write(self._file, json.dumps({"what": what, **more}).encode() + b"\n")
 
 
 class _Errors(logging.Handler):
-    """What is logged as an error belongs into the notes."""
+    """Writes logged errors to the notes."""
 
     def __init__(self, notes: Notes) -> None:
         super().__init__(logging.ERROR)
@@ -93,7 +93,7 @@ class Worker:
     def _guarded(self, work: Any, *arguments: object) -> None:
         try:
             work(*arguments)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is written down and judged
+        except BaseException as error:  # noqa: BLE001 - recorded and judged
             self.notes.say("error", text=f"{type(error).__name__}: {error}")
 
     def _note_digests(self, marshal: Marshal) -> Any:

@@ -2,8 +2,8 @@
 
 Two clients, one of which has been restarted and its earlier instance may still write; a topic of one partition, which
 may become two, and may be shared by key; deaths, pauses, settings, positions, a claim of the same group. Members are
-called by their ids where they have one; commits carry any generation that makes a difference. What must hold of each
-step is written down here once more, apart from the code that is searched. (See :mod:`.records`, of claims.)
+called by their ids if they have one; commits carry any generation that makes a difference. The invariants of each step
+are written here independently of the searched code. (For claims see :mod:`.records`.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HALF = MAX_KEY_HASH // 2
 #: Key hashes of which owners are compared: those of both halves' ends, between which nothing is cut but by mistake.
 SAMPLES = (0, HALF, HALF + 1, MAX_KEY_HASH)
 
-#: What this cast can't show.
+#: Transitions out of reach of these clients.
 _ELSEWHERE = frozenset(
     [
         codes.MALFORMED,
@@ -77,7 +77,7 @@ _NAMES = [kind.name for kind in KINDS.values() if kind.level >= GROUPS_LEVEL]
 
 
 class _Groups:
-    """The search, as :mod:`.search` wants it."""
+    """The scope for :mod:`.search`."""
 
     wanted = transitions([*_NAMES, "entry of CommitOffsets", "ForgetGroup", "ReleaseGroup"], _ELSEWHERE) | {
         ("ClaimingPartition", codes.WRONG_KIND)
@@ -232,7 +232,7 @@ def _of_admin(world: World, group: Group | None) -> Iterator[Record]:
         yield ConfigureGroup(*ADMIN, (("accept_individual_commit", not group.settings.accept_individual_commit),))
 
 
-# What must hold, written down once more.
+# Invariants, written independently.
 
 
 def _check(before: World, after: World, record: Record, outcome: Outcome, offset: int) -> None:
@@ -281,7 +281,7 @@ def _check_shape(group: Group, record: Record) -> None:
 
 
 def _check_members(was: Group, now: Group, record: Record, outcome: Outcome, log_time: int) -> None:
-    """G6, G8: who lives stays, and who is dead goes with the first record that is accepted of another member."""
+    """G6, G8: living members stay, and dead ones go with the first accepted record of another member."""
     for slot, member in was.members.items():
         leaves = isinstance(record, LeaveGroup) and outcome.accepted and record.client_id == member.client_id
         is_overdue = member.is_overdue(log_time)
@@ -366,7 +366,7 @@ def _check_progress(was: Group, now: Group, record: Record, outcome: Outcome, pa
 def _owns(group: Group, record: Record, partition: int, sample: int) -> bool:
     owner = _piece_at(group, partition, sample)
     sender = group.clients.get(record.client_id)
-    # Ranges count for every key: who commits them owns some.
+    # Ranges count for every key: their sender owns some.
     return sender is not None and (owner is None or owner[0] == sender.slot or bool(_entry(record).ranges))
 
 

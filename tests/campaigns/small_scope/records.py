@@ -1,15 +1,14 @@
-"""Small scope, all of it: every order of records and expiries of three clients and two partitions, to some depth.
+"""Small scope: every order of records and expiries of three clients and two partitions, to some depth.
 
 ``python -m tests.campaigns.small_scope --depth 8``. Three workers (one of which has been restarted, and its
 earlier instance may still write) and an admin append any record that they could, with any epoch they ever had, in any
 order, and log time moves by one HI or beyond staleness between any two of them: that is what delay, loss and
-repetition can make of a log. Every state that comes of it is visited once, and every record tried on it; states that
-differ only in which partition is which, in the size of epochs, or in ages beyond staleness are one.
+repetition can produce. Every resulting state is visited once, and every record tried on it; states that differ only in
+the order of partitions, in the size of epochs, or in ages beyond staleness are one.
 
-The code that is explored is the rationalizer's own. Each state is restored from its snapshot before the next record,
-so that S1 and S3 are tried, too, and each Heartbeat is also replayed by the short cut. What must hold of each step is
-written down here once more, apart from that code. With ``--engine`` it is the members' own logic that is explored
-(:mod:`tests.campaigns.small_scope.engine`).
+The explored code is the rationalizer's. Each state is restored from its snapshot before the next record, so that S1 and
+S3 are tested, too, and each Heartbeat is also replayed by the fast path. The invariants of each step are written here
+independently of that code. ``--engine`` explores the members' logic (:mod:`tests.campaigns.small_scope.engine`).
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ DEPTH = 8
 _Epochs = dict[tuple[str, int], tuple[int, ...]]
 
 
-#: What three clients with well-formed records of level 1 can't show.
+#: Transitions out of reach of three clients with well-formed records of level 1.
 _ELSEWHERE = frozenset(
     [
         codes.MALFORMED,
@@ -197,7 +196,7 @@ def _of_admin(ids: tuple[str, str, str], world: World, epochs: _Epochs) -> Itera
             yield HeartbeatBatch(*ids, (BeatEntry(TOPIC, partition, epoch, 1),))
 
 
-# What must hold, written down once more.
+# Invariants, written independently.
 
 
 def _check(before: World, after: World, record: Record, outcome: Outcome, offset: int) -> None:
@@ -280,7 +279,7 @@ def _is_holder(lease: Lease | None, record: Record) -> bool:
 
 
 def _key(rows: list[str], pause: str) -> bytes:
-    """Sixteen bytes that stand for a state."""
+    """Sixteen bytes that identify a state."""
     return blake2b(f"{rows} {pause}".encode(), digest_size=16).digest()
 
 
@@ -317,7 +316,7 @@ def _canonical(world: World, numbered: _Numbered) -> tuple[list[str], str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0, or 1 where a rule is broken or a transition was not met."""
+    """Returns 0, or 1 if a rule is broken or a transition was not reached."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.small_scope", description=__doc__)
     parser.add_argument("--depth", type=int, help="records and expiries in a row (8); with --engine: moves (6 to 8)")
     parser.add_argument("--most", type=int, help="stop at so many states")

@@ -13,7 +13,7 @@ from rationalizer import codes
 
 __all__ = ["BrokenError", "Explored", "Part", "Scope", "State", "search", "transitions"]
 
-#: States that a process is given at a time.
+#: States per task of a process.
 CHUNK = 500
 
 
@@ -37,11 +37,11 @@ class Explored:
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: What must be met.
     wanted: frozenset[tuple[str, str]] = frozenset()
-    #: Every state there is was met: the next depth has no new one.
+    #: All states were reached: the next depth has no new one.
     is_all: bool = False
 
     def missing(self) -> list[tuple[str, str]]:
-        """Transitions of the protocol's table that were not met."""
+        """Transitions of the protocol's table that were not reached."""
         return sorted(self.wanted - set(self.transitions))
 
     def tell(self) -> str:
@@ -83,14 +83,14 @@ def transitions(names: Collection[str], left_out: Collection[str]) -> frozenset[
     return frozenset(found)
 
 
-#: One state: a CP's snapshot, what else the search has to know there, and which choices lead there: of each step, its
-#: place among those that are possible.
+#: One state: a CP's snapshot, further data of the search, and the choices that lead there: for each step its index
+#: among the possible ones.
 State = tuple[bytes, Any, bytes]
 
 
 @dataclass(slots=True)
 class Part:
-    """What comes of some states of one depth: new states, each with its key and for how many it stands."""
+    """The successors of some states of one depth: new states, each with its key and the number that it stands for."""
 
     found: list[tuple[bytes, int, State | None]] = field(default_factory=list)
     steps: int = 0
@@ -100,7 +100,7 @@ class Part:
 class Scope(Protocol):
     """What is searched."""
 
-    #: (record, outcome): what must be met.
+    #: (record, outcome) that must be reached.
     wanted: frozenset[tuple[str, str]]
 
     def first(self) -> tuple[bytes, State]:
@@ -149,7 +149,7 @@ def _expanded(scope: Scope, frontier: list[State], seen: set[bytes], goes_on: bo
         return
     global _seen, _scope
     _scope = scope
-    _seen = seen  # forked processes have it for nothing, as it is before this depth
+    _seen = seen  # forked processes inherit it as of before this depth
     gc.freeze()
     try:
         with multiprocessing.get_context("fork").Pool(jobs, gc.freeze) as pool:

@@ -51,7 +51,7 @@ class KafkaAssignors:
         self._said.close()
 
     def assign(self, assignor: str, subscribers: Subscribers, counts: Mapping[str, int], was: Assigned) -> Assigned:
-        """Who gets which partition; `was` is what members had and still subscribe to."""
+        """The assignment; `was` is what members had and still subscribe to."""
         members: dict[str, dict[str, object]] = {}
         for slot in sorted({slot for slots in subscribers.values() for slot in slots}):
             topics = [topic for topic, slots in subscribers.items() if slot in slots]

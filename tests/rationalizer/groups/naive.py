@@ -1,4 +1,4 @@
-"""G17, K1 and K2 once more, read word by word and as slowly as they are written."""
+"""A second, literal and slow implementation of G17, K1 and K2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Thing = tuple[str, int]
 
 @dataclass
 class Game:
-    """What one application of a strategy sees. Topics are (name, how many); bins may be members or partitions."""
+    """The input of one application of a strategy. Topics are (name, count); bins may be members or partitions."""
 
     topics: list[tuple[str, int]]
     subscribers: Mapping[str, Sequence[int]]

@@ -1,4 +1,4 @@
-"""The targets of a rebalance: examples of K3, and everything beside a naive reading of G17, K1 and K2."""
+"""The targets of a rebalance: examples of K3, and everything compared with a naive reading of G17, K1 and K2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def holders(targets: Iterable[Target]) -> list[list[int]]:
 def share(
     strategy: str, members: int, partitions: int, without: Sequence[int] = (), allowed: bool = True
 ) -> list[list[int]]:
-    """Who has what of one topic, from nothing: members 1 … n, all opted in but some."""
+    """The targets of one topic, from nothing: members 1 … n, all opted in except some."""
     slots = range(1, members + 1)
     shared = {"tp"} if allowed else set[str]()
     opted_in = set(slots) - set(without)
@@ -147,7 +147,7 @@ class Case(NamedTuple):
 
 
 def draw(chance: random.Random) -> Case:
-    """Anything: few members or many, the same subscriptions or not, things of the dead, topics that grew."""
+    """Any case: few members or many, equal subscriptions or not, pieces of dead members, topics that grew."""
     members = sorted(chance.sample(range(20), chance.randint(1, 8)))
     topics = [f"t{n}" for n in range(chance.randint(1, 5))]
     counts = {topic: chance.choice([0, 1, 1, 2, 3, 5, 9, 15]) for topic in chance.sample(topics, len(topics))}
@@ -224,7 +224,7 @@ def test_the_order_in_which_topics_are_given_is_nothing_to_it() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_far_from_balance_goes_through_many_hands(seed: int) -> None:
-    """Few can take each topic, and others own what they have: things move on from a member to the next and the next."""
+    """Few can take each topic, and others own it: partitions move from a member to the next and the next."""
     chance = random.Random(seed)
     for _ in range(200):
         members = list(range(chance.randint(4, 10)))
@@ -299,7 +299,7 @@ def test_a_join_costs_little_more_than_a_look_at_each_partition(strategy: str, o
 
 
 def test_many_moves_cost_in_proportion() -> None:
-    """One member has all; the one with the fewest can only take what comes first, behind all that others could take."""
+    """One member has all; the one with the fewest can only take what comes first, after what others could take."""
     counts = {"a": 10_000, "b": 10_000}
     before = {topic: Before([0] * 10_000, [1] * 10_000) for topic in counts}
     cost = best_of(

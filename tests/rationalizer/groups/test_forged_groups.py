@@ -36,7 +36,7 @@ HOME = next(name for name in (f"h{number}" for number in range(99)) if route_gro
 
 
 def _state() -> list[Any]:
-    """A state with something in each part of a group: two sharers, revoked pieces, a topic that is gone, progress."""
+    """A state with something in each part of a group: two sharers, revoked pieces, a deleted topic, progress."""
     world = World(0, 2)
 
     def append(record: Any) -> Any:
@@ -120,7 +120,7 @@ def _twice(path: tuple[int, ...]) -> bytes:
 REVOKED = ((*PIECE, 5), _at((*HERE, GENERATION)))
 UUID = "00000000-0000-5000-8000-000000000000"
 
-#: What is wrong: the state that has it, and a word of what is said.
+#: Fault → the state with it, and a word of the message.
 FORGED: dict[str, tuple[bytes, str]] = {
     "level 1": (_with(((4,), 1)), "below level 2"),
     "groups out of order": (_with(((7,), [_at(OTHER), _at(HERE)])), "groups are not sorted"),

@@ -1,4 +1,4 @@
-"""Records of coordinated groups with an odd thing in one place, whichever it is: read as the oracle reads them (E2)."""
+"""Records of coordinated groups with an odd value in any one place are read as by the oracle (E2)."""
 
 from __future__ import annotations
 

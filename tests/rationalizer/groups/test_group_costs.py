@@ -1,4 +1,4 @@
-"""What a record of coordinated groups may cost: its own length, and what it changes, however large the group is.
+"""The cost of a record of coordinated groups depends on its length and its changes, not on the group's size.
 
 As in tests/rationalizer/test_costs.py the unit of costs is what msgpack takes for as many bytes, or costs are a ratio
 between a large state and a small one. The figures themselves are those of benchmarks/groups.py.
@@ -29,7 +29,7 @@ from tests.rationalizer.test_costs import BOUND, best, relative
 
 #: A commit of many entries may cost this many times what msgpack takes for it: 10,000 of them take some 60 ms.
 COMMIT_BOUND = 3 * BOUND
-#: How many times as long a record may take in a group of 1,000 as in one of ten, where it changes the same.
+#: Limit on the cost of a record in a group of 1,000, relative to one of ten, with the same changes.
 RATIO = 6
 
 

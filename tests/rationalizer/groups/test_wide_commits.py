@@ -1,4 +1,4 @@
-"""What is done in another way where a commit concerns many pieces leads to the same as piece by piece."""
+"""The fast path for commits of many pieces has the same result as piece by piece."""
 
 from __future__ import annotations
 

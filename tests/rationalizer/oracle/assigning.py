@@ -1,4 +1,4 @@
-"""Who should have what: G17's strategies and K1, K2, as loops over plain data.
+"""Targets: G17's strategies and K1, K2, as loops over plain data.
 
 A *thing* is dealt out to a *bin*. In G17 things are partitions and bins are members (slots); in K2's sticky the
 roles are exchanged.

@@ -16,7 +16,7 @@ from rationalizer import World
 
 
 def replay(case: dict[str, Any]) -> list[Any]:
-    """What one log comes to, applied one by one, and (the digest twice) in one go."""
+    """The result of one log, applied one by one and (the digest twice) in one go."""
     one_by_one, at_once = (World(case["partition"], case["partitions"]) for _ in range(2))
     log = [(offset, stamp, None if text is None else bytes.fromhex(text)) for offset, stamp, text in case["log"]]
     outcomes = [one_by_one.apply(*entry) for entry in log]

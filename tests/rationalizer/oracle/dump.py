@@ -18,7 +18,7 @@ Outcome = dict[str, Any]
 def replay(
     lines: Iterable[str], until: Mapping[int, int] | None = None, highest_level: int = HIGHEST_LEVEL
 ) -> tuple[list[Outcome], dict[str, Any], dict[int, int]]:
-    """What `replay` and `replay --state` show of a sound dump, and the levels of CPs that stopped (D4)."""
+    """The output of `replay` and `replay --state` for a valid dump, and the levels of CPs that stopped (D4)."""
     header, *records = [json.loads(line) for line in lines if line.strip()]
     worlds = [OracleWorld(cp, header["partitions"], highest_level) for cp in range(header["partitions"])]
     printed = []

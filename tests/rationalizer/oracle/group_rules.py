@@ -1,4 +1,4 @@
-"""How the records of section 5 are judged: G8 to G15, G19 and G21, each as a function from a group to a verdict.
+"""The rules of section 5: G8 to G15, G19 and G21, each as a function from a group to a verdict.
 
 E6 as far as the pause, and the kind (G1), are the world's; what comes here has passed them, and is at the group's
 home (G2).
@@ -22,7 +22,7 @@ MOST_PARTITIONS = 100_000  # G11
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a record stands in the log, and what of the rest of the CP its rules ask for."""
+    """A record's place in the log, and what its rules need of the rest of the CP."""
 
     cp: int
     offset: int

@@ -49,7 +49,7 @@ def are_groups(rows: list[Any], cp: int, partitions: int, next_offset: int, log_
     return (
         names == in_order(names)
         and taken <= MOST_PARTITIONS
-        # G2: elsewhere than at home a group is a mark, and the map is not kept
+        # G2: outside its home a group is a mark, without the map
         and all(home_of_group(row[0], partitions) == cp or row == canonical(Group(row[0])) for row in rows)
     )
 
@@ -67,7 +67,7 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
     fields = list(added_to_groups(level).values())
     if len(added) > len(fields) or not all(check(value) for value, (_, check) in zip(added, fields, strict=False)):
         return False
-    if added and added[-1] == fields[len(added) - 1][0]:  # left out where it is the default
+    if added and added[-1] == fields[len(added) - 1][0]:  # omitted if it is the default
         return False
     generation = int_between(0, max(0, next_offset - 1))
     if not fits(row, [an_id, generation, lambda item: item in (None, *STRATEGIES), a_list, a_list, a_list, a_list]):

@@ -1,6 +1,6 @@
-"""What is known of a coordinated group (G3, G4, G12), and what a rebalance makes of it (G16).
+"""The state of a coordinated group (G3, G4, G12), and its rebalance (G16).
 
-A group is a plain value; whatever happens to it gives another one.
+A group is a plain value; each change returns another one.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def tidy(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def the_same_for_every_key(pieces: Iterable[Piece], what: str) -> int | None:
-    """The slot that is the owner (or target) of every key; None where there is no such."""
+    """The slot that is the owner (or target) of every key, if there is one."""
     covered, found = -1, set[int | None]()
     for piece in sorted(pieces):
         if piece.low != covered + 1:

@@ -179,9 +179,9 @@ NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "Clai
 
 @dataclass(frozen=True)
 class Judged:
-    """How far a value got through E6, up to and including routing.
+    """How far a value passed E6, up to and including routing.
 
-    code: None where it passed all of these, else the outcome. type: the record's name, once that is known.
+    code: None if it passed all of these, else the outcome. type: the record's name, once that is known.
     instance, client, group, fields: once the fields were found well formed.
     """
 

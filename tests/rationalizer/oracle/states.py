@@ -1,4 +1,4 @@
-"""Which bytes are a state (S1, Q23): every condition once more, each by itself."""
+"""Which bytes are a state (S1, Q23): every condition again, separately."""
 
 from __future__ import annotations
 

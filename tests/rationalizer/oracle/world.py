@@ -133,7 +133,7 @@ class OracleWorld:
         return dict(Counter(outcome.code for outcome in self.outcomes if not outcome.accepted))
 
     def lease(self, key: LeaseKey) -> OracleLease | None:
-        """The lease as the facts have it; None if it was never claimed here, or forgotten since."""
+        """The lease by the facts; None if it was never claimed here, or forgotten since."""
         facts = self.facts.get(key)
         if not facts:
             return None
@@ -194,7 +194,7 @@ class OracleWorld:
     # Applying a record.
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> OracleOutcome:
-        """Judge one record of the log, and remember what it changed."""
+        """Judge one record of the log, and store its changes."""
         judged = judge(value, self.level, self.partition, self.partitions)
         upgrade = judged.code is None and judged.type == "Upgrade"
         if self.required_level is None and upgrade and judged.fields[0] > self.highest_level:

@@ -1,4 +1,4 @@
-"""One member of the search: the real engine, held as bytes, and the pure functions that move it.
+"""One member of the search: the real engine as bytes, and the pure functions that move it.
 
 A member is frozen between two moves: its engine is pickled, its replica is a snapshot (S1). A move thaws it, passes the
 engine what the shell would pass (:mod:`kafka_marshal.node.driver`), carries the effects out on paper, and freezes it
@@ -61,7 +61,7 @@ PARTITIONS: Final = (0, 1)
 #: Messages of each partition.
 LENGTH: Final = 3
 HI: Final = 300
-#: Outcomes of moves that are remembered.
+#: Cached outcomes of moves.
 _REMEMBERED: Final = 60_000
 
 MESSAGES: Final = {
@@ -76,18 +76,18 @@ Entry = tuple[int, int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all members of a scenario have in common."""
+    """Common settings of a scenario's members."""
 
     at_most_once: bool = False
     #: Where the group begins (P9).
     start: Start = "earliest"
-    #: Whether the user gave callbacks, which return when it pleases them.
+    #: Whether there are callbacks, which return at any time.
     callbacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What a member holds, as it believes: until when (its own clock, ms) its lease is proven (T4)."""
+    """A lease as its member sees it: until when (its own clock, ms) it is proven (T4)."""
 
     partition: int
     epoch: int
@@ -96,7 +96,7 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class HandedOut:
-    """A message that a user's thread was given, or has got done, by an instance under an epoch."""
+    """A message that an instance delivered or marked as done under an epoch."""
 
     instance: str
     epoch: int
@@ -111,18 +111,18 @@ class Member:
     shape: Shape
     client: str
     instance: str
-    #: The engine, and what its user holds.
+    #: The engine, and its user's messages.
     state: bytes
     #: Its replica, canonical (S1), and the next offset it waits for.
     world: bytes
     applied: int
     digest: bytes
-    #: When its engine wants to be asked again (ms).
+    #: Deadline of its engine (ms).
     deadline: float
     beliefs: tuple[Belief, ...]
     #: Messages in flight, oldest first.
     in_hand: tuple[tuple[int, int], ...]
-    #: Whether there is anything that a user's thread might be given.
+    #: Whether a user's thread might get a message.
     has_more: bool
     #: Callbacks that run.
     calls: int
@@ -138,7 +138,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What came of a move of one member."""
+    """The result of a move of one member."""
 
     member: Member
     #: (token, value) of what it appends, in order.
@@ -154,7 +154,7 @@ class _Live:
     shape: Shape
     engine: Engine
     world: World
-    #: What a user's thread has taken and not got done.
+    #: Messages that a user's thread has taken and not marked as done.
     hands: list[MemoryMessage] = field(default_factory=list)
     #: Callbacks that run, in their order.
     calls: list[Call] = field(default_factory=list)
@@ -166,19 +166,19 @@ class _Live:
         return next(iter(self.engine.consumers.values()))
 
 
-#: Effects by kind, and moves, as often as they were worked out: what the search has reached.
+#: Effects by kind, and moves: how often each was computed.
 reached: Counter[str] = Counter()
 
 
 class _NoChance(Random):
-    """Always the upper end: chance is no part of this search, the order of things is."""
+    """Always the upper end: the search varies the order of events, not chance."""
 
     def uniform(self, a: float, b: float) -> float:
         return b
 
 
-# Freezing and thawing. What never changes, and every text, is numbered and not pickled: equal states have equal bytes
-# then, whichever way led to them.
+# Freezing and thawing. Constants and texts are numbered, not pickled, so that equal states have equal bytes, however
+# they were reached.
 
 _CHANCE, _POLICY = _NoChance(0), Balanced()
 _WORLD, _SETTINGS, _CONSUMER_SETTINGS = -1, -2, -3
@@ -262,7 +262,7 @@ def _consumer_settings(shape: Shape) -> ConsumerSettings:
     return ConsumerSettings(shape.at_most_once, _POLICY, shape.start, 1, None, callbacks)
 
 
-#: One object for all that are equal.
+#: One object for all equal ones.
 _members: WeakValueDictionary[bytes, Member] = WeakValueDictionary()
 
 
@@ -314,11 +314,11 @@ def _freeze(live: _Live, now: int) -> Member:
     return member
 
 
-# What the shell does (driver.py, consumer.py), on paper.
+# The shell (driver.py, consumer.py), simulated.
 
 
 def _carry_out(live: _Live, now: int) -> None:
-    """Effects, until there are none: a fetch and a look-up are answered at once."""
+    """Carry out effects until there are none: fetches and look-ups are answered at once."""
     while effects := live.engine.take_effects():
         for effect in effects:
             _carry_out_one(live, effect, now)
@@ -349,7 +349,7 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
     reached[type(effect).__name__] += 1
 
 
-#: How a warning is known, and what it is about.
+#: Text of a warning → its subject.
 _WARNINGS = (
     ("not confirmed within", "not proven in time"),
     ("another holder or epoch", "fenced"),
@@ -418,7 +418,7 @@ def done(member: Member, place: int, now: int) -> Moved:
 
 @lru_cache(maxsize=_REMEMBERED)
 def taken(member: Member, now: int) -> Moved | None:
-    """A user's thread asks for a message; None: there is none for it now, and nothing has changed."""
+    """A user's thread asks for a message; None: there is none now, and nothing has changed."""
     live = _thaw(member)
     if member.shape.at_most_once:
         return _taken_at_most_once(live, now)

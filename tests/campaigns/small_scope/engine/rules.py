@@ -1,4 +1,4 @@
-"""What must hold after each move, worked out from the log and from what users were given, apart from the engine."""
+"""Invariants after each move, computed from the log and from delivered messages, independent of the engine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_all_told(situation: Situation) -> None:
 
 
 def accounted(before: Situation, situation: Situation, moved: Moved | None) -> Situation:
-    """Note what a user was given or has got done; forget what makes no difference any more."""
+    """Record delivered and done messages; forget those that no longer matter."""
     is_news = moved is not None and (moved.handed_out is not None or moved.done is not None)
     if situation.truths is before.truths and not is_news:
         return situation
@@ -70,7 +70,7 @@ def accounted(before: Situation, situation: Situation, moved: Moved | None) -> S
     if moved is not None and moved.done is not None:
         done = done | {moved.done}
     leases = {lease.partition: lease for lease in situation.truth.leases}
-    if not situation.shape.at_most_once:  # what an earlier epoch was given may come again
+    if not situation.shape.at_most_once:  # messages of an earlier epoch may be delivered again
         handed_out = frozenset(
             out for out in handed_out if (lease := leases.get(out.partition)) is None or out.epoch >= lease.epoch
         )
@@ -95,7 +95,7 @@ def _check_log(earlier: Truth, later: Truth, situation: Situation) -> None:
 
 
 def _check_done(was: Standing | None, now: Standing, situation: Situation) -> None:
-    """What the log has newly taken for done."""
+    """Check messages that are newly done by the log."""
     last = max(now.stable, *(last for _, last in now.ranges), -1)
     for offset in range(last + 1):
         if not now.is_done(offset) or (was is not None and was.is_done(offset)):
@@ -108,7 +108,7 @@ def _check_done(was: Standing | None, now: Standing, situation: Situation) -> No
 
 
 def _is_passed_over(situation: Situation, offset: int) -> bool:
-    """A group that begins at the latest message leaves those before it alone (P9)."""
+    """A group that begins at the latest message skips those before it (P9)."""
     return situation.shape.start == "latest" and offset < LENGTH - 1
 
 

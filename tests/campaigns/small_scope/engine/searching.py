@@ -1,4 +1,4 @@
-"""The search: from a few situations that matter, every order of moves, to some depth."""
+"""The search: from a few important situations, every order of moves, to some depth."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FINISHED_WITHIN = 8
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Where a search begins, and how far it goes."""
+    """The start and limits of a search."""
 
     name: str
     about: str
@@ -49,10 +49,10 @@ class Scenario:
     settled: tuple[str, ...]
     joining: tuple[str, ...]
     shape: Shape
-    #: A turn reads all there is, and all that was sent lands together.
+    #: A turn reads everything, and all sent records land together.
     is_coarse: bool
     depth: int
-    #: How often something may be lost or a process killed, and how often time may go by.
+    #: How often something may be lost or a process killed, and how often time may pass.
     faults: int = 1
     waits: int = 3
 
@@ -73,7 +73,7 @@ SCENARIOS = (
 
 @dataclass(slots=True)
 class Found:
-    """What one scenario has shown."""
+    """The result of one scenario."""
 
     scenario: Scenario
     depth: int = 0
@@ -83,7 +83,7 @@ class Found:
     moves: Counter[str] = field(default_factory=Counter)
     #: (record, outcome) in the log.
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: Effects of the engines, each as often as it was worked out.
+    #: Effects of the engines: how often each was computed.
     effects: Counter[str] = field(default_factory=Counter)
     #: Situations that were continued without faults.
     finished: int = 0
@@ -128,7 +128,7 @@ def _worked(situation: Situation, who: int) -> Situation:
 
 
 def step(situation: Situation, move: Move) -> Situation:
-    """What comes of a move, checked; the same situation where nothing does."""
+    """The situation after a move, checked; the same one if nothing changes."""
     after, moved = carry_out(situation, move)
     if after is situation:
         return situation
@@ -138,7 +138,7 @@ def step(situation: Situation, move: Move) -> Situation:
 
 _CALM = frozenset([MoveKind.LATE, MoveKind.LAND, MoveKind.TURN, MoveKind.RETURN])
 _AT_WORK = _CALM | {MoveKind.TAKE, MoveKind.DONE}
-#: No more moves come of one instant, by far.
+#: Far more moves than one instant ever has.
 _MOVES_AT_ONCE = 500
 
 
@@ -159,7 +159,7 @@ def _calm(situation: Situation, beats: int, kinds: Collection[MoveKind] = _CALM)
 
 
 def finish(situation: Situation) -> None:
-    """No more faults, and users at work: within a few HI all is owned, and all messages are done."""
+    """Without faults and with working users, all is owned and all messages are done within a few HI."""
     after = _calm(situation, 3 * FINISHED_WITHIN, _AT_WORK)
     for partition in PARTITIONS:
         lease = after.truth.lease(partition)
@@ -196,7 +196,7 @@ def search(scenario: Scenario, depth: int | None = None, most: int | None = None
         if most is not None and len(seen) >= most:
             break
         frontier = following
-        gc.freeze()  # what is kept need not be looked through again and again
+        gc.freeze()  # so that kept objects are not scanned repeatedly
     gc.unfreeze()
     found.effects = Counter(members.reached)
     return found

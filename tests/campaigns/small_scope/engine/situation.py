@@ -42,7 +42,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The broker's clock where everybody's own clock is at 0 (ms).
+#: The broker's clock when all members' clocks are at 0 (ms).
 START: Final = 1_000_000
 #: Messages that one user's thread has in flight at most.
 MAX_IN_HAND: Final = 2
@@ -78,7 +78,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A lease as the log has it."""
+    """A lease by the log."""
 
     partition: int
     client: str | None
@@ -105,7 +105,7 @@ class Truth:
     leases: tuple[Standing, ...]
 
     def lease(self, partition: int) -> Standing | None:
-        """The lease of a partition, None where it was never claimed."""
+        """The lease of a partition; None if it was never claimed."""
         return next((lease for lease in self.leases if lease.partition == partition), None)
 
 
@@ -135,10 +135,10 @@ def _after(state: bytes, entry: Entry) -> Truth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
-    """One moment. Everybody's own clock, and the broker's, go alike."""
+    """One moment. All clocks have the same rate."""
 
     shape: Shape
-    #: Whether a turn reads all there is, and all that was sent lands together; else one by one.
+    #: Whether a turn reads everything, and all sent records land together; else one by one.
     is_coarse: bool
     #: Everybody's own clock (ms).
     now: int
@@ -149,12 +149,12 @@ class Situation:
     #: By member: (token, value) sent and neither written nor lost yet; (token, offset or None) on its way back.
     sending: tuple[tuple[tuple[int, bytes], ...], ...]
     answers: tuple[tuple[tuple[int, int | None], ...], ...]
-    #: What killed processes had sent.
+    #: Records that killed processes had sent.
     strays: tuple[bytes, ...] = ()
-    #: What users were given, and have got done, as far as it still matters.
+    #: Delivered and done messages, as far as they still matter.
     handed_out: frozenset[HandedOut] = frozenset()
     done: frozenset[tuple[int, int]] = frozenset()
-    #: How often something may be lost yet or a process killed, and how often time may go by.
+    #: How often something may still be lost or a process killed, and how often time may pass.
     faults: int = 0
     waits: int = 0
 
@@ -165,7 +165,7 @@ class Situation:
 
     @staticmethod
     def own_time(log_time: int) -> int:
-        """Everybody's own clock (ms) when the broker's showed this."""
+        """The members' clock (ms) when the broker's showed this."""
         return log_time - START
 
     @property
@@ -174,7 +174,7 @@ class Situation:
         return self.truths[-1]
 
     def key(self) -> bytes:
-        """Sixteen bytes that stand for all of this."""
+        """Sixteen bytes that identify the situation."""
         rest = (
             self.now,
             self.log[min((x.applied for x in self.members), default=0) :],
@@ -259,7 +259,7 @@ def _moments(situation: Situation) -> dict[MoveKind, int | None]:
 
 
 def carry_out(situation: Situation, move: Move) -> tuple[Situation, Moved | None]:
-    """What comes of a move, and of whose engine it was, if any; the same situation where nothing does."""
+    """The situation after a move, and the moved engine's result, if any; the same situation if nothing changes."""
     who, now = move.who, situation.now
     match move.kind:
         case MoveKind.DUE | MoveKind.TRUST | MoveKind.STALE:
@@ -353,6 +353,6 @@ def trusted(situation: Situation) -> list[tuple[Member, Belief]]:
 
 
 def forget() -> None:
-    """Remember nothing that was worked out."""
+    """Clear the cache."""
     members.forget()
     _after.cache_clear()
