@@ -22,7 +22,7 @@ Note = dict[str, Any]
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.usefixtures("topic_factory")
-def test_forty_thousand_hostile_records_harm_nobody(kafka_bootstrap: str) -> None:
+def test_forty_thousand_hostile_records_harm_no_member(kafka_bootstrap: str) -> None:
     report = fuzz_a_broker(40_000, seed=1_000_000, bootstrap=kafka_bootstrap)
     assert report.problems == [], report.tell()
     assert report.records >= 40_000
@@ -84,7 +84,7 @@ def test_what_is_granted_is_waited_for_until_it_is_handled(flood: _Flood, monkey
     assert next(looks) == 3
 
 
-def test_what_is_never_handled_is_told(flood: _Flood, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_never_handled_is_reported(flood: _Flood, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flood, "replica", Granted(), raising=False)
     monkeypatch.setattr(flood, "take_in", lambda _: None)
     monkeypatch.setattr(broker, "DRAIN_S", 0.1)
@@ -107,7 +107,7 @@ def test_what_is_sound_is_no_problem(flood: _Flood) -> None:
         (lambda notes: notes[:-1], "nobody could claim"),
     ],
 )
-def test_what_is_amiss_is_told(flood: _Flood, spoil: Callable[[list[Note]], list[Note]], problem: str) -> None:
+def test_what_is_amiss_is_reported(flood: _Flood, spoil: Callable[[list[Note]], list[Note]], problem: str) -> None:
     found = judged(flood, spoil(sound(flood)))
     assert len(found) == 1
     assert problem in found[0]

@@ -166,7 +166,7 @@ def test_q44_a_batch_on_a_coordinated_group_has_no_entries() -> None:
     assert (outcomes[1].code, outcomes[1].entries, outcomes[1].of_group) == ("WRONG_KIND", None, False)
 
 
-def test_q45_equal_topics_of_a_setting_count_once_and_what_a_key_hides_is_looked_at() -> None:
+def test_q45_equal_topics_of_a_setting_count_once_and_what_a_key_hides_is_checked() -> None:
     topics = [f"t{n}" for n in range(100)]
     head = [2, 21, "x", "admin", "g"]
     good = packb([*head, {"accept_range_fetch": [*topics, "t0"]}])

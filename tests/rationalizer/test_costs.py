@@ -160,7 +160,7 @@ def test_what_looks_like_a_beat_is_bounded_too(full: bytes) -> None:
     assert world.rejected == {"MALFORMED": 1}
 
 
-def test_forgetting_looks_at_the_groups_own_leases_only() -> None:
+def test_forgetting_checks_the_groups_own_leases_only() -> None:
     world = World(0, 1)
     for offset in range(20_000):
         world.apply(offset, 1000, encode(ClaimingPartition("1", "a", "big", "t", offset, 1000)))

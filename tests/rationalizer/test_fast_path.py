@@ -198,7 +198,7 @@ def test_batches_of_any_size_end_the_same_both_ways(entries: int) -> None:
 
 @pytest.mark.parametrize("instance", [None, "1"])
 @pytest.mark.parametrize("client", [None, "a"])
-def test_nobody_is_not_the_holder_of_a_free_lease(instance: str | None, client: str | None) -> None:
+def test_none_is_not_the_holder_of_a_free_lease(instance: str | None, client: str | None) -> None:
     long_way, at_once = _prepared(), _prepared()
     value = packb([1, 1, instance, client, "g", "t", 1, 1, 5])
     for log in (long_way, at_once):

@@ -76,7 +76,7 @@ def test_a_piece_that_is_handed_over_has_two_owners_one_after_the_other() -> Non
     assert moved.vacant_ms == 0
 
 
-def test_the_dead_are_named_with_their_silence_and_their_pieces_with_the_time_nobody_had_them() -> None:
+def test_the_dead_are_named_with_their_silence_and_their_pieces_with_the_time_no_one_had_them() -> None:
     story = Story()
     story.fleet.join("a", {"t": 2})
     generation = story.fleet.join("b", {"t": 2})
@@ -160,7 +160,7 @@ def test_what_is_done_of_some_keys() -> None:
     assert done_in(group, "t", 1, 0, 9) == -1
 
 
-def test_a_topic_whose_last_reader_died_had_nobody_since_its_last_beat() -> None:
+def test_a_topic_whose_last_reader_died_had_no_one_since_its_last_beat() -> None:
     story = Story()
     story.fleet.join("a", {"u": 1})
     generation = story.fleet.join("b", {"t": 1})
@@ -198,7 +198,7 @@ def test_what_was_so_before_the_log_begins() -> None:
     assert fold.rebalances[-1].moved[0].vacant_ms == 20_000
 
 
-def test_how_long_nobody_had_it_before_the_log_begins_is_not_known() -> None:
+def test_how_long_no_one_had_it_before_the_log_begins_is_not_known() -> None:
     story = Story()
     generation = story.fleet.join("a", {"t": 1})
     story.fleet.commit("a", generation, *started("t", 0))

@@ -182,7 +182,7 @@ def test_d5_a_replay_knows_what_was_changed() -> None:
         b'{"partition": 0, "offset": 0, "timestamp": 0, "value": null, "hash": null}',
     ],
 )
-def test_d5_a_hash_that_is_none_is_a_bad_line(line: bytes) -> None:
+def test_d5_a_hash_that_is_invalid_is_a_bad_line(line: bytes) -> None:
     header = header_line(DumpHeader("__marshal", 1)).encode()
     with pytest.raises(DumpError, match="line 2"):
         list(DumpReader([header, line]))

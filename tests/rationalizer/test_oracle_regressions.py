@@ -22,7 +22,7 @@ def all_agree(values: list[bytes]) -> None:
         same_counts(world, wanted)
 
 
-def test_nobody_is_no_holder() -> None:
+def test_nil_is_no_holder() -> None:
     """A heartbeat with nil for both ids is malformed, even if the lease is free (E2, apply_many)."""
     release = encode(ReleasingPartition("1", "a", "g", "t", 0, 0, None))
     all_agree([CLAIM, release, shortest([1, 1, None, None, "g", "t", 0, 0, 5])])

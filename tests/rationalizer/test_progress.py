@@ -79,7 +79,7 @@ def test_p8_a_key_range_raises_its_own_piece_only() -> None:
     assert made.done_through == before
 
 
-def test_p8_pieces_cut_anew_keep_what_was_done_and_equal_neighbours_merge() -> None:
+def test_p8_pieces_cut_again_keep_what_was_done_and_equal_neighbours_merge() -> None:
     made = progress(10)
     made.commit_key_range(0, 99, 30)
     made.commit_key_range(50, 199, 40)

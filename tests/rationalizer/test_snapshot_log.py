@@ -258,7 +258,7 @@ def test_q24_the_interval_is_10000_and_no_less_than_the_number_of_leases(leases:
 
 
 @given(next_offset=st.integers(0, 2**63 - 1))
-def test_s2_the_next_place_to_look_at_is_the_first_that_may_be_due(next_offset: int) -> None:
+def test_s2_the_next_place_to_check_is_the_first_that_may_be_due(next_offset: int) -> None:
     place = next_due(next_offset)
     assert place > next_offset
     assert due(next_offset, place, interval(0))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(COMPILED, reason="its insides can't be replaced"
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_senders_pieces_sorted_out_once_are_those_looked_at_one_by_one(
+def test_a_senders_pieces_sorted_out_once_are_those_checked_one_by_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commits, "_FEW", 1)
