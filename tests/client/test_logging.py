@@ -74,7 +74,7 @@ def test_a_loss_is_reported_at_once_with_its_reason(events: Events, caplog: pyte
     events.write()
     [line] = caplog.records
     assert line.levelname == "WARNING"
-    assert "lost flights [1-3]: the topic was deleted. What is in hand is not committed" in line.getMessage()
+    assert "lost flights [1-3]: the topic was deleted. Messages in flight are not committed" in line.getMessage()
     assert getattr(line, "reason", None) == "the topic was deleted"
 
 
