@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -29,6 +28,7 @@ from kafka_marshal.cli.output import (
 )
 from kafka_marshal.observe.meter import local_ms
 from kafka_marshal.observe.names import near
+from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, number, time_text
 from kafka_marshal.visible import visible
 
@@ -316,7 +316,7 @@ def _key(key: bytes | None) -> Cell:
     """The key as text if it is text, else its bytes; "-": no key."""
     if key is None:
         return Cell("-", "dim")
-    text = _utf8(key)
+    text = utf8(key)
     shown = f"0x{key.hex()}" if text is None else text or '""'
     return Cell(shown, short=shown if len(shown) <= KEY_SHOWN else f"{shown[: KEY_SHOWN - 1]}…")
 
@@ -329,7 +329,7 @@ def _place(letter: Letter) -> str:
 
 
 def _row_json(row: Row, summary: Summary) -> dict[str, object]:
-    keyed = {} if summary.by == "reason" else _bytes_json("key", row.key)
+    keyed = {} if summary.by == "reason" else bytes_json("key", row.key)
     return {
         **keyed,
         **({"traceback": row.traceback} if summary.with_tracebacks else {}),
@@ -391,23 +391,10 @@ def _letter_json(letter: Letter) -> dict[str, object]:
         "unreadable": letter.topic is None,
         "epoch": letter.epoch,
         "repeated": letter.repeated,
-        **_bytes_json("key", letter.key),
-        **_bytes_json("value", letter.value),
-        "headers": [{"name": name, **_bytes_json("value", value)} for name, value in letter.headers],
+        **bytes_json("key", letter.key),
+        **bytes_json("value", letter.value),
+        "headers": [{"name": name, **bytes_json("value", value)} for name, value in letter.headers],
         "letter_topic": letter.place[0],
         "letter_partition": letter.place[1],
         "letter_offset": letter.place[2],
     }
-
-
-def _bytes_json(name: str, value: bytes | None) -> dict[str, object]:
-    """As text (null if it is not UTF-8), and as base64."""
-    coded = None if value is None else base64.b64encode(value).decode("ascii")
-    return {name: None if value is None else _utf8(value), f"{name}_base64": coded}
-
-
-def _utf8(value: bytes) -> str | None:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

@@ -23,6 +23,8 @@ from kafka_marshal.observe.rows import (
     partitions_held,
     partitions_of,
     place_text,
+    process_cells,
+    process_json,
     seen_text,
     state_of,
 )
@@ -345,12 +347,9 @@ def _headline(row: GroupRow) -> str:
 
 
 def _member_cells(member: _Member) -> list[str | Cell]:
-    runs_at = Instance.parse(member.instance)
     return [
         member.client,
-        "-" if runs_at is None else runs_at.host,
-        "-" if runs_at is None else str(runs_at.pid),
-        "-" if runs_at is None else runs_at.release,
+        *process_cells(Instance.parse(member.instance)),
         span(member.session_ms),
         str(len(member.leases)),
         lag_cell(member.leases) if member.leases else "-",
@@ -422,14 +421,11 @@ def _group_json(
 
 
 def _member_json(member: _Member, known: Group | None) -> dict[str, object]:
-    runs_at = Instance.parse(member.instance)
     found = None if known is None else known.clients.get(member.client)
     return {
         "client": member.client,
         "instance": member.instance,
-        "host": None if runs_at is None else runs_at.host,
-        "pid": None if runs_at is None else runs_at.pid,
-        "release": None if runs_at is None else runs_at.release,
+        **process_json(Instance.parse(member.instance)),
         "member": None if found is None else found.member_id,
         "slot": None if found is None else found.slot,
         "joined": None if found is None else found.joined,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from kafka_marshal.cli.failures import DONE
 from kafka_marshal.cli.names import complete_topic_colon
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say, say_warning
-from kafka_marshal.observe.payload import MOST_BYTES, Form, short, shown
+from kafka_marshal.observe.payload import MOST_BYTES, Form, bytes_json, short, shown
 from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
@@ -127,12 +126,3 @@ def _json(message: StoredMessage, most: int | None) -> dict[str, object]:
         "value_bytes": None if message.value is None else len(message.value),
         "truncated": value != message.value,
     }
-
-
-def bytes_json(name: str, value: bytes | None) -> dict[str, object]:
-    """As text (null if it is not UTF-8), and as base64."""
-    try:
-        text = None if value is None else value.decode("utf-8")
-    except UnicodeDecodeError:
-        text = None
-    return {name: text, f"{name}_base64": None if value is None else base64.b64encode(value).decode("ascii")}

@@ -22,6 +22,8 @@ from kafka_marshal.observe.rows import (
     evicted_text,
     partitions_held,
     partitions_of,
+    process_cells,
+    process_json,
     span_text,
 )
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
@@ -266,14 +268,12 @@ def _member_section(view: View, groups: list[GroupRow]) -> Section:
 
 
 def _member_cells(member: MemberRow) -> list[str | Cell]:
-    runs_at, state = member.runs_at, member.state
+    state = member.state
     silence = member.leases[0] if state == "unknown" else min(member.leases, key=lambda row: row.silence_ms or 0)
     return [
         member.group,
         member.client,
-        "-" if runs_at is None else runs_at.host,
-        "-" if runs_at is None else str(runs_at.pid),
-        "-" if runs_at is None else runs_at.release,
+        *process_cells(member.runs_at),
         str(len(member.leases)),
         lag_cell(member.leases),
         Cell(silence.seen, _STYLES.get(state, "")),
@@ -282,13 +282,10 @@ def _member_cells(member: MemberRow) -> list[str | Cell]:
 
 
 def _heard_cells(run: WorkerRow) -> list[str | Cell]:
-    runs_at = run.runs_at
     return [
         run.group,
         run.client,
-        "-" if runs_at is None else runs_at.host,
-        "-" if runs_at is None else str(runs_at.pid),
-        "-" if runs_at is None else runs_at.release,
+        *process_cells(run.runs_at),
         "0",
         "-",
         Cell(f"{span(run.silence_ms)} ago", "dim"),
@@ -308,15 +305,7 @@ def _progress(member: MemberRow) -> Cell:
 
 
 def _names(row: MemberRow | WorkerRow) -> dict[str, object]:
-    runs_at = row.runs_at
-    return {
-        "group": row.group,
-        "client": row.client,
-        "instance": row.instance,
-        "host": None if runs_at is None else runs_at.host,
-        "pid": None if runs_at is None else runs_at.pid,
-        "release": None if runs_at is None else runs_at.release,
-    }
+    return {"group": row.group, "client": row.client, "instance": row.instance, **process_json(row.runs_at)}
 
 
 def _member_json(member: MemberRow) -> dict[str, object]:

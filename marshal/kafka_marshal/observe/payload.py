@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-__all__ = ["MOST_BYTES", "Form", "short", "shown"]
+__all__ = ["MOST_BYTES", "Form", "bytes_json", "short", "shown", "utf8"]
 
 Form = Literal["auto", "text", "json", "hex"]
 
@@ -98,3 +99,17 @@ def short(value: bytes | None) -> str:
     text = part.decode("utf-8", "backslashreplace") if _is_text(value, MOST_SHORT_BYTES) else None
     more = f" … ({rest:,} more bytes)" if rest > 0 else ""
     return (f"0x{part.hex()}" if text is None else json.dumps(text, ensure_ascii=False)) + more
+
+
+def utf8(value: bytes) -> str | None:
+    """The text; None: it is not UTF-8."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def bytes_json(name: str, value: bytes | None) -> dict[str, object]:
+    """The bytes as text (null if they are not UTF-8), and as base64."""
+    coded = None if value is None else base64.b64encode(value).decode("ascii")
+    return {name: None if value is None else utf8(value), f"{name}_base64": coded}
