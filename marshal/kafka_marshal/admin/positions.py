@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from kafka_marshal import arguments
-from kafka_marshal.engine.work.lost import why_lost
-from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.engine.work.topic_mark import split, why_lost
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.ports import Cluster, FaultKind, TopicPartition
 from kafka_marshal.runtime import is_moment

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from kafka_marshal.engine.work.lost import POSITION_LOST
+from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
 from kafka_marshal.observe.verdict import Verdict

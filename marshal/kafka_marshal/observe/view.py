@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kafka_marshal.client.view import LeaseInfo, holdings
-from kafka_marshal.engine.work.lost import why_lost
+from kafka_marshal.engine.work.topic_mark import why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica

@@ -20,7 +20,33 @@ from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Progress
 
-__all__ = ["FIRST_MARK", "Marked", "TopicIds", "TopicMarks", "counts_in", "mark_of", "split"]
+__all__ = [
+    "FIRST_MARK",
+    "Marked",
+    "POSITION_LOST",
+    "TopicIds",
+    "TopicMarks",
+    "counts_in",
+    "mark_of",
+    "split",
+    "why_lost",
+]
+
+#: What each reason begins with.
+POSITION_LOST = "position lost"
+
+
+def why_lost(topic: TopicInfo, progress: Progress, log_end: int | None) -> str:
+    """Why the position is not one of this topic's log; "" where it is. log_end None: not known."""
+    ranges, topic_marks = split(progress.ranges)
+    mark = mark_of(topic.topic_id)
+    if topic_marks and mark is not None and topic_marks != {mark}:
+        return f"{POSITION_LOST}: the topic was deleted and recreated"
+    done_to = max([progress.stable, progress.granted, *(last for _, last in ranges)])
+    if log_end is not None and done_to >= log_end:
+        return f"{POSITION_LOST}: done up to {done_to}, but the log ends at {log_end}"
+    return ""
+
 
 #: Marks are the offsets from here up to 2^63 − 1: a million records a second get there in 146,000 years.
 FIRST_MARK = 2**62
