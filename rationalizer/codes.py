@@ -1,7 +1,7 @@
 """The outcomes a record can have: one table that the code, the tests and the docs share.
 
 Each row is a transition as a reader of the log sees it: which records can end so, whether the record counts
-as accepted, what became of the state, and the rule that says so. `docs.py` renders the table into
+as accepted, its effect on the state, and the rule. `docs.py` renders the table into
 docs/protocol; a test fails when the page and the table differ.
 """
 
@@ -181,13 +181,13 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         f"GroupHeartbeat, LeaveGroup, CommitOffsets, {_ENTRY}",
         None,
         "A generation above the group's; of an entry, older than what it commits to. A heartbeat of an older "
-        "generation is accepted: the sender has a new one to look at.",
+        "generation is accepted: the sender has a new one to read.",
         "G10, G13, G14",
     ),
     CodeRow(
         REPLACED, "JoinGroup", False, "A later instance of this client, which the sender had not seen, is there.", "G11"
     ),
-    CodeRow(UNKNOWN_PARTITIONING_STRATEGY, "JoinGroup", False, "The strategy is none of G17's.", "G11, G17"),
+    CodeRow(UNKNOWN_PARTITIONING_STRATEGY, "JoinGroup", False, "The strategy is not one of G17's.", "G11, G17"),
     CodeRow(INCONSISTENT_PARTITIONING_STRATEGY, "JoinGroup", False, "The other members have another strategy.", "G11"),
     CodeRow(SESSION_TIMEOUT_TOO_HIGH, "JoinGroup", False, "The session is above the group's setting.", "G11, G19"),
     CodeRow(GROUP_FULL, "JoinGroup", False, "There are 1,000 other members.", "G11"),
@@ -205,7 +205,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         "The sender does not own all of these keys, or may not commit like that.",
         "G14, G21",
     ),
-    CodeRow(ALREADY_STARTED, _ENTRY, False, "A start for a partition that has progress: go on from that.", "G14"),
+    CodeRow(ALREADY_STARTED, _ENTRY, False, "A start for a partition that has progress: continue from that.", "G14"),
     CodeRow(
         INDIVIDUAL_COMMIT_NOT_ALLOWED,
         _ENTRY,

@@ -100,7 +100,7 @@ def _transitions() -> list[str]:
     return [
         "## The life of a lease",
         "",
-        "How a record ends, by who sends it and how the lease stands (C1). The last column says what an accepted",
+        "How a record ends, by its sender and the state of the lease (C1). The last column says what an accepted",
         "one does to the lease, apart from its progress.",
         "",
         *_table(

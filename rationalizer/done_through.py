@@ -21,7 +21,7 @@ KeyPiece = tuple[int, int, int]
 #: (left, right, los, dones): these pieces take the place of the pieces left … right − 1.
 Edit = tuple[int, int, list[int], list[int]]
 
-#: Above so many pieces concerned at once, all of them are looked at by C, and their order is made anew when asked for.
+#: Above this number of pieces concerned at once, C code checks all of them, and their order is computed when asked for.
 _MANY: Final = 32
 
 

@@ -32,12 +32,12 @@ from rationalizer.world import World
 
 FORMAT: Final = 1
 
-#: Records that are replayed in one go where nobody asks for their outcomes.
+#: Records that are replayed in one go if their outcomes are not asked for.
 _CHUNK: Final = 4096
 
 
 class DumpError(Travels, ValueError):
-    """A line that is none of a dump (D1): `line_number`, counted from 1, and `why`.
+    """A line that is not one of a dump (D1): `line_number`, counted from 1, and `why`.
 
     The dump was cut or edited, or is of another format; what was concluded from it so far means nothing.
     """

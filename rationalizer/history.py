@@ -1,6 +1,6 @@
-"""Who owned what from when to when: one fold over a log, by those who replay it.
+"""Who owned what from when to when: one fold over a log, for all that replay it.
 
-A span is one owner's time with a lease, under one epoch, or the time in which nobody owned it:
+A span is one owner's time with a lease, under one epoch, or the time in which it had no owner:
 
     grant   another owner, or the first one (C3, C7)
     free    the owner released it (C8)
@@ -37,23 +37,23 @@ class End(StrEnum):
     RELEASED = "released"
     #: An operator released it in its owner's name, or had the owner leave (C20).
     EVICTED = "evicted"
-    #: Somebody else claimed it, the owner having been silent for too long (C1, C3).
+    #: Another member claimed it, the owner having been silent for too long (C1, C3).
     REPLACED = "replaced"
     #: A newer instance of the owner took over (C7).
     RESTARTED = "restarted"
     #: It left its coordinated group (G13).
     LEFT = "left"
     FORGOTTEN = "forgotten"
-    #: Nobody had owned it.
+    #: It had no owner.
     CLAIMED = "claimed"
 
 
 @dataclass(slots=True)
 class Span:
-    """One owner's time with a lease, or nobody's. Times are log time (ms), offsets the CP's."""
+    """One owner's time with a lease, or the time without an owner. Times are log time (ms), offsets the CP's."""
 
     key: LeaseKey
-    #: False: nobody owns it; the names and the epoch are then the last owner's, "" where that is not known.
+    #: False: it has no owner; the names and the epoch are then the last owner's, "" where that is not known.
     held: bool
     client_id: str
     instance_id: str
@@ -103,7 +103,7 @@ class Owners:
     def grant(
         self, key: LeaseKey, client_id: str, instance_id: str, epoch: int, offset: int, log_time: int, ended: End
     ) -> Span | None:
-        """A new owner; what ended by that. ended: how, where somebody owned it."""
+        """A new owner; what ended by that. ended: how, if it had an owner."""
         before = self._close(key, offset, log_time, ended, client_id)
         if before is not None and not before.held:
             before.ended = End.CLAIMED
@@ -111,7 +111,7 @@ class Owners:
         return before
 
     def free(self, key: LeaseKey, offset: int, log_time: int, ended: End = End.RELEASED) -> Span | None:
-        """Nobody owns it any more; what ended by that."""
+        """It has no owner any more; what ended by that."""
         before = self._close(key, offset, log_time, ended)
         if before is not None and ended is End.EVICTED:
             before.ended_by = before.evictor
@@ -153,7 +153,7 @@ class Owners:
             span.evictor = message.client_id
 
     def see(self, key: LeaseKey, world: World, outcome: Outcome) -> Span | None:
-        """Take in what became of a lease by a record, which this world has just applied; the span that it began."""
+        """Take in the effect on a lease of a record, which this world has just applied; the span that it began."""
         if not outcome.accepted:
             self.overhear(outcome)
             return None

@@ -17,11 +17,11 @@ from typing import Final
 _FIRST: Final = itemgetter(0)
 _LAST: Final = itemgetter(1)
 
-#: Where more than one in so many of the stored intervals concerned is added, all of them are merged anew; else
+#: If more than one in this number of the stored intervals concerned is added, all of them are merged again; else
 #: the places are looked for one by one. (Finding one place costs about as much as merging twelve intervals.)
 _SPARSE: Final = 12
 
-#: Up to so many edits are made in place, each moving what lies behind it; more are made in one copy.
+#: Up to this number of edits are made in place, each moving what lies behind it; more are made in one copy.
 _FEW: Final = 16
 
 #: (left, right, firsts, lasts): these intervals take the place of the stored intervals left … right − 1.

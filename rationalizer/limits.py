@@ -42,7 +42,7 @@ MAX_TIME_MS: Final = 2**63 - 1
 #: The position below every offset: nothing is done (P2).
 NOTHING_DONE: Final = -1
 
-#: Below 100 ms scheduling noise would look like death; above ten minutes nobody would wait for a takeover.
+#: Below 100 ms scheduling noise would look like death; above ten minutes a takeover would take too long.
 MIN_HEARTBEAT_INTERVAL_MS: Final = 100
 MAX_HEARTBEAT_INTERVAL_MS: Final = 600_000
 

@@ -7,7 +7,7 @@ that it reads between two places where a snapshot is due, and stores the hash be
 Readers of earlier releases pass such a record over: it is no part of a snapshot (Q27).
 
 The hash is XXH3-128 of the records' msgpack arrays [offset, timestamp, value or nil], in shortest forms, one behind
-the other. It has no key: whoever may write snapshots can write it.
+the other. It has no key: a client that may write snapshots can write it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of one record."""
+"""The outcome of one record."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ class Outcome:
 
     @property
     def record(self) -> Record | None:
-        """The record, where it got past the check of its own fields (E6). Built at every call."""
+        """The record, if it passed the check of its fields (E6). Built at every call."""
         return None if self._read is None else build(*self._read)

@@ -92,7 +92,7 @@ class Plane(Protocol):
         """Its part of the canonical state (S1) of a CP at this level: what a later level added is left out."""
 
     def load(self, rows: Sequence[Any], bounds: Bounds) -> None:
-        """Take over these rows of a snapshot. Raises SnapshotError where no replay could have led there."""
+        """Take over these rows of a snapshot. Raises SnapshotError if no replay leads there."""
 
 
 def handlers_of(owner: object) -> dict[int, Handler]:

@@ -8,7 +8,7 @@ from rationalizer.plane import FastPath, Plane
 
 
 class Planes:
-    """All state machines of one CP: each by its name, for those who read it, and `all` for the replay."""
+    """All state machines of one CP: each by its name, for its readers, and `all` for the replay."""
 
     __slots__ = ("all", "fast_path", "groups", "leases")
 

@@ -2,7 +2,7 @@
 
 Three facts make a record with offset o and key hash h done (P2):
 
-    o <= granted              at most once: handed out for good, whatever became of it (C12)
+    o <= granted              at most once: delivered for good, whether handled or not (C12)
     o <= done_through(h)      at least once: everything up to there, for the keys of one piece
     o in ranges               out of order: single intervals, for every key
 
@@ -30,7 +30,7 @@ from rationalizer.intervals import Intervals, union
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES, NOTHING_DONE
 
 #: What has no ranges shares this one, which is never changed: three objects less for each lease. A group's thousands
-#: of leases are what the collector of cycles goes through, with everything else standing still meanwhile.
+#: of leases are what the collector of cycles goes through, while everything else waits.
 _NO_RANGES: Final = Intervals()
 
 
@@ -198,7 +198,7 @@ class Progress:
         self._drop_done()
 
     def _settle_stable(self) -> None:
-        """Stable is the lowest piece; one piece is none."""
+        """Stable is the lowest piece; a single piece is not listed."""
         assert self.pieces is not None
         self.stable = self.pieces.lowest
         if len(self.pieces) == 1:

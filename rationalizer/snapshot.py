@@ -7,7 +7,7 @@ strings by code point, which is the order of their UTF-8 bytes.) Pauses that are
 are dropped from memory must not show. Counts and events are not state.
 
 What is read back is not trusted: it has to be a state that a replay could have reached, in its one form, or
-SnapshotError says what is wrong with it. A replica must never start from a state nobody could have replayed.
+SnapshotError says what is wrong with it. A replica must never start from a state to which no replay leads.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read(snapshot: bytes, partitions: int) -> State:
         top = parse_state(snapshot)
     except MalformedError as error:
         raise SnapshotError(str(error)) from None
-    want(len(top) == 8, "it has not the eight parts of a state")
+    want(len(top) == 8, "a state has eight parts")
     form, partition, next_offset, log_time, level, leases, pause_rows, groups = top
     want(type(form) is int and form == FORMAT, f"its format is {form!r}, this release reads {FORMAT}")
     want(type(partition) is int and 0 <= partition < partitions, f"it is of no CP below {partitions}")

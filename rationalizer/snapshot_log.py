@@ -3,12 +3,12 @@
     [1, CP, next_offset, part, parts, digest, bytes]
 
 One record holds one part, of at most 900 kB, of the canonical state (S1) of one CP; `part` counts from 0. Cut the
-same way by everybody, the parts of one state are the same bytes whoever writes them, so parts of several writers,
+same way by everybody, the parts of one state are the same bytes from every writer, so parts of several writers,
 one of which may have been killed half way, make one snapshot together.
 
-A snapshot is a claim by whoever wrote it. What is read here is only what it says: `holds` checks the digest it
+A snapshot is a claim by its writer. What is read here is only what it says: `holds` checks the digest it
 brings along, `restore` that it is a state that could have been reached (S1), and nothing but a replay from a
-proven place tells whether it is true.
+proven place shows whether it is true.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SnapshotPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """One whole snapshot as somebody wrote it. Not yet checked in any way."""
+    """One whole snapshot as it was written. Not yet checked in any way."""
 
     #: The CP.
     partition: int
@@ -129,7 +129,7 @@ def encode_state(partition: int, next_offset: int, state: bytes, digest: str | N
 
 
 def decode_part(value: bytes | None) -> SnapshotPart:
-    """What a record of the log of snapshots says. Raises MalformedPartError for all that is none, and nothing else."""
+    """What a record of the log of snapshots says. Raises only MalformedPartError, for anything else."""
     if type(value) is not bytes:
         raise MalformedPartError("it has no value")
     if len(value) > MAX_RECORD_BYTES:
@@ -149,13 +149,13 @@ def decode_part(value: bytes | None) -> SnapshotPart:
         # ValueError holds msgpack's FormatError, StackError and ExtraData, and invalid UTF-8.
         raise MalformedPartError(f"no msgpack value that is allowed here ({type(error).__name__})") from None
     if type(fields) is not tuple or len(fields) != 7:
-        raise MalformedPartError("it has not the seven fields of a part")
+        raise MalformedPartError("a part has seven fields")
     form, partition, next_offset, part, parts, digest, data = fields
     _want(type(form) is int and form == FORMAT, f"its format is not {FORMAT}, which this release reads")
     _want(type(partition) is int and 0 <= partition <= MAX_PARTITION, "its CP is out of range")
     _want(type(next_offset) is int and 0 <= next_offset <= MAX_OFFSET + 1, "its next offset is out of range")
     _want(type(parts) is int and 1 <= parts <= MAX_SNAPSHOT_PARTS, "its number of parts is out of range")
-    _want(type(part) is int and 0 <= part < parts, "it is none of its parts")
+    _want(type(part) is int and 0 <= part < parts, "its number is not below that of the parts")
     _want(type(digest) is str and len(digest) == _DIGEST_DIGITS and _DIGITS.issuperset(digest), "it has no digest")
     _want(type(data) is bytes and len(data) > 0, "it holds no bytes")
     return SnapshotPart(partition, next_offset, part, parts, digest, data)
@@ -174,7 +174,7 @@ class SnapshotParts:
     """Puts snapshots of one CP together from the values of its partition of the log of snapshots, in any order.
 
     `junk`: values passed over, since they are no parts of this CP's snapshots. A snapshot of which a part comes
-    again is handed out once for each time that all its parts have come. `hashes`: of this CP's log, each once, in the
+    again is returned once for each time that all its parts have come. `hashes`: of this CP's log, each once, in the
     order in which they came (S4).
     """
 

@@ -4,7 +4,7 @@ The caller's duties, in order:
   1. one World for each CP, made empty or from a snapshot (`World.restore`);
   2. hand it every record of that CP, once, in the log's order, as (offset, timestamp, value): −1 for a
      timestamp that is not the broker's (T1), None for a record without a value;
-  3. look at `required_level` after each `apply_many`, or at the code UPGRADE_REQUIRED after `apply`: a world
+  3. check `required_level` after each `apply_many`, or the code UPGRADE_REQUIRED after `apply`: a world
      that stands before an Upgrade it can't follow stays there (E4), and what it says is of that place.
 
 Nothing in a record can make `apply` raise: what is wrong is rejected, counted and passed over, by all
@@ -165,10 +165,10 @@ class World:
     # -- replaying -------------------------------------------------------------------------------------
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None) -> Outcome:
-        """Replay one record and say what became of it.
+        """Replay one record; its outcome.
 
         Never raises on any value. ValueError, with nothing changed, where offset is below `next_offset` or
-        offset or timestamp are none that Kafka can give (timestamps below 0 mean: none).
+        Kafka cannot give this offset or timestamp (a timestamp below 0 means that there is none).
         """
         if self.required_level is not None:
             return Outcome(False, codes.UPGRADE_REQUIRED, None, None, self.log_time)
@@ -217,7 +217,7 @@ class World:
             self.count(code, accepted)
 
     def count(self, code: str, accepted: bool, records: int = 1) -> None:
-        """Count outcomes. A plane's fast path calls it, nobody else."""
+        """Count outcomes. Only a plane's fast path calls it."""
         counts = self.accepted if accepted else self.rejected
         counts[code] = counts.get(code, 0) + records
 

@@ -23,10 +23,6 @@ CEILINGS: dict[str, int] = {
     "marshal/kafka_marshal/testing": 1,
     "marshal/kafka_marshal/testing/simulation": 1,
     "marshal/kafka_marshal/ui": 2,
-    "rationalizer": 46,
-    "rationalizer/groups": 52,
-    "rationalizer/leases": 6,
-    "rationalizer/wire": 20,
 }
 
 

@@ -1,9 +1,9 @@
 """Who should have which partition: the targets of a rebalance, as a pure function (G16, G17, K1, K2).
 
-    lots        what a strategy hands out
+    lots        what a strategy deals
     sticky      the strategy that keeps what it can; `range` and `roundrobin` are here
 
-A topic that is shared by key is one more use of the strategies, with roles exchanged: its members are handed out to its
+A topic that is shared by key is one more use of the strategies, with roles exchanged: its members are dealt to its
 partitions.
 """
 

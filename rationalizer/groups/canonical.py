@@ -138,7 +138,7 @@ def _add_partitions(named: str, group: Group, partitions: Sequence[Any], bounds:
 
 
 def _piece(named: str, group: Group, takers: AbstractSet[int], row: object) -> Piece:
-    """`takers`: those who could have it as target; none: it is no longer assigned."""
+    """`takers`: the members that could have it as target; none: it is no longer assigned."""
     parts = len(Piece._fields)
     want(type(row) is tuple and len(row) == parts, f"a piece of {named} has not its {parts} parts")
     lo, hi, owner, since, target, revoked = piece = Piece(*cast("tuple[Any, ...]", row))

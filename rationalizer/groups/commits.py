@@ -19,7 +19,7 @@ __all__ = ["Commits", "reposition_entry"]
 #: As on the wire: topic, partition, lo, hi, action, through, ranges, metadata.
 Entry = tuple[str, int, int, int, int, int | None, tuple[tuple[int, int], ...], str | None]
 
-#: An entry looks at so many pieces one by one; for one that touches more, the sender's are sorted out once a record.
+#: An entry checks this number of pieces one by one; for one with more, the sender's are sorted out once a record.
 _FEW: Final = 8
 
 
@@ -63,7 +63,7 @@ class Commits:
         return code
 
     def _refusal(self, entry: Entry) -> str | None:
-        """Why the sender may not commit, or let go, for these keys."""
+        """Why the sender may not commit, or release, for these keys."""
         topic, partition, lo, hi, action, *_ = entry
         pieces = self._group.pieces.get(topic)
         if pieces is None or partition >= len(pieces.owners):
@@ -128,7 +128,7 @@ class Commits:
 
 
 class _Holding:
-    """What of some pieces a sender has, and may commit to, or let go, at a generation."""
+    """What of some pieces a sender has, and may commit to, or release, at a generation."""
 
     __slots__ = ("old", "owned", "ready", "revoked")
 
@@ -143,7 +143,7 @@ class _Holding:
         self.revoked = [(piece.lo, piece.hi) for piece in mine if piece.owner != piece.target]
 
     def refusal(self, lo: int, hi: int, action: int) -> str | None:
-        """Why the sender may not commit, or let go, for these keys."""
+        """Why the sender may not commit, or release, for these keys."""
         if not self.owned.cover(lo, hi):
             return codes.NOT_ASSIGNED
         fit = self.ready if action == LET_GO else self.old
@@ -155,7 +155,7 @@ class _Holding:
         return place < len(self.revoked) and self.revoked[place][1] <= hi
 
     def remove(self, lo: int, hi: int) -> None:
-        """A revoked piece that was let go, so that it was ready."""
+        """A revoked piece that was released, so that it was ready."""
         for spans in (self.owned, self.old, self.ready):
             spans.remove(lo, hi)
         del self.revoked[bisect_left(self.revoked, (lo,))]

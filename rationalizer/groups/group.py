@@ -1,7 +1,7 @@
 """A coordinated group as its home knows it (G3): members, topics, pieces, progress.
 
 Who may change what: `machine.py` the members and settings, `rebalance` the generation, topics and pieces, `commits.py`
-the progress and what a member lets go.
+the progress and what a member releases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rationalizer.wire.records import Topics
 
 GroupState = Literal["READY", "PREPARE_FOR_REBALANCE", "STEADY"]
 
-#: What a group allows where nobody has configured it (G19).
+#: What a group allows by default (G19).
 DEFAULT_MAX_SESSION_TIMEOUT_MS: Final = 1_800_000
 
 
@@ -91,7 +91,7 @@ class PartitionProgress:
 
     def __init__(self) -> None:
         self.progress = Progress()
-        #: −1: nobody set a start.
+        #: −1: no start was set.
         self.initial = NOTHING_DONE
         self.metadata: str | None = None
 
@@ -130,7 +130,7 @@ class Group:
         self.generation = 0
         self.strategy: str | None = None
         self.settings = Settings()
-        #: Partitions of each topic that somebody subscribes to.
+        #: Partitions of each topic that a member subscribes to.
         self.counts: dict[str, int] = {}
         #: What its topics count against MAX_GROUP_PARTITIONS: their partitions, a topic without any as one (G11).
         self.weight = 0
@@ -280,7 +280,7 @@ class Group:
             self._watch(member)
 
     def raise_counts(self, topics: Topics) -> bool:
-        """Topics that somebody subscribes to have at least so many partitions (G12). Whether any has more now."""
+        """Subscribed topics have at least these numbers of partitions (G12). Whether any has more now."""
         grown = False
         for topic, count in topics:
             if topic in self._reports and count > self.counts.get(topic, -1):
@@ -289,14 +289,14 @@ class Group:
         return grown
 
     def restore_counts(self, counts: dict[str, int]) -> None:
-        """These are the topics, with so many partitions each."""
+        """These are the topics, with their numbers of partitions."""
         self.counts = counts
         self.weight = sum(max(1, count) for count in counts.values())
 
     def weight_after(self, leaving: AbstractSet[int], reported: Topics, raised: Topics = ()) -> int:
         """What the group's topics would count against MAX_GROUP_PARTITIONS (G11).
 
-        If the members `leaving` took their topics with them, somebody reported `reported`, and the counts of `raised`
+        If the members `leaving` took their topics with them, a member reported `reported`, and the counts of `raised`
         went up. A record may be rejected for this again and again: it costs what the leaving reported, and no more.
         """
         fewer: dict[str, int] = {}
@@ -325,7 +325,7 @@ class Group:
     # -- the rebalance ---------------------------------------------------------------------------------
 
     def rebalance(self, generation: int, gone: AbstractSet[int]) -> None:
-        """Compute all targets anew, and hand over what can be (G16).
+        """Compute all targets again, and hand over what can be (G16).
 
         `gone`: slots whose pieces go to their targets at once.
         """

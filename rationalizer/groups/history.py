@@ -1,7 +1,7 @@
 """Who owned which keys of a coordinated group from when to when, and its rebalances: one fold over its home's log.
 
 A span is as in `rationalizer.history`, of a range of key hashes. Where a part of a range goes to another owner, its
-span falls into two: one goes on, one has ended. So for any key the spans that hold it are its owners, in order.
+span falls into two: one continues, one has ended. So for any key the spans that hold it are its owners, in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, C
 
 
 class Moved(NamedTuple):
-    """A range of keys that got another owner, or none. `before` None: nobody had it."""
+    """A range of keys that got another owner, or none. `before` None: no member had it."""
 
     before: Span | None
     after: Span
@@ -52,7 +52,7 @@ class Rebalance:
 
     generation: int
     log_time: int
-    #: What began it: client_ids by what became of them.
+    #: What began it: client_ids by what happened to them.
     joined: list[str] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
     #: It joined again with other values, or reported other topics.
@@ -73,7 +73,7 @@ class Assignments:
 
     group_id: str
     keep: int = 20
-    #: (topic, partition) → the spans it is in now, ascending by keys; those that nobody owns, too.
+    #: (topic, partition) → the spans it is in now, ascending by keys; those without an owner, too.
     now: dict[tuple[str, int], list[Span]] = field(default_factory=dict)
     rebalances: list[Rebalance] = field(default_factory=list)
     _generation: int = 0
@@ -268,7 +268,7 @@ def done_in(group: Group, topic: str, partition: int, lo: int, hi: int) -> int:
 
 
 def _spans(group: Group, topic: str, partition: int, offset: int, log_time: int) -> list[Span]:
-    """A span for each range of keys with one owner and one token, and for what nobody owns."""
+    """A span for each range of keys with one owner and one token, and for what has no owner."""
     key = (group.group_id, topic, partition)
     found: list[Span] = []
     at = 0
@@ -325,7 +325,7 @@ def _parts(before: Sequence[Span], after: Sequence[Span]) -> Iterator[tuple[int,
 
 
 def _add(kept: list[Span], old: Span, lo: int, hi: int, cuts: dict[int, list[Span]]) -> None:
-    """This part of an old span goes on."""
+    """This part of an old span continues."""
     parts = cuts.setdefault(old.lo, [])
     if parts and kept[-1] is parts[-1]:
         kept[-1].hi = hi
@@ -335,7 +335,7 @@ def _add(kept: list[Span], old: Span, lo: int, hi: int, cuts: dict[int, list[Spa
 
 
 def _settle(before: Sequence[Span], kept: list[Span], cuts: dict[int, list[Span]]) -> list[Span]:
-    """Each old span lives on as the first of its parts, whoever holds it; the others, which fell off it."""
+    """Each old span continues as the first of its parts, whichever member owns it; the others, which fell off it."""
     fallen: list[Span] = []
     for old in before:
         first, *others = cuts.get(old.lo, [old])

@@ -1,4 +1,4 @@
-"""What a strategy hands out: partitions to members, or, in a topic that is shared by key, members to partitions."""
+"""What a strategy deals: partitions to members, or, in a topic that is shared by key, members to partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Lot(NamedTuple):
 
     #: Slots, ascending; at least one.
     takers: Sequence[int]
-    #: How many things there are to hand out.
+    #: How many things there are to deal.
     size: int
     #: By thing: the one slot that had it, or NOBODY; may be shorter than `size`, or longer.
     had: Sequence[int] = ()

@@ -9,7 +9,7 @@ The life of a group, as the log moves it. Every arrow is one record; none waits 
                                                                              v  | found overdue (G8, G13, G21)
                          rebalance that revokes (G16), or a session runs out
          STEADY  <------------------------------------------------->  PREPARE_FOR_REBALANCE
-                   what is revoked is let go (G14), its owner dies (G8)
+                   what is revoked is released (G14), its owner dies (G8)
 
 `transitions.py` has every record in every state as a table. A record is judged by checks that need no rebalance; one
 that is rejected changes nothing (G9). Being overdue is no state but a matter of log time; who is, goes when another's
@@ -75,7 +75,7 @@ class GroupPlane:
         return group_id in self.groups
 
     def is_active(self, group_id: str, context: ApplyContext) -> bool:
-        """Whether somebody is a member and not overdue, or the sender has not paused it here (C16)."""
+        """Whether there is a member that is not overdue, or the sender has not paused it here (C16)."""
         group = self.groups.get(group_id)
         if group is None:
             return False
@@ -230,7 +230,7 @@ class GroupPlane:
         return _of_entries(tuple(map(commits.commit, entries)))
 
     def _reposition(self, message: Message, context: ApplyContext) -> Verdict:
-        """G21: the pausing client sets positions, of a group where nobody is at work."""
+        """G21: the pausing client sets positions, of a group without members at work."""
         group_id, entries = message[4], message[-1]
         if not context.pausing:
             return Verdict(codes.UNKNOWN_CONSUMER, False)
@@ -310,7 +310,7 @@ class GroupPlane:
         """
         most = self._weight + sum([max(1, count) for _, count in topics])
         if most <= MAX_GROUP_PARTITIONS:
-            return False  # the common case, without looking at what all members subscribe to
+            return False  # the common case, without reading what all members subscribe to
         after = group.weight_after(leaving, reported, topics)
         return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
 
@@ -346,7 +346,7 @@ def _who_goes(group: Group, sender: Member | None, log_time: int) -> tuple[froze
 
 
 def _bury(group: Group, gone: AbstractSet[int], silent: bool, context: ApplyContext) -> None:
-    """The overdue are members no longer; or, after a silence of the whole log, all sessions begin anew (G8)."""
+    """The overdue are members no longer; or, after a silence of the whole log, all sessions begin again (G8)."""
     log_time = context.log_time
     if gone:
         late = [member for slot, member in group.members.items() if slot in gone]

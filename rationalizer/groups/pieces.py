@@ -54,7 +54,7 @@ class TopicPieces:
         self.cut: dict[int, list[Piece]] = {}
 
     def grow(self, count: int) -> None:
-        """Make room for so many partitions; never less than before (G12)."""
+        """Make room for this number of partitions; never less than before (G12)."""
         more = count - len(self.owners)
         if more > 0:
             self.owners += [NOBODY] * more
@@ -63,7 +63,7 @@ class TopicPieces:
             self.revoked += [NEVER] * more
 
     def __getitem__(self, partition: int) -> Sequence[Piece]:
-        """The pieces of a partition, ascending; none where nobody has it, or where there is no such partition."""
+        """The pieces of a partition, ascending; none if no member has it, or if there is no such partition."""
         if self.cut and (cut := self.cut.get(partition)) is not None:
             return cut
         if partition >= len(self.owners) or self.owners[partition] == NOBODY:

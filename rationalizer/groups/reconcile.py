@@ -1,7 +1,7 @@
-"""From who should have a piece to who has it: the second half of a rebalance (G16).
+"""From the targets of pieces to their owners: the second half of a rebalance (G16).
 
 where owners and targets cut a partition into parts        owner          since          revoked
-nobody owns the part, or who did is gone or replaced       the target     generation     none
+no member owns the part, or its owner is gone or replaced  the target     generation     none
 ... and it has no target                                   the part vanishes
 owner and target are the same                              stays          stays          none
 they differ                                                stays          stays          stays, else generation

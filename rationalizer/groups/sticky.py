@@ -15,7 +15,7 @@ from typing import Final
 
 from rationalizer.groups.lots import NOBODY, Lot, fill
 
-#: What members have is looked up for so many at first, those that give first: enough for most joins.
+#: What members have is looked up for this number at first, those that give first: enough for most joins.
 _FIRST_GIVERS: Final = 32
 
 
@@ -147,7 +147,7 @@ class _Levelling:
         self.wanted: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
 
     def level(self) -> None:
-        """Move things until nobody has one that a member with at least two fewer could take."""
+        """Move things until no member has one that a member with at least two fewer could take."""
         loads = self.loads
         idle = 0  # the set of those that were found to have no such thing
         while True:
@@ -260,7 +260,7 @@ class _Levelling:
 
 
 def _bits(members: int) -> Iterator[int]:
-    """The members of a set, each as a set of its own, the lowest slot first."""
+    """The members of a set, each as a separate set, the lowest slot first."""
     while members:
         each = members & -members
         yield each

@@ -225,7 +225,7 @@ MOVES: Final[tuple[Move, ...]] = (
     Move(
         "PREPARE_FOR_REBALANCE",
         "STEADY",
-        "the owner of the last revoked piece lets go; an overdue member is heard first",
+        "the owner of the last revoked piece releases it; an overdue member is heard first",
         "G8, G14",
     ),
     Move("READY", "", "ForgetGroup", "C16"),

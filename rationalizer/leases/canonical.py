@@ -45,7 +45,7 @@ def _lease(row: object, bounds: Bounds) -> Lease:
 
 
 def load_progress(named: str, pieces: tuple[Any, ...], ranges: tuple[Any, ...], granted: int) -> Progress:
-    """The progress of a snapshot, made through its own mutators: what comes out in another form was none."""
+    """The progress of a snapshot, made through its own mutators: what comes out in another form is invalid."""
     want(_are_triples(pieces), f"done_through of {named} is no list of pieces")
     want(_are_pairs(ranges), f"the ranges of {named} are invalid")
     progress = Progress()

@@ -53,7 +53,7 @@ class Lease:
         return self.client_id is not None
 
     def is_held_by(self, instance_id: str, client_id: str, epoch: int) -> bool:
-        """Whether this is the holder, with the lease's epoch (C5). Nobody holds a free lease."""
+        """Whether this is the holder, with the lease's epoch (C5). A free lease has no holder."""
         return self.epoch == epoch and self.instance_id == instance_id and self.client_id == client_id
 
     def age(self, log_time: int) -> int:
@@ -61,7 +61,7 @@ class Lease:
         return log_time - self.last_beat
 
     def is_stale(self, log_time: int) -> bool:
-        """Whether the age is above 2·HI (C1), whoever holds the lease."""
+        """Whether the age is above 2·HI (C1), whichever client holds the lease."""
         return log_time - self.last_beat > STALE_AFTER_INTERVALS * self.heartbeat_interval_ms
 
     def freshness(self, log_time: int) -> Freshness:

@@ -11,7 +11,7 @@ The life of a lease, as the log moves it:
                                                +--> ClaimingPartition once stale (C3): holder, epoch, HI
 
 `transitions.py` has all of it as one table. Stale is no state but a matter of log time (C1): a late beat revives
-a lease that nobody took (C6). Every record that carries an epoch is judged against the holder first
+a lease that no other client took (C6). Every record that carries an epoch is judged against the holder first
 (`Lease.is_held_by`), and a rejected record changes nothing.
 """
 
@@ -145,7 +145,7 @@ class LeasePlane:
         ok, not_held, log_time = codes.OK, codes.NOT_HELD, context.log_time
         answers: list[str] = []
         answer = answers.append
-        # Entries may be a hundred thousand, and many in a row of one lease: what is so for all of a row is looked at
+        # Entries may be a hundred thousand, and many in a row of one lease: what is so for all of a row is checked
         # once, and what `_beat` says most often is said here, without a call.
         topic_before, partition_before = "", -1
         lease: Lease | None = None

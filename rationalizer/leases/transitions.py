@@ -1,4 +1,4 @@
-"""The life of a lease as one table: how a record ends, by who sends it and how the lease stands.
+"""The life of a lease as one table: how a record ends, by its sender and the state of the lease.
 
 The columns are the four ways a lease can stand (C1; a lease never claimed counts as free). `claims.py` is
 this table put into conditions; a test plays every cell against it, and `docs.py` writes it into docs/protocol.

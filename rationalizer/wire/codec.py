@@ -29,7 +29,7 @@ from rationalizer.wire.unpacking import Message, NotAllowedError, look_at_all, u
 class RejectedValueError(Travels, ValueError):
     """A value that every replica rejects (E3): `code` says as what, `kind` is its row if it got that far.
 
-    The log is sound and the state untouched: somebody appended something that is no record.
+    The log is sound and the state untouched: a client appended something that is no record.
     """
 
     code: ClassVar[str] = codes.MALFORMED
@@ -119,7 +119,7 @@ def _read(value: bytes | None, level: int) -> tuple[Kind, Message]:
                 look_at_all(value, message)
             return kind, message
         except RejectedValueError:
-            # E6 looks at the whole value first. Where every field is as its kind wants it there is nothing else
+            # E6 checks the whole value first. Where every field is as its kind wants it there is nothing else
             # in the value, so that look is taken only now; what it finds comes first.
             look_at_all(value, message)
             raise

@@ -2,7 +2,7 @@
 
 A record that can be built is one that every reader accepts as well formed (E2); building any other raises
 InvalidRecordError, which is the writer's mistake. (What is wrong with a value *read* is another exception,
-see codec.py: that is somebody else's mistake, and only rejected.)
+see codec.py: that is another client's mistake, and only rejected.)
 
 `Kind` is one row of the protocol's tables: the type's number and name, the level that knows it, its fields in
 order, and what the checks of E6 need to know about it. Reading never builds the dataclasses; it judges the
@@ -100,7 +100,7 @@ class ReleasingPartition(Record):
 
 @dataclass(frozen=True, slots=True)
 class ClaimingMessages(Record):
-    """Grant me, and nobody else ever, what is not done up to `proposed_last_offset` (C12)."""
+    """Grant me, and no other client ever, what is not done up to `proposed_last_offset` (C12)."""
 
     TYPE: ClassVar[int] = 4
     topic: str
@@ -128,7 +128,7 @@ class BeatEntry:
 
     def __post_init__(self) -> None:
         if not ok.are_beat_entries(((self.topic, self.partition, self.epoch, self.last_offset),)):
-            raise InvalidRecordError(f"BeatEntry: {self!r} is none: {ok.BEAT_ENTRY_WANTS}. Nothing was written.")
+            raise InvalidRecordError(f"BeatEntry: {self!r} is invalid: {ok.BEAT_ENTRY_WANTS}. Nothing was written.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class HeartbeatBatch(Record):
     entries: tuple[BeatEntry, ...]
 
     def __post_init__(self) -> None:
-        # Entries have checked themselves, and are many: whoever holds a thousand leases beats all of them every HI/3.
+        # Entries have checked themselves, and are many: a holder of a thousand leases beats all of them every HI/3.
         problem = ok.id_problem(self.instance_id, self.client_id, self.group_id)
         if problem is None and (type(self.entries) is not tuple or set(map(type, self.entries)) != {BeatEntry}):
             problem = "entries must be a tuple of at least one BeatEntry"
@@ -234,7 +234,7 @@ class LeaveGroup(Record):
 class CommitEntry(NamedTuple):
     """What is done of one partition, for the key hashes lo … hi (G14).
 
-    `action`: COMMIT, LET_GO (commit, and let go of what is revoked) or START. Either `through`, −1 or an offset, or
+    `action`: COMMIT, LET_GO (commit, and release what is revoked) or START. Either `through`, −1 or an offset, or
     `ranges`, inclusive (first, last), or neither. `metadata`: None leaves what was kept.
     """
 
@@ -275,7 +275,7 @@ class CommitOffsets(Record):
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged(Record):
-    """My pattern matches these topics now, with so many partitions each (G12, G13)."""
+    """My pattern matches these topics now, with these numbers of partitions (G12, G13)."""
 
     TYPE: ClassVar[int] = 20
     member_id: str
@@ -316,7 +316,7 @@ class Belongs(Enum):
 
 
 class DuringPause(Enum):
-    """What a pause by somebody else does to a kind of record (C10)."""
+    """What a pause by another client does to a kind of record (C10)."""
 
     REJECTED = "rejected"
     HANDS_IN = "passes: it hands work in"

@@ -1,6 +1,6 @@
 """msgpack, one thing after another: does anything begin in a way that E2 allows nowhere?
 
-Looking at what was built takes a step for each thing, several times what building it took. A regular expression goes
+Checking what was built takes a step for each thing, several times what building it took. A regular expression goes
 over the bytes instead, and nothing is allocated. It steps over a container's header only, so what is within follows.
 """
 

@@ -4,9 +4,9 @@ Values come from anybody who may write to the topic, so nothing in them decides 
 beyond their own length:
 
 * Containers are measured before they are allocated, in values large enough to hurt.
-* What a value holds is looked at by C, over many things at once: no recursion, no step of Python for each thing.
+* What a value holds is checked in C code, over many things at once: no recursion, no step of Python for each thing.
 * A large value may be a million tiny containers. Its maps within maps, which no type has, are not kept; how deep it
-  nests is told by msgpack's own stack, and what is in it by its bytes.
+  nests shows in msgpack's own stack, and what is in it by its bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rationalizer.wire.tokens import only_allowed
 __all__ = ["Message", "NotAllowedError", "look_at_all", "unpack"]
 
 #: A value as read: (version, type, instance_id, client_id, group_id, *own fields). Arrays are tuples. A map that is the
-#: only field of its own is the list of its pairs; others, which no type has, are that too, or ``list`` itself.
+#: only specific field is the list of its pairs; others, which no type has, are that too, or ``list`` itself.
 Message = tuple[Any, ...]
 
 #: Keys and values of a map.
@@ -32,7 +32,7 @@ _Pairs = list[tuple[Any, Any]]
 
 #: Below this a value can't claim enough to hurt; above it the claims are checked before anything is built.
 SMALL: Final = 1024
-#: Above this a value is looked at in the way for large ones; below it that costs more than it saves.
+#: Above this a value is checked in the way for large ones; below it that costs more than it saves.
 LARGE: Final = 4096
 
 _SCALARS: Final = frozenset({int, str, bool, type(None)})
@@ -75,14 +75,14 @@ def _skip(value: bytes) -> None:
     unpacker.skip()
 
 
-#: Arrays around a value, of which MAX_DEPTH may nest and not one more; empty: nobody can tell like that.
+#: Arrays around a value, of which MAX_DEPTH may nest and not one more; empty: that cannot be found out like this.
 _AROUND: Final = b"\x91" * max(0, _deepest() - MAX_DEPTH)
 
 
 def unpack(value: bytes) -> Message:
     """The array that these bytes are.
 
-    Raises NotAllowedError where they are none, and may do so where they hold what E2 forbids: see ``look_at_all``.
+    Raises NotAllowedError if they are invalid, and may do so if they hold what E2 forbids: see ``look_at_all``.
     """
     large = _is_large(value)
     try:
@@ -101,7 +101,7 @@ def unpack(value: bytes) -> Message:
 
 
 def _pairs_of_last_field(value: bytes) -> _Pairs:
-    """The map that is a large record's only field of its own, as its pairs; maps within it are ``list``."""
+    """The map that is a large record's only specific field, as its pairs; maps within it are ``list``."""
     unpacker = Unpacker(use_list=False, object_pairs_hook=type, ext_hook=_refuse_extension, max_buffer_size=len(value))
     unpacker.feed(value)
     unpacker.read_array_header()
@@ -120,7 +120,7 @@ def _build(value: bytes, hook: Any) -> Any:
 
 
 def _pairs_of_map(pairs: _Pairs) -> _Pairs:
-    """A map as its pairs, so that a value hidden by a later equal key is looked at too. All empty ones are one."""
+    """A map as its pairs, so that a value hidden by a later equal key is checked too. All empty ones are one."""
     return pairs or _EMPTY_MAP
 
 

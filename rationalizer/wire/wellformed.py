@@ -135,7 +135,7 @@ def are_ranges_or_none(value: object) -> bool:
 
 # -- the group plane (section 5) ---------------------------------------------------------------------------
 
-#: What an entry of CommitOffsets asks for: commit; commit, and let go of what is revoked; set the start (G14).
+#: What an entry of CommitOffsets asks for: commit; commit, and release what is revoked; set the start (G14).
 COMMIT: Final = 0
 LET_GO: Final = 1
 START: Final = 2

@@ -247,7 +247,7 @@ def test_why_each_code_of_a_coordinated_group() -> None:
     story.append(JoinGroup("c1", "c", "g", "", 99, 2**31 - 1, "sticky", False, "", (("t", 2),)), 0)
     assert story.last == ("SESSION_TIMEOUT_TOO_HIGH", "the group allows 30 min")
     story.append(JoinGroup("c1", "c", "g", "", 99, 1_000, "best", False, "", (("t", 2),)), 0)
-    assert story.last == ("UNKNOWN_PARTITIONING_STRATEGY", "The strategy is none of G17's.")
+    assert story.last == ("UNKNOWN_PARTITIONING_STRATEGY", "The strategy is not one of G17's.")
     story.append(GroupHeartbeat("a2", *ids[1:], second), 0)
     assert story.last == ("UNKNOWN_CONSUMER", f"the member is {ids[0]}, {ids[3]}")
     story.append(LeaveGroup("operator", *ids[1:], second), 0)

@@ -104,7 +104,7 @@ def _groups(logs: int) -> Found | None:
     for name, (data, _) in FORGED.items():
         try:
             World.restore(data, 2)
-            return "logs", f"a state is taken that is none: {name}"
+            return "logs", f"an invalid state is taken: {name}"
         except SnapshotError:
             pass
     for seed in range(logs):
