@@ -3,6 +3,7 @@
 No Kafka, clock, randomness, threads, logging or environment: a worker, a test, a notebook and a Spark
 executor that replay the same prefix of a CP hold the same state, byte for byte.
 
+    levels              what each level of the protocol adds, and since which release (E4)
     limits, codes       what the protocol fixes: every limit, every outcome
     wire/               what can be appended: records, what is well formed, bytes and back (section 2)
     marker, routing     how many CPs there are (L2), which one a record belongs to (L3)
@@ -11,6 +12,7 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     groups/             the group plane: coordinated groups with generations (sections 5 and 6)
     plane, planes       the seam between a log and its state machines, and which there are
     world               the state of one CP, and the replay that changes it (sections 1-4)
+    state               each field of the state: its place in the canonical bytes and in JSON
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
     snapshot_log        the records of the log of snapshots (S2)
     docs                the tables as a part of docs/protocol
