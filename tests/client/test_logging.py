@@ -43,9 +43,9 @@ def told(events: Events, caplog: pytest.LogCaptureFixture) -> list[tuple[str, st
 def test_many_partitions_claimed_at_once_are_one_line(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for partition in range(200):
         events.note(Note("claimed", ("flights", partition)), float(partition))
-        events.look(float(partition))
+        events.check(float(partition))
     assert told(events, caplog) == []
-    events.look(199 + QUIET_MS)
+    events.check(199 + QUIET_MS)
     events.write()
     [line] = caplog.records
     assert line.getMessage() == "worker-1 of group delays: claimed flights [0-199]"
@@ -63,14 +63,14 @@ def test_one_partition_is_named_as_one(events: Events, caplog: pytest.LogCapture
 def test_claims_that_never_rest_are_logged_nevertheless(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for now in range(0, int(GATHER_MS) + 1, 100):
         events.note(Note("claimed", ("flights", now // 100)), float(now))
-        events.look(float(now))
+        events.check(float(now))
     assert told(events, caplog) == [("claimed", "0-10")]
 
 
 def test_a_loss_is_reported_at_once_with_its_reason(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for partition in (3, 1, 2):
         events.note(Note("lost", ("flights", partition), "the topic was deleted"), 5.0)
-    events.look(5.0)
+    events.check(5.0)
     events.write()
     [line] = caplog.records
     assert line.levelname == "WARNING"
@@ -83,7 +83,7 @@ def test_a_loss_promises_no_next_holder_where_there_is_none(
     events: Events, caplog: pytest.LogCaptureFixture, why: Loss
 ) -> None:
     events.note(Note("lost", ("flights", 1), why), 5.0)
-    events.look(5.0)
+    events.check(5.0)
     events.write()
     assert ("next holder" in caplog.text) is (why not in (Loss.POSITION, Loss.TOPIC_GONE))
 
@@ -99,14 +99,14 @@ def test_an_outage_is_reported_from_end_to_end(events: Events, caplog: pytest.Lo
     events.heard(1_000.0)
     events.trouble("1/3 brokers are down", 2_000.0)
     events.heard(2_100.0)
-    events.look(9_000.0)
+    events.check(9_000.0)
     assert told(events, caplog) == [], "others answered"
     events.trouble("no broker", 10_000.0)
-    events.look(10_100.0)
+    events.check(10_100.0)
     assert told(events, caplog) == []
     for now in (11_500.0, 12_000.0):
         events.trouble("no broker", now)
-        events.look(now)
+        events.check(now)
     events.write()
     [line] = caplog.records
     assert (line.levelname, line.event, line.reason, line.seconds) == ("WARNING", "kafka_away", "no broker", 9.4)  # type: ignore[attr-defined]

@@ -197,9 +197,9 @@ def test_a_topic_that_is_recreated_gets_no_positions_of_the_old_one(kafka: Kafka
     a.consumer.commit()
     kafka.broker.delete_topic(TOPIC)
     before = kafka.tries
-    job.look()
+    job.run()
     kafka.make(5)
-    job.look()
+    job.run()
     assert kafka.tries == before
     a.marshal.close()
     assert kafka.tries == before

@@ -77,7 +77,7 @@ def watch(cluster: Asked, *topics: str) -> TopicWatch:
 
 
 def look(watching: TopicWatch) -> dict[str, TopicInfo]:
-    return watching.look(watching.interest)
+    return watching.check(watching.interest)
 
 
 def test_a_small_subscription_is_described_every_time(cluster: Asked) -> None:

@@ -246,7 +246,7 @@ FAULTS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what was dropped never comes again",
-        "Upkeep.look",
+        "Upkeep.check",
         "port._reclaim(now - interval_ms)",
         "pass",
         "C14",

@@ -42,13 +42,13 @@ class OffsetMirror:
             driver.upkeep.jobs.append(self)
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`look`; the lock is held."""
+        """Whether somebody has to look now, who calls :meth:`run`; the lock is held."""
         if self._is_running or now < self._mirror.next_at:
             return False
         self._is_running = True
         return True
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Commit what is due (*blocking*); nobody sees what this raises."""
         try:
             self._commit(COMMIT_TIMEOUT_S)

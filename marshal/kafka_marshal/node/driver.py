@@ -116,7 +116,7 @@ class Driver:
         self.listeners.append(self.upkeep.tally.applied)
         self.pulse: Pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
         self.servants = servants
-        servants.look = self.pulse.look
+        servants.check_pulse = self.pulse.check
         self._thread: Thread | None = None
         try:
             WATCHED.add(self.life)
@@ -184,7 +184,7 @@ class Driver:
             if was_started and not is_news and not self.pacing.is_due():
                 return  # an acknowledgement is not there yet, or the log has not grown
             self.lock.drain()
-            self.upkeep.look(self.now_ms())
+            self.upkeep.check(self.now_ms())
             self.lock.settle()
 
     def _note_answer(self, batch: TailBatch) -> None:

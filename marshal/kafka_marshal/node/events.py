@@ -106,7 +106,7 @@ class Events:
         elif before and not by:
             self._add_last(logging.INFO, Event.RESUMED, "the group is not paused any more", by=before)
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Make lines of what is due."""
         self._look_for_outage(now)
         if now >= self._due:

@@ -53,13 +53,13 @@ class LogGuard:
         return max(SHORTEST_MS, self._lock.engine.settings.heartbeat_interval_ms)
 
     def is_due(self, now: float) -> bool:
-        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
+        """Whether :meth:`run` is to be called now; the lock is held."""
         if not self._keep or self._is_running or now < self._next_at:
             return False
         self._is_running = True
         return True
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Check the topic (*blocking*); no caller sees what this raises."""
         try:
             self._report(self._found())
@@ -86,7 +86,7 @@ class LogGuard:
             return []
         start = ReplayStart(self._cluster, topic, LOOKUP_TIMEOUT_S, Begin.SNAPSHOT)
         start.found(start.read(), self._replica.info.partitions)
-        start.look({cp: marks[topic, cp] for cp in begins}, self._replica.info.partitions)
+        start.check({cp: marks[topic, cp] for cp in begins}, self._replica.info.partitions)
         cut = []
         for cp, low in begins.items():
             try:

@@ -96,7 +96,7 @@ class Pulse:
             "restart the process"
         )
 
-    def look(self) -> None:
+    def check(self) -> None:
         """A user's thread waits for an answer: report an outage, once (*blocking*, briefly)."""
         now = self._runtime.now_ms()
         turn = self.turned_at

@@ -83,7 +83,7 @@ class Replica:
         for problem in problems:
             log(logging.WARNING, "topic_settings", "coordination topic %s: %s", topic, problem)
         start.found(reader, self.info.partitions)
-        start.look(marks, self.info.partitions)
+        start.check(marks, self.info.partitions)
         self.checks: TopicChecks = TopicChecks(self.info)
         self.starts: dict[int, CpStart] = start.cps
         #: The CPs that are read; of others nothing is known here.

@@ -94,13 +94,13 @@ class Scope:
     # A job of upkeep: for a member that looks into all CPs before it joins (G2).
 
     def is_due(self, now: float) -> bool:
-        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
+        """Whether :meth:`run` is to be called now; the lock is held."""
         if self._is_running or not self._is_narrow or now < self._again_at or not _wants_all(self._lock.engine):
             return False
         self._is_running = True
         return True
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Read all CPs (*blocking*); no caller sees what this raises."""
         try:
             self._widen()

@@ -69,7 +69,7 @@ class Answer(Generic[T]):
         """
         servants = self._servants
         until = None if timeout is None else servants.runtime.monotonic() + timeout
-        servants.look()
+        servants.check_pulse()
         while True:
             was_over = servants.over
             wait_s = LAST_LOOK_S if was_over else LOOK_S
@@ -81,7 +81,7 @@ class Answer(Generic[T]):
                 servants.check()
             if until is not None and servants.runtime.monotonic() >= until:
                 raise LateError
-            servants.look()
+            servants.check_pulse()
         value, error = found
         if error is not None:
             try:
@@ -138,10 +138,10 @@ def have_done(runtime: Runtime, function: Callable[[], T]) -> T:
 class Servants:
     """Threads that carry out calls: one that waits for the next, and one for each call that is being carried out."""
 
-    def __init__(self, runtime: Runtime, look: Callable[[], object] = lambda: None) -> None:
-        """look: called by callers that wait, now and then; it may wait briefly."""
+    def __init__(self, runtime: Runtime, check_pulse: Callable[[], object] = lambda: None) -> None:
+        """check_pulse: called by callers that wait, now and then; it may wait briefly."""
         self.runtime = runtime
-        self.look = look
+        self.check_pulse = check_pulse
         self._jobs = runtime.mailbox()
         self._lock = runtime.lock()
         #: Held while something is undone: a call that follows finds it undone.

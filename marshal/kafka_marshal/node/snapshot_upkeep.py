@@ -70,13 +70,13 @@ class SnapshotUpkeep:
             self._keeper.note(cp, next_offset, state, self._cluster.runtime.now_ms(), log_hash)
 
     def is_due(self, now: float) -> bool:
-        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
+        """Whether :meth:`run` is to be called now; the lock is held."""
         if self._keeper is None or self._is_running or now < self._keeper.due_at():
             return False
         self._is_running = True
         return True
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Compare, and write what is due (*blocking*); no caller sees what this raises."""
         try:
             now, read = self._cluster.runtime.now_ms(), frozenset(self._replica.worlds)

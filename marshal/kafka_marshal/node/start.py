@@ -65,7 +65,7 @@ class ReplayStart:
         else:
             self.snapshots = reader
 
-    def look(self, marks: Mapping[int, tuple[int, int]], partitions: int) -> None:
+    def check(self, marks: Mapping[int, tuple[int, int]], partitions: int) -> None:
         """Know where each CP's log begins and ends, asked for after snapshots were read (*blocking*).
 
         partitions: of the topic, of which only those with marks may be of interest.

@@ -54,7 +54,7 @@ class TopicRounds:
         self.is_running: bool = False
 
     def is_due(self, now: float) -> bool:
-        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
+        """Whether :meth:`run` is to be called now; the lock is held."""
         if self._lock.engine.topic_ids.take_wanted():
             self._watch.describe_next()
             self.next_at = min(self.next_at, now)
@@ -78,7 +78,7 @@ class TopicRounds:
         while not has_passed_on:
             interest = self._watch.interest
             counted = self._watch.count(interest, count)
-            topics = counted or self._watch.look(interest)
+            topics = counted or self._watch.check(interest)
             with self._lock.locked():
                 has_passed_on = self._pass_on(interest, topics)
                 if counted:
@@ -98,12 +98,12 @@ class TopicRounds:
             self._lock.engine.take(Topics(topics), self._now_ms())
         return True
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Check, and pass the result to the engine; no caller sees what this raises."""
         lock, events = self._lock, self._events
         try:
             interest = self._watch.interest
-            topics = self._watch.look(interest)
+            topics = self._watch.check(interest)
             with lock.condition:
                 if lock.life.ended or lock.engine.failure is not None:
                     return

@@ -121,7 +121,7 @@ class TopicWatch:
             return {}
         return {name: TopicInfo(name, partitions, "") for name, partitions in sorted(counts.items())}
 
-    def look(self, interest: Interest) -> dict[str, TopicInfo]:
+    def check(self, interest: Interest) -> dict[str, TopicInfo]:
         """All that these want and is there, and the coordination topic (*blocking*); data topics perhaps without ids.
 
         Raises what the cluster raises.

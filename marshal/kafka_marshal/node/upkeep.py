@@ -32,7 +32,7 @@ class Levels:
         self._report = report
         self._stopped: set[int] = set()
 
-    def look(self) -> None:
+    def raise_new(self) -> None:
         """Pass on each once."""
         for cp, level in self._replica.stopped():
             if cp not in self._stopped:
@@ -82,9 +82,9 @@ class Job(Protocol):
     """What takes longer than the lock may be held."""
 
     def is_due(self, now: float) -> bool:
-        """Whether a check is due, by a caller of :meth:`look`; the lock is held."""
+        """Whether :meth:`run` is to be called now; the lock is held."""
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Do it (*blocking*); no caller sees what this raises."""
 
 
@@ -119,17 +119,17 @@ class Upkeep:
         self._lookups = lookups
         self._next_measure = 0.0
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Do what is due, and have done by look-up threads what blocks."""
-        self._events.look(now)
-        self.levels.look()
+        self._events.check(now)
+        self.levels.raise_new()
         self._appends.replace_broken()
         if self._lock.started:
             self.scope.narrow()
             jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, self.guard, *self.jobs)
             for job in jobs:
                 if job.is_due(now):
-                    self._lookups.submit(job.look)
+                    self._lookups.submit(job.run)
         if now >= self._next_measure:
             interval_ms = self._lock.engine.settings.heartbeat_interval_ms
             self._next_measure = now + interval_ms
