@@ -54,7 +54,7 @@ class Guard:
     def __call__(self, *args: object) -> object:
         try:
             return arguments.a_result(self._what, self._call(*args))
-        except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of the library
+        except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end this thread
             report(self._what, error)
             return None
 

@@ -179,7 +179,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "SystemExit out of a callback is not guarded",
         "__call__",
-        "except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end a thread of ours",
+        "except BaseException as error:  # noqa: BLE001 - sys.exit() in a callback must not end this thread",
         "except Exception as error:",
         "",
     ),
@@ -200,7 +200,7 @@ FAULTS: tuple[Mutation, ...] = (
     Mutation(
         "what a consumer's callback raised is told nobody",
         "_call",
-        "except BaseException as error:  # noqa: BLE001 - the user's, on a thread of ours",
+        "except BaseException as error:  # noqa: BLE001 - the user's, on a thread of the library",
         "except () as error:",
         "",
     ),
