@@ -132,6 +132,70 @@ def test_no_function_is_too_long() -> None:
     assert too_long == {}
 
 
+#: Package → (modules, lines) that it may have, docstrings included.
+MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
+    "adapters": (29, 4_500),
+    "admin": (18, 4_400),
+    "cli": (26, 6_400),
+    "client": (36, 7_200),
+    "engine": (49, 9_500),
+    "kafka_marshal": (17, 2_300),
+    "metrics": (8, 1_500),
+    "node": (25, 3_800),
+    "observe": (15, 3_300),
+    "pipeline": (34, 6_900),
+    "rationalizer": (46, 7_500),
+    "sinks": (8, 1_900),
+    "snapshots": (4, 800),
+    "testing": (43, 9_100),
+    "ui": (11, 3_200),
+    "watchdog": (5, 1_000),
+}
+
+#: Of all packages together.
+MOST_OF_ALL = (374, 72_800)
+
+
+def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """Package → (modules, lines); what lies beside the packages counts for "kafka_marshal"."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in paths:
+        parts = path.relative_to(ROOT).parts
+        package = "rationalizer" if parts[0] == "rationalizer" else parts[2] if len(parts) > 3 else "kafka_marshal"
+        modules, lines = found.get(package, (0, 0))
+        found[package] = modules + 1, lines + len(path.read_text(encoding="utf-8").splitlines())
+    return found
+
+
+def too_large(sizes: dict[str, tuple[int, int]]) -> list[str]:
+    """What is over its ceiling, and what to do about it."""
+    total = tuple(map(sum, zip(*sizes.values(), strict=True)))
+    pairs = [(f"the package {name}", size, MOST_OF_A_PACKAGE.get(name, (0, 0))) for name, size in sizes.items()]
+    return [
+        f"{what} has {size[0]} modules and {size[1]} lines, and may have {most[0]} and {most[1]}. Something is there "
+        "twice, or proves the product and belongs to tests/, or is used by nothing: take that out first (duplicates, "
+        "git log). If the package has to grow, raise its ceiling here and say in the commit what the lines are for."
+        for what, size, most in [*pairs, ("the product", total, MOST_OF_ALL)]
+        if size[0] > most[0] or size[1] > most[1]
+    ]
+
+
+def test_no_package_is_larger_than_it_may_be() -> None:
+    sizes = sizes_of(MODULES.values())
+    assert too_large(sizes) == []
+    assert MOST_OF_A_PACKAGE.keys() - sizes.keys() == set(), "they are gone: take them off the list"
+
+
+def test_a_package_that_grows_is_named() -> None:
+    sizes = sizes_of(MODULES.values())
+    modules, lines = sizes["node"]
+    over = MOST_OF_A_PACKAGE["node"]
+    assert "the package node has" in "".join(too_large({**sizes, "node": (over[0] + 1, lines)}))
+    assert "the package node has" in "".join(too_large({**sizes, "node": (modules, over[1] + 1)}))
+    assert "the package new has 1 modules" in "".join(too_large({**sizes, "new": (1, 10)}))
+    assert "the product has" in "".join(too_large({**sizes, "rationalizer": MOST_OF_ALL}))
+
+
 # -- packages -----------------------------------------------------------------------------------------------------
 
 
