@@ -302,7 +302,7 @@ class AdminError(MarshalError):
         self.in_hand: tuple[tuple[str, int], ...] = tuple(in_hand)
         #: (topic, partition)s whose position was moved and not put back.
         self.moved: tuple[tuple[str, int], ...] = tuple(moved)
-        #: (topic, partition)s of which the log had not said by then whether they moved.
+        #: (topic, partition)s of which the log had not shown by then whether they moved.
         self.unknown: tuple[tuple[str, int], ...] = tuple(unknown)
 
 

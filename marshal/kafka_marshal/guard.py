@@ -29,10 +29,10 @@ from kafka_marshal.rate_limit import RateLimit
 
 __all__ = ["Guard", "report"]
 
-#: What raises the same again and again is said this often.
+#: An exception that is raised again and again is logged this often.
 SAID_EVERY_S = 10.0
 
-#: What happens to the rest when a user's function raises, if nothing else is said.
+#: What happens to the rest when a user's function raises, by default.
 _GOES_ON = "continuing without what it would have done"
 
 #: This long after a callback was interrupted its signal is raised again: callbacks return within microseconds.

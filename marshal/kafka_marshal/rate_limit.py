@@ -1,4 +1,4 @@
-"""Holds back what would be said again and again, and counts it."""
+"""Limits the rate of repeated log lines, and counts those held back."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SAID_EVERY_MS = 10_000.0
 class RateLimit:
     """Lets each thing through at once, and again once ``every`` has passed since. Any thread may ask.
 
-    Without a lock: a signal's handler may interrupt it and ask too. What two threads say at once may be said twice.
+    Without a lock: a signal's handler may interrupt it and ask too. What two threads log at once may appear twice.
     """
 
     def __init__(self, every: float, kept: int = 1_000) -> None:
         """every: in the unit of the clock that ``due`` gets. kept: how many things are remembered."""
         self._every = every
         self._kept = kept
-        #: By thing: when it was said last, and how often it was held back since.
+        #: By thing: when it passed last, and how often it was held back since.
         self._said: dict[Hashable, tuple[float, int]] = {}
 
     def due(self, thing: Hashable, now: float) -> int | None:
-        """How often this was held back since it was said last, if it is to be said now; None: hold it back."""
+        """How often this was held back since it last passed, if it passes now; None: hold it back."""
         said_at, held_back = self._said.get(thing, (float("-inf"), 0))
         if now - said_at < self._every:
             self._said[thing] = (said_at, held_back + 1)

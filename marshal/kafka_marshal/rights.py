@@ -1,4 +1,4 @@
-"""Which right a broker with ACLs asks for: said in errors, with the command that grants it."""
+"""Which right a broker with ACLs asks for: named in errors, with the command that grants it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SAID = re.compile(
 #: What an URL says beside the place: ``user:password@`` (a password may hold an @) and ``?query``.
 _URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)(?:([^\s/?#\"']*)@)?([^\s?#\"']*)(?:\?([^\s#\"']*))?", re.IGNORECASE)
 
-#: A shorter value, or a plain word, stands in many texts: hidden there, the gap would reveal it.
+#: A shorter value, or a plain word, occurs in many texts: hidden there, the gap would reveal it.
 _SHORTEST = 6
 
 

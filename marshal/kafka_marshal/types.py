@@ -1,6 +1,6 @@
 """Types that several layers share, and users import (from :mod:`kafka_marshal`, most of them).
 
-What only one layer has stands in that layer.
+Types of one layer are in that layer.
 """
 
 from __future__ import annotations

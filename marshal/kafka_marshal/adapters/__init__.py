@@ -1,1 +1,1 @@
-"""What stands between the client's logic and Kafka, and an in-memory log that can stand in for it."""
+"""What connects the client's logic with Kafka, and an in-memory log that can replace it."""

@@ -90,7 +90,7 @@ def queue_full(topic: str) -> KafkaUnavailableError:
 
 
 def refused(topic: str, why: str, *, retry: bool = False) -> ProduceError:
-    """The broker said no, for any other reason."""
+    """The broker refused, for any other reason."""
     return ProduceError(
         f"A record was not produced to topic {topic!r}: {why}. {_COMES_AGAIN} Correct what the reason names; the "
         "broker's log may say more.",

@@ -45,7 +45,7 @@ GROWTH_SEEN_MS = 10_000
 
 
 class Effects:
-    """The hands of one engine."""
+    """Carries out the effects of one engine."""
 
     def __init__(
         self,

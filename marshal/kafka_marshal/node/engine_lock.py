@@ -76,7 +76,7 @@ class LockUse:
 
 
 class EngineLock:
-    """One engine, its lock, and the consumers that speak to it. All but ``locked`` and ``fail``: the lock is held."""
+    """One engine, its lock, and the consumers that use it. All but ``locked`` and ``fail``: the lock is held."""
 
     def __init__(self, condition: Condition, life: Life, engine: Engine, now_ms: Callable[[], float]) -> None:
         self.condition = condition
@@ -85,7 +85,7 @@ class EngineLock:
         self.ports: dict[int, ConsumerPort] = {}
         #: The replica has caught up, and the engine knows.
         self.started = False
-        #: Set before anybody uses the lock.
+        #: Set before the lock is first used.
         self.carry_out: Callable[[list[Effect]], object]
         self._now_ms = now_ms
         self._use, self._use_and_step = LockUse(self, step=False), LockUse(self, step=True)

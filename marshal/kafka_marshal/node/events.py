@@ -23,7 +23,7 @@ __all__ = ["Events", "spans"]
 QUIET_MS = 250.0
 GATHER_MS = 1_000.0
 
-#: Kafka is away once requests have failed for this share of the heartbeat interval, and none succeeded.
+#: Kafka counts as unreachable once requests have failed for this share of the heartbeat interval, and none succeeded.
 AWAY_SHARE = 0.5
 
 _LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get it again"
@@ -42,7 +42,7 @@ class Events:
         self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
         #: (event, topic, reason, words) and partitions, in order.
         self._notes: list[tuple[tuple[str, str, str, str], set[int]]] = []
-        #: When they are said, unless more come; and at the latest.
+        #: When they are logged, unless more come; and at the latest.
         self._due = self._latest = inf
         #: The client that has paused the group; "": none.
         self.paused_by: str = ""

@@ -328,7 +328,7 @@ class Replica:
             log(logging.ERROR, "snapshot_differs", "%s", found.error(self.topic, self.start.snapshots_topic))
 
     def stopped(self) -> Iterable[tuple[int, int]]:
-        """CPs that stand before an Upgrade this release can't follow, with the level asked for (E4)."""
+        """CPs with an Upgrade that this release can't follow, with the level asked for (E4)."""
         return [(cp, level) for cp, world in list(self.worlds.items()) if (level := world.required_level) is not None]
 
     def close(self) -> None:

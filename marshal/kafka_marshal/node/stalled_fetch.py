@@ -89,7 +89,7 @@ class FetchMonitor(Generic[K]):
     # What the log is known to hold.
 
     def knows(self, key: K, offset: int) -> None:
-        """A broker said that the log holds a record at this offset (any thread)."""
+        """A broker reported that the log holds a record at this offset (any thread)."""
         if offset >= self.next.get(key, inf):
             self._known[key] = max(offset + 1, self._known.get(key, 0))
             self._owed.setdefault(key, self._monotonic())
@@ -162,7 +162,7 @@ class FetchMonitor(Generic[K]):
         if not self._owed:
             return []
         for key in [key for key in list(self._owed) if self.next.get(key, inf) >= self._known.get(key, 0)]:
-            self._owed.pop(key, None)  # it came while another thread said so
+            self._owed.pop(key, None)  # it arrived while another thread reported it
         return [key for key, since in list(self._owed.items()) if self._read_at >= since + self._wait_s(key)]
 
     def _wait_s(self, key: K) -> float:

@@ -58,7 +58,7 @@ Lock = Literal["shared", "exclusive", "merging"]
 
 Connection = TypeVar("Connection")
 
-#: What was being done when the database said no: "open", "begin", "fence", "write", "store" or "commit".
+#: The step at which the database refused: "open", "begin", "fence", "write", "store" or "commit".
 Stage = str
 
 _SO = {

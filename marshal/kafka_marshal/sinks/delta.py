@@ -43,7 +43,7 @@ __all__ = ["DeltaSink", "DeltaTransaction"]
 #: Commits tried for one transaction. Commits of other partitions do not count: deltalake retries these itself.
 _ATTEMPTS: Final = 10
 
-#: The longest pause before the next attempt, in seconds: writers that met once should not meet again.
+#: The longest pause before the next attempt, in seconds: writers that collided once should not collide again.
 _PAUSE_S: Final = 0.2
 
 #: Storage options, or variables of the environment, that let one commit replace another: nothing would be fenced.

@@ -35,7 +35,7 @@ JITTER_MS = 5_000.0
 #: How often the log of snapshots is read if no own snapshot is due: a forged one is noticed within this time.
 LOOK_MS = 30_000.0
 
-#: After a failure: Kafka is away, or an ACL is missing.
+#: After a failure: Kafka is unreachable, or an ACL is missing.
 RETRY_MS = 10_000.0
 
 #: How long a snapshot may take to be written before it is left to the next one.
@@ -105,7 +105,7 @@ class SnapshotKeeper:
         self._take(place for stored in reader.partitions.values() for place in stored.sorted())
 
     def note(self, cp: int, next_offset: int, state: bytes, now: float, log_hash: LogHash | None = None) -> None:
-        """Our replica stands at a place where a snapshot is due, with this state. Returns at once.
+        """Our replica is at a place where a snapshot is due, with this state. Returns at once.
 
         log_hash: of the records that it has read since the place before (S4).
         """

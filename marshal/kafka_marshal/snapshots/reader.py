@@ -31,7 +31,7 @@ class StoredAt:
     #: As its writer says, and whether it is that of the bytes.
     digest: str
     holds: bool
-    #: Where its parts stand in the log of snapshots: first and last record.
+    #: Where its parts lie in the log of snapshots: first and last record.
     first: int
     last: int
     #: None where only the place is of interest.
@@ -163,7 +163,7 @@ class SnapshotReader:
         return True
 
     def read_all(self, log_starts: Mapping[int, int]) -> None:
-        """Read all of it. Bytes are kept only of what stands at the lowest next offset that the log still reaches."""
+        """Read all of it. Bytes are kept only of the lowest next offset that the log still reaches."""
         for cp, stored in self.partitions.items():
             whole = {cp: (self.starts[cp], self._down_to[cp])}
             for _, entries in read_range(self._cluster, self._topic, whole, self._timeout_s):

@@ -227,7 +227,7 @@ class CpStart:
                     self._differ(self._beside.pop(), self._begun_with, why)
 
     def ended(self) -> None:
-        """The replay stands at the end of the log as it was when the snapshots were read."""
+        """The replay is at the end of the log as it was when the snapshots were read."""
         while self._ahead:
             self._differ(self._ahead.pop(0), None, _NO_PLACE)
         if self.hashes.checks is not None:

@@ -35,7 +35,8 @@ class LastWill:
         self.worlds: Mapping[int, World] = {}
         self.partitions = 0
         self._numbers: dict[Key, int] = {_MEMBER: process.LEAVE}
-        #: What is to be said of each lease, or of each piece with progress that is not committed: CP and packed entry.
+        #: What is to be appended for each lease, or each piece with progress that is not committed: CP and packed
+        #: entry.
         self.leases: dict[Key, tuple[int, bytes]] = {}
         #: Of a coordinated group: the member and its session (ms), as our replica shows them; "": it is no member.
         self._member_id, self._session_ms = "", 0

@@ -194,7 +194,7 @@ class Watchdog:
         self._ended = threading.Event()
         #: Process id of the watchdog; None while there is none.
         self.pid: int | None = None
-        #: Whether it has met the cluster, so that it can speak at once.
+        #: Whether its producer is connected, so that it can append at once.
         self.is_ready: bool = False
         self._thread = threading.Thread(target=self._run, name="kafka-marshal-watchdog", daemon=True)
 
@@ -363,7 +363,7 @@ class Watchdog:
         return "goodbye"
 
     def _hear(self, pipe: Pipe) -> bool | None:
-        """Whether it said something; None: it has ended."""
+        """Whether it sent something; None: it has ended."""
         heard = False
         while (packet := pipe.receive(process.READ_BYTES)) is not None:
             if not packet:
@@ -378,7 +378,7 @@ class Watchdog:
         return heard
 
     def _put_down(self) -> None:
-        """Kill a watchdog that does not hear: should it wake later, it would speak though we said goodbye."""
+        """Kill a watchdog that does not answer: if it resumed later, it would append though we said goodbye."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

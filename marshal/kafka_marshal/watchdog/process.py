@@ -98,7 +98,7 @@ class Voice:
         self._kafka_error = KafkaException
         self._timeout_s = properties["message.timeout.ms"] / 1000 + GRACE_S
         self._released = 0
-        #: What librdkafka said last of its connections, and of a record.
+        #: librdkafka's last report on its connections, and on a record.
         self._cause = self._refusal = ""
         self._producer = Producer({**properties, "error_cb": self._failed})
 
@@ -198,7 +198,7 @@ class Watch:
             if fd == self._worker:
                 self._is_gone = True
                 self._poller.unregister(fd)
-        # Always, so that what a dead worker said last is heard before it is judged.
+        # Always, so that what a dead worker sent last is read before it is judged.
         self._read()
         if self._voice is not None:
             self._look(self._voice)
@@ -276,7 +276,7 @@ class Watch:
             self._open()
         assert self._voice is not None
         if not self._is_ready:
-            # A record handed over before the producer has met its cluster would wait for half a second more.
+            # A record produced before the producer has connected would wait for half a second more.
             self._voice.has_met_cluster()
         entries = [(cp, release) for _, (cp, _, release) in sorted(self._last_will.items())]
         released = self._voice.append(entries)

@@ -9,7 +9,7 @@ from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["environment", "producer_properties"]
 
-#: Only listens, or is only said for listeners: the watchdog can do without.
+#: Only for callbacks that the watchdog does not have.
 _LISTENING = frozenset(
     {"debug", "error_cb", "log_level", "logger", "stats_cb", "statistics.interval.ms", "throttle_cb"}
 )
@@ -17,7 +17,7 @@ _LISTENING = frozenset(
 _OWN: Mapping[str, object] = {
     # Connected to every broker at all times, so that the leader of each CP can be reached at once.
     "enable.sparse.connections": False,
-    # Its lines would stand between those of the worker. What matters comes with the records' answers.
+    # Its lines would mix with those of the worker. What matters comes with the records' answers.
     "log_level": 0,
 }
 

@@ -73,5 +73,5 @@ class KafkaAppender(Sending):
             self._due.append(partial(on_ack, Ack(None, why, self._fatal, self._forbidden(error))))
 
     def _forbidden(self, error: KafkaException | KafkaError | None) -> bool:
-        """Whether a record failed because we may not append: said of it, or of the producer as a whole."""
+        """Whether a record failed because we may not append: reported for it, or for the producer as a whole."""
         return self._denied or (error is not None and is_forbidden(kafka_error(error)))

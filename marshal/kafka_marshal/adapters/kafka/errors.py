@@ -148,8 +148,8 @@ LOGGER = logging.getLogger("kafka_marshal.librdkafka")
 LOGGER.addFilter(_Quieter())
 
 
-#: What librdkafka says of connections comes from every client, over and over again: what it means for a member is said
-#: once, by the member. These alone are for people: settings, and what ends a client.
+#: Every client gets librdkafka's reports on connections, again and again; the member logs once what they mean for it.
+#: Only these are for people: settings, and what ends a client.
 _FOR_PEOPLE = ("CONFWARN", "FATAL")
 
 #: A broker that hangs up before its first answer wants another protocol, TLS most likely; librdkafka only logs it.
@@ -289,7 +289,7 @@ def is_forbidden(error: KafkaError) -> bool:
 
 
 def is_refusal(error: KafkaError) -> bool:
-    """Whether the broker said that it does not let us in. (A mere hang-up may also be a broker that goes down.)"""
+    """Whether the broker reported that it does not accept us. (A mere hang-up may also be a broker that goes down.)"""
     return error.code() in _AUTHENTICATION_CODES
 
 

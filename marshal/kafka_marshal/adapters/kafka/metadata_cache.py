@@ -15,7 +15,7 @@ from kafka_marshal.ports import TopicInfo
 
 __all__ = ["Looks", "looks_with"]
 
-#: What is older than this is of no use to anybody, and forgotten.
+#: What is older than this is useless, and dropped.
 KEPT_S = 60.0
 
 

@@ -120,7 +120,7 @@ class Questions:
         missing = [key for key in keys if key not in found]
         if missing:
             there = self.ask(doing, deadline - time.monotonic(), refresh)
-            # A listing leaves out what we may not see; asked by name, the broker says that it is forbidden.
+            # A listing omits what we may not see; asked by name, the broker reports that it is forbidden.
             absent = {name for name, _ in missing} - {name for name, _ in there}
             self.describe(sorted(absent), deadline - time.monotonic())
             found |= ask_for(there)

@@ -100,7 +100,7 @@ class _Span:
         self.next = first
         #: The last known end of the log, None: unknown.
         self.end: int | None = None
-        #: The offset at which reading failed, since when (monotonic), and what the client said first.
+        #: The offset at which reading failed, since when (monotonic), and the client's first error.
         self.failed: tuple[int, float, str] = (-1, 0.0, "")
         #: How often it was opened again since anything came.
         self._tries = 0

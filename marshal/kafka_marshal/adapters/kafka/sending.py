@@ -94,7 +94,7 @@ class Sending:
         try:
             self._count(produce)
         except BufferError:
-            # librdkafka's queue is full: let it hand over what is delivered, then try once more.
+            # librdkafka's queue is full: let it call back for what is delivered, then try once more.
             self._serve(partial(self._producer.poll, 0))
             try:
                 self._count(produce)

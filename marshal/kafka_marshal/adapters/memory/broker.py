@@ -127,7 +127,7 @@ class Partition:
     arrivals: list[float] = field(default_factory=list)
 
     def index(self, offset: int) -> int:
-        """Where the first message at or after an offset stands."""
+        """The place of the first message at or after an offset."""
         return bisect_left(self.offsets, offset)
 
     def cut_below(self, offset: int) -> None:
@@ -310,7 +310,7 @@ class MemoryBroker:
 
 
 class _Changing:
-    """Holds the lock, and wakes everybody on leaving."""
+    """Holds the lock, and wakes all waiting readers on leaving."""
 
     def __init__(self, condition: threading.Condition) -> None:
         self._condition = condition
