@@ -4,11 +4,11 @@
 ``log``          the coordination topic, read from here to there, or followed
 ``fold``         workers: when each was heard, what it lost and how, who evicted it
 ``view``         the state now: leases and groups as ``rows``, with lag, silence and speed (``meter``)
-``data_topics``  the topics that groups read: where their logs begin and end
 ``stuck``        why a partition makes no progress; ``verdict``: its health in one word
 ``problems``     what is wrong with a group, in words
 ``ownership``    who owned a partition, since when, until when
 ``names``        the names that a log knows
 ``words``        records and outcomes in words; ``text``: times and spans; ``payload``: messages
+``report``       a page of figures and tables that opens without a network
 ===============  =======================================================================================
 """
