@@ -86,7 +86,13 @@ def claims() -> GroupLog:
 
 
 PLANTED: dict[str, tuple[type[World], Callable[[], GroupLog], Kind, int, str]] = {
-    "taken from one that has not let go": (broken.Hasty, two_join, Kind.TWO_OWNERS_OF_A_KEY, 2, "had not let go"),
+    "taken from an owner that has not released": (
+        broken.Hasty,
+        two_join,
+        Kind.TWO_OWNERS_OF_A_KEY,
+        2,
+        "had not released",
+    ),
     "pieces overlap": (broken.Overlapping, lambda: joined("a", "b"), Kind.TWO_OWNERS_OF_A_KEY, 2, "pieces overlap"),
     "the old token": (broken.Unfencing, one_leaves, Kind.FENCE, 3, "not above"),
     "progress moved back": (broken.Backwards, commits(through(9), through(4)), Kind.PROGRESS_BACK, 3, "stable is 4"),
