@@ -49,7 +49,12 @@ PHRASES = (
     ),
     Phrase(r"whoever|whomever", "the caller, a member, a client"),
     Phrase(r"(?:for|to|by|from|than|those|one) who", "the caller, a member, a client; members that"),
-    Phrase(r"somebody|nobody", "another member, no member, no one"),
+    Phrase(
+        r"somebody|nobody",
+        "another member, no member, no one",
+        r": nobody|Nobody, as far",
+        reason="an answer of `kafka-marshal who`",
+    ),
     Phrase(
         r"(?:is|are|was|were) none",
         "is invalid, is not one",
@@ -78,10 +83,20 @@ PHRASES = (
     ),
     Phrase(r"of (?:ours|theirs|its own|their own|one's own|his own|yours|mine)", "our, its, their own"),
     Phrase(r"his|he|him|himself", "a process is it; a person is they"),
-    Phrase(r"let(?:s|ting)? (?:\w+ )?go", "releases", r"lets go flights", reason="a command of tests/scripts"),
+    Phrase(
+        r"let(?:s|ting)? (?:\w+ )?go",
+        "releases",
+        r"lets go flights|let more go out",
+        reason="a command of tests/scripts; go out",
+    ),
     Phrase(r"where (?:no|nothing|none) .{0,40}?(?:is|are|was|were|answers?|has|have|comes?)|says otherwise", "if no …"),
     Phrase(r"st(?:ands?|ood|anding) still", "pauses, is stuck"),
-    Phrase(r"wish(?:es|ed)?", "claim, request, signal"),
+    Phrase(
+        r"wish(?:es|ed)?",
+        "claim, request, signal",
+        r"must return Wishes",
+        reason="the public class",
+    ),
     Phrase(r"(?:keeps?|its|last|one's|the|a) wills?(?! be)", "pre-encoded release"),
     Phrase(r"its chance", "its random source"),
     Phrase(r"news", "new records"),
@@ -146,7 +161,8 @@ def hits(path: Path) -> Iterator[Hit]:
         for found in PATTERN.finditer(plain):
             if any(begin <= found.start() and found.end() <= end for begin, end in right):
                 continue
-            if found[0].isupper() or found[0].endswith("None"):  # names of code
+            is_name = found[0].isupper() or found[0].endswith("None") or plain.startswith("(", found.end())
+            if is_name:
                 continue
             phrase = next(
                 each for each, word in zip(PHRASES, _WORDS, strict=True) if re.fullmatch(word, found[0], re.I)

@@ -132,7 +132,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
         ]
     ),
     # One row for each tenure of key hashes lo … hi of a partition under one fencing token. from and to as in
-    # `ownership`. `ended`: let go, left, died, restarted, forgotten or open. unowned_ms: time without an owner before,
+    # `ownership`. `ended`: `let go`, left, died, restarted, forgotten or open. unowned_ms: without an owner before,
     # since the last one released them, left, or sent its last heartbeat; null if there was none or it is unknown.
     "assignments": pa.schema(
         [
