@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 
 from kafka_marshal import Admin, HeldError, Marshal, errors
 from kafka_marshal.adapters.probe import Probe
+from kafka_marshal.engine.effects import Effect
 from kafka_marshal.engine.inputs import CaughtUp, Input
 from kafka_marshal.node import scope
 from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
@@ -216,7 +217,16 @@ def test_many_threads_ask_at_once(crowd: Crowd) -> None:
     crowd.crowd(500)
     newest = max(world.log_time for world in crowd.truth().values())
     told: list[Input] = []
-    a.marshal._driver.engine.recorder = lambda event, now: told.append(event)
+
+    class Recorder:
+        def take(self, take: Callable[[Input, float], object], event: Input, now: float) -> object:
+            told.append(event)
+            return take(event, now)
+
+        def effects(self, effects: list[Effect]) -> None:
+            pass
+
+    a.marshal._driver.engine.recorder = Recorder()
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(a.marshal.world.log_time)) for _ in range(8)]
     for thread in threads:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
+from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced, Policy
+from kafka_marshal.engine.recording import Recorder
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, Why
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
@@ -187,6 +189,10 @@ class Net:
         return found
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 class Member:
     """One process: a replica, an engine, and a user that handles messages."""
 
@@ -199,14 +205,18 @@ class Member:
         group: str = "g",
         rate: float = 1.0,
         rng: Random | None = None,
+        write: Callable[[str], object] | None = None,
     ) -> None:
+        """write: takes the lines of a recording."""
         self.net = net
         self.client_id = client_id
         #: Rate of its clock relative to the broker's.
         self.rate = rate
         self.worlds = {cp: World(cp, net.cps) for cp in net.logs}
         ids = (group, client_id, instance_id or f"{client_id}-{len(net.members)}-{net.count()}")
-        self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, rng or Random(client_id))
+        rng = rng or Random(client_id)
+        self.engine = Engine(EngineSettings(*ids, net.cps, hi), self.worlds, rng)
+        self.recorder = None if write is None else Recorder(self.engine, rng, write, _raise, "0")
         #: SIGSTOP: nothing of this process runs; its clock continues.
         self.paused = False
         #: The replica receives nothing (appends are still sent).
@@ -252,7 +262,8 @@ class Member:
         }
         settings.update(options)
         subscription = Subscription(topics, "__marshal")
-        made = self.engine.add_consumer(subscription, ConsumerSettings(**settings))  # type: ignore[arg-type]
+        wanted = ConsumerSettings(**settings)  # type: ignore[arg-type]
+        made: ConsumerEngine = self.engine.take(inputs.AddConsumer(subscription, wanted), self.clock())
         self.consumers.append(made)
         self.look_at_topics()
         return made
@@ -285,6 +296,8 @@ class Member:
         while world.next_offset < self.visible(cp) and world.required_level is None:
             news = True
             offset = world.next_offset
+            if self.recorder is not None:
+                self.recorder.record(*log[offset])
             outcome = world.apply(offset, *log[offset])
             if live:
                 self.engine.take(inputs.Applied(cp, offset, outcome), self.clock())
@@ -296,7 +309,7 @@ class Member:
         while effects := self.engine.take_effects():
             for effect in effects:
                 self.carry_out(effect)
-        self.due = self.engine.deadline(now)
+        self.due = self.engine.take(inputs.Deadline(), now)
         assert self.due > now, f"nothing is left to do, yet {self.due} is no later than {now}: a shell would spin"
 
     def carry_out(self, effect: Effect) -> None:
@@ -369,12 +382,12 @@ class Member:
             log = self.net.data[key]
             if position < log.start or position > log.end:
                 del self.fetching[key]
-                self.engine.take(inputs.OutOfRange(number, key), self.clock())
+                self.engine.take(given.OutOfRange(number, key), self.clock())
                 self.settle()
             elif offsets := log.offsets(position, limit):
                 self.fetching[key] = (number, offsets[-1] + 1)
                 messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
-                self.engine.take(inputs.Fetched(number, key, messages), self.clock())
+                self.engine.take(given.Fetched(number, key, messages), self.clock())
                 came += len(messages)
         return came
 
@@ -383,7 +396,7 @@ class Member:
         for consumer in self.consumers:
             for came in (None, 0):  # after a turn that ended early, existing messages are read first
                 wanted = Wanted(max_messages, iterating, came=came)
-                match self.engine.take(inputs.Next(consumer.number, wanted), self.clock()):
+                match self.engine.take(given.Next(consumer.number, wanted), self.clock()):
                     case Take(run):
                         return run
         return None
@@ -392,18 +405,14 @@ class Member:
         """The user's done(message)."""
         for consumer in self.consumers:
             if consumer.subscription.matches(TopicInfo(message.topic(), 1, "")):  # type: ignore[attr-defined]
-                self.engine.take(inputs.Done(consumer.number, message), self.clock())  # type: ignore[arg-type]
+                self.engine.take(given.Done(consumer.number, [message]), self.clock())  # type: ignore[list-item]
         self.settle()
 
     def delivery_of(self, run: Run) -> Delivery:
         return self.engine.consumers[run.assignment.consumer.number].delivery
 
     def done_run(self, run: Run) -> None:
-        number, key = run.assignment.consumer.number, run.assignment.key
-        if run.assignment.tracker.runs.get(run.first) is run and not run.assignment.over:
-            self.engine.take(inputs.DoneRun(number, key, run.first), self.clock())
-        else:
-            self.delivery_of(run).done_run(run, self.clock())
+        self.engine.take(given.DoneRun(run.assignment.consumer.number, run), self.clock())
         self.settle()
 
     def leave_run(self, run: Run) -> None:
@@ -436,13 +445,13 @@ class Member:
         came: int | None = None
         run: Run | None = None
         while run is None:
-            match self.engine.take(inputs.Next(consumer.number, Wanted(0, came=came)), self.clock()):
+            match self.engine.take(given.Next(consumer.number, Wanted(0, came=came)), self.clock()):
                 case Take(found):
                     run = found
                 case Fetch(room, _):
                     came = self.fetch(fetch) if room > 0 and not consumer.closing else 0
                 case AwaitGrant(grant) if grant.is_answered:
-                    consumer.pull.answered(grant, self.clock())
+                    self.engine.take(given.Answered(consumer.number, consumer.pull, grant), self.clock())
                     came = None
                 case _:
                     break
@@ -456,7 +465,7 @@ class Member:
 
     def close(self) -> None:
         for consumer in self.consumers:
-            consumer.close(self.clock())
+            self.engine.take(given.Close(consumer.number), self.clock())
         self.settle()
 
     def held(self) -> list[Key]:

@@ -87,7 +87,7 @@ class Bench:
         first = offset_of(messages[0]) if covers_from is None else covers_from
         run = Run(assignment, messages, first, False, 0.0)
         assignment.tracker.hand_out(run)
-        return self.in_lanes.spread(self.lanes, run)
+        return self.in_lanes.spread(run)
 
     def begin(self, lane: Lane, now: float = 1.0) -> int | None:
         message = self.lanes.begin(lane, now, self.call)

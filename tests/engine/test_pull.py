@@ -105,7 +105,7 @@ def test_a_hand_is_smaller_after_an_interrupt_and_grows_again() -> None:
     run = run_of(Pull(consumer, hand).next(Wanted(500), net.now))
     run.take(100)
     hand.in_doubt = True
-    hand.settle(consumer, False, net.now)
+    hand.settle(consumer, False, hand.in_doubt, net.now)
     assert (hand.run, hand.size, hand.in_doubt) == (None, 200, False)
     assert offsets(Pull(consumer, hand).next(Wanted(200), net.now)) == list(range(100, 300))
     assert hand.size == 400

@@ -157,7 +157,7 @@ class Broken:
 
         def writes(self: Engine, cp: int, offset: int, outcome: Outcome, now: float) -> None:
             applied(self, cp, offset, outcome, now)
-            for lease in self._worlds[cp].leases():
+            for lease in self.worlds[cp].leases():
                 lease.last_beat -= 1
 
         patch(Engine, "applied", writes)

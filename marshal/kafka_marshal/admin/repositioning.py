@@ -20,6 +20,8 @@ from typing import Protocol
 from kafka_marshal.admin.positions import Keep, Move, moves_to
 from kafka_marshal.admin.session import Session
 from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import BeatLease, ClaimLease, CommitLease, GrantLease, ReleaseLease
 from kafka_marshal.errors import AdminError, MarshalError
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Lease, codes
@@ -124,7 +126,8 @@ class _Mover:
     def _claim(self, keys: Iterable[TopicPartition]) -> None:
         """Claim these leases, and wait until they are held or lost, or the time is up."""
         with self._session.locked() as engine:
-            claimed = {key: engine.leases.claim(key) for key in keys}
+            now = self._session.now_ms()
+            claimed: dict[TopicPartition, ManualLease] = {key: engine.take(ClaimLease(key), now) for key in keys}
             self._leases.update(claimed)
         self._pause.wait(lambda: all(x.is_proven or x.loss for x in claimed.values()), STEP_TIMEOUT_S)
 
@@ -135,9 +138,9 @@ class _Mover:
             return all(x.is_released or x.loss for x in self._leases.values())
 
         try:
-            with self._session.locked():
+            with self._session.locked() as engine:
                 for lease in self._leases.values():
-                    lease.release_bare(self._session.now_ms())
+                    engine.take(ReleaseLease(lease, bare=True), self._session.now_ms())
             return self._session.wait_for(over, self._session.now_ms() + SETTLE_TIMEOUT_S * 1000)
         except MarshalError:
             return False  # the log is not readable any more: held leases go stale by themselves
@@ -147,15 +150,16 @@ class _Mover:
     def write(self) -> None:
         """Release every lease with its new position, and wait until each is applied under the pause."""
         try:
-            with self._session.locked():
+            with self._session.locked() as engine:
                 now = self._session.now_ms()
                 lost = [key for key, lease in self._leases.items() if now >= lease.lease.hand_out_until]
                 if not lost:
-                    answers = [self._leases[move.key].beat(move.last_offset, now) for move in self.moves if move.kept]
+                    kept = [move for move in self.moves if move.kept]
+                    answers = [engine.take(BeatLease(self._leases[x.key], x.last_offset), now) for x in kept]
             if lost:
                 raise AdminError(f"leases were lost before anything was written: {_names(lost)}")
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
-            with self._session.locked():
+            with self._session.locked() as engine:
                 now = self._session.now_ms()
                 for move in self.moves:
                     lease = self._leases[move.key]
@@ -163,8 +167,8 @@ class _Mover:
                     if move.kept and _Done.of(self._session.lease(move.key)) == _Done(
                         move.last_offset, NOTHING_DONE, ()
                     ):
-                        _add(lease, _Done(move.last_offset, NOTHING_DONE, move.kept), now)
-                    lease.release(None if move.kept else move.last_offset, now)
+                        _add(engine, lease, _Done(move.last_offset, NOTHING_DONE, move.kept), now)
+                    engine.take(ReleaseLease(lease, None if move.kept else move.last_offset), now)
             self._pause.wait(lambda: all(x.is_released for x in self._leases.values()), STEP_TIMEOUT_S)
             with self._session.locked():
                 failed = [move for move in self.moves if not self._is_moved(move, under_pause=True)]
@@ -233,17 +237,18 @@ class _Mover:
             self._pause.extend_if_short()
             self._pause.check()
             self._claim(move.key for move in moved)
-            with self._session.locked():
+            with self._session.locked() as engine:
                 held = {m.key: self._leases[m.key] for m in moved if self._leases[m.key].is_proven}
+                now = self._session.now_ms()
                 answers = [
-                    lease.beat(self._before[key].first_beat, self._session.now_ms()) for key, lease in held.items()
+                    engine.take(BeatLease(lease, self._before[key].first_beat), now) for key, lease in held.items()
                 ]
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
-            with self._session.locked():
+            with self._session.locked() as engine:
                 for key, lease in held.items():
                     # Only after a beat that replaced everything, or the new position would get the old ranges.
                     if _Done.of(self._session.lease(key)) == _Done(self._before[key].first_beat, NOTHING_DONE, ()):
-                        _add(lease, self._before[key], self._session.now_ms())
+                        _add(engine, lease, self._before[key], self._session.now_ms())
             self._release_all()
             self._pause.check()
         except MarshalError as error:
@@ -252,14 +257,14 @@ class _Mover:
         return "the log did not show their old progress in time"
 
 
-def _add(lease: ManualLease, done: _Done, now: float) -> None:
+def _add(engine: Engine, lease: ManualLease, done: _Done, now: float) -> None:
     """Write the rest after the first beat, which replaced everything: grant, ranges."""
     if done.granted != NOTHING_DONE:
-        lease.grant(done.granted, now)
+        engine.take(GrantLease(lease, done.granted), now)
         if done.stable > done.granted:
-            lease.commit_ranges(((done.granted + 1, done.stable),))
+            engine.take(CommitLease(lease, ((done.granted + 1, done.stable),)), now)
     for start in range(0, len(done.ranges), MAX_COMMIT_RANGES):
-        lease.commit_ranges(done.ranges[start : start + MAX_COMMIT_RANGES])
+        engine.take(CommitLease(lease, done.ranges[start : start + MAX_COMMIT_RANGES]), now)
 
 
 def _names(keys: Iterable[TopicPartition]) -> str:

@@ -28,11 +28,14 @@ from kafka_marshal.client.closing import (
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.engine.consumer_inputs import Decide, RemoveConsumer, TakeError
 from kafka_marshal.engine.effects import Call, Callback, Piece
+from kafka_marshal.engine.inputs import AddConsumer, Input, RaiseError
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import log
@@ -110,6 +113,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._drained_at = 0.0
         self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
+        #: What threads take messages from, but for iterating and batches at least once.
+        self._hand: Hand
         self._leaving: Leaving
         self._entered = False
         subscription = Subscription(options.topics, driver.replica.topic)
@@ -146,9 +151,11 @@ class Membership(OneProcess, WithBlock, Generic[S]):
                     "this Marshal has a consumer already; a member of a coordinated group has one, and no claims "
                     "beside it. Nothing was changed. Make another Marshal, with a client_id of its own"
                 )
-            self._engine = engine.add_consumer(subscription, settings)
+            self._engine = self._take(AddConsumer(subscription, settings))
+            self._hand = self._engine.hand
             self._leaving = Leaving(driver, self._engine)
-            self._engine.errors.extend(driver.upkeep.levels.missed())
+            for error in driver.upkeep.levels.missed():
+                self._take(RaiseError(error, self._engine.number))
             driver.lock.ports[self._engine.number] = self
             self._entered = True
         try:
@@ -157,13 +164,17 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             self._free()
             raise
 
+    def _take(self, event: Input) -> Any:
+        """Give the engine an input; the lock is held."""
+        return self._driver.engine.take(event, self._driver.now_ms())
+
     def _is_over(self) -> bool:
         """Ends the loops after stop() or close(); raises what went wrong. The lock is held."""
         if self._closed or self._stop_signal:
             return True
         self._driver.check()
-        if self._engine.errors:
-            raise self._engine.errors.pop(0)
+        if self._engine.errors and (error := self._take(TakeError(self._engine.number))) is not None:
+            raise error
         if (failure := self._engine.source.failure) is not None:
             raise failure
         return False
@@ -231,7 +242,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
         def ask() -> list[tuple[str, int, int, int]]:
             with self._driver.locked(step=False):
-                self._engine.delivery.grants.decide()
+                self._take(Decide(self._engine.number))
                 return list(self._engine.delivery.grants.unprocessed)
 
         return self._driver.call(ask)
@@ -344,8 +355,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._driver.upkeep.topics.remove(self._engine.number)
         with self._driver.condition:
             self._drain()
-            self._engine.delivery.grants.decide(final=True)
-            self._driver.engine.remove_consumer(self._engine)
+            self._take(Decide(self._engine.number, is_final=True))
+            self._take(RemoveConsumer(self._engine.number))
             self._driver.lock.ports.pop(self._engine.number, None)
             self._driver.condition.notify_all()
         self._freed()

@@ -9,6 +9,7 @@ from shlex import quote
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.inputs import ClaimLease, ReleaseLease
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, MarshalError
 from kafka_marshal.logs import log
@@ -42,7 +43,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
             )
         if key in engine.book.leases:
             raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
-        manual = engine.leases.claim(key)
+        manual: ManualLease = engine.take(ClaimLease(key), driver.now_ms())
     with driver.condition:
         # One answer of the log is waited for in any case, so that timeout=0 means: one try.
         answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
@@ -52,10 +53,10 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
             max(0.0, deadline - driver.monotonic()),
         )
         driver.check()
-    with driver.locked():
+    with driver.locked() as engine:
         if manual.is_proven:
             return Lease(driver, manual)
-        manual.release(None, driver.now_ms())
+        engine.take(ReleaseLease(manual), driver.now_ms())
         driver.upkeep.levels.check(manual.lease.cp)
         raise _refusal(driver, manual)
 

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafka_marshal.client.health import examine
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.inputs import Called
+from kafka_marshal.engine.consumer_inputs import Abandon, Close, LackingIds, LearnIds
+from kafka_marshal.engine.inputs import Called, Input
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
@@ -67,10 +68,13 @@ class Leaving:
         #: Called once the log shows all released, with how long it may take (s).
         self.after: Callable[[float], object] = lambda timeout_s: None
 
+    def _take(self, event: Input) -> Any:
+        return self._driver.engine.take(event, self._driver.now_ms())
+
     def identify(self) -> None:
         """Learn the ids of topics that it worked on for less time than the first look at them took (P12)."""
         with self._driver.locked():
-            names = self._engine.positions.marks.lacking()
+            names = self._take(LackingIds(self._engine.number))
         if names:
             try:
                 infos = self._driver.cluster.topic_info(names, IDENTIFY_TIMEOUT_S)
@@ -79,13 +83,13 @@ class Leaving:
                 log(logging.DEBUG, "topics_not_found", text, error)
                 return
             with self._driver.locked():
-                self._engine.positions.marks.learn(infos)
+                self._take(LearnIds(self._engine.number, infos))
 
     def begin(self) -> None:
         """Begin to release everything; the lock is held."""
         if not self._engine.closing:
             self.before()
-            self._engine.close(self._driver.now_ms())
+            self._take(Close(self._engine.number))
 
     @property
     def callbacks_running(self) -> int:
@@ -109,8 +113,7 @@ class Leaving:
     def abandon(self) -> None:
         """Stop handing out without releasing (terminate)."""
         with self._driver.locked():
-            self._engine.delivery.grants.abandon(self._driver.now_ms())
-            self._engine.closing = True
+            self._take(Abandon(self._engine.number))
 
     def await_answers(self) -> None:
         """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""

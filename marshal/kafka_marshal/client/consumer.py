@@ -21,6 +21,7 @@ from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.parallel import Call, carry_out, finish
+from kafka_marshal.engine.consumer_inputs import Pause, Seek
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import ALL, Taken
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -454,14 +455,7 @@ class Consumer(FetchingConsumer["Consumer"]):
     def _carry_out_pause(self, wanted: set[Key] | None, paused: bool) -> None:
         with self._driver.locked():
             check_partitions(self._engine.subscription, wanted or ())
-            chosen = [x for key, x in self._engine.assignments.items() if wanted is None or key in wanted]
-            for assignment in chosen:
-                if paused:
-                    self._delivery.hold_back(assignment)
-                else:
-                    assignment.user_paused = False
-            keys = [x.key for x in chosen if x.shown and not x.over]
-            if keys:
+            if keys := self._take(Pause(self._engine.number, wanted, paused)):
                 reader = self._fetcher.reader
                 (reader.pause if paused else reader.resume)(keys)
 
@@ -490,7 +484,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     "seek(..., force=True) insists"
                 )
         with self._driver.locked():
-            if self._engine.seek((topic, partition), offset):
+            if self._take(Seek(self._engine.number, (topic, partition), offset)):
                 return
         position = {x[:2]: x.offset for x in self.assignment()}.get((topic, partition), -1)
         if offset < position:

@@ -15,6 +15,7 @@ from kafka_marshal.client.closing import (
     end_all,
     late_text,
 )
+from kafka_marshal.engine.inputs import LastHeartbeats, ReleaseLease, ReleaseUnseen
 from kafka_marshal.logs import Event
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.runtime import Runtime
@@ -79,7 +80,7 @@ class Ending:
                     for consumer in self.consumers:
                         consumer._leaving.abandon()
                     with driver.locked() as engine:
-                        engine.last_words(driver.now_ms())
+                        engine.take(LastHeartbeats(), driver.now_ms())
                 driver.flush(CLOSE_TIMEOUT_S)
                 if release and self._release_unseen(driver):
                     driver.flush(CLOSE_TIMEOUT_S)
@@ -99,7 +100,7 @@ class Ending:
     def _release_unseen(driver: Driver) -> bool:
         """What is granted later than this is released by nobody else: its holder beats no more."""
         with driver.locked() as engine:
-            return engine.failure is None and engine.release_unseen()
+            return engine.failure is None and bool(engine.take(ReleaseUnseen(), driver.now_ms()))
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
         consumers = [consumer for consumer in self.consumers if not consumer._closed]
@@ -112,7 +113,7 @@ class Ending:
                 consumer._leaving.begin()
             manual = list(engine.leases.manual.values())
             for lease in manual:
-                lease.release(None, driver.now_ms())
+                engine.take(ReleaseLease(lease), driver.now_ms())
         end_all(driver, consumers, self._limit, in_callback, manual, for_good=True)
         for consumer in consumers:
             consumer._leaving.end(self._limit)

@@ -13,10 +13,20 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Protocol
 
+from kafka_marshal.engine.consumer_inputs import (
+    Fetched,
+    HoldUp,
+    HoldUpStuck,
+    OutOfRange,
+    Reached,
+    Read,
+    ReadFailed,
+    Recreated,
+    TooLarge,
+)
 from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.inputs import Fetched, OutOfRange, Reached, ReadFailed, Recreated, TooLarge
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.memory import FIRST_READ
+from kafka_marshal.engine.work.memory import FIRST_READ, mean_bytes
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.stalled_fetch import FetchMonitor
@@ -180,52 +190,22 @@ class Fetcher:
         """
         if room > 0 and not self._held_up:
             return
-        with self._driver.locked(step=False):
-            assignments = self._engine.assignments
+        number, fetched = self._engine.number, tuple(self._fetched)
+        with self._driver.locked(step=False) as engine:
+            changes = engine.take(HoldUp(number, fetched, tuple(self._held_up), room), self._driver.now_ms()) or {}
+            self._change(changes)
             if room <= 0:
-                full = [key for key in self._fetched if (x := assignments.get(key)) is not None and x.buffer.size]
-                if full and self._engine.delivery.is_full:
-                    self._engine.warn(
-                        f"max_bytes_in_flight ({self._max_bytes} bytes) is reached: nothing more is "
-                        "handed out of partitions of which messages are in hand, until some of those are done"
-                    )
-                self._held_up |= set(full)
-                self._change(dict.fromkeys(full))
-                self._give_up(full)
-                return
-            ready = [
-                key
-                for key in self._held_up
-                if (x := assignments.get(key)) is not None
-                and (not x.buffer.size or room >= self._engine.delivery.memory.half / 2)
-                and not self._engine.delivery.in_lanes.holds_up(x)
-            ]
-            for key in ready:
-                assignments[key].buffer.is_given_up = False
-            self._change({key: assignments[key].buffer.fetch_next for key in ready})
-            self._held_up = {key for key in self._held_up if key in assignments}.difference(ready)
+                self._held_up |= set(changes)
+            else:
+                self._held_up = {key for key in self._held_up if key in self._engine.assignments}.difference(changes)
 
     def hold_up_stuck(self) -> None:
         """Fetch nothing more of partitions that are stuck in lanes, so that a read can wait for the others."""
-        with self._reading, self._driver.locked(step=False):
-            delivery = self._engine.delivery
-            full = [
-                key
-                for key in self._fetched
-                if (x := self._engine.assignments.get(key)) is not None
-                and x.buffer.size
-                and delivery.in_lanes.holds_up(x)
-            ]
-            self._held_up |= set(full)
-            self._change(dict.fromkeys(full))
-            self._give_up(full)
-
-    def _give_up(self, keys: Iterable[Key]) -> None:
-        """Forget what waits of partitions that are stuck in lanes: it is fetched again when their turn comes."""
-        for key in keys:
-            assignment = self._engine.assignments[key]
-            if self._engine.delivery.in_lanes.holds_up(assignment):
-                assignment.buffer.give_up(assignment.tracker.in_hand_to)
+        with self._reading, self._driver.locked(step=False) as engine:
+            full = HoldUpStuck(self._engine.number, tuple(self._fetched))
+            changes = engine.take(full, self._driver.now_ms()) or {}
+            self._held_up |= set(changes)
+            self._change(changes)
 
     def pump(self, timeout_s: float) -> int:
         """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
@@ -250,12 +230,8 @@ class Fetcher:
             if len(messages) < limit:
                 self._consumer._drained_at = self._driver.now_ms()
             self.monitor.end_read(timeout_s)
-            memory = self._engine.delivery.memory
-            memory.let_go(len(messages))
-            if messages:
-                memory.measure(messages)
             ends = self.reader.take_ends()
-            if messages or faults or ends:
+            if messages or faults or ends or self._engine.delivery.memory.spent:
                 self._note(fetched, messages, faults, ends)
             self._is_torn = False
         return len(messages) + len(faults)
@@ -265,8 +241,9 @@ class Fetcher:
     ) -> None:
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
         runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
-        number, now = self._engine.number, self._driver.now_ms()
+        number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
         with self._driver.locked(step=False) as engine:
+            engine.take(Read(number, len(messages), mean), now)
             for key, group in runs:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Fetched(number, key, group), now)

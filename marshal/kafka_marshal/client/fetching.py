@@ -18,10 +18,22 @@ from kafka_marshal.client.failures import say_in_hand
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.engine.consumer_inputs import (
+    Answered,
+    Done,
+    DoneRun,
+    LanesReturned,
+    Next,
+    Reclaim,
+    Regather,
+    Room,
+    Say,
+    SettleHand,
+    UndoRun,
+)
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
-from kafka_marshal.engine.work.hand import Hand
-from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Take, Wait, Wanted
+from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Step, Take, Wait, Wanted
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import EndedError
@@ -90,8 +102,6 @@ class FetchingConsumer(Membership[S]):
         self._fetcher = Fetcher(self, driver, config, options.settings.max_bytes_in_flight)
         self._undone = Undone()
         self._handled = Handled(driver.cluster.runtime.lock())
-        #: What threads take messages from, but for iterating and batches at least once.
-        self._hand = Hand()
         #: The message, or the first of the batch, that a loop which was left had in hand.
         self._left: Message | None = None
         #: What user threads have said to be done, and the engine does not know yet.
@@ -143,41 +153,39 @@ class FetchingConsumer(Membership[S]):
 
     def _drain(self) -> None:
         """Tell the engine what user threads have said; the lock is held."""
-        self._delivery.in_lanes.returned(self._driver.now_ms())
+        number = self._engine.number
+        if (lanes := self._delivery.in_lanes.lanes) is not None and lanes.has_returned:
+            self._take(LanesReturned(number))
         done: list[Message] = []
         while self._inbox:
             said = self._inbox.popleft()
             if not isinstance(said, RunOf):
                 done.append(said)
                 continue
-            self._hear_done(done)
-            self._delivery.done_run(said, self._driver.now_ms())
-        self._hear_done(done)
+            if done:
+                self._take(Done(number, done))
+                done = []
+            self._take(DoneRun(number, said))
+        if done:
+            self._take(Done(number, done))
         if self._hand.in_doubt:
-            self._hand.regather(self._engine, self._driver.now_ms())
-
-    def _hear_done(self, messages: list[Message]) -> None:
-        """User threads have said of these that they are done; empties the list."""
-        if messages:
-            self._delivery.done(messages, self._driver.now_ms())
-            messages.clear()
+            self._take(Regather(number))
 
     def _reclaim(self, before: float) -> None:
         """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
         if self._options.settings.at_most_once:
             return
-        now = self._driver.now_ms()
         if not self._delivery.is_done_said:
             runs = [run for x in self._engine.assignments.values() for run in x.tracker.runs.values() if run.is_marked]
-            if text := self._undone.look(runs, self._delivery.dropped, now):
-                self._engine.warn(text)
-        self._delivery.reclaim(before, now)
+            if text := self._undone.look(runs, self._delivery.dropped, self._driver.now_ms()):
+                self._take(Say(self._engine.number, text))
+        self._take(Reclaim(self._engine.number, before))
 
     def _undo(self, run: Run | None) -> None:
         """A run did not reach the thread that had asked for it, or that thread has left it."""
         if run is not None and not self._closed:
             with self._driver.locked(step=False):
-                self._delivery.undo_run(run, self._driver.now_ms())
+                self._take(UndoRun(self._engine.number, run))
 
     def _serve_run(self, is_gone: Callable[[], bool]) -> Run | None:
         self._recall_hand()
@@ -191,28 +199,27 @@ class FetchingConsumer(Membership[S]):
         """What ``poll`` has not taken from its hand yet comes first."""
         if self._hand.run is not None or self._hand.in_doubt:
             with self._driver.locked(step=False):
-                self._hand.regather(self._engine, self._driver.now_ms())
+                self._take(Regather(self._engine.number))
 
     def _serve_hand(self, is_gone: Callable[[], bool], deadline: float | None, collected: Sequence[Run]) -> Run | None:
         hand, until = self._hand, inf if deadline is None else deadline
         if self._options.settings.at_most_once:
-            hand.run = run = self._pull(GrantedPull(self._engine, deadline=until, collected=collected), is_gone)
-            return run
+            return self._pull(GrantedPull(self._engine, hand, deadline=until, collected=collected), is_gone)
         with self._driver.locked(step=False):
-            hand.settle(self._engine, bool(collected), self._driver.now_ms())
+            self._take(SettleHand(self._engine.number, bool(collected), hand.in_doubt))
         return self._pull(Pull(self._engine, hand, deadline=until, collected=collected), is_gone, hand.size)
 
     def _pull(
         self, pull: Pull, is_gone: Callable[[], bool], max_messages: int = RUN_SIZE, iterating: bool = False
     ) -> Run | None:
         """Do what the pull says, step by step, until it hands out a run, ends, or the consumer does."""
-        fetcher, came, waited = self._fetcher, None, None
+        number, fetcher, came, waited = self._engine.number, self._fetcher, None, None
         while True:
             with self._driver.locked(step=False):
                 if is_gone() or self._is_over():
                     return None
                 wanted = Wanted(max_messages, iterating, self._driver.monotonic(), came, waited)
-                step = pull.next(wanted, self._driver.now_ms())
+                step: Step = self._take(Next(number, wanted, pull))
             came = waited = None
             match step:
                 case Take(run):
@@ -230,12 +237,12 @@ class FetchingConsumer(Membership[S]):
     def _await(self, pull: Pull, grant: Grant) -> None:
         """Wait until our replica has applied the ClaimingMessages (C13); fetching the next batch fills the time."""
         with self._driver.locked(step=False):
-            room = pull.room(self._driver.now_ms())
+            room = self._take(Room(self._engine.number, pull))
         self._fetcher.fill(room, lambda: grant.is_answered)
         with self._driver.condition:
             self._driver.wait_for(lambda: grant.is_answered, None)
         with self._driver.locked(step=False):
-            pull.answered(grant, self._driver.now_ms())
+            self._take(Answered(self._engine.number, pull, grant))
 
     def _say_in_hand(self, error: Exception) -> None:
         found: Message | None = None

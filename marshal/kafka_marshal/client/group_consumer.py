@@ -14,6 +14,7 @@ from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.offset_mirror import OffsetMirror
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine import effects
+from kafka_marshal.engine.consumer_inputs import Commit
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.work.assignment import REPORTING, Assignment
@@ -182,8 +183,7 @@ class GroupConsumer(Consumer):
     def _carry_out_commit(self, timeout: float) -> None:
         with self._driver.locked():
             self._drain()
-            self._member.reports.commit_all()
-            self._driver.engine.commits.soon(self._driver.now_ms())
+            self._take(Commit(self._engine.number))
         with self._driver.condition:
             is_over = self._driver.wait_for(lambda: self._is_committed() or self._member.failure is not None, timeout)
             self._driver.check()

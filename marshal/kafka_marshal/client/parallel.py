@@ -21,6 +21,16 @@ from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.client.threads import Threads
 from kafka_marshal.client.tries import LOOK_S, Call, Tries
+from kafka_marshal.engine.consumer_inputs import (
+    GiveBack,
+    Heard,
+    LanesReturned,
+    Next,
+    NoteHeldBack,
+    OpenLanes,
+    Say,
+    Spread,
+)
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
@@ -64,7 +74,7 @@ def carry_out(
         in_lanes = consumer._delivery.in_lanes
         if (lanes := in_lanes.lanes) is not None:
             if lanes.owner is call:
-                in_lanes.handlers = None
+                lanes.handlers = None
             lanes.close(call)
         call.is_over = True
 
@@ -100,7 +110,7 @@ class Runner:
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
         self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
-        consumer._delivery.in_lanes.handlers = self._workers
+        lanes.handlers = self._workers
         if options.dead_letters is not None:
             self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
         self._looked_at = self._stuck_since = 0.0
@@ -122,11 +132,11 @@ class Runner:
                     f"with order={order!r} messages could not wait for them. Nothing was changed. Wait, or restart"
                 )
             if lanes is None or not lanes.running:
-                in_lanes.returned(self._runtime.now_ms())
+                consumer._take(LanesReturned(consumer._engine.number))
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._stop_signal, grace_ms)
             lanes.open(self._call)
-            in_lanes.lanes = lanes
+            consumer._take(OpenLanes(consumer._engine.number, lanes))
             return lanes
 
     # The feeder.
@@ -135,7 +145,7 @@ class Runner:
         """Until the end, which it sees to (a thread of ours; *blocking*)."""
         try:
             self._workers.start()
-            pull, came, waited = Pull(self._consumer._engine), None, None
+            number, pull, came, waited = self._consumer._engine.number, Pull(self._consumer._engine), None, None
             while not (self._call.is_ending or is_gone()):
                 now = self._runtime.now_ms()
                 self._workers.put(self._lanes.reopened(now))
@@ -147,11 +157,11 @@ class Runner:
                     self._look(now)
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
                     if is_enough:
-                        self._consumer._delivery.heard(now)  # else asking for more says that handlers are alive
+                        self._consumer._take(Heard(number))  # else asking for more says that handlers are alive
                     wanted = Wanted(SPREAD, False, self._runtime.monotonic(), came, waited)
-                    step = None if is_enough else pull.next(wanted, now)
+                    step = None if is_enough else self._consumer._take(Next(number, wanted, pull))
                     if isinstance(step, Take):
-                        self._workers.put(self._consumer._delivery.in_lanes.spread(self._lanes, step.run))
+                        self._workers.put(self._consumer._take(Spread(number, step.run)))
                 came = waited = None
                 match step:
                     case None:
@@ -188,18 +198,18 @@ class Runner:
         """Note what is held back, and warn of it once (the shell's lock is held)."""
         if now < self._looked_at + HELD_BACK_MS:
             return
-        self._looked_at, delivery = now, self._consumer._delivery
-        delivery.in_lanes.held_back = found = self._lanes.held_back(now, HELD_BACK_MS)
+        self._looked_at, found = now, self._lanes.held_back(now, HELD_BACK_MS)
+        full = self._consumer._take(NoteHeldBack(self._consumer._engine.number, found)) or ()
         self._told.intersection_update(one[:2] for one in found)
         for one in found:
-            assignment = self._consumer._engine.assignments.get((one.topic, one.partition))
-            if assignment is not None and delivery.in_lanes.holds_up(assignment) and one[:2] not in self._told:
+            if one[:2] in full and one[:2] not in self._told:
                 self._told.add(one[:2])
-                self._consumer._engine.warn(
+                text = (
                     f"{one}: nothing more of this partition is handed out until that has ended, for {one.in_hand:,} of "
                     "its messages are in hand, which is the limit (50,000 a partition, and its share of "
                     "max_bytes_in_flight). Nothing is lost; other partitions go on"
                 )
+                self._consumer._take(Say(self._consumer._engine.number, text))
 
     def _drain(self, is_gone: Callable[[], bool]) -> None:
         """What is in hand ends, or is left behind; what waits is not in hand any more."""
@@ -230,8 +240,4 @@ class Runner:
     def _give_back(self) -> None:
         """What no handler has is not in hand any more: it comes again, here or elsewhere."""
         with self._driver.locked():
-            consumer = self._consumer
-            for assignment in list(consumer._engine.assignments.values()):
-                consumer._delivery.recall(assignment, keep=not assignment.over)
-                consumer._engine.revocation.try_finish(assignment, self._runtime.now_ms())
-            consumer._delivery.in_lanes.held_back = ()
+            self._consumer._take(GiveBack(self._consumer._engine.number))

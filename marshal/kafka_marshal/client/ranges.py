@@ -12,6 +12,7 @@ from kafka_marshal import arguments
 from kafka_marshal.client.base import Host, Membership, TopicPartition
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.taking import RangeTaker, Watermarks
+from kafka_marshal.engine.consumer_inputs import DoneRanges, GiveBackRanges, OpenRanges
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.driver import Driver
@@ -112,17 +113,8 @@ class RangeConsumer(Membership["RangeConsumer"]):
         return self._driver.call(self._done, _checked(ranges), flush, together)
 
     def _done(self, ranges: list[OffsetRange], flush: bool, together: bool) -> list[OffsetRange]:
-        with self._driver.locked() as engine:
-            now = self._driver.now_ms()
-            if together and not all(map(self._delivery.find, ranges)):
-                return []
-            counted = [given for given in ranges if self._delivery.done_range(given, now)]
-            if flush and not self._options.settings.at_most_once:
-                for given in counted:
-                    if (lease := engine.book.leases.get((given.topic, given.partition))) is not None:
-                        engine.book.beat_soon(lease.cp, now)
-                engine.commits.soon(now)
-        return counted
+        with self._driver.locked():
+            return self._take(DoneRanges(self._engine.number, ranges, flush, together)) or []
 
     def give_back(self, ranges: Iterable[OffsetRange]) -> None:
         """These ranges are in hand no longer, and not done: they come again, here or at the next holder.
@@ -133,8 +125,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
 
     def _give_back(self, ranges: list[OffsetRange]) -> None:
         with self._driver.locked():
-            for given in ranges:
-                self._delivery.give_back_range(given, self._driver.now_ms())
+            self._take(GiveBackRanges(self._engine.number, ranges))
 
     def is_valid(self, given: OffsetRange) -> bool:
         """Whether the range's lease is proven at this moment, by this process's own clock (T4)."""
@@ -215,7 +206,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         known = set(self._taker.open_keys(ends) or ())
 
         def settled() -> bool:
-            opened = any(key in ends and key not in known for key in self._delivery.open(self._driver.now_ms()))
+            opened = any(key in ends and key not in known for key in self._take(OpenRanges(self._engine.number)) or ())
             return opened or is_gone() or self._closed or bool(self._engine.errors) or all_done()
 
         def all_done() -> bool:

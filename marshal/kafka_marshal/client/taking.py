@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
+from kafka_marshal.engine.consumer_inputs import CollectRange, EndsFound, LoseRanges, OpenRanges, TakeRanges
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery, RangeRun
 from kafka_marshal.node.driver import Driver
@@ -72,6 +74,8 @@ class Taking(Protocol):
 
     def _is_over(self) -> bool: ...
 
+    def _take(self, event: Input) -> Any: ...
+
 
 class RangeTaker:
     """Takes ranges for the calls of one consumer; one at a time."""
@@ -80,6 +84,10 @@ class RangeTaker:
         self._consumer = consumer
         self._driver = driver
         self._marks = marks
+
+    @property
+    def _number(self) -> int:
+        return self._consumer._engine.number
 
     def serve(
         self, is_gone: Callable[[], bool], max_records: int, ends: Mapping[Key, int] | None, timeout: float | None
@@ -104,8 +112,12 @@ class RangeTaker:
         with self._driver.locked(step=False):
             if self._consumer._is_over():
                 return None
-            keys = self._consumer._delivery.open(self._driver.now_ms())
+            keys = self._open()
         return [key for key in keys if ends is None or key in ends]
+
+    def _open(self) -> list[Key]:
+        found: list[Key] | None = self._consumer._take(OpenRanges(self._number))
+        return found or []
 
     def _pause(self, keys: list[Key], ends: Mapping[Key, int] | None, timeout_s: float) -> None:
         """Wait until other partitions can be taken from, or it is time to ask for the log ends again."""
@@ -114,8 +126,7 @@ class RangeTaker:
         def changed() -> bool:
             if self._consumer._closed or self._consumer._engine.errors:
                 return True
-            now_open = self._consumer._delivery.open(self._driver.now_ms())
-            return any(key not in known and (ends is None or key in ends) for key in now_open)
+            return any(key not in known and (ends is None or key in ends) for key in self._open())
 
         with self._driver.condition:
             self._driver.wait_for(changed, timeout_s)
@@ -135,17 +146,14 @@ class RangeTaker:
             return []
         marks = self._marks.look_up(keys)
         with self._driver.locked():
-            self._consumer._delivery.beyond_end({key: end for key, (_, end) in marks.items()}, self._driver.now_ms())
+            self._consumer._take(EndsFound(self._number, {key: end for key, (_, end) in marks.items()}))
         return self._take(_bounded(marks, ends), max_records, only_full=False)
 
     def _take(self, marks: Marks, max_records: int, *, only_full: bool) -> list[RangeRun]:
         with self._driver.locked(step=False):
             if self._consumer._is_over():
                 return []
-            now = self._driver.now_ms()
-            if only_full and self._consumer._delivery.available(marks, now) < max_records:
-                return []
-            runs = self._consumer._delivery.take(marks, max_records, now)
+            runs: list[RangeRun] = self._consumer._take(TakeRanges(self._number, marks, max_records, only_full)) or []
         return self._await_grants(runs) if self._consumer._engine.at_most_once else runs
 
     def _await_grants(self, runs: list[RangeRun]) -> list[RangeRun]:
@@ -158,14 +166,11 @@ class RangeTaker:
             with self._driver.locked():
                 while waiting:
                     run = waiting.pop()
-                    if self._consumer._delivery.collect_range(run, self._driver.now_ms()):
+                    if self._consumer._take(CollectRange(self._number, run)):
                         granted.insert(0, run)
         except BaseException:  # Ctrl-C while waiting: what was granted will reach nobody
             with self._driver.locked():
-                for run in granted:
-                    self._consumer._delivery.never_handed_out(run, self._driver.now_ms())
-                for run in waiting:
-                    self._consumer._delivery.grants.give_up(run.assignment, self._driver.now_ms())
+                self._consumer._take(LoseRanges(self._number, granted, waiting))
             raise
         return granted
 

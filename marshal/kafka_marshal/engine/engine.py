@@ -2,14 +2,14 @@
 
 The caller's duties, in this order:
 
-Everything is told by :meth:`Engine.take`, as an event of :mod:`.inputs`.
+Nothing changes an engine but :meth:`Engine.take`, with an input of :mod:`.inputs`; everything else only reads.
 
-1. Apply log records to the worlds. When the replica has caught up (C15), tell ``CaughtUp``. A member of a coordinated
+1. Apply log records to the worlds. When the replica has caught up (C15), give ``CaughtUp``. A member of a coordinated
    group needs its home alone, once it has joined: others may be taken out of the worlds, and come back caught up. Then
-   tell ``CaughtUp`` again.
-2. From then on, after *each* record applied, tell ``Applied`` with its outcome.
-3. Pass on acknowledgements, look-ups, metadata, returned callbacks and what readers tell as they come, in any order.
-4. After any of these, and not later than :meth:`deadline`, tell ``Step``, then carry out :meth:`take_effects` in order.
+   give ``CaughtUp`` again.
+2. From then on, after *each* record applied, give ``Applied`` with its outcome.
+3. Pass on acknowledgements, look-ups, metadata, returned callbacks and what readers find as they come, in any order.
+4. After any of these, and no later than ``Deadline`` says, give ``Step``; then carry out :meth:`take_effects` in order.
 5. Before a message goes to a user: compare now with its lease's ``hand_out_until``.
 
 All calls under one lock. ``now`` is our own monotonic clock in milliseconds, one that counts suspend (T4); it never
@@ -18,13 +18,15 @@ reaches a record or the state of the world.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Protocol, cast
 
+from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
+from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
 from kafka_marshal.engine.groups.applied import Host
@@ -36,6 +38,8 @@ from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, 
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.hold_up import hold_up, hold_up_stuck
+from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.topic_mark import TopicIds
 from kafka_marshal.ports import TopicInfo
 from rationalizer import Outcome, Tick, World
@@ -72,6 +76,16 @@ class RangeCommits:
                     consumer.revocation.commit_ranges(assignment, now)
 
 
+class Recorder(Protocol):
+    """What writes down the run of an engine; see :mod:`.recording`."""
+
+    def take(self, take: Callable[[Input, float], object], event: Input, now: float) -> object:
+        """Carry out one ``take``, and note it."""
+
+    def effects(self, effects: list[Effect]) -> None:
+        """Note effects, in order."""
+
+
 class Engine:
     """The whole client logic of one Marshal."""
 
@@ -86,7 +100,8 @@ class Engine:
         self.groups: dict[int, GroupClient] = {}
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
-        self._worlds = worlds
+        #: The state of the CPs that are read; the caller applies the log to them.
+        self.worlds: Mapping[int, World] = worlds
         #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
@@ -94,8 +109,8 @@ class Engine:
         self.commits: RangeCommits = RangeCommits(settings.heartbeat_interval_ms)
         #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
         self._numbered: list[ConsumerEngine | None] = []
-        #: Called with each input and its time, before it is taken: see ``InputLog``.
-        self.recorder: Callable[[Input, float], object] | None = None
+        #: What writes down its run; None: nothing does.
+        self.recorder: Recorder | None = None
 
     @property
     def ids(self) -> tuple[str, str, str]:
@@ -116,7 +131,7 @@ class Engine:
                 self.settings,
                 settings.group,
                 subscription,
-                self._worlds,
+                self.worlds,
                 self.outbox,
                 self._rng,
                 Host(self.leases.lets_all_go, self.leases.drain, self.unblock, self.answered_late),
@@ -161,15 +176,18 @@ class Engine:
 
     # Events.
 
-    def take(self, event: Input, now: float) -> object:
-        """The one way in: something happened, or time has gone by. ``Next`` is answered with a step."""
+    def take(self, event: Input, now: float) -> Any:
+        """The one way in: an input, and the time by our own clock (ms). Returns what the input says."""
         if self.recorder is not None:
-            self.recorder(event, now)
-        if (name := _OWN.get(type(event))) is not None:
-            return getattr(self, name)(*event, now)
-        told: tuple[Any, ...] = event
-        consumer = self.consumers.get(told[0])
-        return None if consumer is None else _OF_A_CONSUMER[type(event)](consumer, *told[1:], now)
+            return self.recorder.take(self._take, event, now)
+        return self._take(event, now)
+
+    def _take(self, event: Input, now: float) -> object:
+        if (function := _OF_A_MEMBER.get(type(event))) is not None:
+            return function(self, *event, now)
+        number, *rest = cast("tuple[Any, ...]", event)
+        consumer = self.consumers.get(number)  # None: it has ended
+        return None if consumer is None else _OF_A_CONSUMER[type(event)](consumer, *rest, now)
 
     def caught_up(self, now: float) -> None:
         """The replica knows the world.
@@ -177,16 +195,16 @@ class Engine:
         How old the last beats of others really are shows with the next record of their CP: somebody's or our Tick (T3).
         """
         self.peers.caught_up(now)
-        self._unknown_time = {cp: at for cp, at in self._unknown_time.items() if cp in self._worlds}
+        self._unknown_time = {cp: at for cp, at in self._unknown_time.items() if cp in self.worlds}
         ask_at = now + self._rng.random() * FIRST_TICK_SHARE * self.settings.heartbeat_interval_ms
-        for cp, world in self._worlds.items():
+        for cp, world in self.worlds.items():
             if any(lease.held and lease.group_id == self.settings.group_id for lease in world.leases()):
                 self._unknown_time[cp] = ask_at
 
     def acked(self, token: int, offset: int | None, now: float) -> None:
         """The broker answered an append: its offset, or None where it failed or did not tell."""
         for lease in self.book.acked(token, offset):
-            self.book.compare_clocks(lease, self._worlds[lease.cp].log_time, now)
+            self.book.compare_clocks(lease, self.worlds[lease.cp].log_time, now)
         for member in self.groups.values():
             member.acked(token, offset, now)
 
@@ -276,7 +294,7 @@ class Engine:
     def _silent_cps(self, now: float) -> frozenset[int]:
         """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
         peers = self.peers
-        return frozenset([cp for cp in self._worlds if peers.is_stopped(cp) or peers.paused_until(cp, now) is not None])
+        return frozenset([cp for cp in self.worlds if peers.is_stopped(cp) or peers.paused_until(cp, now) is not None])
 
     def deadline(self, now: float) -> float:
         """When ``step`` has something to do again, at the latest."""
@@ -291,7 +309,7 @@ class Engine:
                 due = min(due, self.commits.due)
         return due
 
-    def release_unseen(self) -> bool:
+    def release_unseen(self, now: float) -> bool:
         """Before ending for good: release and leave what the log may grant us after that. Whether there was any."""
         left = [member.member.leave_unseen() for member in self.groups.values()]
         return self.book.unseen.release_all() or any(left)
@@ -303,7 +321,7 @@ class Engine:
         for member in self.groups.values():
             member.last_words(now)
 
-    def forked(self) -> None:
+    def forked(self, now: float) -> None:
         """In a forked child: no lease is held, they are the parent's."""
         for lease in self.book.leases.values():
             lease.valid_until = 0.0
@@ -312,32 +330,119 @@ class Engine:
             for piece in member.pieces.values():
                 piece.prove(0.0)
 
+    # Users and admins.
+
+    def raise_error(self, error: Exception, number: int | None, now: float) -> None:
+        """The next call of a user of this consumer (None: of each) raises this, once."""
+        for consumer in self.consumers.values():
+            if number in (None, consumer.number):
+                consumer.errors.append(error)
+
+    def release_lease(self, lease: ManualLease, last_offset: int | None, bare: bool, now: float) -> None:
+        """Release a lease claimed by hand, or wait no more for its grant."""
+        if bare:
+            lease.release_bare(now)
+        else:
+            lease.release(last_offset, now)
+
+    def commit(self, number: int, now: float) -> None:
+        """Commit at once what is done of a coordinated group's partitions."""
+        self.groups[number].reports.commit_all()
+        self.commits.soon(now)
+
+    def done_ranges(
+        self, number: int, ranges: Sequence[OffsetRange], flush: bool, together: bool, now: float
+    ) -> list[OffsetRange]:
+        """These ranges are done. flush: commit at once; together: all or none. Returns those that counted."""
+        consumer = self.consumers.get(number)
+        if consumer is None or consumer.ranges is None or (together and not all(map(consumer.ranges.find, ranges))):
+            return []
+        counted = [found for found in ranges if consumer.ranges.done_range(found, now)]
+        if flush and not consumer.at_most_once:
+            for found in counted:
+                if (lease := self.book.leases.get((found.topic, found.partition))) is not None:
+                    self.book.beat_soon(lease.cp, now)
+            self.commits.soon(now)
+        return counted
+
     def take_effects(self) -> list[Effect]:
         """The effects since the last call, to be carried out in order."""
-        return self.outbox.take()
+        effects = self.outbox.take()
+        if effects and self.recorder is not None:
+            self.recorder.effects(effects)
+        return effects
 
 
-#: Who takes which input: the engine itself, or one of its consumers (nobody, where that has ended).
-_OWN: dict[type[Input], str] = {
-    inputs.CaughtUp: "caught_up",
-    inputs.Applied: "applied",
-    inputs.Acked: "acked",
-    inputs.Topics: "metadata",
-    inputs.Located: "located",
-    inputs.Called: "called",
-    inputs.Step: "step",
+#: Who takes which input: the engine as a whole, or one of its consumers.
+_OF_A_MEMBER: dict[type[Input], Callable[..., object]] = {
+    inputs.CaughtUp: Engine.caught_up,
+    inputs.Applied: Engine.applied,
+    inputs.CompareClocks: lambda engine, now: engine.leases.compare_clocks(now),
+    inputs.Acked: Engine.acked,
+    inputs.Topics: Engine.metadata,
+    inputs.TopicIdsPromised: lambda engine, _: engine.topic_ids.take_wanted(),
+    inputs.Located: Engine.located,
+    inputs.Called: Engine.called,
+    inputs.Step: Engine.step,
+    inputs.Deadline: Engine.deadline,
+    inputs.AppendRecord: lambda engine, cp, record, _: engine.outbox.append(cp, record),
+    inputs.AddConsumer: lambda engine, *of: engine.add_consumer(*of[:-1]),
+    inputs.RaiseError: Engine.raise_error,
+    inputs.Failed: Engine.fail,
+    inputs.Forked: Engine.forked,
+    inputs.ReleaseUnseen: Engine.release_unseen,
+    inputs.LastHeartbeats: Engine.last_words,
+    inputs.ClaimLease: lambda engine, key, _: engine.leases.claim(key),
+    inputs.BeatLease: lambda _, lease, *given: lease.beat(*given),
+    inputs.GrantLease: lambda _, lease, *given: lease.grant(*given),
+    inputs.CommitLease: lambda _, lease, ranges, now: lease.commit_ranges(ranges),
+    inputs.ReleaseLease: Engine.release_lease,
+    given.RemoveConsumer: lambda engine, number, _: engine.remove_consumer(engine.consumers[number]),
+    given.Commit: Engine.commit,
+    given.DoneRanges: Engine.done_ranges,
 }
 _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
-    inputs.Fetched: lambda consumer, key, messages, _: consumer.delivery.fetched(key, messages),
-    inputs.Reached: ConsumerEngine.reached,
-    inputs.LogEnds: ConsumerEngine.log_ends,
-    inputs.OutOfRange: lambda consumer, *told: consumer.positions.out_of_range(*told),
-    inputs.Recreated: lambda consumer, *told: consumer.positions.reader_found(*told),
-    inputs.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
+    given.Read: lambda consumer, count, mean_bytes, _: consumer.delivery.memory.read(count, mean_bytes),
+    given.Fetched: lambda consumer, key, messages, _: consumer.delivery.fetched(key, messages),
+    given.Reached: ConsumerEngine.reached,
+    given.LogEnds: ConsumerEngine.log_ends,
+    given.OutOfRange: lambda consumer, *of: consumer.positions.out_of_range(*of),
+    given.Recreated: lambda consumer, *of: consumer.positions.reader_found(*of),
+    given.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
         key, text, now, forbidden
     ),
-    inputs.TooLarge: lambda consumer, *told: consumer.positions.stuck.too_large(*told),
-    inputs.Next: lambda consumer, *wanted: consumer.pull.next(*wanted),
-    inputs.DoneRun: ConsumerEngine.done_run,
-    inputs.Done: lambda consumer, message, now: consumer.delivery.done([message], now),
+    given.TooLarge: lambda consumer, *of: consumer.positions.stuck.too_large(*of),
+    given.CheckStuck: lambda consumer, drained_at, now: consumer.positions.stuck.look(now, drained_at),
+    given.HoldUp: hold_up,
+    given.HoldUpStuck: hold_up_stuck,
+    given.Next: lambda consumer, wanted, pull, now: (pull or consumer.pull).next(wanted, now),
+    given.Room: lambda _, pull, now: pull.room(now),
+    given.Answered: lambda _, pull, *of: pull.answered(*of),
+    given.Heard: lambda consumer, now: consumer.delivery.heard(now),
+    given.Done: lambda consumer, *of: consumer.delivery.done(*of),
+    given.DoneRun: lambda consumer, *of: consumer.delivery.done_run(*of),
+    given.UndoRun: lambda consumer, *of: consumer.delivery.undo_run(*of),
+    given.Reclaim: lambda consumer, *of: consumer.delivery.reclaim(*of),
+    given.Regather: lambda consumer, now: consumer.hand.regather(consumer, now),
+    given.SettleHand: lambda consumer, *of: consumer.hand.settle(consumer, *of),
+    given.LanesReturned: lambda consumer, now: consumer.delivery.in_lanes.returned(now),
+    given.OpenLanes: lambda consumer, lanes, _: consumer.delivery.in_lanes.open(lanes),
+    given.Spread: lambda consumer, run, _: consumer.delivery.in_lanes.spread(run),
+    given.GiveBack: lambda consumer, now: consumer.delivery.give_back(now),
+    given.NoteHeldBack: lambda consumer, found, _: consumer.delivery.in_lanes.note(found),
+    given.Pause: ConsumerEngine.pause,
+    given.Seek: lambda consumer, key, offset, _: consumer.seek(key, offset),
+    given.TakeError: ConsumerEngine.take_error,
+    given.Say: lambda consumer, text, _: consumer.warn(text),
+    given.LackingIds: lambda consumer, _: consumer.positions.marks.lacking(),
+    given.LearnIds: lambda consumer, topics, _: consumer.positions.marks.learn(topics),
+    given.Close: ConsumerEngine.close,
+    given.Abandon: ConsumerEngine.abandon,
+    given.Decide: lambda consumer, is_final, _: consumer.delivery.grants.decide(final=is_final),
+    given.OpenRanges: lambda consumer, now: consumer.ranges.open(now),
+    given.EndsFound: lambda consumer, *of: consumer.ranges.beyond_end(*of),
+    given.TakeRanges: lambda consumer, *of: consumer.ranges.take_if(*of),
+    given.CollectRange: lambda consumer, *of: consumer.ranges.collect_range(*of),
+    given.LoseRanges: lambda consumer, *of: consumer.ranges.lose(*of),
+    given.GiveBackRanges: lambda consumer, *of: consumer.ranges.give_back_ranges(*of),
 }

@@ -1,69 +1,88 @@
-"""What an engine is told: all of it passes through :meth:`Engine.take`, as plain data with ids.
+"""What an engine is given: everything passes through :meth:`Engine.take`, one input at a time, under the lock.
 
-So a run can be written down and fed in again (:class:`InputLog`): with the records of the coordination topic, which lie
-in Kafka, the same inputs make the same effects, byte for byte.
+So the run of an engine is a function of its inputs, of the records of the coordination topic, and of what it reads of
+user threads (:mod:`.readings`). :mod:`.recording` writes them down; :mod:`.replay` feeds them in again.
+Objects in inputs are the engine's own, as an earlier ``take`` returned them. Times are of our own clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from kafka_marshal.engine.effects import Call, Effect, Key, LookUp
-from kafka_marshal.engine.work.pull import Wanted
-from kafka_marshal.ports import Message, TopicInfo
-from rationalizer import Outcome, World
+from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.consumer_inputs import ConsumerInput
+from kafka_marshal.engine.effects import Call, Key, LookUp
+from kafka_marshal.engine.settings import ConsumerSettings
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.ports import TopicInfo
+from rationalizer import Outcome, Record
 
 __all__ = [
     "Acked",
+    "AddConsumer",
+    "AppendRecord",
     "Applied",
+    "BeatLease",
     "Called",
     "CaughtUp",
-    "Done",
-    "DoneRun",
-    "Fetched",
+    "ClaimLease",
+    "CommitLease",
+    "CompareClocks",
+    "Deadline",
+    "Failed",
+    "Forked",
+    "GrantLease",
     "Input",
-    "InputLog",
+    "LastHeartbeats",
     "Located",
-    "LogEnds",
-    "Next",
-    "OutOfRange",
-    "Reached",
-    "ReadFailed",
-    "Recreated",
+    "MemberInput",
+    "RaiseError",
+    "ReleaseLease",
+    "ReleaseUnseen",
     "Step",
-    "TooLarge",
+    "TopicIdsPromised",
     "Topics",
 ]
 
+# The log, the brokers, time.
+
 
 class CaughtUp(NamedTuple):
-    """The replica knows the world (C15). Told again when it reads other CPs: a member's home, or all."""
+    """The replica has reached the log's end (C15). Given again when it reads other CPs: a member's home, or all."""
 
 
 class Applied(NamedTuple):
-    """Our replica applied one record."""
+    """The replica applied one record."""
 
     cp: int
     offset: int
     outcome: Outcome
 
 
+class CompareClocks(NamedTuple):
+    """Some of the records fetched together are applied: compare the log's clock with ours (T5)."""
+
+
 class Acked(NamedTuple):
-    """The broker answered an append: its offset, or None where it failed or did not tell."""
+    """The broker answered an append: its offset, or None if it failed or the broker gave none."""
 
     token: int
     offset: int | None
 
 
 class Topics(NamedTuple):
-    """What topics the cluster has now."""
+    """The topics that the cluster has now."""
 
     topics: Mapping[str, TopicInfo]
 
 
+class TopicIdsPromised(NamedTuple):
+    """``Topics`` with ids comes soon, as ``TopicIds.wanted`` asks."""
+
+
 class Located(NamedTuple):
-    """The leader told a log's start and end, and the start offset asked for."""
+    """The leader returned a log's start and end, and the start offset asked for."""
 
     asked: LookUp
     low: int
@@ -77,148 +96,116 @@ class Called(NamedTuple):
     call: Call
 
 
-class Fetched(NamedTuple):
-    """Consecutive messages of one partition came from the reader."""
-
-    consumer: int
-    key: Key
-    messages: list[Message]
-
-
-class Reached(NamedTuple):
-    """The reader has passed everything below end (P6)."""
-
-    consumer: int
-    key: Key
-    end: int
-
-
-class LogEnds(NamedTuple):
-    """The reader has heard where a partition's log ends."""
-
-    consumer: int
-    key: Key
-    end: int
-
-
-class OutOfRange(NamedTuple):
-    """The reader's position is not in the log (P9, P11)."""
-
-    consumer: int
-    key: Key
-
-
-class Recreated(NamedTuple):
-    """The reader found another topic of this name, with this id, and gave nothing of it (P11)."""
-
-    consumer: int
-    topic: str
-    topic_id: str
-
-
-class ReadFailed(NamedTuple):
-    """Reading a partition failed at the offset that comes next. is_forbidden: by an ACL; the text says which."""
-
-    consumer: int
-    key: Key
-    text: str
-    is_forbidden: bool = False
-
-
-class TooLarge(NamedTuple):
-    """A connection broke off as an answer was larger than the reader may receive."""
-
-    consumer: int
-    text: str
-
-
-class Next(NamedTuple):
-    """Messages are wanted; answered with the next step of the consumer's own pull."""
-
-    consumer: int
-    wanted: Wanted
-
-
-class DoneRun(NamedTuple):
-    """A whole run is done; first: the offset it begins at."""
-
-    consumer: int
-    key: Key
-    first: int
-
-
-class Done(NamedTuple):
-    """A message is done."""
-
-    consumer: int
-    message: Message
-
-
 class Step(NamedTuple):
-    """Time has gone by."""
+    """Time has passed: do everything that is due."""
 
 
-Input = (
-    CaughtUp
-    | Applied
-    | Acked
-    | Topics
-    | Located
-    | Called
-    | Fetched
-    | Reached
-    | LogEnds
-    | OutOfRange
-    | ReadFailed
-    | Recreated
-    | TooLarge
-    | Next
-    | DoneRun
-    | Done
-    | Step
-)
+class Deadline(NamedTuple):
+    """Returns when ``Step`` has something to do again, at the latest (own clock, ms)."""
 
 
-class At(NamedTuple):
-    """Where a record lies that was applied."""
+class AppendRecord(NamedTuple):
+    """Append a record for an admin. Returns its token."""
 
     cp: int
-    offset: int
+    record: Record
 
 
-class Fed(Protocol):
-    """An engine, as a recorded run needs it."""
-
-    def take(self, event: Input, now: float) -> object: ...
-
-    def take_effects(self) -> list[Effect]: ...
+# The start and the end.
 
 
-class InputLog:
-    """The inputs of one engine, with the time (own clock, ms) of each; of records applied, where they lie."""
+class AddConsumer(NamedTuple):
+    """A new consumer; it claims once it has ``Topics``. Returns its engine."""
 
-    def __init__(self) -> None:
-        self.entries: list[tuple[float, Input | At]] = []
+    subscription: Subscription
+    settings: ConsumerSettings
 
-    def note(self, event: Input, now: float) -> None:
-        """To be the engine's ``recorder``."""
-        self.entries.append((now, At(event.cp, event.offset) if isinstance(event, Applied) else event))
 
-    def feed(
-        self,
-        engine: Fed,
-        worlds: Mapping[int, World],
-        record: Callable[[int, int], tuple[int, bytes | None]],
-    ) -> Iterator[Sequence[Effect]]:
-        """Feed the inputs to an engine that is as the recorded one was; its effects after each.
+class RaiseError(NamedTuple):
+    """The next call of a user of this consumer (None: of each) raises this, once."""
 
-        worlds: the engine's own, as they were, of the CPs that were read; record: (CP, offset) → (timestamp in ms,
-        value).
-        """
-        for now, entry in self.entries:
-            if isinstance(entry, At):
-                outcome = worlds[entry.cp].apply(entry.offset, *record(*entry))
-                engine.take(Applied(*entry, outcome), now)
-            else:
-                engine.take(entry, now)
-            yield engine.take_effects()
+    error: Exception
+    consumer: int | None = None
+
+
+class Failed(NamedTuple):
+    """End for good: every lease is over, nothing more is sent."""
+
+    error: Exception
+
+
+class Forked(NamedTuple):
+    """This process is a forked child: it holds no lease, they are the parent's."""
+
+
+class ReleaseUnseen(NamedTuple):
+    """Before the end: release what the log may grant after it. Returns whether there was any."""
+
+
+class LastHeartbeats(NamedTuple):
+    """Before an end without a release (for a fast restart, C7): send heartbeats once more, with what is done."""
+
+
+# Leases claimed by hand.
+
+
+class ClaimLease(NamedTuple):
+    """Claim a lease by hand. Returns its ``ManualLease``."""
+
+    key: Key
+
+
+class BeatLease(NamedTuple):
+    """Heartbeat with an offset (C14). Returns an ``Answer``."""
+
+    lease: ManualLease
+    last_offset: int | None
+
+
+class GrantLease(NamedTuple):
+    """ClaimingMessages up to last_offset (C12). Returns an ``Answer``."""
+
+    lease: ManualLease
+    last_offset: int
+
+
+class CommitLease(NamedTuple):
+    """CommitRanges (P3); the admin's way to restore old progress (C11)."""
+
+    lease: ManualLease
+    ranges: tuple[tuple[int, int], ...]
+
+
+class ReleaseLease(NamedTuple):
+    """Release it, or wait no more for its grant. bare: with no offset, even if a release with one is on its way."""
+
+    lease: ManualLease
+    last_offset: int | None = None
+    bare: bool = False
+
+
+MemberInput = (
+    CaughtUp
+    | Applied
+    | CompareClocks
+    | Acked
+    | Topics
+    | TopicIdsPromised
+    | Located
+    | Called
+    | Step
+    | Deadline
+    | AppendRecord
+    | AddConsumer
+    | RaiseError
+    | Failed
+    | Forked
+    | ReleaseUnseen
+    | LastHeartbeats
+    | ClaimLease
+    | BeatLease
+    | GrantLease
+    | CommitLease
+    | ReleaseLease
+)
+Input = MemberInput | ConsumerInput

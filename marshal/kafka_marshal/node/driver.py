@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import Applied, CaughtUp
+from kafka_marshal.engine.inputs import Applied, CaughtUp, CompareClocks, Failed, Forked
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node.appends import AppendFailures, Appends
@@ -23,6 +23,7 @@ from kafka_marshal.node.fork_guard import WATCHED, Life
 from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.pulse import Pulse
+from kafka_marshal.node.record_file import record
 from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.serving import EndedError, Servants
@@ -87,9 +88,14 @@ class Driver:
             keep=keep_snapshots,
         )
         settings = make_settings(replica.info.partitions)
-        self.engine: Engine = Engine(settings, replica.worlds, runtime.random())
+        rng = runtime.random()
+        self.engine: Engine = Engine(settings, replica.worlds, rng)
+        recorder = record(self.engine, rng)
+        if recorder is not None:
+            replica.on_record = recorder.record
         replica.tail.monitor.be_patient(settings.heartbeat_interval_ms)
-        self.life.on_fork = self.engine.forked
+        engine, now_ms = self.engine, self.now_ms  # not self: a life outlasts its driver
+        self.life.on_fork = lambda: engine.take(Forked(), now_ms())
         lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.lock: EngineLock = lock
         self.pacing: Pacing = Pacing(lock, self.now_ms)
@@ -134,11 +140,12 @@ class Driver:
         with self.condition:
             while not self.lock.started and self.engine.failure is None:
                 if not self.condition.wait(timeout_s) and self.replica.records_read == read:
-                    self.engine.failure = KafkaUnavailableError(
+                    error = KafkaUnavailableError(
                         f"the coordination topic {topic!r} was not read to its end: nothing came for "
                         f"{timeout_s:g} s from partition(s) {sorted(self.replica.behind)}. Nothing was claimed. "
                         "Are the brokers that lead them reachable?"
                     )
+                    self.engine.take(Failed(error), self.now_ms())
                 read = self.replica.records_read
             failure = self.engine.failure
         if failure is not None:
@@ -169,7 +176,7 @@ class Driver:
                 if self.life.ended:
                     return
                 self.replica.apply(some, self._applied)
-                self.engine.leases.compare_clocks(self.now_ms())
+                self.engine.take(CompareClocks(), self.now_ms())
             self.cluster.runtime.give_way()
         with self.condition:
             if self.life.ended:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from kafka_marshal.engine.effects import Call, Effect, Key
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import Step
+from kafka_marshal.engine.inputs import Failed, RaiseError, Step
 from kafka_marshal.errors import ClosedError
 from kafka_marshal.node.fork_guard import Life
 from kafka_marshal.runtime import Condition
@@ -120,14 +120,13 @@ class EngineLock:
         """End for good: every lease is over (any thread)."""
         with self.condition:
             if self.engine.failure is None:
-                self.engine.fail(error, self._now_ms())
+                self.engine.take(Failed(error), self._now_ms())
             self.carry_out(self.engine.take_effects())
             self.condition.notify_all()
 
     def raise_in_consumers(self, error: Exception) -> None:
         """Each consumer raises this, once."""
-        for consumer in self.engine.consumers.values():
-            consumer.errors.append(error)
+        self.engine.take(RaiseError(error), self._now_ms())
 
     def check(self) -> None:
         """Raise why the engine can't continue, if it can't."""

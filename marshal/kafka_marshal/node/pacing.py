@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from kafka_marshal.engine.effects import Append, Effect
+from kafka_marshal.engine.inputs import Deadline
 from kafka_marshal.node.engine_lock import EngineLock
 from rationalizer import Heartbeat, HeartbeatBatch
 
@@ -58,7 +59,7 @@ class Pacing:
             # A grant counts once the acknowledgement of its sending is there, and nothing wakes us for that.
             soon = self.unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
             if not soon or now >= self._settle_by:
-                deadline = lock.engine.deadline(now) if lock.started else inf
+                deadline = lock.engine.take(Deadline(), now) if lock.started else inf
                 self._settle_by = min(deadline, now + MAX_WAIT_MS)
             return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
 

@@ -95,6 +95,8 @@ class Replica:
         }
         self._begun_at = sum(world.next_offset for world in self.worlds.values())
         self.target_records: int = sum(at.log_end for at in self.starts.values()) - self._begun_at
+        #: Called with timestamp and value of each record before it is applied and reported; None: nothing records.
+        self.on_record: Callable[[int, bytes | None], object] | None = None
         #: CPs whose start was refuted: they go further back at the next read.
         self._refuted: set[int] = set()
         #: Where apply stops to look: the next place to compare, or where a snapshot may be due.
@@ -237,6 +239,8 @@ class Replica:
                 world.apply_many(run)
             else:
                 for offset, timestamp_ms, value in run:
+                    if self.on_record is not None:
+                        self.on_record(timestamp_ms, value)
                     applied(cp, offset, world.apply(offset, timestamp_ms, value))
             self.starts[cp].hashes.took(run)
             begin = end

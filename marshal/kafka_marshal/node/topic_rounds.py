@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from math import inf
 
-from kafka_marshal.engine.inputs import Topics
+from kafka_marshal.engine.inputs import TopicIdsPromised, Topics
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
@@ -55,7 +55,8 @@ class TopicRounds:
 
     def is_due(self, now: float) -> bool:
         """Whether :meth:`run` is to be called now; the lock is held."""
-        if self._lock.engine.topic_ids.take_wanted():
+        if self._lock.engine.topic_ids.wanted:
+            self._lock.engine.take(TopicIdsPromised(), now)
             self._watch.describe_next()
             self.next_at = min(self.next_at, now)
         if now < self.next_at or self.is_running:

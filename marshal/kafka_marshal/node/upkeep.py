@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from kafka_marshal.engine.inputs import LogEnds
+from kafka_marshal.engine.consumer_inputs import CheckStuck, LogEnds
 from kafka_marshal.errors import UpgradeRequiredError
 from kafka_marshal.logs import log
 from kafka_marshal.node.appends import Appends
@@ -147,7 +147,7 @@ class Upkeep:
                 end = ports[number]._log_end(key)
                 if end is not None and not assignment.over:
                     engine.take(LogEnds(number, key, end), now)
-            consumer.positions.stuck.look(now, ports[number]._drained_at)
+            engine.take(CheckStuck(number, ports[number]._drained_at), now)
 
     def note_pause(self, now: float) -> None:
         """The client that has paused the group, if any. (By our clock: without traffic, log time stops.)"""

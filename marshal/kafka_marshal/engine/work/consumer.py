@@ -16,6 +16,7 @@ from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Origin, Stage
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.pull import GrantedPull, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
@@ -47,7 +48,9 @@ class ConsumerEngine:
         #: The hand-out of ranges; None: messages are handed out.
         self.ranges: RangeDelivery | None = RangeDelivery(self) if settings.ranges else None
         self.delivery: Delivery = self.ranges or Delivery(self)
-        #: For who asks from one place, and waits for nothing; threads, tasks and lanes have one for each call.
+        #: The run that threads take messages from, but for iterating and batches at least once.
+        self.hand: Hand = Hand()
+        #: For a caller that asks from one place and waits for nothing; threads, tasks and lanes have one for each call.
         self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
         #: Errors to be raised from the user's next call, oldest first.
         self.errors: list[Exception] = []
@@ -166,11 +169,6 @@ class ConsumerEngine:
         if (assignment := self.assignments.get(key)) is not None:
             assignment.reached(end)
 
-    def done_run(self, key: Key, first: int, now: float) -> None:
-        """The run that begins at first is done."""
-        if (assignment := self.assignments.get(key)) is not None and first in assignment.tracker.runs:
-            self.delivery.done_run(assignment.tracker.runs[first], now)
-
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
         """The reader has heard where a partition's log ends."""
         if (assignment := self.assignments.get(key)) is not None:
@@ -188,6 +186,16 @@ class ConsumerEngine:
             self.schedule.pending.pop(assignment.key, None)
             self.positions.stuck.let_go(assignment.key)
         self.source.look_again(assignment.key)
+
+    def pause(self, keys: Collection[Key] | None, is_paused: bool, now: float) -> list[Key]:
+        """Deliver nothing of these partitions (None: of all), or deliver again. Returns those that are fetched."""
+        chosen = [x for key, x in self.assignments.items() if keys is None or key in keys]
+        for assignment in chosen:
+            if is_paused:
+                self.delivery.hold_back(assignment)
+            else:
+                assignment.user_paused = False
+        return [x.key for x in chosen if x.shown and not x.over]
 
     def seek(self, key: Key, offset: int) -> bool:
         """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""
@@ -210,6 +218,15 @@ class ConsumerEngine:
         for assignment in list(self.assignments.values()):
             self.delivery.grants.give_up(assignment, now)
             self.revocation.revoke(assignment, "the consumer closes", now)
+
+    def abandon(self, now: float) -> None:
+        """Deliver nothing more, and release nothing."""
+        self.delivery.grants.abandon(now)
+        self.closing = True
+
+    def take_error(self, now: float) -> Exception | None:
+        """The oldest error that the user's call is to raise, once; None: there is none."""
+        return self.errors.pop(0) if self.errors else None
 
     @property
     def closed(self) -> bool:

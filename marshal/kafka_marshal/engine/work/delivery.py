@@ -205,6 +205,13 @@ class Delivery:
                         self._put_back(assignment, messages, covers_from)
             self._consumer.revocation.try_finish(assignment, now)
 
+    def give_back(self, now: float) -> None:
+        """What waits in lanes, or for a thread, is in flight no more: it comes again, here or elsewhere."""
+        for assignment in list(self._consumer.assignments.values()):
+            self.recall(assignment, keep=not assignment.over)
+            self._consumer.revocation.try_finish(assignment, now)
+        self.in_lanes.note(())
+
     def undo_run(self, run: Run, now: float) -> None:
         """A run that was on its way to a thread, and that no thread got: it is handed out again."""
         assignment = run.assignment

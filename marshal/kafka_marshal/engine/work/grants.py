@@ -258,6 +258,5 @@ class Grants:
                     at, place = at + 1, place + 1
                 self.report(run.assignment.key, first, offsets[at])
                 at += 1
-            out = sum(min(len(taken.messages), taken.out[0]) for taken in run.taken)
-            if final or out + len(told) >= len(run.messages):
+            if final or run.left + len(told) >= len(run.messages):
                 self._undecided.remove(entry)

@@ -7,7 +7,7 @@ from typing import Protocol
 from kafka_marshal.engine.work.assignment import Mover, Run
 from kafka_marshal.engine.work.delivery import Delivery
 
-__all__ = ["Hand", "HandsOut"]
+__all__ = ["Hand", "Delivers"]
 
 #: Messages that a hand has at most. An interrupt has all of these that have not left given back, so after one it is
 #: twice what was handed out since the one before, or the least; it doubles with each hand.
@@ -15,7 +15,7 @@ HAND_SIZE = 10_000
 LEAST_HAND = 64
 
 
-class HandsOut(Mover, Protocol):
+class Delivers(Mover, Protocol):
     """A consumer, as its hand and its pulls see it."""
 
     @property
@@ -45,19 +45,20 @@ class Hand:
         self.run = run
         self.size = min(2 * self.size, HAND_SIZE)
 
-    def settle(self, work: HandsOut, is_collecting: bool, now: float) -> None:
+    def settle(self, work: Delivers, is_collecting: bool, in_doubt: bool, now: float) -> None:
         """At least once: before the next run, see to what of the last one may have gone astray.
 
-        is_collecting: the thread that asks has messages of it, which it will hand out with those of the next.
+        is_collecting: the thread that asks has messages of it, which it will hand out with those of the next. in_doubt:
+        whether the hand was in doubt, as the thread saw it.
         """
         run = self.run
         if run is not None and not run.has_left:
-            self.in_doubt = self.in_doubt or not (is_collecting or run.is_settled)
+            in_doubt = in_doubt or not (is_collecting or run.is_settled)
             self.run = None
-        if self.in_doubt:
+        if in_doubt:
             self.regather(work, now)
 
-    def regather(self, work: HandsOut, now: float) -> None:
+    def regather(self, work: Delivers, now: float) -> None:
         """Something that was taken from a run may not have left the library: it is the next again."""
         self.in_doubt = False
         if work.at_most_once:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Protocol
 
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.readings import reading
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
-from kafka_marshal.engine.work.lanes import HeldBack, Lane, Lanes, Owner
+from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["Handlers", "InLanes"]
-
-
-class Handlers(Protocol):
-    """What calls the handlers of a run."""
-
-    @property
-    def count(self) -> tuple[int, int]:
-        """How many there are, and how many there should be (any thread; no lock)."""
+__all__ = ["InLanes"]
 
 
 class InLanes:
@@ -41,29 +34,78 @@ class InLanes:
         self._room = room
         #: Who waits for whom; None: nobody has asked for that yet.
         self.lanes: Lanes | None = None
-        #: Of the run that is under way; None: none is.
-        self.handlers: Handlers | None = None
         #: Partitions whose progress waits for one message, as of the last look. Replaced, never changed.
         self.held_back: tuple[HeldBack, ...] = ()
 
     @property
     def is_active(self) -> bool:
         """Whether messages are spread over lanes at present."""
-        return self.lanes is not None and not self.lanes.is_ended
+        return self.lanes is not None and not self._have_ended()
+
+    @property
+    def handlers(self) -> Handlers | None:
+        """Of the run that is under way; None: none is."""
+        return None if self.lanes is None else self.lanes.handlers
 
     @property
     def owner(self) -> Owner | None:
         """The run that is under way; None: none is."""
         return None if self.lanes is None else self.lanes.owner
 
-    def spread(self, lanes: Lanes, run: Run) -> list[Lane]:
+    def open(self, lanes: Lanes) -> None:
+        """A run with many handlers begins."""
+        self.lanes = lanes
+
+    def note(self, found: tuple[HeldBack, ...]) -> frozenset[Key]:
+        """Partitions whose progress waits for one message. Returns those of which nothing more is handed out."""
+        self.held_back = found
+        assignments = (self._consumer.assignments.get((one.topic, one.partition)) for one in found)
+        return frozenset(x.key for x in assignments if x is not None and self.holds_up(x))
+
+    def spread(self, run: Run) -> list[Lane]:
         """A run that was handed out goes to lanes; those that have become ready."""
-        return lanes.put(run.assignment, run.into_lanes())
+        return self._put(run.assignment, run.into_lanes())
+
+    # What workers change without the shell's lock.
+
+    @reading
+    def _have_ended(self) -> bool:
+        return self.lanes is not None and self.lanes.is_ended
+
+    @property
+    @reading
+    def has_returned(self) -> bool:
+        """Whether a handler has returned without a result since it was last looked for."""
+        return self.lanes is not None and self.lanes.has_returned
+
+    @reading
+    def _put(self, assignment: Assignment, messages: list[Message]) -> list[Lane]:
+        return [] if self.lanes is None else self.lanes.put(assignment, messages)
+
+    @reading
+    def _waiting(self, assignment: Assignment) -> list[Message]:
+        return [] if self.lanes is None else sorted(self.lanes.recall(assignment), key=offset_of)
+
+    @reading
+    def _oldest(self, assignment: Assignment) -> float | None:
+        return None if self.lanes is None else self.lanes.oldest(assignment)
+
+    @reading
+    def _dropped(self) -> list[tuple[Assignment, Message]]:
+        """What failed after its assignment had ended, since the last call."""
+        found: list[tuple[Assignment, Message]] = []
+        if self.lanes is not None:
+            self.lanes.has_returned = False
+            while self.lanes.dropped:
+                found.append(self.lanes.dropped.popleft())
+        return found
+
+    # What comes of that.
 
     def recall(self, assignment: Assignment, *, keep: bool) -> None:
         """What waits in lanes is not in hand any more. keep: it is handed out again."""
         tracker = assignment.tracker
-        waiting = [] if self.lanes is None else sorted(self.lanes.recall(assignment), key=offset_of)
+        waiting = [] if self.lanes is None else self._waiting(assignment)
         place = 0
         while place < len(waiting):
             run = tracker.run_at(offset_of(waiting[place]))
@@ -75,11 +117,9 @@ class InLanes:
 
     def returned(self, now: float) -> None:
         """Where a try has failed and its partition is being let go, it is not tried again here."""
-        if self.lanes is None or not self.lanes.has_returned:
+        if self.lanes is None or not self.has_returned:
             return
-        self.lanes.has_returned = False
-        while self.lanes.dropped:
-            assignment, message = self.lanes.dropped.popleft()
+        for assignment, message in self._dropped():
             if (run := assignment.tracker.run_at(offset_of(message))) is not None:
                 assignment.tracker.split(run, [message])
         for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
@@ -88,8 +128,8 @@ class InLanes:
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:
         """Since when (ms, own clock) somebody has had a message of this partition; None: nobody has."""
-        if self.lanes is not None and self.is_active:
-            return self.lanes.oldest(assignment)
+        if self.is_active:
+            return self._oldest(assignment)
         return assignment.tracker.oldest_in_hand(now)
 
     def share(self, assignment: Assignment, wanted: int) -> int:

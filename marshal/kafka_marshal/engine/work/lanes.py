@@ -24,7 +24,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["HeldBack", "Lane", "Lanes", "Order", "Owner"]
+__all__ = ["Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner"]
 
 #: Of which messages one must have ended before the next begins: of those with one key, of a partition, or of none.
 Order = Literal["key", "partition", "none"]
@@ -45,6 +45,14 @@ class Owner(Protocol):
     #: It begins nothing more. It has ended.
     is_ending: bool
     is_over: bool
+
+
+class Handlers(Protocol):
+    """What calls the handlers of a run."""
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many there are, and how many there should be (any thread; no lock)."""
 
 
 class HeldBack(NamedTuple):
@@ -142,6 +150,8 @@ class Lanes:
         self.running: int = 0
         #: The run whose workers may begin something; None: none is under way.
         self.owner: Owner | None = None
+        #: Of that run.
+        self.handlers: Handlers | None = None
         #: Nothing more is begun.
         self.is_ended: bool = False
         #: A try has failed: what is being let go need not wait for the next one.

@@ -6,7 +6,7 @@ import sys
 
 from kafka_marshal.ports import Message
 
-__all__ = ["FIRST_READ", "InFlight"]
+__all__ = ["FIRST_READ", "InFlight", "mean_bytes"]
 
 #: What a message takes besides its value (bytes): two objects, and librdkafka's part of it.
 MESSAGE_BYTES = 500
@@ -16,6 +16,12 @@ FIRST_READ = 16
 
 #: Of a read, every so many messages are measured; of a short one, all.
 MEASURED_ONE_IN = 8
+
+
+def mean_bytes(messages: list[Message]) -> float:
+    """How large these messages are, as some of them show; 0: there are none."""
+    some = messages if len(messages) <= FIRST_READ else messages[::MEASURED_ONE_IN]
+    return sum(len(message.value() or b"") + MESSAGE_BYTES for message in some) / len(some) if some else 0.0
 
 
 class InFlight:
@@ -30,16 +36,16 @@ class InFlight:
         self.message_bytes: float = 0.0
         #: At least once: so many messages may be in hand, and one of each partition in any case.
         self.most_in_hand: int = sys.maxsize
-        #: A batch that was handed out (at most once), on its way out of memory; see ``let_go``.
+        #: A batch that was handed out (at most once), on its way out of memory; see ``_free``.
         self.spent: list[Message] = []
 
-    def measure(self, messages: list[Message]) -> None:
-        """How large messages are; large ones are remembered for a while, as others of their kind may follow."""
-        some = messages if len(messages) <= FIRST_READ else messages[::MEASURED_ONE_IN]
-        mean = sum(len(message.value() or b"") + MESSAGE_BYTES for message in some) / len(some)
-        self.message_bytes = max(mean, self.message_bytes * 0.9)
-        if self._bounds_in_hand:
-            self.most_in_hand = self.half
+    def read(self, count: int, mean_bytes: float) -> None:
+        """A read has returned this many messages, of this mean size; large ones are remembered for a while."""
+        self._free(count)
+        if count:
+            self.message_bytes = max(mean_bytes, self.message_bytes * 0.9)
+            if self._bounds_in_hand:
+                self.most_in_hand = self.half
 
     @property
     def half(self) -> int:
@@ -50,7 +56,7 @@ class InFlight:
         """How many messages more may be fetched, where so many wait."""
         return self.half - waiting if self.message_bytes else FIRST_READ
 
-    def let_go(self, count: int) -> None:
+    def _free(self, count: int) -> None:
         """Free as many of the messages of the batch before as new ones came; all of them when none came.
 
         In step with them, the garbage collector sees no growth and keeps out; freed all at once, they would make room

@@ -17,7 +17,7 @@ from math import inf
 from typing import NamedTuple
 
 from kafka_marshal.engine.work.assignment import Grant, Run
-from kafka_marshal.engine.work.hand import Hand, HandsOut
+from kafka_marshal.engine.work.hand import Delivers, Hand
 
 __all__ = ["AwaitGrant", "End", "Fetch", "GrantedPull", "Pull", "Step", "Take", "Wait", "Wanted"]
 
@@ -79,7 +79,7 @@ class Pull:
 
     def __init__(
         self,
-        work: HandsOut,
+        work: Delivers,
         hand: Hand | None = None,
         *,
         deadline: float = inf,
@@ -92,13 +92,18 @@ class Pull:
         full. collected: runs whose messages the thread has taken and not handed out; it waits for no more while a lease
         of theirs ends.
         """
-        self._work = work
+        self.work: Delivers = work
         self._delivery = work.delivery
         self._hand = hand
-        self._deadline = deadline
-        self._collected = collected
-        self._fill_s = fill_s
+        self.deadline: float = deadline
+        self.collected: Sequence[Run] = collected
+        self.fill_s: float = fill_s
         self._fill_until: float | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its runs are for the hand, which threads share."""
+        return self._hand is not None
 
     def next(self, wanted: Wanted, now: float) -> Step:
         """The next step; now: own clock, ms."""
@@ -112,7 +117,7 @@ class Pull:
             return Fetch(READ_BETWEEN_TURNS, None)
         fullest = delivery.fullest(now)
         if fullest and self._fill_until is None:
-            self._fill_until = wanted.at + self._fill_s
+            self._fill_until = wanted.at + self.fill_s
         elif not fullest and not delivery.is_waiting:
             self._fill_until = None  # what was there is not any more. (While a lease is in doubt, it waits on.)
         if fullest and self._is_enough(fullest, wanted) and (taken := self._take(wanted, now)) is not None:
@@ -121,12 +126,12 @@ class Pull:
             return End()
         filled = self._fill_until if fullest and self._fill_until is not None else inf
         # Where a backlog is there, it is read first: each run that is handed over costs two turns of threads.
-        return Fetch(wanted.max_messages - fullest, min(self._deadline, filled))
+        return Fetch(wanted.max_messages - fullest, min(self.deadline, filled))
 
     def _is_enough(self, fullest: int, wanted: Wanted) -> bool:
         return (
             fullest >= wanted.max_messages
-            or not self._fill_s
+            or not self.fill_s
             or self._delivery.memory.room(self._delivery.buffered) <= 0
             or wanted.at >= (self._fill_until or 0.0)
         )
@@ -135,7 +140,7 @@ class Pull:
         """The next run, if there is one; a shared one is the hand from here on."""
         hand, is_shared = self._hand, self._hand is not None
         if hand is not None and hand.run is not None and hand.run.has_left:
-            hand.regather(self._work, now)
+            hand.regather(self.work, now)
         run = self._delivery.next_run(wanted.max_messages, wanted.iterating, now, shared=is_shared)
         if run is None:
             return None
@@ -144,10 +149,10 @@ class Pull:
         return Take(run)
 
     def _is_late(self, wanted: Wanted) -> bool:
-        return wanted.waited is not None and wanted.waited >= self._deadline
+        return wanted.waited is not None and wanted.waited >= self.deadline
 
     def _is_to_end(self, now: float) -> bool:
-        return any(run.assignment.lease.is_ending(now) for run in self._collected)
+        return any(run.assignment.lease.is_ending(now) for run in self.collected)
 
     def room(self, now: float) -> int:
         """How many messages are worth reading while a grant is waited for."""
@@ -164,14 +169,27 @@ class GrantedPull(Pull):
     here would be granted anew before it is handed out.
     """
 
-    def __init__(self, work: HandsOut, *, deadline: float = inf, collected: Sequence[Run] = ()) -> None:
-        super().__init__(work, deadline=deadline, collected=collected)
+    def __init__(
+        self,
+        work: Delivers,
+        hand: Hand | None = None,
+        *,
+        deadline: float = inf,
+        collected: Sequence[Run] = (),
+    ) -> None:
+        super().__init__(work, hand, deadline=deadline, collected=collected)
         self._settings = work.settings
         self._grants = self._delivery.grants
         #: A batch was claimed: the one after it is to be claimed before it is handed out.
         self._is_ahead = False
 
     def next(self, wanted: Wanted, now: float) -> Step:
+        step = self._next(wanted, now)
+        if self._hand is not None and isinstance(step, Take | End):
+            self._hand.run = step.run if isinstance(step, Take) else None
+        return step
+
+    def _next(self, wanted: Wanted, now: float) -> Step:
         if self._is_late(wanted) and not (self._delivery.fullest(now) or self._grants.is_waiting):
             return End()
         if self._is_ahead and wanted.came != 0:
@@ -204,7 +222,7 @@ class GrantedPull(Pull):
         waiting = self._grants.propose(now)
         if waiting is not None and waiting.grant is not None:
             return AwaitGrant(waiting.grant)
-        return Wait(self._deadline)
+        return Wait(self.deadline)
 
     def _claim_ahead(self, now: float) -> Fetch:
         """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""

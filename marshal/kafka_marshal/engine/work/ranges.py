@@ -8,7 +8,7 @@ is buffered, and what is given back is simply open again.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kafka_marshal.engine.effects import Key
@@ -109,6 +109,14 @@ class RangeDelivery(Delivery):
             self._hand_out(run, now)
         return runs
 
+    def take_if(
+        self, marks: Mapping[Key, tuple[int, int]], max_records: int, only_full: bool, now: float
+    ) -> list[RangeRun]:
+        """Take ranges; only_full: none unless they make max_records."""
+        if only_full and self.available(marks, now) < max_records:
+            return []
+        return self.take(marks, max_records, now)
+
     def available(self, marks: Mapping[Key, tuple[int, int]], now: float) -> int:
         """How many records ``take`` could hand out, if it may hand out any number of them."""
         return sum(span.count for span in self._spans(marks, now))
@@ -201,6 +209,18 @@ class RangeDelivery(Delivery):
             return False
         self.done_run(run, now)
         return True
+
+    def give_back_ranges(self, ranges: Iterable[OffsetRange], now: float) -> None:
+        """These ranges are in hand no longer."""
+        for found in ranges:
+            self.give_back_range(found, now)
+
+    def lose(self, granted: Sequence[RangeRun], waiting: Sequence[RangeRun], now: float) -> None:
+        """These were granted and will not reach anybody; these others wait for their grants no more (C13)."""
+        for run in granted:
+            self.never_handed_out(run, now)
+        for run in waiting:
+            self.grants.give_up(run.assignment, now)
 
     def give_back_range(self, given: OffsetRange, now: float) -> None:
         """A range is in hand no longer, and not done: it comes again. (At most once it can't: it is reported.)"""

@@ -13,6 +13,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from kafka_marshal.engine.readings import reading
 from kafka_marshal.ports import Message
 
 __all__ = ["ALL", "Run", "Taken", "first_in_hand", "offset_of"]
@@ -66,6 +67,7 @@ class Run(Generic[A]):
     """
 
     __slots__ = (
+        "__weakref__",
         "_ahead",
         "_cursor",
         "_is_piece",
@@ -134,9 +136,15 @@ class Run(Generic[A]):
         return not (self.iterating or self.in_lanes) and bool(self.messages) and not self.assignment.at_most_once
 
     @property
+    @reading
+    def ahead(self) -> int:
+        """How many messages threads may still take from ``walk``."""
+        return length_hint(self._ahead)
+
+    @property
     def has_left(self) -> bool:
         """Whether threads may take more from ``walk``."""
-        return length_hint(self._ahead) > 0
+        return self.ahead > 0
 
     @property
     def has_more(self) -> bool:
@@ -146,9 +154,10 @@ class Run(Generic[A]):
     @property
     def handed_out(self) -> int:
         """How many messages threads have taken from ``walk``."""
-        return len(self.messages) - len(self.recalled) - length_hint(self._ahead)
+        return len(self.messages) - len(self.recalled) - self.ahead
 
     @property
+    @reading
     def cursor(self) -> int:
         """Messages before this index are done: those before the one that ``walk`` gave out last, at least."""
         return max(self._cursor, self.handed_out - 1)
@@ -165,8 +174,13 @@ class Run(Generic[A]):
 
     def recall(self) -> list[Message]:
         """End ``walk`` before its next message; what no thread has taken."""
-        self.recalled = list(self.walk) + self.recalled
+        self.recalled = self.take_rest() + self.recalled
         return self.recalled
+
+    @reading
+    def take_rest(self) -> list[Message]:
+        """What is left in ``walk``, in one step."""
+        return list(self.walk)
 
     def resume(self, again: Sequence[Message] = ()) -> None:
         """Have ``walk`` go on with what was recalled, and with these, which no thread got."""
@@ -210,7 +224,12 @@ class Run(Generic[A]):
         """
         if self.is_settled:
             return []
-        ahead = {id(message) for message in self.recall()}
+        return self.strays(self.recall(), final)
+
+    @reading
+    def strays(self, recalled: list[Message], final: bool) -> list[Message]:
+        """What of the messages that threads have taken will never leave the library; see ``astray``."""
+        ahead = {id(message) for message in recalled}
         noted = {id(message) for taken in self.taken for message in taken.messages}
         lost = set(map(id, self.refused))
         found = []
@@ -235,6 +254,7 @@ class Run(Generic[A]):
         return True
 
     @property
+    @reading
     def left(self) -> int:
         """How many of the messages that threads have taken have left the library."""
         if not self._is_piece:
@@ -244,10 +264,18 @@ class Run(Generic[A]):
 
     def dropped(self, before: float) -> list[Message]:
         """What was handed out before that time, is not done, and nobody has any more who could say so."""
-        if self.holder is not None:
-            return self.messages if self.since < before and self.holder() is None else []
-        if not self.is_settled:
-            return []
+        if (is_dropped := self.is_batch_dropped(before)) is not None:
+            return self.messages if is_dropped else []
+        return self.unreferenced(before) if self.is_settled else []
+
+    @reading
+    def is_batch_dropped(self, before: float) -> bool | None:
+        """Whether the user has dropped a batch that was delivered before that time; None: it is no batch."""
+        return None if self.holder is None else self.since < before and self.holder() is None
+
+    @reading
+    def unreferenced(self, before: float) -> list[Message]:
+        """What was delivered before that time and is not done, though only the library has it still."""
         old = {id(message) for taken in self.taken if taken.at < before for message in taken.messages}
         return [
             self.messages[index]
@@ -257,6 +285,12 @@ class Run(Generic[A]):
             and sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + 1
         ]
 
+    @reading
+    def begun_at(self) -> float:
+        """``since``, which a user's thread sets for what it delivers at most once."""
+        return self.since
+
+    @reading
     def in_hand_since(self) -> float | None:
         """Since when (ms, own clock) the first message that is not done was taken; None: all that were taken are."""
         if self._is_piece:
@@ -283,7 +317,7 @@ class Run(Generic[A]):
     def piece(self, first: int, last: int) -> Run[A]:
         """The messages at index first … last, all of which threads have taken, as a run of their own."""
         covers_from, _ = self.covered(first, last)
-        piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.since)
+        piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.begun_at())
         piece._is_piece, piece.in_lanes = True, self.in_lanes
         piece.walk, piece._ahead = iter(()), iter(())
         piece.marks = self.marks[first : last + 1]

@@ -151,7 +151,7 @@ class StuckPartitions:
     # Every heartbeat interval.
 
     def look(self, now: float, drained_at: float) -> None:
-        """drained_at: when a read last took all that had come."""
+        """Look for partitions that are stuck. drained_at: when a read last took all that had come."""
         for key, assignment in self._consumer.assignments.items():
             told = self._told.get(key)
             if (

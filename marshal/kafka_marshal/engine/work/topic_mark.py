@@ -169,15 +169,16 @@ class TopicIds:
     """Whether the ids of topics are to be looked up, for all consumers of a member (P12)."""
 
     def __init__(self) -> None:
-        self._wanted = False
+        #: Whether ``Topics`` with ids is to come soon.
+        self.wanted: bool = False
 
     def want(self) -> None:
         """Something can't begin before they are known."""
-        self._wanted = True
+        self.wanted = True
 
     def take_wanted(self) -> bool:
-        """Whether ``Topics`` with ids is to come soon; asked once, it is taken for promised."""
-        wanted, self._wanted = self._wanted, False
+        """Whether they are wanted; from here on they are promised."""
+        wanted, self.wanted = self.wanted, False
         return wanted
 
     def has_marks(self, topics: Iterable[str], progress: Callable[[Key], Progress | None]) -> bool:

@@ -153,7 +153,7 @@ class Tracker(Generic[A]):
         self._take_back(run)
         first = run.marks.find(0)
         left = [message for message, is_done in zip(run.messages, run.marks, strict=True) if not is_done]
-        rest = Run(run.assignment, left, run.covered(first, first)[0], False, run.since)
+        rest = Run(run.assignment, left, run.covered(first, first)[0], False, run.begun_at())
         rest.into_lanes()
         self._add(rest)
 
@@ -272,7 +272,7 @@ class Tracker(Generic[A]):
             else:
                 if run.iterating and run.cursor != run.seen_cursor:
                     run.seen_cursor, run.since, self.last_moved = run.cursor, now, now
-                since = run.since
+                since = run.begun_at()
             if since is not None and (oldest is None or since < oldest):
                 oldest = since
         return oldest

@@ -21,9 +21,9 @@ from weakref import WeakValueDictionary
 
 from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.engine.claims.leases import LeaseState
+from kafka_marshal.engine.consumer_inputs import Next
 from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
 from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.inputs import Next
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription

@@ -1,0 +1,440 @@
+"""The inputs that are for one consumer of an engine, which the first field of each names by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.work.assignment import Grant, Run
+from kafka_marshal.engine.work.lanes import HeldBack, Lanes
+from kafka_marshal.engine.work.pull import Pull, Wanted
+from kafka_marshal.engine.work.ranges import OffsetRange, RangeRun
+from kafka_marshal.ports import Message, TopicInfo
+
+__all__ = [
+    "Abandon",
+    "Answered",
+    "CheckStuck",
+    "Close",
+    "CollectRange",
+    "Commit",
+    "ConsumerInput",
+    "Decide",
+    "Done",
+    "DoneRanges",
+    "DoneRun",
+    "EndsFound",
+    "Fetched",
+    "GiveBack",
+    "GiveBackRanges",
+    "Heard",
+    "HoldUp",
+    "HoldUpStuck",
+    "LackingIds",
+    "LanesReturned",
+    "LearnIds",
+    "LogEnds",
+    "LoseRanges",
+    "Next",
+    "NoteHeldBack",
+    "OpenLanes",
+    "OpenRanges",
+    "OutOfRange",
+    "Pause",
+    "Reached",
+    "Read",
+    "ReadFailed",
+    "Reclaim",
+    "Recreated",
+    "Regather",
+    "RemoveConsumer",
+    "Room",
+    "Say",
+    "Seek",
+    "SettleHand",
+    "Spread",
+    "TakeError",
+    "TakeRanges",
+    "TooLarge",
+    "UndoRun",
+]
+
+# A consumer's reader.
+
+
+class Read(NamedTuple):
+    """A read has returned this many messages, of this mean size (bytes; 0: none). Comes before their ``Fetched``."""
+
+    consumer: int
+    messages: int
+    mean_bytes: float
+
+
+class Fetched(NamedTuple):
+    """Consecutive messages of one partition came from the reader."""
+
+    consumer: int
+    key: Key
+    messages: list[Message]
+
+
+class Reached(NamedTuple):
+    """The reader has passed everything below end (P6)."""
+
+    consumer: int
+    key: Key
+    end: int
+
+
+class LogEnds(NamedTuple):
+    """The reader knows where a partition's log ends."""
+
+    consumer: int
+    key: Key
+    end: int
+
+
+class OutOfRange(NamedTuple):
+    """The reader's position is not in the log (P9, P11)."""
+
+    consumer: int
+    key: Key
+
+
+class Recreated(NamedTuple):
+    """The reader found another topic of this name, with this id, and returned nothing of it (P11)."""
+
+    consumer: int
+    topic: str
+    topic_id: str
+
+
+class ReadFailed(NamedTuple):
+    """Reading a partition failed at the offset that comes next. is_forbidden: by an ACL; the text says which."""
+
+    consumer: int
+    key: Key
+    text: str
+    is_forbidden: bool = False
+
+
+class TooLarge(NamedTuple):
+    """A connection broke because an answer was larger than the reader may receive."""
+
+    consumer: int
+    text: str
+
+
+class CheckStuck(NamedTuple):
+    """Look for partitions that are stuck. drained_at: when a read last took all that had come (own clock, ms)."""
+
+    consumer: int
+    drained_at: float
+
+
+class HoldUp(NamedTuple):
+    """``max_bytes_in_flight`` leaves room for this many more messages: fetch less, or again.
+
+    fetched: the partitions that are fetched; held_up: those that are not, for want of room. Returns what changes:
+    partition → offset to fetch from, None: fetch it no more.
+    """
+
+    consumer: int
+    fetched: Collection[Key]
+    held_up: Collection[Key]
+    room: int
+
+
+class HoldUpStuck(NamedTuple):
+    """Fetch nothing more of partitions that wait for messages in lanes. Returns what changes, as ``HoldUp``."""
+
+    consumer: int
+    fetched: Collection[Key]
+
+
+# A consumer's user threads.
+
+
+class Next(NamedTuple):
+    """Messages are wanted. Returns the next step of this pull (None: of the consumer's own)."""
+
+    consumer: int
+    wanted: Wanted
+    pull: Pull | None = None
+
+
+class Room(NamedTuple):
+    """Returns how many messages are worth reading while this pull waits for its grant."""
+
+    consumer: int
+    pull: Pull
+
+
+class Answered(NamedTuple):
+    """The log has answered a grant that this pull waits for, or never will."""
+
+    consumer: int
+    pull: Pull
+    grant: Grant
+
+
+class Heard(NamedTuple):
+    """A thread of the user's was here: its handlers do not hang."""
+
+    consumer: int
+
+
+class Done(NamedTuple):
+    """Messages are done."""
+
+    consumer: int
+    messages: Sequence[Message]
+
+
+class DoneRun(NamedTuple):
+    """A whole run (a batch) is done."""
+
+    consumer: int
+    run: Run
+
+
+class UndoRun(NamedTuple):
+    """A run did not reach the thread that had asked for it: deliver it again."""
+
+    consumer: int
+    run: Run
+
+
+class Reclaim(NamedTuple):
+    """Deliver again what the user received before that time (own clock, ms) and has dropped without ``done``."""
+
+    consumer: int
+    before: float
+
+
+class Regather(NamedTuple):
+    """An exception may have kept a message from leaving the library: it comes next again."""
+
+    consumer: int
+
+
+class SettleHand(NamedTuple):
+    """A thread wants a run: first put back what of the last one was lost on its way.
+
+    is_collecting: the thread has messages of it, to be delivered with those of the next. in_doubt: of the hand, now.
+    """
+
+    consumer: int
+    is_collecting: bool
+    in_doubt: bool
+
+
+class LanesReturned(NamedTuple):
+    """A handler has returned without a result: what is being revoked does not wait for its next try."""
+
+    consumer: int
+
+
+class OpenLanes(NamedTuple):
+    """A run with many handlers begins; it delivers through these lanes."""
+
+    consumer: int
+    lanes: Lanes
+
+
+class Spread(NamedTuple):
+    """A run goes to the lanes. Returns those that have become ready."""
+
+    consumer: int
+    run: Run
+
+
+class GiveBack(NamedTuple):
+    """What waits in lanes is in flight no more: it comes again."""
+
+    consumer: int
+
+
+class NoteHeldBack(NamedTuple):
+    """Partitions whose progress waits for one message. Returns those of which nothing more is delivered."""
+
+    consumer: int
+    found: tuple[HeldBack, ...]
+
+
+class Pause(NamedTuple):
+    """Deliver nothing of these partitions (None: of all), or deliver again. Returns those for the reader."""
+
+    consumer: int
+    keys: Collection[Key] | None
+    is_paused: bool
+
+
+class Seek(NamedTuple):
+    """Go forward: everything below offset is done elsewhere. Returns False if not assigned, or backwards."""
+
+    consumer: int
+    key: Key
+    offset: int
+
+
+class Commit(NamedTuple):
+    """Commit at once what is done of a coordinated group's partitions."""
+
+    consumer: int
+
+
+class TakeError(NamedTuple):
+    """Returns the oldest error that the user's call is to raise, once; None: there is none."""
+
+    consumer: int
+
+
+class Say(NamedTuple):
+    """Warn the user."""
+
+    consumer: int
+    text: str
+
+
+class LackingIds(NamedTuple):
+    """Returns topics with done messages whose ids neither the log nor the cluster has given (P12)."""
+
+    consumer: int
+
+
+class LearnIds(NamedTuple):
+    """The ids of some topics, looked up out of turn."""
+
+    consumer: int
+    topics: Mapping[str, TopicInfo]
+
+
+class Close(NamedTuple):
+    """Release everything at once: what is in flight and not done stays not done."""
+
+    consumer: int
+
+
+class Abandon(NamedTuple):
+    """Deliver nothing more, and release nothing (for a fast restart, C7)."""
+
+    consumer: int
+
+
+class Decide(NamedTuple):
+    """Report which granted messages were not delivered, and will not be. is_final: deliver no more of them (C13)."""
+
+    consumer: int
+    is_final: bool = False
+
+
+class RemoveConsumer(NamedTuple):
+    """It has ended; what its running callback works on is released when that returns."""
+
+    consumer: int
+
+
+# A consumer of ranges.
+
+
+class OpenRanges(NamedTuple):
+    """Returns the partitions of which ranges can be taken now, if their logs hold any."""
+
+    consumer: int
+
+
+class EndsFound(NamedTuple):
+    """The logs end here; a position beyond its end is lost (P11)."""
+
+    consumer: int
+    ends: Mapping[Key, int]
+
+
+class TakeRanges(NamedTuple):
+    """Returns runs of at most max_records in all, from between these (log start, end). only_full: all or none."""
+
+    consumer: int
+    marks: Mapping[Key, tuple[int, int]]
+    max_records: int
+    only_full: bool
+
+
+class CollectRange(NamedTuple):
+    """Returns whether an answered range was granted, and is the caller's (C13)."""
+
+    consumer: int
+    run: RangeRun
+
+
+class LoseRanges(NamedTuple):
+    """These were granted and will reach no caller; these others wait for their grants no more (C13)."""
+
+    consumer: int
+    granted: Sequence[RangeRun]
+    waiting: Sequence[RangeRun]
+
+
+class DoneRanges(NamedTuple):
+    """These ranges are done. flush: commit at once; together: all or none. Returns those that counted."""
+
+    consumer: int
+    ranges: Sequence[OffsetRange]
+    flush: bool
+    together: bool
+
+
+class GiveBackRanges(NamedTuple):
+    """These ranges are in flight no more, and not done."""
+
+    consumer: int
+    ranges: Iterable[OffsetRange]
+
+
+ConsumerInput = (
+    Read
+    | Fetched
+    | Reached
+    | LogEnds
+    | OutOfRange
+    | Recreated
+    | ReadFailed
+    | TooLarge
+    | CheckStuck
+    | HoldUp
+    | HoldUpStuck
+    | Next
+    | Room
+    | Answered
+    | Heard
+    | Done
+    | DoneRun
+    | UndoRun
+    | Reclaim
+    | Regather
+    | SettleHand
+    | LanesReturned
+    | OpenLanes
+    | Spread
+    | GiveBack
+    | NoteHeldBack
+    | Pause
+    | Seek
+    | Commit
+    | TakeError
+    | Say
+    | LackingIds
+    | LearnIds
+    | Close
+    | Abandon
+    | Decide
+    | RemoveConsumer
+    | OpenRanges
+    | EndsFound
+    | TakeRanges
+    | CollectRange
+    | LoseRanges
+    | DoneRanges
+    | GiveBackRanges
+)

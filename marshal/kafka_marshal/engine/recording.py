@@ -1,0 +1,279 @@
+"""Writes down the run of one engine: every input, what was read of user threads meanwhile, and the effects.
+
+A line each, with a checksum: ``crc JSON``. First the header, then in order::
+
+    [now, input, readings, error]    a take; error: the class of what it raised, or null
+    {"effects": […]}                 what take_effects() returned
+    {"state": […]}                   the engine's state, now and then, and at the end
+
+:mod:`.replay` feeds them in again.
+"""
+
+from __future__ import annotations
+
+import json
+from _thread import get_ident
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from random import Random
+from typing import Any
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+from kafka_marshal.engine.claims.manual import ManualLease
+from kafka_marshal.engine.consumer_inputs import Done, Fetched
+from kafka_marshal.engine.effects import Effect
+from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import AddConsumer, Applied, CaughtUp, Forked, Input, Step
+from kafka_marshal.engine.notation import in_stretches, is_ours, to_json
+from kafka_marshal.engine.policies import Policy, View, Wishes
+from kafka_marshal.engine.readings import READERS, reading
+from kafka_marshal.engine.states import state_of
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Assignment, Grant
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.lanes import Lanes
+from kafka_marshal.engine.work.pull import AwaitGrant, GrantedPull, Pull, Take
+from kafka_marshal.engine.work.run import Run
+from kafka_marshal.ports import Message
+from kafka_marshal.types import Key
+from rationalizer import World
+from rationalizer.levels import SUPPORTED_LEVEL
+
+__all__ = ["FORMAT", "NotedPolicy", "Recorder", "line_of", "made_of"]
+
+FORMAT = 1
+
+#: The state is written no more often than this (ms, own clock).
+STATE_EVERY_MS = 1_000.0
+
+
+def line_of(entry: object) -> str:
+    """A line of the file."""
+    text = json.dumps(entry, separators=(",", ":"), ensure_ascii=False)
+    return f"{crc32(text.encode()):08x} {text}\n"
+
+
+def made_of(result: object) -> list[object]:
+    """The engine's own objects in what a take has returned, which later inputs may name."""
+    match result:
+        case Take(run):
+            return [run]
+        case AwaitGrant(grant):
+            return [grant.run]
+        case ManualLease():
+            return [result]
+        case list():
+            return [each for each in result if isinstance(each, Run)]
+    return []
+
+
+class NotedPolicy(Policy):
+    """A policy of the user's: what it answers is a reading, so that a replay does without it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    @reading
+    def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
+        return self._policy.wishes(view, own, now)
+
+
+class Recorder:
+    """The ``recorder`` of one engine, from before its first input."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rng: Random,
+        write: Callable[[str], object],
+        failed: Callable[[Exception], object],
+        release: str,
+    ) -> None:
+        """rng: the engine's own, as it is now. write: takes whole lines. failed: called when it ends, by a fault."""
+        self._failed = failed
+        self._engine = engine
+        self._write = write
+        #: Numbers of the engine's own objects, in the order in which they were first returned or named.
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._count = 0
+        self._readings: list[Any] = []
+        self._cps: set[int] = set()
+        self._record: tuple[int, bytes | None] = (0, None)
+        self._state_at = float("-inf")
+        engine.recorder = self
+        settings = [getattr(engine.settings, each.name) for each in fields(engine.settings)]
+        state = to_json(rng.getstate(), _no_form)
+        self._note(
+            {"format": FORMAT, "release": release, "level": SUPPORTED_LEVEL, "settings": settings, "random": state}
+        )
+
+    def record(self, timestamp_ms: int, value: bytes | None) -> None:
+        """The record that is applied next."""
+        self._record = timestamp_ms, value
+
+    # What the engine calls.
+
+    def take(self, take: Callable[[Input, float], object], event: Input, now: float) -> object:
+        """Carry out one ``take``, and write it down."""
+        if isinstance(event, Forked):  # the file is the parent's
+            self._engine.recorder = None
+            return take(event, now)
+        if isinstance(event, AddConsumer) and not is_ours(event.settings.policy):
+            event = event._replace(settings=replace(event.settings, policy=NotedPolicy(event.settings.policy)))
+        try:
+            written = self._input(event)
+        except Exception as error:  # noqa: BLE001 - what records must not harm what is recorded
+            self._end(error)
+            return take(event, now)
+        self._readings, thread = [], get_ident()
+        failure: str | None = None
+        READERS[thread] = self
+        try:
+            result = take(event, now)
+        except BaseException as raised:
+            failure = type(raised).__name__
+            raise
+        finally:
+            del READERS[thread]
+            self._note([now, written, self._readings, failure])
+        for made in made_of(result):
+            self._number(made)
+        if isinstance(event, Step) and now >= self._state_at + STATE_EVERY_MS:
+            self.state(now)
+        return result
+
+    def effects(self, effects: list[Effect]) -> None:
+        """Write down what is about to be carried out."""
+        try:
+            self._note({"effects": [to_json(effect, _no_form) for effect in effects]})
+        except Exception as error:  # noqa: BLE001 - as in take
+            self._end(error)
+
+    def state(self, now: float) -> None:
+        """Write down the engine's state."""
+        self._state_at = now
+        self._note({"state": state_of(self._engine)})
+
+    def reading(self, name: str, read: Callable[[], Any], of: tuple[Any, ...]) -> Any:
+        """Read what user threads change, and write it down."""
+        thread = get_ident()
+        del READERS[thread]  # what is read for it is no reading of its own, and another engine may have its turn
+        try:
+            found = read()
+        except BaseException as error:
+            self._readings.append([name, {"error": [type(error).__name__, ""]}])
+            raise
+        finally:
+            READERS[thread] = self
+        self._readings.append([name, self._found(of, found)])
+        return found
+
+    def _end(self, error: Exception) -> None:
+        self._engine.recorder = None
+        self._failed(error)
+
+    # Forms.
+
+    def _note(self, entry: object) -> None:
+        self._write(line_of(entry))
+
+    def _number(self, thing: object) -> int:
+        number = self._numbers.get(thing)
+        if number is None:
+            self._count += 1
+            number = self._numbers[thing] = self._count
+        return number
+
+    def _input(self, event: Input) -> Any:
+        match event:
+            case Applied(cp, offset, _):
+                timestamp_ms, value = self._record
+                return {"Applied": [cp, offset, timestamp_ms, None if value is None else b64encode(value).decode()]}
+            case CaughtUp():
+                return {"CaughtUp": self._worlds(self._engine.worlds)}
+            case Fetched(number, key, messages):
+                return {"Fetched": [number, *key, in_stretches(message.offset() or 0 for message in messages)]}
+            case Done(number, messages):
+                return {"Done": [number, self._whose(self._engine.consumers.get(number), messages)]}
+        return to_json(event, self._own)
+
+    def _worlds(self, worlds: Mapping[int, World]) -> Any:
+        """The state of CPs that are new since the last time, and all that are read."""
+        new = [(cp, world) for cp, world in worlds.items() if cp not in self._cps]
+        self._cps = set(worlds)
+        return [list(worlds), [[cp, b64encode(x.snapshot()).decode(), x.required_level] for cp, x in new]]
+
+    def _own(self, thing: object) -> Any:
+        """An object of the engine's, by its number; of what a caller has made, all of it the first time."""
+        match thing:
+            case Run() | ManualLease():
+                return {"made": self._number(thing)}
+            case Grant():
+                return {"grant": self._number(thing.run)}
+            case Lanes():
+                return {"lanes": [self._number(thing), thing.order]}
+            case Pull():
+                if thing in self._numbers:
+                    return {"made": self._numbers[thing]}
+                collected = [self._number(run) for run in thing.collected]
+                made = [isinstance(thing, GrantedPull), thing.is_shared, thing.deadline, thing.fill_s, collected]
+                return {"pull": [self._number(thing), thing.work.number, *made]}
+            case Subscription():
+                return {"subscription": [*sorted(thing.names), *(each.pattern for each in thing.patterns)]}
+            case NotedPolicy():
+                return {"policy": None}
+        return _no_form(thing)
+
+    @staticmethod
+    def _whose(consumer: ConsumerEngine | None, messages: Sequence[Message]) -> Any:
+        """Messages by topic, partition and where the very same object is in flight, in order.
+
+        null: nowhere; -1: under the assignment of now; 0 and up: under one that was taken away.
+        """
+        found: list[list[Any]] = []
+        for message in messages:
+            topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
+            where: int | None = None
+            if consumer is not None:
+                now = consumer.assignments.get((topic, partition))
+                before = [(place, x) for place, (x, _) in enumerate(consumer.delivery.evicted)]
+                for place, each in [*([(-1, now)] if now is not None else []), *before]:
+                    if _has(each, message, offset):
+                        where = place
+                        break
+            if found and found[-1][:3] == [topic, partition, where]:
+                found[-1][3].append(offset)
+            else:
+                found.append([topic, partition, where, [offset]])
+        return [[*of, in_stretches(offsets)] for *of, offsets in found]
+
+    def _found(self, of: tuple[Any, ...], found: Any) -> Any:
+        """What was read: numbers as they are; of messages the offsets; of what failed in lanes, under what."""
+        if isinstance(found, Wishes):
+            return to_json(found, _no_form)
+        if not isinstance(found, list):
+            return found
+        if found and isinstance(found[0], tuple):
+            consumer = of[0]._consumer
+            evicted = [assignment for assignment, _ in consumer.delivery.evicted]
+            places = [-1 if consumer.assignments.get(x.key) is x else _place(x, evicted) for x, _ in found]
+            offsets = [message.offset() for _, message in found]
+            same = [_has(x, message, message.offset()) for x, message in found]
+            return [[*x.key, *more] for (x, _), *more in zip(found, places, offsets, same, strict=True)]
+        return [message.offset() for message in found if hasattr(message, "offset")]
+
+
+def _place(assignment: Assignment, among: Sequence[Assignment]) -> int | None:
+    return next((place for place, each in enumerate(among) if each is assignment), None)
+
+
+def _has(assignment: Assignment, message: Message, offset: int) -> bool:
+    run = assignment.tracker.run_at(offset)
+    place = None if run is None else run.index(offset)
+    return run is not None and place is not None and run.messages[place] is message
+
+
+def _no_form(thing: object) -> Any:
+    raise TypeError(f"{type(thing).__name__} has no form in a recording")

@@ -1,0 +1,298 @@
+"""Feeds a recording (:mod:`.recording`) to a new engine: it must make the same effects and come to the same state."""
+
+from __future__ import annotations
+
+import json
+from _thread import get_ident
+from base64 import b64decode
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from zlib import crc32
+
+from kafka_marshal.engine.consumer_inputs import Done, Fetched
+from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import Applied, CaughtUp, Input
+from kafka_marshal.engine.notation import RecordedError, from_json, offsets_in, to_json
+from kafka_marshal.engine.policies import Balanced
+from kafka_marshal.engine.readings import READERS
+from kafka_marshal.engine.recording import FORMAT, NotedPolicy, made_of
+from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.states import state_of
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Assignment, Grant
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.in_lanes import InLanes
+from kafka_marshal.engine.work.lanes import Lanes
+from kafka_marshal.engine.work.pull import AwaitGrant, GrantedPull, Pull
+from kafka_marshal.engine.work.run import Run
+from kafka_marshal.types import Key
+from rationalizer import World
+from rationalizer.levels import SUPPORTED_LEVEL
+
+__all__ = ["RecordingError", "Replay", "ReplayDiffersError", "read_lines"]
+
+#: Of an entry, this much is shown where a replay differs.
+SHOWN = 300
+
+
+class RecordingError(ValueError):
+    """A file that is no recording, is damaged, or is of another release."""
+
+
+class ReplayDiffersError(AssertionError):
+    """The engine did something else than in the recorded run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The entries of a recording."""
+
+    header: Mapping[str, Any]
+    entries: list[Any] = field(default_factory=list)
+    #: The last line was not written to its end: the process was killed, or the disk was full.
+    is_cut: bool = False
+
+
+def read_lines(data: bytes, release: str) -> Lines:
+    """The entries of a recording, to its last whole line. Raises RecordingError.
+
+    release: this one, which must be the one that has recorded: another one may decide otherwise.
+    """
+    lines = data.split(b"\n")
+    is_cut = bool(lines.pop())
+    found = []
+    for number, line in enumerate(lines, 1):
+        crc, _, text = line.partition(b" ")
+        if crc != b"%08x" % crc32(text):
+            if number == 1:
+                raise RecordingError("this is not a recording of KAFKA_MARSHAL_RECORD: its first line has no checksum")
+            raise RecordingError(
+                f"line {number} of {len(lines)} is damaged: its checksum is another one. Nothing after it can be "
+                f"replayed; the {number - 1} lines before it can (head -n {number - 1})"
+            )
+        found.append(json.loads(text))
+    if not found:
+        raise RecordingError("the recording is empty: the worker ended before it had written anything")
+    header, *entries = found
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise RecordingError("this is not a recording of this form: its first line is no header")
+    if header["release"] != release or header["level"] != SUPPORTED_LEVEL:
+        raise RecordingError(
+            f"it was recorded with release {header['release']}, protocol level {header['level']}; this is release "
+            f"{release}, level {SUPPORTED_LEVEL}, whose engine may decide otherwise. Replay it with that release"
+        )
+    return Lines(header, entries, is_cut)
+
+
+class _Message:
+    """Stands for a message of which a recording keeps the place alone."""
+
+    __slots__ = ("_place",)
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self._place = topic, partition, offset
+
+    def topic(self) -> str:
+        return self._place[0]
+
+    def partition(self) -> int:
+        return self._place[1]
+
+    def offset(self) -> int:
+        return self._place[2]
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> None:
+        return None
+
+
+class Replay:
+    """One recording, fed to an engine."""
+
+    def __init__(self, lines: Lines) -> None:
+        settings, state = lines.header["settings"], from_json(lines.header["random"], self._own)
+        rng = Random()
+        rng.setstate(state)
+        self.worlds: dict[int, World] = {}
+        self.engine: Engine = Engine(EngineSettings(*settings), self.worlds, rng)
+        self._lines = lines
+        self._partitions = self.engine.settings.coordination_partitions
+        #: The engine's own objects, by the numbers of the recording, and those numbers.
+        self._numbered: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        self._grants: dict[int, Grant] = {}
+        self._readings: deque[Any] = deque()
+        self._at = 0
+        #: How many inputs were taken, and how many effects and states compared.
+        self.inputs = self.effects = self.states = 0
+
+    def run(self) -> None:
+        """Feed all of it. Raises ReplayDiffersError where the engine does something else."""
+        for at, entry in enumerate(self._lines.entries, 2):
+            self._at = at
+            if isinstance(entry, list):
+                self._take(*entry)
+            elif "effects" in entry:
+                self.effects += len(entry["effects"])
+                made = [to_json(effect, _unknown) for effect in self.engine.take_effects()]
+                self._compare("effect", entry["effects"], json.loads(json.dumps(made)))
+            else:
+                self.states += 1
+                self._compare("state", entry["state"], state_of(self.engine))
+
+    def _compare(self, what: str, recorded: list[Any], made: list[Any]) -> None:
+        for place in range(max(len(recorded), len(made))):
+            old, new = (each[place] if place < len(each) else "nothing" for each in (recorded, made))
+            if old != new:
+                raise self._differs(f"{what} {place + 1} is {str(new)[:SHOWN]}; it was {str(old)[:SHOWN]}")
+
+    def _differs(self, text: str) -> ReplayDiffersError:
+        return ReplayDiffersError(f"line {self._at} of the recording: {text}")
+
+    def _take(self, now: float, written: dict[str, Any], readings: list[Any], error: str | None) -> None:
+        self.inputs += 1
+        event, self._readings = self._input(written, now), deque(readings)
+        thread, raised, result = get_ident(), None, None
+        READERS[thread] = self
+        try:
+            result = self.engine.take(event, now)
+        except ReplayDiffersError:
+            raise
+        except Exception as found:
+            if error is None:
+                raise
+            raised = type(found).__name__
+        finally:
+            del READERS[thread]
+        if raised != error:
+            raise self._differs(f"{next(iter(written))} raised {raised}; it was {error}")
+        if self._readings:
+            raise self._differs(f"{next(iter(written))} did not read {self._readings[0][0]}, as it had")
+        for made in made_of(result):
+            self._number(len(self._numbered) + 1, made)
+        if isinstance(result, AwaitGrant):
+            self._grants[self._numbers[id(result.grant.run)]] = result.grant
+
+    def _number(self, number: int, thing: object) -> Any:
+        if id(thing) not in self._numbers:  # all of them are kept, so that no id is another's later
+            self._numbers[id(thing)], self._numbered[number] = number, thing
+        return thing
+
+    # The other way round: what was written.
+
+    def _input(self, written: dict[str, Any], now: float) -> Input:
+        ((name, of),) = written.items()
+        match name:
+            case "Applied":
+                cp, offset, timestamp_ms, value = of
+                value = None if value is None else b64decode(value)
+                return Applied(cp, offset, self.worlds[cp].apply(offset, timestamp_ms, value))
+            case "CaughtUp":
+                self._restore(*of)
+                return CaughtUp()
+            case "Fetched":
+                number, topic, partition, stretches = of
+                found = [_Message(topic, partition, offset) for offset in offsets_in(stretches)]
+                return Fetched(number, (topic, partition), found)  # type: ignore[arg-type]  # a list of them
+            case "Done":
+                number, groups = of
+                consumer = self.engine.consumers.get(number)
+                return Done(number, [each for group in groups for each in self._found(consumer, *group)])
+        event: Input = from_json(written, self._own)
+        return event
+
+    def _restore(self, cps: list[int], new: list[tuple[int, str, int | None]]) -> None:
+        for cp in self.worlds.keys() - set(cps):
+            del self.worlds[cp]
+        for cp, snapshot, required_level in new:
+            self.worlds[cp] = World.restore(b64decode(snapshot), self._partitions)
+            self.worlds[cp].required_level = required_level
+
+    def _own(self, kind: str, written: Any) -> Any:
+        match kind:
+            case "made":
+                return self._numbered[written]
+            case "grant":
+                return self._grants[written]
+            case "lanes":
+                number, order = written
+                return self._numbered.get(number) or self._number(number, Lanes(order, nullcontext(), [], 0.0))
+            case "pull":
+                number, *made = written
+                return self._number(number, self._pull(*made))
+            case "subscription":
+                return Subscription(written, "__marshal")
+            case "policy":
+                return NotedPolicy(Balanced())
+        raise RecordingError(f"line {self._at}: unknown form {kind!r}")
+
+    def _pull(
+        self, number: int, is_granted: bool, is_shared: bool, deadline: float, fill_s: float, collected: list[int]
+    ) -> Pull:
+        consumer = self.engine.consumers[number]
+        hand, runs = consumer.hand if is_shared else None, [self._numbered[each] for each in collected]
+        if is_granted:
+            return GrantedPull(consumer, hand, deadline=deadline, collected=runs)
+        return Pull(consumer, hand, deadline=deadline, fill_s=fill_s, collected=runs)
+
+    def _found(
+        self, consumer: ConsumerEngine | None, topic: str, partition: int, where: int | None, stretches: Any
+    ) -> Iterator[Any]:
+        """Messages: those in flight where the recording says, or others with the same offsets."""
+        under = None if consumer is None else _under(consumer, (topic, partition), where)
+        for offset in offsets_in(stretches):
+            yield _Message(topic, partition, offset) if under is None else _at(under, offset)
+
+    # What the engine reads.
+
+    def reading(self, name: str, read: Callable[[], Any], of: tuple[Any, ...]) -> Any:
+        """Answer with what was read in the recorded run."""
+        if not self._readings:
+            raise self._differs(f"it reads {name}, which it had not")
+        recorded, found = self._readings.popleft()
+        if recorded != name:
+            raise self._differs(f"it reads {name}; it had read {recorded}")
+        if isinstance(found, dict):
+            answer = from_json(found, self._own)
+            if isinstance(answer, RecordedError):
+                raise answer
+            return answer
+        if not isinstance(found, list):
+            return found
+        if isinstance(of[0], Run):
+            return [of[0].messages[of[0].index(offset) or 0] for offset in found]
+        if name == "_waiting":
+            return [_at(of[1], offset) for offset in found]
+        return [self._dropped(of[0], *each) for each in found]
+
+    @staticmethod
+    def _dropped(
+        lanes: InLanes, topic: str, partition: int, where: int | None, offset: int, is_same: bool
+    ) -> tuple[Assignment, Any]:
+        consumer: Any = lanes._consumer
+        assignment = _under(consumer, (topic, partition), where)
+        if assignment is None:  # nothing is left that knows of it
+            return Assignment((topic, partition), consumer), _Message(topic, partition, offset)
+        return assignment, _at(assignment, offset) if is_same else _Message(topic, partition, offset)
+
+
+def _under(consumer: ConsumerEngine, key: Key, where: int | None) -> Assignment | None:
+    if where is None:
+        return None
+    return consumer.assignments[key] if where < 0 else consumer.delivery.evicted[where][0]
+
+
+def _at(assignment: Assignment, offset: int) -> Any:
+    run = assignment.tracker.run_at(offset)
+    place = None if run is None else run.index(offset)
+    return _Message(*assignment.key, offset) if run is None or place is None else run.messages[place]
+
+
+def _unknown(thing: object) -> Any:
+    raise TypeError(f"{type(thing).__name__} has no form in a recording")
