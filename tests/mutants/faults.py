@@ -258,5 +258,5 @@ FAULTS: tuple[Mutation, ...] = (
         "return 10_000",
         "",
     ),
-    Mutation("messages are never measured", "Fetcher.pump", "memory.measure(messages)", "pass", ""),
+    Mutation("messages are never measured", "InFlight.read", "self.most_in_hand = self.half", "pass", ""),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from kafka_marshal.engine.plane import Owner
+from kafka_marshal.engine.readings import reading
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
 from rationalizer import Group, Progress, key_hash
@@ -47,12 +48,17 @@ class KeyShare:
         """Whether a message is of these keys, and not done."""
         offset = message.offset()
         assert offset is not None
-        name = message.key()
-        key = key_hash(name.encode() if isinstance(name, str) else name, offset)
+        key = self._hash_of(message, offset)
         if not self.lo <= key <= self.hi:
             return False
         progress = self._progress()
         return progress is None or not progress.is_done(offset, key)
+
+    @reading
+    def _hash_of(self, message: Message, offset: int) -> int:
+        """Where a message lies in the key space: of its key a recording keeps this alone."""
+        name = message.key()
+        return key_hash(name.encode() if isinstance(name, str) else name, offset)
 
     def stable(self) -> int:
         """Everything up to this offset is done, for all of these keys."""
