@@ -63,7 +63,10 @@ class Bench:
         self.assignments: dict[tuple[str, int], Assignment] = {}
         revocation = SimpleNamespace(try_finish=lambda assignment, now: self.finished.append(assignment))
         self.mover = cast(
-            "Mover", SimpleNamespace(at_most_once=False, assignments=self.assignments, revocation=revocation)
+            "Mover",
+            SimpleNamespace(
+                at_most_once=False, assignments=self.assignments, revocation=revocation, knows=lambda assignment: True
+            ),
         )
         self.in_lanes = InLanes(self.mover, self._put_back, lambda **_: self.room)
         self.in_lanes.lanes = self.lanes = Lanes(order, Lock(), self.stop, 0.0)

@@ -165,6 +165,9 @@ class Mover(Protocol):
 
     # What its parts ask for.
 
+    def knows(self, assignment: Assignment) -> bool:
+        """Whether it is worked on, or was taken away while something of it was in flight."""
+
     def known_stable(self, key: Key) -> int:
         """Stable as our replica knows it."""
 

@@ -139,6 +139,11 @@ class ConsumerEngine:
         assignment = self.assignments.get(key)
         return assignment if assignment is not None and assignment.epoch == token and not assignment.over else None
 
+    def knows(self, assignment: Assignment) -> bool:
+        """Whether it is worked on, or was taken away while something of it was in flight."""
+        is_current = self.assignments.get(assignment.key) is assignment
+        return is_current or any(each is assignment for each, _ in self.delivery.evicted)
+
     def called(self, piece: Piece, now: float) -> None:
         """A callback of the user has returned (or raised)."""
         self.callbacks_running -= 1

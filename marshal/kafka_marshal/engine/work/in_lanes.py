@@ -120,7 +120,8 @@ class InLanes:
         if self.lanes is None or not self.has_returned:
             return
         for assignment, message in self._dropped():
-            if (run := assignment.tracker.run_at(offset_of(message))) is not None:
+            run = assignment.tracker.run_at(offset_of(message)) if self._consumer.knows(assignment) else None
+            if run is not None:
                 assignment.tracker.split(run, [message])
         for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
             self.recall(assignment, keep=True)

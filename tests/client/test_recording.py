@@ -1,0 +1,68 @@
+"""A recorded worker beside one that is killed: both recordings are replayed, to where each was written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal import ConfigurationError
+from kafka_marshal.engine.replay import Replay, read_lines
+from kafka_marshal.instance import release
+from kafka_marshal.node.record_file import RECORD, RecordFile
+from tests.client.conftest import Scene, wait_until
+
+PARTITIONS = 4
+
+#: Set to 300 for a minute of it.
+ROUNDS = int(os.environ.get("RECORDED_ROUNDS", "12"))
+
+
+def replayed(path: Path) -> Replay:
+    replay = Replay(read_lines(path.read_bytes(), release()))
+    replay.run()
+    return replay
+
+
+@pytest.mark.parametrize("session", [None, 1_000], ids=["claimed", "coordinated"])
+def test_a_recorded_worker_is_replayed_to_the_same_effects_and_state(
+    session: int | None, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = scene.topic(PARTITIONS)
+    monkeypatch.setenv(RECORD, str(tmp_path / "a"))
+    a = scene.worker("a", topic, tmp_path, session=session)
+    monkeypatch.setenv(RECORD, str(tmp_path / "b"))
+    b = scene.worker("b", topic, tmp_path, session=session)
+    wait_until(lambda: (a.offsets(), b.offsets(), scene.publish(topic, PARTITIONS, 5))[0] and b.offsets(), 60)
+    for _ in range(ROUNDS):
+        before = len(a.offsets()) + len(b.offsets())
+        scene.publish(topic, PARTITIONS, 100)
+        wait_until(lambda: len(a.offsets()) + len(b.offsets()) >= before + 100)
+    b.kill()
+    seen = {partition for partition, _ in b.offsets()}
+    before = len(a.offsets())
+    wait_until(lambda: seen <= {partition for partition, _ in a.offsets()[before:]}, 60, "a takes over")
+    assert a.terminate() == 0
+    whole, killed = replayed(tmp_path / "a"), replayed(tmp_path / "b")
+    assert whole.engine.consumers == {}, "it was recorded to its end"
+    for replay in (whole, killed):
+        assert replay.inputs > 100
+        assert replay.effects > 20
+        assert replay.states > 1
+    text = (tmp_path / "a").read_text()
+    assert topic in text
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_can_not_be_written_is_named_before_anything_starts(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RECORD, str(tmp_path / "missing" / "file"))
+    with pytest.raises(ConfigurationError, match=r"missing/file: this file can't be written"):
+        scene.member("a")
+
+
+def test_a_second_recording_of_the_same_name_gets_a_number(tmp_path: Path) -> None:
+    files = [RecordFile(str(tmp_path / "file")) for _ in range(3)]
+    assert [Path(file.path).name for file in files] == ["file", "file.2", "file.3"]
