@@ -179,7 +179,7 @@ def test_every_figure_of_health_is_on_its_page() -> None:
 
 def test_the_page_names_files_that_exist() -> None:
     page = (ROOT / "HACKING.md").read_text(encoding="utf-8")
-    assert len(page.splitlines()) <= 120
+    assert len(page.splitlines()) <= 140
     paths = set(re.findall(r"`((?:rationalizer|marshal|tests|docs)/[\w/.*-]+)`", page))
     assert len(paths) > 20
     assert [path for path in sorted(paths) if not list(ROOT.glob(path))] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,16 @@ from kafka_marshal import ConfigurationError
 from kafka_marshal.engine.replay import Replay, read_lines
 from kafka_marshal.instance import release
 from kafka_marshal.node.record_file import RECORD, RecordFile
-from tests.client.conftest import Scene, wait_until
+from tests.client.conftest import Scene, Worker, wait_until
 
 PARTITIONS = 4
 
 #: Set to 300 for a minute of it.
 ROUNDS = int(os.environ.get("RECORDED_ROUNDS", "12"))
+
+
+def have(workers: list[Worker], least: int) -> bool:
+    return sum(len(worker.offsets()) for worker in workers) >= least
 
 
 def replayed(path: Path) -> Replay:
@@ -34,11 +39,16 @@ def test_a_recorded_worker_is_replayed_to_the_same_effects_and_state(
     a = scene.worker("a", topic, tmp_path, session=session)
     monkeypatch.setenv(RECORD, str(tmp_path / "b"))
     b = scene.worker("b", topic, tmp_path, session=session)
-    wait_until(lambda: (a.offsets(), b.offsets(), scene.publish(topic, PARTITIONS, 5))[0] and b.offsets(), 60)
+
+    def both() -> bool:
+        scene.publish(topic, PARTITIONS, 20)
+        return bool(a.offsets() and b.offsets())
+
+    wait_until(both, 60)
     for _ in range(ROUNDS):
-        before = len(a.offsets()) + len(b.offsets())
+        least = len(a.offsets()) + len(b.offsets()) + 100
         scene.publish(topic, PARTITIONS, 100)
-        wait_until(lambda: len(a.offsets()) + len(b.offsets()) >= before + 100)
+        wait_until(partial(have, [a, b], least))
     b.kill()
     seen = {partition for partition, _ in b.offsets()}
     before = len(a.offsets())
