@@ -28,6 +28,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from tests.client.conftest import Scene, wait_until
+from tests.pipeline.conftest import wait_until_takeable
 from tests.pipeline.test_source import ANY_TIME, NANOSECONDS, publish_at
 
 Place = tuple[int, int]
@@ -62,7 +63,7 @@ def test_rounds_read_everything_once_and_commit_through_the_log(spark: SparkSess
     topic = scene.topic(3, 100)
     member, seen = scene.member("a"), Seen()
     with ClaimedBatches(spark, member, [topic], max_records_per_batch=90) as batches:
-        wait_until(lambda: len(batches.assignment()) == 3)
+        wait_until_takeable(batches._consumer, 3)
         totals = batches.foreach_batch(seen, available_now=True)
         assert stables(member) == [99, 99, 99]
         assert (totals.batches, totals.records) == (len(seen.batches), 300)
@@ -92,7 +93,7 @@ def test_columns_keys_values_and_options_of_the_connector(spark: SparkSession, s
 def test_p6_rows_that_are_done_are_filtered_out(spark: SparkSession, scene: Scene) -> None:
     topic = scene.topic(2, 60)
     with scene.member("a").ranges([topic]) as consumer:
-        wait_until(lambda: len(consumer.assignment()) == 2)
+        wait_until_takeable(consumer, 2)
         rounds = [consumer.take(20, timeout=20) for _ in range(4)]
         consumer.done([*rounds[1], *rounds[3]])  # 10 … 19 and 30 … 39 of both
     seen = Seen()
@@ -178,7 +179,7 @@ def test_a_lost_lease_cancels_the_job_and_nothing_of_the_round_is_committed(
         ClaimedBatches(spark, member, [topic]) as batches,
         caplog.at_level(logging.WARNING, "kafka_marshal"),
     ):
-        wait_until(lambda: len(batches.assignment()) == 2)
+        wait_until_takeable(batches._consumer, 2)
         batches.foreach_batch(fn, available_now=True)
     assert "cancelled" in failures[0].lower()
     assert "a lease of it was lost while it was at work. Nothing of it is committed" in caplog.text

@@ -18,7 +18,10 @@ from tests.pipeline.programs import Places, kill_groups
 
 PARTITIONS, MESSAGES = 4, 400
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+#: What takes seconds takes a minute and more where ten processes share two cores.
+BUSY_S = 150
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Drivers(Places):
@@ -64,31 +67,33 @@ def test_two_share_the_work_and_one_continues_alone_when_the_other_is_stopped_an
     world = drivers.scene.member("watcher").world
     drivers.opens("first", 0)
     first = drivers.start("first")
-    wait_until(lambda: drivers.written_by("first") > 0, 120, "the first works")
+    wait_until(lambda: drivers.written_by("first") > 0, BUSY_S, "the first works")
     drivers.holds("first")  # until there is another driver
     drivers.opens("second", 1.5)
     second = drivers.start("second", available_now=True)
-    wait_until(drivers.gate("second").with_suffix(".ready").exists, 120, "the second has its Spark")
+    wait_until(drivers.gate("second").with_suffix(".ready").exists, BUSY_S, "the second has its Spark")
     drivers.opens("first", 1.5)
-    wait_until(lambda: drivers.written_by("second") > 0, 60, "the second works")
-    assert world.wait_for(lambda seen: owners(seen) == {"first", "second"}, 30)
+    wait_until(lambda: drivers.written_by("second") > 0, BUSY_S, "the second works")
+    assert world.wait_for(lambda seen: owners(seen) == {"first", "second"}, BUSY_S)
 
     # Stopped in the middle of a round: replaced, and its later writes are rejected.
     drivers.holds("second")
     drivers.holds("first")
     theirs = {lease.partition for lease in world.leases() if lease.client_id == "first"}
     first.send_signal(signal.SIGSTOP)  # Python only
-    assert world.wait_for(lambda seen: owners(seen) == {"second"}, 30)
+    assert world.wait_for(lambda seen: owners(seen) == {"second"}, BUSY_S)
     written = drivers.written_by("first")
     before = drivers.count()
     drivers.opens("second", 0.5)
-    wait_until(lambda: theirs <= {p for p, _ in drivers.count() - before}, 60, "the second goes on with what it took")
+    wait_until(
+        lambda: theirs <= {p for p, _ in drivers.count() - before}, BUSY_S, "the second goes on with what it took"
+    )
     drivers.holds("second")
     drivers.opens("first", 0)
     first.send_signal(signal.SIGCONT)
-    wait_until(drivers.gate("first").with_suffix(".refused").exists, 30, "the sink refuses its round")
+    wait_until(drivers.gate("first").with_suffix(".refused").exists, BUSY_S, "the sink refuses its round")
     drivers.opens("second", 4)  # slowly: some must be left for the first
-    assert world.wait_for(lambda seen: "first" in owners(seen), 60), "it works on, and claims anew"
+    assert world.wait_for(lambda seen: "first" in owners(seen), BUSY_S), "it works on, and claims anew"
     drivers.holds("second")
     drivers.holds("first")
     drivers.check_all_once()
@@ -98,7 +103,7 @@ def test_two_share_the_work_and_one_continues_alone_when_the_other_is_stopped_an
     first.wait()
     assert written < PARTITIONS * MESSAGES > sum(drivers.count().values()), "in the middle of the work"
     drivers.opens("second", 0)
-    assert second.wait(150) == 0, "available_now ends when the group has done everything, also the dead one's part"
+    assert second.wait(BUSY_S) == 0, "available_now ends when the group has done everything, also the dead one's part"
     drivers.check_all_once(PARTITIONS * MESSAGES)
 
     assert [lease.stable for lease in world.leases()] == [MESSAGES - 1] * PARTITIONS

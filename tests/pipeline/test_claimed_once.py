@@ -11,7 +11,8 @@ from kafka_marshal.errors import AlreadyReadError
 from kafka_marshal.pipeline import claimed
 from kafka_marshal.pipeline.claimed import ClaimedBatch, ClaimedBatches
 from kafka_marshal.pipeline.once import Gate
-from tests.client.conftest import Scene, wait_until
+from tests.client.conftest import Scene
+from tests.pipeline.conftest import wait_until_takeable
 from tests.pipeline.test_claimed import Seen, everything, evict, slow, stables
 
 AMO: Delivery = "at-most-once"
@@ -32,7 +33,7 @@ def test_a_batch_is_granted_before_it_is_read_and_read_once(spark: SparkSession,
         seen(df, batch)
 
     with ClaimedBatches(spark, member, [topic], delivery=AMO, max_records_per_batch=40) as batches:
-        wait_until(lambda: len(batches.assignment()) == 2)
+        wait_until_takeable(batches._consumer, 2)
         batches.foreach_batch(fn, available_now=True)
     assert [found for found, _ in before] == [last for _, last in before]
     assert len(seen.batches) >= 3
@@ -60,8 +61,8 @@ def test_a_second_action_is_an_error_whatever_its_way(spark: SparkSession, scene
         READS[again](df)
 
     with ClaimedBatches(spark, member, [topic], delivery=AMO, max_records_per_batch=20) as batches:
-        wait_until(lambda: len(batches.assignment()) == 2)
-        with pytest.raises(AlreadyReadError, match=r"was read already.*continues behind it"):
+        wait_until_takeable(batches._consumer, 2)
+        with pytest.raises(AlreadyReadError, match=r"was read already.*goes on behind it"):
             batches.foreach_batch(fn, available_now=True)
         batches.foreach_batch(seen, available_now=True)
     assert sorted(seen.rows) == everything(2, 20), "the failed batch was out, and does not come again"
@@ -78,7 +79,7 @@ def test_a_cache_of_the_users_own_may_be_read_as_often_as_he_likes(spark: SparkS
         cached.unpersist()
 
     with ClaimedBatches(spark, scene.member("a"), [topic], delivery=AMO) as batches:
-        wait_until(lambda: len(batches.assignment()) == 2)
+        wait_until_takeable(batches._consumer, 2)
         batches.foreach_batch(fn, available_now=True)
     assert counts == [40, 20]
 

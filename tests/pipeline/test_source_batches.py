@@ -38,6 +38,7 @@ from kafka_marshal.pipeline.source import (
 )
 from kafka_marshal.pipeline.source_options import SourceOptions
 from tests.client.conftest import HI, Scene, wait_until
+from tests.pipeline.conftest import wait_until_takeable
 
 
 def options(scene: Scene, topic: str, **more: str) -> SourceOptions:
@@ -189,7 +190,7 @@ def test_one_lease_lost_commits_nothing_of_the_batch_and_the_rest_comes_again(sc
     """The sink rejected all of it: if the others counted as done, their rows would be lost."""
     topic = scene.topic(2, 10)
     driver = drivers(options(scene, topic))
-    wait_until(lambda: len(driver.stream._consumer.assignment()) == 2)
+    wait_until_takeable(driver.stream._consumer, 2)
     batch = driver.stream.plan(driver.next())
     assert spans(batch) == [(0, 0, 9), (1, 0, 9)]
     with Admin(scene.bootstrap, topic=scene.coordination) as admin:
