@@ -90,6 +90,7 @@ def test_losses_are_reported_and_no_line_is_too_long() -> None:
     assert re.search(r"0\.940 +0\.90-0\.97", lines[2])
 
 
+@pytest.mark.campaign
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -107,6 +107,7 @@ def test_stacks_are_counted_once_a_function_and_waiting_threads_not_at_all() -> 
     assert "8 samples" in show("scene", stacks)
 
 
+@pytest.mark.campaign
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -222,18 +222,21 @@ def test_a_properties_file_in_another_encoding_is_wrong_use(command: Command, tm
         assert (ran.status, "Save it as UTF-8." in ran.err) == (2, True)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+ALL_CLOSED = "<&- >&- 2>&-"
+
+
 @pytest.mark.parametrize(
-    ("args", "status"),
+    ("closed", "args", "status"),
     [
-        (["--version"], 0),
-        (["--help"], 0),
-        (["completion", "bash"], 0),
-        (["replay", "DUMP"], 0),
-        (["who", "g", "t", "0", "--from-dump", "DUMP"], 0),
-        (["log", "--json", "--from-dump", "DUMP"], 0),
-        (["status", "--bootstrap", NOWHERE, "--timeout", "0.2"], 3),
-        (["nonsense"], 2),
+        (ALL_CLOSED, ["--version"], 0),
+        (">&-", ["--help"], 0),
+        (ALL_CLOSED, ["completion", "bash"], 0),
+        *((closed, ["replay", "DUMP"], 0) for closed in (">&-", "2>&-", "<&-", ALL_CLOSED)),
+        (">&-", ["who", "g", "t", "0", "--from-dump", "DUMP"], 0),
+        (ALL_CLOSED, ["log", "--json", "--from-dump", "DUMP"], 0),
+        ("2>&-", ["status", "--bootstrap", NOWHERE, "--timeout", "0.2"], 3),
+        (ALL_CLOSED, ["status", "--bootstrap", NOWHERE, "--timeout", "0.2"], 3),
+        ("2>&-", ["nonsense"], 2),
     ],
 )
 def test_closed_standard_streams_end_nothing(tmp_path: Path, closed: str, args: list[str], status: int) -> None:

@@ -28,20 +28,28 @@ def test_the_examples_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_outcomes_are_those_of_the_examples_byte_for_byte(name: str) -> None:
-    done = process("replay", str(EXAMPLES / f"{name}.dump.jsonl"))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == (EXAMPLES / f"{name}.outcomes.jsonl").read_bytes()
+def test_outcomes_are_those_of_the_examples_byte_for_byte(name: str, command: Command) -> None:
+    ran = command("replay", EXAMPLES / f"{name}.dump.jsonl")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.encode() == (EXAMPLES / f"{name}.outcomes.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_state_is_that_of_the_examples_byte_for_byte(name: str) -> None:
-    done = process("replay", "--state", "-", input=(EXAMPLES / f"{name}.dump.jsonl").read_bytes())
-    assert (done.returncode, done.stderr) == (0, b"")
+def test_state_is_that_of_the_examples_byte_for_byte(name: str, command: Command) -> None:
+    ran = command("replay", "--state", "-", stdin=(EXAMPLES / f"{name}.dump.jsonl").read_bytes())
+    assert (ran.status, ran.err) == (0, "")
     wanted = (EXAMPLES / f"{name}.state.json").read_bytes()
-    assert json.loads(done.stdout) == json.loads(wanted)
+    assert json.loads(ran.out) == json.loads(wanted)
     if not name.startswith("group_"):  # those have their keys in another order
-        assert done.stdout == wanted
+        assert ran.out.encode() == wanted
+
+
+def test_as_a_process_it_prints_the_same_bytes() -> None:
+    data = (EXAMPLES / f"{NAMES[0]}.dump.jsonl").read_bytes()
+    for arguments, wanted in (((), "outcomes.jsonl"), (("--state",), "state.json")):
+        done = process("replay", *arguments, "-", input=data)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout == (EXAMPLES / f"{NAMES[0]}.{wanted}").read_bytes()
 
 
 def test_until_leaves_out_what_lies_above_and_no_other_partition(command: Command) -> None:

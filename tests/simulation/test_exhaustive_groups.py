@@ -22,12 +22,23 @@ from tests.campaigns.small_scope.search import BrokenError
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+@pytest.mark.campaign  # half a minute of two processors
 @pytest.mark.slow
 def test_every_order_of_four_records_and_every_transition() -> None:
     explored = explore_groups(4, jobs=2)
     assert explored.missing() == []
     assert explored.states > 10_000
     assert explored.steps > 50_000
+
+
+#: These take four records.
+LATER = {("entry of CommitOffsets", "INDIVIDUAL_COMMIT_TOO_OLD"), ("entry of CommitOffsets", "OFFSET_REGRESSION")}
+
+
+def test_every_order_of_three_records_and_nearly_every_transition() -> None:
+    explored = [explore_groups(3, shared=shared) for shared in (False, True)]
+    assert set.intersection(*(set(each.missing()) for each in explored)) == LATER
+    assert all(each.states > 1_000 and each.steps > 5_000 for each in explored)
 
 
 def test_the_command_searches_groups_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

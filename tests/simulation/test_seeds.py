@@ -18,15 +18,15 @@ ENOUGH = {"clients": 4, "partitions": 8, "CPs": 2, "HI": 100, "faults": 5, "reco
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # on a busy machine
-def test_thirty_seeds() -> None:
-    report = simulate(seeds=range(30, 60), jobs=os.cpu_count() or 1)
+def test_a_dozen_seeds() -> None:
+    report = simulate(seeds=range(30, 42), jobs=os.cpu_count() or 1)
     report.raise_for_violation()
-    assert report.seeds == 30
+    assert report.seeds == 12
     assert all(report.least[name] >= least for name, least in ENOUGH.items()), report.least
-    assert report.counts["pruned"] > 2_000
-    assert report.counts["forgotten"] > 5
-    assert report.counts["interrupted"] > 10
-    assert report.counts["torn"] > 2
+    assert report.counts["pruned"] > 500
+    assert report.counts["forgotten"] > 2
+    assert report.counts["interrupted"] > 3
+    assert report.counts["torn"] > 0
     seen = {code for _, code in report.outcomes}
     assert {"OK", "ALREADY_HELD", "HELD", "FENCED", "NOT_HELD", "PAUSED", "REPOSITIONED", "PARTIAL"} <= seen
 
@@ -250,14 +250,4 @@ def test_a_group_that_is_forgotten_at_work_starts_over(seed: int, delivery: str)
     result = simulate_one(Scenario.from_seed(seed, intervals=40))
     assert result.scenario.delivery == delivery
     assert result.counts["forgotten"] > 5
-    assert result.violation is None, result.tell()
-
-
-#: Seeds that found a bug. Stories have changed since, so these seeds are new ones now.
-FOUND_SOMETHING = (35, 1997, 3022, 6161, 9333, 50037, 50196, 825463, 827231, 827523, 828555, 9620984)
-
-
-@pytest.mark.parametrize("seed", FOUND_SOMETHING)
-def test_a_seed_that_once_found_something_finds_nothing(seed: int) -> None:
-    result = simulate_one(Scenario.from_seed(seed))
     assert result.violation is None, result.tell()

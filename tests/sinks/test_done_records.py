@@ -201,7 +201,7 @@ def test_a_new_epochs_first_record_waits_for_the_old_ones(kind: Kind, offset: in
 def test_a_stream_of_old_records_does_not_keep_the_new_epoch_out(kind: Kind) -> None:
     """Shared row locks would: each is granted while another one is held."""
     sink, started, ended = kind.sink(), threading.Semaphore(0), []
-    threads = 8 if kind.name == "sqlite" else 16
+    threads = 4 if kind.name == "sqlite" else 16  # its one lock is polled for: more of them starve each other
     pause = threading.Event()
 
     def stream(lane: int) -> None:
