@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes mutants check lint format types layers bench race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist clean distclean spark42
 
 help: ## this list
@@ -110,7 +110,7 @@ FREEZES ?= 200
 freezes: setup ## a broker that freezes FREEZES times for 5 to 40 s: all members go on within 10 s; ARGS='--members 24 --seed 7'
 	$(PY) -m tests.campaigns.freezes --freezes $(FREEZES) $(ARGS)
 
-mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease' or ARGS="--try FUNCTION 'OLD LINE' 'NEW'"
+mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease', ARGS='--some 5' or ARGS="--try FUNCTION 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)
 
 check: lint types layers test ## what CI runs: lint, types, layers, tests
@@ -141,6 +141,11 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l '^if __name__' benchma
 bench: setup ## all benchmarks: tables, and JSON in out/; ARGS='...' goes to each
 	@mkdir -p out
 	@for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name --json out/$$name.json $(ARGS); done
+
+REV ?= HEAD
+
+bench-pair: setup ## this tree beside the commit REV, in turns: iteration, hand-over, replay; four minutes; ARGS='--only iteration --rounds 30'
+	$(PY) -m benchmarks.against $(REV) $(ARGS)
 
 race: setup ## beside Kafka's own group protocols, ten rounds, most of an hour; ARGS='--only start,handover --rounds 3'
 	@mkdir -p out

@@ -77,7 +77,7 @@ def measure(name: str, records: int, rounds: int, target: float) -> tuple[list[R
     written = Written(records)
     rows = []
     for what, log, aim in (("heartbeats", written.beats, target), ("heartbeat batches of 3", written.batches, 0.0)):
-        ours, bare = _interleaved([partial(_replay, written.claims, log), partial(_decode, log)], rounds)
+        ours, bare = _interleaved([partial(replay, written.claims, log), partial(_decode, log)], rounds)
         # Each round's two runs are adjacent, so that disturbances of the machine affect both.
         ratio = median(theirs / mine for mine, theirs in zip(ours, bare, strict=True))
         rate, baseline = len(log) / median(ours), len(log) / median(bare)
@@ -101,7 +101,8 @@ def _interleaved(runs: Sequence[Callable[[], float]], rounds: int) -> list[list[
     return seconds
 
 
-def _replay(claims: Sequence[Entry], log: Sequence[Entry]) -> float:
+def replay(claims: Sequence[Entry], log: Sequence[Entry]) -> float:
+    """Seconds for the log, after the claims."""
     from rationalizer import World
 
     world = World(CP, PARTITIONS)

@@ -6,7 +6,7 @@ import os
 import queue
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,9 @@ __all__ = ["Host", "RaceError"]
 
 ROOT = Path(__file__).parents[2]
 
+#: Where a process finds its packages; it works in the last folder.
+PACKAGES = (ROOT / "marshal", ROOT)
+
 #: Time-out of everything that is not measured.
 TIMEOUT_S = 90.0
 
@@ -32,17 +35,17 @@ class RaceError(Exception):
 class Host(AbstractContextManager["Host"]):
     """One process with workers. Events are queued until they are requested."""
 
-    def __init__(self) -> None:
-        """Start the process and wait until it has imported everything."""
+    def __init__(self, module: str = "benchmarks.race.worker", packages: Sequence[Path] = PACKAGES) -> None:
+        """Start the process and wait until it has imported everything, from these folders."""
         self._events: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._early: list[Mapping[str, Any]] = []
         self._sides: dict[str, str] = {}
         self._child = Child(
-            [sys.executable, "-m", "benchmarks.race.worker"],
+            [sys.executable, "-m", module],
             self._events.put,
             partial(self._events.put, None),
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "marshal", ROOT)))},
+            cwd=packages[-1],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))},
         )
         self.wait("ready", "")
 

@@ -89,9 +89,8 @@ class Host:
         tell("report", "", workers=workers, at=monotonic())
 
 
-def main() -> None:
+def serve(host: Host) -> None:
     """Execute orders until stdin ends."""
-    host = Host()
     tell("ready", "")
     for line in sys.stdin:
         host.obey(json.loads(line))
@@ -99,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Host())

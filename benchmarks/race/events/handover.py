@@ -21,7 +21,7 @@ from benchmarks.race.events.base import Aim, Event, Samples
 from benchmarks.race.grounds import Grounds, new_name
 from benchmarks.race.hosts import Host, RaceError
 
-__all__ = ["Handover", "settled_pair"]
+__all__ = ["Handover", "hand_over", "settled_pair"]
 
 PARTITIONS = 2
 FEED_S = 0.005
@@ -69,20 +69,29 @@ class Handover(Event):
 
     def round(self, grounds: Grounds, contestant: Contestant) -> Samples:
         """A new topic, a new group, two workers."""
-        topic, group = grounds.topic(PARTITIONS), new_name("group")
         if contestant.side is Side.MARSHAL and grounds.bootstrap not in self._coordination:
             self._coordination[grounds.bootstrap] = grounds.coordination()
         coordination = self._coordination.get(grounds.bootstrap, "")
-        with Host() as leaver, Host() as stayer, grounds.feed([(topic, p) for p in range(PARTITIONS)], FEED_S):
-            for host, name in ((leaver, "a"), (stayer, "b")):
-                host.open(contestant, name, grounds.bootstrap, topics=[topic], group=group, coordination=coordination)
-                host.wait("first", name)
-            partition = settled_pair(leaver, stayer, ("a", "b"))["a"]
-            sleep(self._chance.uniform(*PHASE_S))
-            stayer.watch("b", [partition])
-            began = leaver.close("a")
-            seen = float(stayer.wait("seen", "b")["at"])
-            leaver.closed("a")
-            stayer.close("b")
-            stayer.closed("b")
-        return {"handover": [(seen - began) * 1000]}
+        with Host() as leaver, Host() as stayer:
+            phase_s = self._chance.uniform(*PHASE_S)
+            return {"handover": [hand_over(grounds, contestant, coordination, leaver, stayer, phase_s)]}
+
+
+def hand_over(
+    grounds: Grounds, contestant: Contestant, coordination: str, leaver: Host, stayer: Host, phase_s: float
+) -> float:
+    """Milliseconds from close() to the first record, with a new topic and a new group."""
+    topic, group = grounds.topic(PARTITIONS), new_name("group")
+    with grounds.feed([(topic, p) for p in range(PARTITIONS)], FEED_S):
+        for host, name in ((leaver, "a"), (stayer, "b")):
+            host.open(contestant, name, grounds.bootstrap, topics=[topic], group=group, coordination=coordination)
+            host.wait("first", name)
+        partition = settled_pair(leaver, stayer, ("a", "b"))["a"]
+        sleep(phase_s)
+        stayer.watch("b", [partition])
+        began = leaver.close("a")
+        seen = float(stayer.wait("seen", "b")["at"])
+        leaver.closed("a")
+        stayer.close("b")
+        stayer.closed("b")
+    return (seen - began) * 1000
