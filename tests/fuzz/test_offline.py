@@ -20,6 +20,7 @@ SEED = 1_000_000
 # A violation is one though a second try has none: CI's --reruns is not for these.
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # on a busy machine
 def test_25_000_hostile_inputs_break_nothing() -> None:
     """``make fuzz`` is the long form."""
     report = run_offline(25_000, first=SEED, jobs=1)

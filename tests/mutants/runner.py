@@ -1,4 +1,4 @@
-"""Plants bugs in copies, runs the short forms there, and reports what caught each."""
+"""Plants bugs in copies, runs the short form of the proof there, and reports what caught what."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.mutants.mutation import ROOT, Mutation, apply
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
 
-#: Contents of a copy: the product and the tests that run.
+#: What a copy needs: the product, and what runs against it.
 TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
 #: For members of coordinated groups.
 MEMBERS = ("tests/engine",)
@@ -40,35 +40,63 @@ class Row:
     name: str
     rule: str
     file: str
-    #: "exhaustive", "logs", "fuzz", "simulation", "faults", "raised"; "" if nothing was found.
+    #: The part of the proofs that found it, or "raised"; "" if nothing was found.
     by: str
-    #: The broken promise, and the seed.
+    #: The proof that found it.
+    unit: str
+    #: What was broken.
     what: str
-    #: Processor time.
+    #: Of a processor.
     seconds: float
-    #: The budget was exhausted before all had run.
+    #: The budget was over before all had run.
     timed_out: bool = False
 
     @property
     def is_right(self) -> bool:
-        """Whether a bug was caught, or the unchanged product passed within the same time."""
+        """A bug was caught; the product itself was not, within the same time."""
         return bool(self.by) != (self.name == CONTROL) and not (self.timed_out and not self.by)
 
 
-#: Searches and logs of the rules can't reach code here: they are skipped, which halves the time.
+#: What lies here can't be seen by searches and logs of the rules alone.
 SHELL = "marshal/"
+
+#: The last table: which unit caught what. A bug runs into that one first.
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+
+
+def _parts(mutation: Mutation | None) -> tuple[str, ...]:
+    """Where a bug is looked for, in order; (): everywhere."""
+    if mutation in LANES:
+        return ("lanes",)
+    if mutation in GROUP_MEMBERS:
+        return ("members",)
+    if mutation in FAULTS:
+        return ("faults", "simulation", "members", "lanes")
+    if mutation in GROUPS:
+        return ("exhaustive", "groups", "fuzz", "logs", "simulation", "members")
+    if mutation is not None and mutation.file.startswith(SHELL):
+        return ("simulation", "members", "lanes", "faults")
+    return ()
+
+
+def catchers() -> dict[str, str]:
+    """The unit that caught each bug when the whole table was made last."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    return {row["name"]: row["unit"] for row in rows if row.get("unit")}
 
 
 def _copy(to: Path) -> None:
-    # With the bytecode, as compiling everything costs seconds for each mutation; without temporary files (*.pyc.N) and
-    # pytest's.
+    # With the bytecode, valid while a file's time is: to compile all of it costs seconds for each mutation.
+    # Without files that are being written (*.pyc.N), and without pytest's own.
     ignored = shutil.ignore_patterns("*.so", "*-pytest-*", "*.pyc.*")
     for tree in (*TREES, *MEMBERS):
         shutil.copytree(ROOT / tree, to / tree, ignore=ignored)
+    for path in (ROOT / "tests").glob("*.py"):
+        shutil.copy2(path, to / "tests")
 
 
 def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:
-    """Run one mutation (None: none) in a new copy."""
+    """One mutation (None: none) in a copy of its own."""
     with tempfile.TemporaryDirectory(prefix="kafka-marshal-mutant-") as folder:
         tree = Path(folder).resolve()
         _copy(tree)
@@ -77,41 +105,50 @@ def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> 
             Path(cache_from_source(str(tree / mutation.file))).unlink(missing_ok=True)
         path = os.pathsep.join((str(tree / "marshal"), str(tree)))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-        short = ["--tree", str(tree), "--budget", str(budget_s), *arguments]
-        if mutation is not None and mutation.file.startswith(SHELL):
-            short += ["--depth", "0", "--logs", "0", "--groups", "0"]
-        if mutation in FAULTS:
-            short += ["--first", "faults"]
-        if mutation in GROUPS:
-            short += ["--first", "groups"]
-        if mutation in GROUP_MEMBERS:
-            short += ["--judged", "0", "--seeds", "0", "--lanes", "0", "--faults", "0"]
-        if mutation in LANES:
-            short += ["--judged", "0", "--seeds", "0", "--members", "0", "--faults", "0"]
-        command = [sys.executable, "-m", "tests.mutants.short", *short]
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-        by, what, seconds, timed_out = _read(done, budget_s)
+        command = [sys.executable, "-m", "tests.mutants.short", "--tree", str(tree), "--budget", str(budget_s)]
+        done = subprocess.run(
+            [*command, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
+        by, unit, what, seconds, timed_out = _read(done, budget_s)
     if mutation is None:
-        return Row(CONTROL, "", "", by, what, seconds, timed_out)
-    return Row(mutation.name, mutation.rule, mutation.file, by, what, seconds, timed_out)
+        return Row(CONTROL, "", "", by, unit, what, seconds, timed_out)
+    return Row(mutation.name, mutation.rule, mutation.file, by, unit, what, seconds, timed_out)
 
 
-def _read(done: subprocess.CompletedProcess[str], budget_s: int) -> tuple[str, str, float, bool]:
-    """The short forms' result: (by, what, seconds, timed out)."""
+def _read(done: subprocess.CompletedProcess[str], budget_s: int) -> tuple[str, str, str, float, bool]:
+    """What the short form said: (by, unit, what, seconds, timed out)."""
     if -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
-        return "", f"not through within {budget_s} s", float(budget_s), True
+        return "", "", f"not finished within {budget_s} s", float(budget_s), True
     try:
         found = json.loads(done.stdout.splitlines()[-1])
-        return found["by"], found["what"], found["seconds"], False
+        return found["by"], found["unit"], found["what"], found["seconds"], False
     except (IndexError, ValueError, KeyError):
-        lines = done.stderr.strip().splitlines()  # for example not importable
-        return "raised", lines[-1] if lines else f"exit status {done.returncode}", 0.0, False
+        lines = done.stderr.strip().splitlines()  # not even importable, say
+        return "raised", "", lines[-1] if lines else f"exit status {done.returncode}", 0.0, False
 
 
-def run_all(mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: int, jobs: int = 2) -> Iterator[Row]:
-    """Run the unchanged product first, then each mutation, in order; ``jobs`` in parallel."""
+def run_all(
+    mutations: Sequence[Mutation], arguments: Sequence[str], budget_s: int, jobs: int = 2, whole: bool = True
+) -> Iterator[Row]:
+    """Each mutation, in order, up to ``jobs`` at a time; then the product itself.
+
+    whole: the product has to pass everything; else only those units that caught a mutation.
+    """
+    known = catchers()
+
+    def run(mutation: Mutation) -> Row:
+        first = ["--first", known[mutation.name]] if mutation.name in known else []
+        parts = _parts(mutation)
+        return _run(mutation, [*(("--parts", *parts) if parts else ()), *first, *arguments], budget_s)
+
+    caught = []
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda mutation: _run(mutation, arguments, budget_s), (None, *mutations))
+        control = pool.submit(_run, None, arguments, budget_s) if whole else None
+        for row in pool.map(run, mutations):
+            caught.append(row.unit)
+            yield row
+        only = ["--only", "--first", *filter(None, caught)]
+        yield control.result() if control is not None else _run(None, [*arguments, *only], budget_s)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -119,28 +156,25 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"{'planted bug':58} {'rule':5} {'caught by':11} {'cpu s':>5}  what"]
     for row in rows:
         by = row.by or ("nothing" if row.name != CONTROL or row.timed_out else "passes")
-        lines.append(f"{row.name:58} {row.rule:5} {by:11} {row.seconds:5.1f}  {row.what[:110]}")
+        what = ": ".join(filter(None, (row.unit, row.what)))[:110]
+        lines.append(f"{row.name:58} {row.rule:5} {by:11} {row.seconds:5.1f}  {what}")
     return "\n".join(lines)
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table for docs/reliability.md, without the unchanged product's row."""
+    """For docs/reliability.md: what caught what, without the product's own row."""
     lines = ["| planted bug | in | rule | caught by | as | s |", "|---|---|---|---|---|---|"]
     for row in rows:
         if row.name != CONTROL:
-            seed, _, promise = row.what.partition(": ")
-            what = f"{promise.split(':')[0]} ({seed})" if row.by == "simulation" else row.what.split(": ")[0][:60]
-            if row.by == "logs":
-                what = row.what.split(",")[0]
+            what = row.what.split(": ")[0][:60]
             file = row.file.rpartition("/")[2]
-            lines.append(
-                f"| {row.name} | {file} | {row.rule} | {row.by or '**nothing**'} | {what} | {row.seconds:.1f} |"
-            )
+            by = row.by or "**nothing**"
+            lines.append(f"| {row.name} | {file} | {row.rule} | {by} | {row.unit}: {what} | {row.seconds:.1f} |")
     return "\n".join(lines)
 
 
 def write_report(path: Path, rows: Sequence[Row], figures: str) -> None:
-    """Write the table between the two marks of a page."""
+    """Put the table between the two marks of a page."""
     begin, end = "<!-- mutants: begin -->", "<!-- mutants: end -->"
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)

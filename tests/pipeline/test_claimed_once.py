@@ -62,7 +62,7 @@ def test_a_second_action_is_an_error_whatever_its_way(spark: SparkSession, scene
 
     with ClaimedBatches(spark, member, [topic], delivery=AMO, max_records_per_batch=20) as batches:
         wait_until_takeable(batches._consumer, 2)
-        with pytest.raises(AlreadyReadError, match=r"was read already.*goes on behind it"):
+        with pytest.raises(AlreadyReadError, match=r"was read already.*continues behind it"):
             batches.foreach_batch(fn, available_now=True)
         batches.foreach_batch(seen, available_now=True)
     assert sorted(seen.rows) == everything(2, 20), "the failed batch was out, and does not come again"
