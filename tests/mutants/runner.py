@@ -96,7 +96,7 @@ def _copy(to: Path) -> None:
 
 
 def _run(mutation: Mutation | None, arguments: Sequence[str], budget_s: int) -> Row:
-    """One mutation (None: none) in a copy of its own."""
+    """One mutation (None: none) in a new copy."""
     with tempfile.TemporaryDirectory(prefix="kafka-marshal-mutant-") as folder:
         tree = Path(folder).resolve()
         _copy(tree)

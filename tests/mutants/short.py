@@ -1,4 +1,4 @@
-"""The short form of the proof, as it is run against each planted bug: in a copy, in a process of its own.
+"""The short form of the proof, as it is run against each planted bug: in a copy, in a separate process.
 
 Stops at the first thing that is broken and says so in one line of JSON.
 """
