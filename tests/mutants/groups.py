@@ -381,9 +381,9 @@ GROUPS: tuple[Mutation, ...] = (
     # States.
     Mutation(
         "topics are written as they came",
-        "group_row",
-        "sorted(group.counts.items()),",
-        "list(group.counts.items()),",
+        "GROUP",
+        "row=lambda counts, _: sorted(counts.items()),",
+        "row=lambda counts, _: list(counts.items()),",
         "S1",
     ),
     Mutation(
@@ -415,9 +415,17 @@ GROUPS: tuple[Mutation, ...] = (
         "S1",
     ),
     Mutation(
-        "a restored member has not joined since", "_add_member", "member.joined = joined", "member.joined = slot", "S3"
+        "a restored member has not joined since",
+        "_add_member",
+        "member.joined = said.joined",
+        "member.joined = slot",
+        "S3",
     ),
     Mutation(
-        "a restored start is lost", "_add_progress", "kept.initial = initial", "kept.initial = min(initial, 0)", "S3"
+        "a restored start is lost",
+        "_add_progress",
+        "kept.initial = said.initial",
+        "kept.initial = min(said.initial, 0)",
+        "S3",
     ),
 )

@@ -333,9 +333,9 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "-1 is no last_offset",
-        "_is_position",
-        "_is_position = _between(NOTHING_DONE, MAX_OFFSET)",
-        "_is_position = _between(0, MAX_OFFSET)",
+        "is_position",
+        "is_position = _between(NOTHING_DONE, MAX_OFFSET)",
+        "is_position = _between(0, MAX_OFFSET)",
         "E2",
     ),
     Mutation(
@@ -370,15 +370,15 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a state may hold an epoch that is to come",
         "_lease",
-        'want(ok.is_offset(epoch) and epoch < next_offset, f"the epoch of {named} lies after the snapshot")',
-        'want(ok.is_offset(epoch) and epoch <= next_offset, f"the epoch of {named} lies after the snapshot")',
+        'want(lease.epoch < bounds.next_offset, f"the epoch of {named} lies after the snapshot")',
+        'want(lease.epoch <= bounds.next_offset, f"the epoch of {named} lies after the snapshot")',
         "S1",
     ),
     Mutation(
         "a state may hold a pause that is over",
         "_pause",
-        'want(ok.is_offset(expires) and log_time < expires, f"the pause of {group_id} is over")',
-        'want(ok.is_offset(expires) and log_time <= expires, f"the pause of {group_id} is over")',
+        'want(log_time < pause.expires, f"the pause of {pause.group_id} is over")',
+        'want(log_time <= pause.expires, f"the pause of {pause.group_id} is over")',
         "S1",
     ),
     Mutation(
