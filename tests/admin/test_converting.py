@@ -136,7 +136,7 @@ def test_what_can_not_be_converted(empty: Group, file: Path, tmp_path: Path) -> 
 # -- killed ------------------------------------------------------------------------------------------------------------
 
 
-def run_doomed(group: Group, to: Kind, file: Path, at: int | None = None) -> list[str]:
+def run_killed(group: Group, to: Kind, file: Path, at: int | None = None) -> list[str]:
     """The steps of a conversion; [] if it was killed."""
     arguments: dict[str, Any] = {
         "bootstrap": group.bootstrap,
@@ -147,7 +147,7 @@ def run_doomed(group: Group, to: Kind, file: Path, at: int | None = None) -> lis
         "file": str(file),
         "at": at,
     }
-    script = str(Path(__file__).with_name("doomed_conversion.py"))
+    script = str(Path(__file__).with_name("killed_conversion.py"))
     done = subprocess.run([sys.executable, script, json.dumps(arguments)], capture_output=True, text=True, timeout=90)
     assert done.returncode == (0 if at is None else -9), done.stderr
     return [] if at is not None else json.loads(done.stdout)
@@ -179,12 +179,12 @@ def test_killed_between_any_two_steps_it_is_finished_by_the_next_run(
     """In both directions, killed once at each step: positions don't change."""
     group = empty
     lay(group, other(to))
-    names = run_doomed(group, to, tmp_path / "whole.json")
+    names = run_killed(group, to, tmp_path / "whole.json")
     group.admin().convert_group(group.group, other(to), file=tmp_path / "back.json")
     assert names[-1].startswith("after ReleaseGroup")
     for at in range(1, len(names) + 1) if each else one_of_each_kind(names):
         file = tmp_path / f"{at}.json"
-        run_doomed(group, to, file, at)
+        run_killed(group, to, file, at)
         finished = json.loads(file.read_text())["phase"] == "done" if file.exists() else False
         admin = group.admin()
         if finished:
@@ -202,10 +202,10 @@ def test_killed_between_any_two_steps_it_is_finished_by_the_next_run(
 
 def test_a_group_that_was_at_work_in_between_is_not_set_back(empty: Group, file: Path) -> None:
     lay(empty, "claimed")
-    names = run_doomed(empty, "coordinated", file)
+    names = run_killed(empty, "coordinated", file)
     empty.admin().convert_group(empty.group, "claimed", file=file)
     at = names.index("changing") + 1
-    run_doomed(empty, "coordinated", file, at)
+    run_killed(empty, "coordinated", file, at)
     empty.admin().resume(empty.group)
     member = empty.start("a")
     expected = {(partition, offset) for partition, first in OFFSETS.items() for offset in range(first, 30)}
@@ -221,9 +221,9 @@ def test_a_group_that_was_at_work_in_between_is_not_set_back(empty: Group, file:
 
 def test_the_file_of_another_conversion_is_not_taken(empty: Group, file: Path) -> None:
     lay(empty, "claimed")
-    names = run_doomed(empty, "coordinated", file)
+    names = run_killed(empty, "coordinated", file)
     empty.admin().convert_group(empty.group, "claimed", file=file)
-    run_doomed(empty, "coordinated", file, names.index("changing") + 1)
+    run_killed(empty, "coordinated", file, names.index("changing") + 1)
     planned = empty.admin().convert_group(empty.group, "coordinated", file=file, dry_run=True)
     assert planned.resumed
     assert positions(empty) == ("claimed", OFFSETS)

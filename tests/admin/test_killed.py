@@ -23,7 +23,7 @@ AGAIN = Counter({(p, o): 1 for p in range(PARTITIONS) for o in range(TARGET, MES
 STEPS = [("pause 2", 1, 0), ("claim 1", 3, 0), ("claim 3", 3, 0), ("move 1", 3, 0), ("move 2", 3, 1), ("end 1", 3, 3)]
 
 
-def start_doomed(group: Group, step: str, sent: str, expires_in: float = 60) -> subprocess.Popen[str]:
+def start_killed(group: Group, step: str, sent: str, expires_in: float = 60) -> subprocess.Popen[str]:
     arguments = {
         "bootstrap": group.bootstrap,
         "coordination": group.coordination,
@@ -36,12 +36,12 @@ def start_doomed(group: Group, step: str, sent: str, expires_in: float = 60) -> 
         "signal": sent,
         "expires_in": expires_in,
     }
-    script = str(Path(__file__).with_name("doomed.py"))
+    script = str(Path(__file__).with_name("killed_admin.py"))
     return subprocess.Popen([sys.executable, script, json.dumps(arguments)], stderr=subprocess.PIPE, text=True)
 
 
 def kill_at(group: Group, step: str) -> None:
-    with start_doomed(group, step, "SIGKILL") as process:
+    with start_killed(group, step, "SIGKILL") as process:
         process.communicate(timeout=60)
         assert process.returncode == -9
 
@@ -97,7 +97,7 @@ def test_anybody_can_end_its_pause_and_it_holds_nothing_any_more(working: Group,
 
 def test_an_admin_that_slept_through_its_pause_moves_nothing(working: Group) -> None:
     """SIGSTOP right before the first position is written; members resume; then it continues."""
-    with start_doomed(working, "move 1", "SIGSTOP", expires_in=1.0) as process:
+    with start_killed(working, "move 1", "SIGSTOP", expires_in=1.0) as process:
         wait_until(lambda: os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
         working.publish(working.data, PARTITIONS, 3)
         working.messages += 3

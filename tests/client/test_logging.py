@@ -185,7 +185,7 @@ with Marshal(sys.argv[1], group_id="g", client_id="w", heartbeat_interval_ms=int
 """
 
 
-class Told:
+class LoggedWorker:
     """A worker process and its log."""
 
     def __init__(self, broker: LocalBroker, topic: str, out: Path) -> None:
@@ -211,15 +211,15 @@ def broker() -> Iterator[LocalBroker]:
 
 
 @pytest.fixture
-def work(broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[[], Told]]:
+def work(broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[[], LoggedWorker]]:
     from kafka_marshal.adapters.probe import Probe
 
     Admin(broker.bootstrap_servers).init(2)
     Probe(broker.bootstrap_servers).create_topic("t", 6, 1, {})
-    started: list[Told] = []
+    started: list[LoggedWorker] = []
 
-    def start() -> Told:
-        started.append(Told(broker, "t", tmp_path / f"{len(started)}.jsonl"))
+    def start() -> LoggedWorker:
+        started.append(LoggedWorker(broker, "t", tmp_path / f"{len(started)}.jsonl"))
         return started[-1]
 
     yield start
@@ -229,7 +229,7 @@ def work(broker: LocalBroker, tmp_path: Path) -> Iterator[Callable[[], Told]]:
 
 
 @pytest.mark.broker
-def test_in_an_outage_a_worker_says_so_and_ends_in_time(broker: LocalBroker, work: Callable[[], Told]) -> None:
+def test_in_an_outage_a_worker_says_so_and_ends_in_time(broker: LocalBroker, work: Callable[[], LoggedWorker]) -> None:
     """SIGTERM within 8 s: with leases held, after they are lost, and when the broker never returns."""
     worker = work()
     wait_until(lambda: "claimed" in worker.events(), what="claims")

@@ -30,7 +30,7 @@ from tests.ui.story import BEGIN
 GROUP, TOPIC, CPS, INTERVAL_MS = "plans", "flights", 2, 3_000
 
 
-class Told:
+class Recorded:
     """A log of one claimed group, and the history of it."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,81 +79,81 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    return Told(tmp_path)
+def recorded(tmp_path: Path) -> Recorded:
+    return Recorded(tmp_path)
 
 
-def test_a_rebalance_of_a_claimed_group_names_silent_members_and_the_time_without_an_owner(told: Told) -> None:
-    told.claim(1, "worker-1", 0, 1)
-    told.claim(1, "worker-2", 2, 3, 4)
-    told.beat(30, "worker-2", 2, 3)
-    told.beat(30.5, "worker-2", 4)
-    told.claim(36.5, "worker-3", 2)
-    told.claim(37, "worker-3", 3)
-    told.claim(38, "worker-1", 4)
-    last, first = told.rebalances()
+def test_a_rebalance_of_a_claimed_group_names_silent_members_and_the_time_without_an_owner(recorded: Recorded) -> None:
+    recorded.claim(1, "worker-1", 0, 1)
+    recorded.claim(1, "worker-2", 2, 3, 4)
+    recorded.beat(30, "worker-2", 2, 3)
+    recorded.beat(30.5, "worker-2", 4)
+    recorded.claim(36.5, "worker-3", 2)
+    recorded.claim(37, "worker-3", 3)
+    recorded.claim(38, "worker-1", 4)
+    last, first = recorded.rebalances()
     assert last["why"] == "worker-2 was silent for 7.5 s: worker-3 claimed 2, worker-1 claimed 1"
     assert (last["vacant"], last["moved"]) == ("7.5 s", 3)
     assert first["why"] == "worker-2 claimed 3, worker-1 claimed 2"
     assert first["vacant"] is None, "nobody had them before"
 
 
-def test_a_free_partition_has_no_owner_since_then(told: Told) -> None:
-    told.claim(1, "worker-1", 0, 1)
-    told.beat(29, "worker-1", 0, 1)
-    told.release(30, "worker-1", 0, 1)
-    told.claim(32.5, "worker-2", 0)
-    told.claim(33, "worker-2", 1)
-    (last, _) = told.rebalances()
+def test_a_free_partition_has_no_owner_since_then(recorded: Recorded) -> None:
+    recorded.claim(1, "worker-1", 0, 1)
+    recorded.beat(29, "worker-1", 0, 1)
+    recorded.release(30, "worker-1", 0, 1)
+    recorded.claim(32.5, "worker-2", 0)
+    recorded.claim(33, "worker-2", 1)
+    (last, _) = recorded.rebalances()
     assert (last["why"], last["vacant"]) == ("worker-1 released 2, worker-2 claimed 2", "3.0 s")
 
 
-def test_a_restart_is_a_cause(told: Told) -> None:
-    told.claim(1, "worker-1", 0, 1)
-    told.beat(29, "worker-1", 0, 1)
-    told.beat(30.5, "worker-1", 0, 1, run=2, is_new=True)
-    (last, _) = told.rebalances()
+def test_a_restart_is_a_cause(recorded: Recorded) -> None:
+    recorded.claim(1, "worker-1", 0, 1)
+    recorded.beat(29, "worker-1", 0, 1)
+    recorded.beat(30.5, "worker-1", 0, 1, run=2, is_new=True)
+    (last, _) = recorded.rebalances()
     assert (last["why"], last["vacant"]) == ("worker-1 restarted: worker-1 took over 2", "1.5 s")
 
 
-def test_an_eviction_is_a_cause_and_no_release_by_its_owner(told: Told) -> None:
-    told.claim(1, "worker-1", 0)
-    told.claim(2, "worker-2", 1)
-    told.beat(30, "worker-1", 0)
-    told.evict(31, "admin-7", "worker-1", 0)
-    told.claim(32.5, "worker-2", 0)
-    (last, _) = told.rebalances()
+def test_an_eviction_is_a_cause_and_no_release_by_its_owner(recorded: Recorded) -> None:
+    recorded.claim(1, "worker-1", 0)
+    recorded.claim(2, "worker-2", 1)
+    recorded.beat(30, "worker-1", 0)
+    recorded.evict(31, "admin-7", "worker-1", 0)
+    recorded.claim(32.5, "worker-2", 0)
+    (last, _) = recorded.rebalances()
     assert (last["why"], last["vacant"]) == ("worker-1 was evicted by admin-7: worker-2 claimed 1", "1.5 s")
 
 
-def test_several_were_silent_and_the_list_is_cut(told: Told) -> None:
+def test_several_were_silent_and_the_list_is_cut(recorded: Recorded) -> None:
     for number in range(8):
-        told.claim(1 + number / 10, f"worker-{number}", number)
-    told.claim(30, "heir", *range(8))
-    (last, _) = told.rebalances()
+        recorded.claim(1 + number / 10, f"worker-{number}", number)
+    recorded.claim(30, "heir", *range(8))
+    (last, _) = recorded.rebalances()
     assert last["why"].startswith("worker-0 was silent for 29 s; worker-1 was silent for 29 s; ")
     assert last["why"].endswith("; …: heir claimed 8")
     assert last["vacant"] == "29 s"
 
 
-def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(told: Told) -> None:
-    fleet = Fleet(GROUP, CPS, lambda record, cp: told.log.add(record, BEGIN + 1_000, cp))
+def test_settings_are_one_line_and_not_one_for_each_part_of_the_log(recorded: Recorded) -> None:
+    fleet = Fleet(GROUP, CPS, lambda record, cp: recorded.log.add(record, BEGIN + 1_000, cp))
     fleet.upgrade()
     fleet.configure()
     fleet.configure(accept_individual_commit=True)
     away = 1 - fleet.home
-    told.log.add(ReleaseGroup("admin/1/0.1.0/x", "admin", GROUP, BEGIN + 60_000), BEGIN + 1_000, away)
+    recorded.log.add(ReleaseGroup("admin/1/0.1.0/x", "admin", GROUP, BEGIN + 60_000), BEGIN + 1_000, away)
     fleet.configure(accept_individual_commit=False)
-    history = told.history()
+    history = recorded.history()
     found = happened.events(history, GROUP, Moment(2**62), "all", None, 50)
     said = [(each["at"].split(":")[0], each["code"]) for each in found if each["type"] == "ConfigureGroup"]
     home = str(fleet.home)
     assert sorted(said) == sorted([(home, codes.OK)] * 3 + [(str(away), codes.PAUSED)])
 
 
-def rates(told: Told) -> tuple[list[int], int]:
+def rates(recorded: Recorded) -> tuple[list[int], int]:
     """Messages done in each second, and how many of these seconds are complete."""
-    history = told.history()
+    history = recorded.history()
     end = max(world.log_time for world in history.worlds.values())
     found = happened.timeline(history.groups[GROUP], end)
     assert found["width"] == 1_000
@@ -161,16 +161,16 @@ def rates(told: Told) -> tuple[list[int], int]:
     return [0] * begin + found["done"], (found["end"] - BEGIN) // 1_000
 
 
-def test_what_a_beat_reports_was_done_since_the_one_before(told: Told) -> None:
-    told.claim(1, "worker-1", 0)
-    told.beat(1, "worker-1", 0, done=9)  # where it begins
-    told.beat(4, "worker-1", 0, done=39)
-    told.beat(7, "worker-1", 0, done=69)
-    told.beat(9.5, "worker-1", 0, done=69)
-    told.beat(12.5, "worker-1", 0, done=75)
-    told.claim(13, "worker-2", 1)
-    told.beat(14, "worker-2", 1)
-    done, over = rates(told)
+def test_what_a_beat_reports_was_done_since_the_one_before(recorded: Recorded) -> None:
+    recorded.claim(1, "worker-1", 0)
+    recorded.beat(1, "worker-1", 0, done=9)  # where it begins
+    recorded.beat(4, "worker-1", 0, done=39)
+    recorded.beat(7, "worker-1", 0, done=69)
+    recorded.beat(9.5, "worker-1", 0, done=69)
+    recorded.beat(12.5, "worker-1", 0, done=75)
+    recorded.claim(13, "worker-2", 1)
+    recorded.beat(14, "worker-2", 1)
+    done, over = rates(recorded)
     assert done == [0, 10, 10, 10, 10, 10, 10, 0, 0, 1, 2, 2, 1]
     assert over == 12, "worker-1 has not said yet what it did then"
 
@@ -186,16 +186,16 @@ def test_nothing_is_lost_where_buckets_become_wider() -> None:
     assert sum(series.sums["done"]) == amount
 
 
-def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(told: Told) -> None:
+def test_a_coordinated_group_reports_what_was_done_since_the_commit_before(recorded: Recorded) -> None:
     now = BEGIN + 1_000
-    fleet = Fleet(GROUP, CPS, lambda record, cp: told.log.add(record, now, cp))
+    fleet = Fleet(GROUP, CPS, lambda record, cp: recorded.log.add(record, now, cp))
     fleet.upgrade()
     generation = fleet.join("a", {TOPIC: 2}, session=8_000)
     fleet.commit("a", generation, *started(TOPIC, 0, 1, through=0))
     for second, number, through in ((4, 0, 30), (7, 0, 60), (60, 0, 60), (62, 1, 8)):
         now = BEGIN + second * 1_000
         fleet.commit("a", generation, CommitEntry(TOPIC, number, through=through))
-    done, _ = rates(told)
+    done, _ = rates(recorded)
     assert done[1:8] == [10, 10, 10, 10, 10, 10, 0]
     assert sum(done[8:58]) == 0
     assert done[58:] == [2, 2, 2, 2], "it had no message for long: those of now came since its last beat"

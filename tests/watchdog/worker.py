@@ -26,14 +26,14 @@ def say(**what: object) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
 
 
-class Told(logging.Handler):
+class LogToTest(logging.Handler):
     """Passes log lines to the test."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(log=record.getMessage())
 
 
-logging.getLogger("kafka_marshal").addHandler(Told())
+logging.getLogger("kafka_marshal").addHandler(LogToTest())
 
 marshal = Marshal(
     arguments["bootstrap"],

@@ -1,4 +1,4 @@
-"""An admin that converts a group, killed with -9 at its n-th step: python doomed_conversion.py '{"at": 3, …}'.
+"""An admin that converts a group, killed with -9 at its n-th step: python killed_conversion.py '{"at": 3, …}'.
 
 A step is a record about to be appended, a delivered one, or a call of `conversion.passed`. Without "at" it completes
 and prints the steps.

@@ -104,7 +104,7 @@ def test_topics_that_are_no_longer_used_are_forgotten() -> None:
     assert looks.topic_info(["old"], LONG_S) is None
 
 
-def test_looks_are_shared_by_those_with_the_same_settings_alone() -> None:
+def test_metadata_is_shared_only_with_the_same_settings() -> None:
     ours = looks_with("a:1", {"sasl.username": "me", "client.id": "x"})
     assert looks_with("a:1", {"client.id": "y", "sasl.username": "me"}) is ours
     assert looks_with("a:2", {"sasl.username": "me"}) is not ours
