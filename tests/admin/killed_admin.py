@@ -1,4 +1,4 @@
-"""An admin that gets a signal before one record: ``python killed_admin.py '{"bootstrap": …, "before": "move 2", …}'``."""
+"""An admin signalled before a record: ``python killed_admin.py '{"bootstrap": …, "before": "move 2", …}'``."""
 
 from __future__ import annotations
 
