@@ -1,1 +1,1 @@
-"""What users import, from :mod:`kafka_marshal`: a Marshal, its consumers, leases and batches, a look at the world."""
+"""What users import, from :mod:`kafka_marshal`: a Marshal, its consumers, leases and batches, the state of the log."""

@@ -61,7 +61,7 @@ class LoopBox:
             self.future.set_result(thing)
 
     def get(self, timeout: float) -> Any:
-        """For whoever would wait in a thread: nobody does."""
+        """For a caller that would wait in a thread: there is none."""
         return EMPTY
 
 
@@ -73,7 +73,7 @@ async def awaited(
 ) -> tuple[T, Answer[T]]:
     """Have ``function(is_gone, *args)`` carried out; its value, and the answer, whose ``receipt`` the caller keeps.
 
-    Cancelled, it leaves: the value is undone. Raises what the function raises, EndedError where no thread is left.
+    Cancelled, it leaves: the value is undone. Raises what the function raises, EndedError if no thread is left.
     """
     box = LoopBox(asyncio.get_running_loop())
     answer = servants.ask(function, *args, undo=undo, box=box)
@@ -97,7 +97,7 @@ C = TypeVar("C", bound=plain.Consumer)
 #: Calls that wait at a time, each in a thread: polls without an end, mostly.
 MOST_CALLS = 256
 
-#: An iteration that finds a message ready each time lets other tasks go first after so many.
+#: An iteration that finds a message ready each time lets other tasks go first after this number.
 IN_A_ROW = 500
 
 
@@ -108,7 +108,7 @@ class _Calls:
         self._threads = THREADS.executor(MOST_CALLS, "kafka-marshal-aio")
 
     async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
-        """Its value. Cancelled, nobody waits for it any more, and it goes on."""
+        """Its value. Cancelled, no task waits for it any more, and it continues."""
         return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
 
     def end(self) -> None:
@@ -357,7 +357,7 @@ class Consumer(Generic[C]):
         return self._iterate(consumer)
 
     async def _iterate(self, consumer: C) -> AsyncIterator[Message]:
-        """Run after run, as ``Consumer._iterate``: before each message a look at the clock (T4)."""
+        """Run after run, as ``Consumer._iterate``: before each message a clock check (T4)."""
         runtime, stop = consumer._driver.cluster.runtime, consumer._stop_signal
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
         while True:
@@ -436,7 +436,7 @@ class Consumer(Generic[C]):
     ) -> None:
         """As :meth:`kafka_marshal.Consumer.run`; a coroutine function runs in this loop, a function in threads.
 
-        Cancelled, it begins nothing more, and ends when what is in hand has ended, or after ``drain_timeout``.
+        Cancelled, it begins nothing more, and ends when what is in flight has ended, or after ``drain_timeout``.
         """
         consumer = self.sync
         options = RunOptions.checked(
@@ -468,15 +468,15 @@ class Consumer(Generic[C]):
         return await self._calls(self.sync.assignment)
 
     async def position(self) -> list[TopicPartition]:
-        """The next offset to be handed out, of each assigned partition."""
+        """The next offset to be delivered, of each assigned partition."""
         return await self._calls(self.sync.position)
 
     async def pause(self, partitions: Sequence[Any] | None = None) -> None:
-        """Hand out nothing of these partitions (None: of all assigned now) until ``resume``."""
+        """Deliver nothing of these partitions (None: of all assigned now) until ``resume``."""
         await self._calls(self.sync.pause, partitions)
 
     async def resume(self, partitions: Sequence[Any] | None = None) -> None:
-        """Hand out messages of these partitions (None: of all) again."""
+        """Deliver messages of these partitions (None: of all) again."""
         await self._calls(self.sync.resume, partitions)
 
     async def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
@@ -510,7 +510,7 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         return await self._calls(lambda: self.sync.generation)
 
     async def member_id(self) -> str:
-        """The id that the group gave this member; "": it is none at present."""
+        """The id that the group gave this member; "": it is not a member at present."""
         return await self._calls(lambda: self.sync.member_id)
 
     async def state(self) -> str:

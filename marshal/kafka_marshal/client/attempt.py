@@ -26,7 +26,7 @@ class Attempt:
         attempts: how many tries there are at most.
         epoch: the fencing token of its partition (C9); for a part that is shared by key a ``SharedEpoch``.
         group_id, kind: of the consumer.
-        order: as ``run`` was told.
+        order: as passed to ``run``.
         stable: everything of the partition up to this offset is done; −1: nothing is.
     """
 

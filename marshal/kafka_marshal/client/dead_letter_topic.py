@@ -1,4 +1,4 @@
-"""Whether a topic will do for dead letters: looked at once, before ``consumer.run`` calls a handler."""
+"""Whether a topic will do for dead letters: checked once, before ``consumer.run`` calls a handler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafka_marshal.rights import grant
 
 __all__ = ["check_topic"]
 
-#: Of a pattern that matches many topics, the settings of so many are compared: each is a question to the brokers.
+#: Of a pattern that matches many topics, the settings of this number are compared: each is a question to the brokers.
 MOST_SOURCES: Final = 20
 
 #: Letters that are removed sooner than this (ms) may be gone before anybody looks.

@@ -30,7 +30,7 @@ class Call(Protocol):
 
 
 class Settling(Protocol):
-    """What is told what became of a dead letter."""
+    """What receives the result of a dead letter."""
 
     @property
     def call(self) -> Call: ...
@@ -55,7 +55,7 @@ class Settling(Protocol):
 
 
 class DeadLetterWriter:
-    """Produces dead letters, and says what became of each. Its lane stands still until the cluster has it."""
+    """Produces dead letters, and reports the result of each. Its lane waits until the cluster has it."""
 
     def __init__(self, consumer: FetchingConsumer[Any], topic: str, tries: Settling) -> None:
         """Raises what check_topic raises (*blocking*)."""
@@ -72,8 +72,8 @@ class DeadLetterWriter:
         cluster.runtime.start(self._serve, "kafka-marshal-dead-letters")
 
     def send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool = True) -> None:
-        """Put a message aside as it is in Kafka; its lane goes on when that is acknowledged (any thread)."""
-        if not attempt.is_held:  # another member may have it by now, and says itself what becomes of it
+        """Put a message aside as it is in Kafka; its lane continues when that is acknowledged (any thread)."""
+        if not attempt.is_held:  # another member may have it by now, and decides about it
             self._tries.given_back(lane)
             return
         headers = headers_of(
@@ -129,7 +129,7 @@ class DeadLetterWriter:
             self._tries.give_up(lane, attempt, failure)
 
     def _serve(self) -> None:
-        """Wait for acks while some are under way (a thread of ours). Should it fail, no lane waits for ever."""
+        """Wait for acks while some are under way (a thread of the library). Should it fail, no lane waits for ever."""
         try:
             self._await_acks()
         except BaseException as error:  # noqa: BLE001 - the run ends with it

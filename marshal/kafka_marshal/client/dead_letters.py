@@ -180,7 +180,7 @@ def headers_of(
     secrets: Iterable[str] = (),
     with_trace: bool = True,
 ) -> list[tuple[str, bytes | None]]:
-    """The headers of the dead letter of a message: its own, unchanged and in their order, then what became of it.
+    """The headers of the dead letter of a message: its own, unchanged and in their order, then why it was put aside.
 
     Headers of an earlier dead letter are left out, so that each letter names one source: the record that failed now.
     Key and value are the message's own. own: its headers, where it may have others by now. secrets: hidden in texts.

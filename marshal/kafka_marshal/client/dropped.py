@@ -1,8 +1,8 @@
 """A handle that nothing refers to any more is closed, with a warning: a notebook's cell that runs again drops one.
 
-Threads of ours would work for it for ever, and keep its leases. So they never refer to what the user has: to a Marshal
-weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held; what it calls
-here takes none, and leaves the rest to a thread of ours.
+Threads of the library would work for it for ever, and keep its leases. So they never refer to what the user has: to a
+Marshal weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held; what it calls
+here takes none, and leaves the rest to a thread of the library.
 
 A program whose main() returns drops its handles as well, just before the interpreter ends. That is no mistake: the
 thread waits for a moment, and the interpreter's end releases everything without a warning.
@@ -29,7 +29,7 @@ GRACE_S = 1.0
 
 
 def close_if_dropped(handle: object, driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object]) -> None:
-    """Have end() called by a thread of ours, with a warning, once nothing refers to the handle and it is not closed.
+    """Have end() called by a thread of the library, with a warning, if nothing refers to a handle that is not closed.
 
     is_closed and end must not refer to the handle. A simulated process ends without it, as a killed one does.
     """

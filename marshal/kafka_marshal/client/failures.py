@@ -22,10 +22,10 @@ from kafka_marshal.secret import values_of
 
 __all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures"]
 
-#: A kind of failure, and what became of letters, is said again this often (ms), with how often it was since.
+#: A kind of failure, and the fate of letters, is logged again this often (ms), with how often it was since.
 EVERY_MS: Final = 60_000.0
 
-#: Kinds that are told apart; classes that a program makes as it runs are without end. Others are one kind.
+#: Kinds that are distinguished; classes that a program makes as it runs are without end. Others are one kind.
 MOST_KINDS: Final = 32
 
 #: Dead letters in a minute that get a line each.

@@ -1,4 +1,4 @@
-"""What becomes of the tries of ``consumer.run``, counted for metrics."""
+"""The results of the tries of ``consumer.run``, counted for metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka_marshal.runtime import Lock
 
 __all__ = ["MOST_ERRORS", "OTHER", "ErrorTypes", "Handled", "ProcessTimes", "error_type"]
 
-#: Durations that wait to be sorted into histograms, if nobody reads them.
+#: Durations that wait to be sorted into histograms, if they are not read.
 MOST_NOTED = 1_000
 
 #: Classes of errors that metrics tell apart: some programs make classes as they run, and each would be a time series.
@@ -31,7 +31,7 @@ class ErrorTypes:
         self._known: set[str] = {""}
 
     def bounded(self, name: str) -> str:
-        """The name, or OTHER. "" (no error) is one of its own."""
+        """The name, or OTHER. "" (no error) is a separate one."""
         if name in self._known:
             return name
         if len(self._known) > MOST_ERRORS:

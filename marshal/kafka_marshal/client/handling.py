@@ -1,4 +1,4 @@
-"""What ``consumer.run`` can be told: when to try again, what else to call, and the limits of it all."""
+"""The options of ``consumer.run``: when to try again, what else to call, and the limits of it all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Retry:
         return not isinstance(error, self.not_on) and (fate is Fate.RETRIED or isinstance(error, self.on))
 
     def delay(self, failures: int, rng: Random) -> float:
-        """How long to wait (s) after so many failures of a message."""
+        """How long to wait (s) after this number of failures of a message."""
         first, most = self.backoff
         longest = min(most, first * 2.0 ** min(failures - 1, 64))
         return longest * rng.uniform(1 - JITTER, 1)
@@ -114,7 +114,7 @@ class Hooks:
 
 
 class RunSettings(TypedDict, total=False):
-    """What ``run`` can be told beside the handler and what makes its argument."""
+    """The options of ``run`` beside the handler and what makes its argument."""
 
     concurrency: int
     order: Order
@@ -126,7 +126,7 @@ class RunSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What ``run`` was told, checked."""
+    """The options of ``run``, checked."""
 
     handle: Handler
     concurrency: int

@@ -37,7 +37,7 @@ class Health:
     problems: tuple[str, ...]
     #: It has read the log to its end, and its heartbeats go out; whether or not it holds anything.
     ready: bool
-    #: Only a new process, or a new Marshal, goes on working.
+    #: Only a new process, or a new Marshal, continues to work.
     needs_restart: bool
     #: Milliseconds since the background thread has turned. It turns at least once a second, and whenever there is
     #: something to do. By the clock that counts the time in which a machine or a process was stopped.
@@ -48,9 +48,9 @@ class Health:
     failure: Exception | None
     #: How many leases, or pieces of a coordinated group, it holds.
     leases: int
-    #: Where a member of a coordinated group stands (``GroupConsumer.state``); "": it is none.
+    #: Where a member of a coordinated group stands (``GroupConsumer.state``); "": it is not a member.
     state: str = ""
-    #: Partitions that stand still though there is something to read; they make nothing unwell: others go on.
+    #: Partitions that do not move though there is something to read; they make nothing unwell: others continue.
     stuck: tuple[Stuck, ...] = ()
     #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed.
     held_back: tuple[HeldBack, ...] = ()
@@ -67,7 +67,7 @@ class Health:
 
 
 def examine(driver: Driver, *, closed: bool) -> Health:
-    """Look at a driver, from any thread, also in a signal's handler: it takes no lock and waits for nobody."""
+    """Read a driver's state, from any thread, also in a signal's handler: it takes no lock and waits for no thread."""
     now = driver.now_ms()
     failure = driver.engine.failure
     if driver.life.forked:
@@ -134,7 +134,7 @@ def _standing(driver: Driver, now: float) -> Iterator[str]:
 
 
 def _unwell(driver: Driver, now: float) -> Iterator[str]:
-    """What may pass, or is somebody else's to mend."""
+    """What may pass, or others have to mend."""
     interval_ms = driver.engine.settings.heartbeat_interval_ms
     if driver.servants.refusal:
         yield (

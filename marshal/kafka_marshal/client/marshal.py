@@ -81,7 +81,7 @@ class _Opened(NamedTuple):
     meter: Meter
 
     def undo(self) -> None:
-        """Nobody got it."""
+        """It reached no caller."""
         self.driver.shut_down()
         if self.watchdog is not None:
             self.watchdog.close()
@@ -97,7 +97,7 @@ class Marshal(Watched, OneProcess, WithBlock):
     as soon as it dies without a goodbye (kill -9, a segfault, out of memory), so that others need not wait for two
     intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka; progress restarts it.
 
-    Made, it has read the log to its end. Raises KafkaUnavailableError where no broker answers, CoordinationTopicError
+    Made, it has read the log to its end. Raises KafkaUnavailableError if no broker answers, CoordinationTopicError
     where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.
 
     Attributes:
@@ -259,31 +259,31 @@ class Marshal(Watched, OneProcess, WithBlock):
         on_lost: PartitionsCallback | None = None,
         config: Mapping[str, object] | None = None,
     ) -> Consumer:
-        """A consumer that claims partitions of these topics as its policy wishes, and hands out their messages.
+        """A consumer that claims partitions of these topics as its policy decides, and delivers their messages.
 
         ``topics``: names, or regular expressions starting with ``^``. ``delivery``: ``"at-least-once"`` (done is
         reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
         log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
-        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in hand for longer costs the lease;
-        where none of your threads has come back for as long, all partitions are released, and none claimed until one
+        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in flight for longer costs the lease;
+        if none of your threads has come back for as long, all partitions are released, and none claimed until one
         does.
         ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
         there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
-        is left of the one in hand, reported as ever (C13).
+        is left of the one in flight, reported as ever (C13).
         ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half
-        fetched, half handed out and not done. Beyond it batches are smaller than asked for, and of a partition of
-        which something is in hand nothing more comes until some of that is done; one message of each partition does in
-        any case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
+        fetched, half delivered and not done. Beyond it batches are smaller than asked for, and of a partition of
+        which something is in flight nothing more comes until some of that is done; one message of each partition
+        comes in any case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
         ``position_lost``: a partition whose log does not hold the group's position (P11) is ``"leave"``: left alone by
         all members until the position is set, reported by ``on_lost``, an ERROR log and ``lost_positions``; the others
-        go on; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for one
-        that can't be read (``stuck``, PartitionStuckError).
-        The callbacks get (consumer, partitions) and run on a thread of their own; ``on_revoke`` is the place to finish
-        and to call ``done``: a partition is released when it has returned and every message of it in hand is done.
+        continue; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for
+        one that can't be read (``stuck``, PartitionStuckError).
+        The callbacks get (consumer, partitions) and run on a separate thread; ``on_revoke`` is the place to finish
+        and to call ``done``: a partition is released when it has returned and every message of it in flight is done.
         ``revoke_timeout`` (seconds; by default ``handler_timeout`` or, without one, 60): it waits no longer than this.
-        What is still in hand is left behind then and comes again at the next owner; ``on_lost`` is called and an ERROR
-        is logged. If what the release is for ends before it (a pause), the partition stays: ``on_assign`` follows
+        What is still in flight is left behind then and comes again at the next owner; ``on_lost`` is called and an
+        ERROR is logged. If what the release is for ends before it (a pause), the partition stays: ``on_assign`` follows
         ``on_revoke``. ``config``: librdkafka properties for the fetching consumer.
         """
         options = ConsumerOptions.checked(
@@ -330,8 +330,8 @@ class Marshal(Watched, OneProcess, WithBlock):
 
         ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``, the same for all members. ``session_timeout_ms``:
         who is silent for longer is replaced. What stays with a member never stops; what is to go is finished, committed
-        and let go. With the same ``client_id``, a restart moves nothing. ``handler_timeout`` (seconds): a message in
-        hand for longer costs the membership, and it joins again when nothing is in hand. ``mirror_offsets=True``:
+        and released. With the same ``client_id``, a restart moves nothing. ``handler_timeout`` (seconds): a message in
+        flight for longer costs the membership, and it joins again when nothing is in flight. ``mirror_offsets=True``:
         progress is committed to the Kafka group of the same name, too, without joining it, every few seconds, so that
         Kafka's own tools show the group's lag. It overwrites what that group has committed. The other arguments are
         those of ``consumer``; the callbacks get (consumer, pieces). One Marshal has one such consumer, and no other
@@ -371,7 +371,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         on_lost: RangesCallback | None = None,
         config: Mapping[str, object] | None = None,
     ) -> RangeConsumer:
-        """A consumer that claims partitions as ``consumer`` does, and hands out ranges of their offsets.
+        """A consumer that claims partitions as ``consumer`` does, and delivers ranges of their offsets.
 
         For callers that do their own reading (Spark does): no message is fetched. The arguments are those of
         ``consumer``; ``revoke_timeout`` is 600 by default. Of ``config`` (and this Marshal's own) ``isolation.level``
@@ -395,7 +395,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         return self._made(lambda: RangeConsumer(self, self._driver, options, level == "read_committed"))
 
     def _made(self, make: Callable[[], M]) -> M:
-        """A consumer, made on a thread of ours; it ends where it does not reach the caller."""
+        """A consumer, made on a thread of the library; it ends if it does not reach the caller."""
         self._check_open()
 
         def made(_: object) -> M:
@@ -501,7 +501,7 @@ class Marshal(Watched, OneProcess, WithBlock):
 
 
 def _end_at_exit(mine: ref[Marshal], ending: Ending, driver: Driver, watchdog: Watchdog | None) -> None:
-    """The interpreter ends, and nobody has closed it; the main() that had it may have returned."""
+    """The interpreter ends, and it was not closed; the main() that had it may have returned."""
     if (marshal := mine()) is not None:
         marshal._end(True, EXIT_TIMEOUT_S)
     else:

@@ -1,4 +1,4 @@
-"""Commits a group's positions to the Kafka group of the same name, on threads of ours: ``mirror_offsets=True``."""
+"""Commits a group's positions to the Kafka group of the same name, on separate threads: ``mirror_offsets=True``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COMMIT_TIMEOUT_S = 10.0
 #: The same for the last one, which close() waits for.
 LAST_TIMEOUT_S = 1.0
 
-#: A failure that goes on is logged this often.
+#: A failure that continues is logged this often.
 SAID_EVERY_MS = 3_600_000.0
 
 
 class OffsetMirror:
-    """A job of the driver's upkeep (see there), from its first look until ``end``."""
+    """A job of the driver's upkeep (see there), from its first turn until ``end``."""
 
     def __init__(self, driver: Driver, member: Membership) -> None:
         self._driver = driver
@@ -42,14 +42,14 @@ class OffsetMirror:
             driver.upkeep.jobs.append(self)
 
     def is_due(self, now: float) -> bool:
-        """Whether somebody has to look now, who calls :meth:`run`; the lock is held."""
+        """Whether a look-up thread has to call :meth:`run` now; the lock is held."""
         if self._is_running or now < self._mirror.next_at:
             return False
         self._is_running = True
         return True
 
     def run(self) -> None:
-        """Commit what is due (*blocking*); nobody sees what this raises."""
+        """Commit what is due (*blocking*); what this raises is only logged."""
         try:
             self._commit(COMMIT_TIMEOUT_S)
         finally:
@@ -91,7 +91,7 @@ class OffsetMirror:
             self._succeeded(positions)
         except MarshalError as error:
             self._failed(positions, error)
-        except Exception as error:  # noqa: BLE001 - logged with its traceback; a fault of ours must not end the mirror
+        except Exception as error:  # noqa: BLE001 - logged with its traceback; a fault here must not end the mirror
             log(logging.ERROR, "mirror_failed", "mirroring offsets failed; it is tried again", error=error)
             self._note_failure(positions)
 
@@ -100,7 +100,7 @@ class OffsetMirror:
             return self._mirror.due(self._driver.now_ms())
 
     def _still_due(self, keys: Collection[Key], infos: Mapping[str, TopicInfo]) -> dict[Key, Position]:
-        """Of these, as the log shows it now: the look at the topics took its time."""
+        """Of these, as the log shows it now: reading the topics took its time."""
 
         def counts(key: Key, progress: Progress) -> bool:
             """Whether the topic is the one that the position was reached in (P12)."""
@@ -115,7 +115,7 @@ class OffsetMirror:
             was_failing = self._mirror.is_failing
             self._mirror.committed(positions, self._driver.now_ms())
         if was_failing and positions:
-            self._repeats = RateLimit(SAID_EVERY_MS)  # the next failure is news
+            self._repeats = RateLimit(SAID_EVERY_MS)  # the next failure is logged
             text = "offsets of group %r are committed to Kafka's consumer group of that name again"
             log(logging.INFO, "mirror_back", text, self._group_id)
 

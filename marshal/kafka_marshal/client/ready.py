@@ -1,6 +1,6 @@
 """Lanes that a worker may begin, and which of them is the next (:mod:`.parallel`).
 
-In turn alone, the lane of a frequent key would wait for all others after each of its messages, and go on alone when
+In turn alone, the lane of a frequent key would wait for all others after each of its messages, and continue alone when
 they have ended. The longest first, a rare key would wait as long as there is a backlog of frequent ones. So half of the
 workers do each.
 """
@@ -45,7 +45,7 @@ def deserialized(deserialize: Callable[[Message], Any], message: Message) -> Any
 #: Lanes are as long as others with as many binary digits in their numbers of waiting messages; these are as long, too.
 MOST_DIGITS = 12
 
-#: With so many in turn, all workers take them in turn: those who should may all be stuck.
+#: With this number in turn, all workers take them in turn: those that should may all be stuck.
 MOST_IN_TURN = 10_000
 
 
@@ -56,7 +56,7 @@ class Ready:
     """
 
     def __init__(self) -> None:
-        #: Each lane in a cell, which whoever takes the lane empties: it is in the other queue, too.
+        #: Each lane in a cell, which the worker that takes the lane empties: it is in the other queue, too.
         self._in_turn: deque[list[Lane]] = deque()
         self._by_length: list[deque[list[Lane]]] = [deque() for _ in range(MOST_DIGITS + 1)]
 

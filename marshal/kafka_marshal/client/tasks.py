@@ -17,7 +17,7 @@ from kafka_marshal.runtime import is_ours
 
 __all__ = ["Tasks"]
 
-#: A handler that awaits nothing keeps the loop: after so many messages in a row its task lets others go first.
+#: A handler that awaits nothing keeps the loop: after this number of messages in a row its task yields.
 IN_A_ROW = 100
 
 
@@ -25,7 +25,7 @@ class Tasks:
     """As many tasks as handlers may run at a time."""
 
     def __init__(self, tries: Tries, loop: asyncio.AbstractEventLoop | None) -> None:
-        """loop: where they run; None: in one of their own, in a thread of its own."""
+        """loop: where they run; None: in a new one, in a new thread."""
         self._tries = tries
         self._theirs = loop
         self._have_ended = threading.Event()
@@ -161,7 +161,7 @@ class Tasks:
             result = await handle(message if deserialize is None else deserialized(deserialize, message))
             if result is not None:
                 check_result(result)
-        except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
+        except BaseException as error:  # noqa: BLE001 - it is reported, and may end the run
             self._running.pop(lane, None)
             if self._was_late(lane):
                 if self._is_over:  # it was cancelled as the run ends
@@ -179,7 +179,7 @@ class Tasks:
     async def _wait(self) -> None:
         future = asyncio.get_running_loop().create_future()
         self._idle.append(future)
-        if self._ready or self._is_over:  # whoever put it there has seen nobody idle
+        if self._ready or self._is_over:  # the thread that put it there has seen none idle
             self._idle.pop()
         else:
             await future

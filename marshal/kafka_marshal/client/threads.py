@@ -97,7 +97,7 @@ class Threads:
                     result = handle(message if deserialize is None else deserialized(deserialize, message))
                     if result is not None:
                         check_result(result)
-                except BaseException as error:  # noqa: BLE001 - it is told, and may end the run
+                except BaseException as error:  # noqa: BLE001 - it is reported, and may end the run
                     tries.failed(lane, attempt, began, cancelled(error))
                 else:
                     is_called = tries.done(lane, attempt, began)

@@ -1,4 +1,4 @@
-"""What workers of ``consumer.run`` ask: what is there to do in this lane, and what becomes of it when it was tried."""
+"""What workers of ``consumer.run`` ask: what is there to do in this lane, and what follows a try."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kafka_marshal.secret import values_of
 
 __all__ = ["LOOK_S", "Call", "Tries", "Workers", "cancelled"]
 
-#: While somebody waits for others, it is looked this often (s) whether a lease has ended, or somebody stops.
+#: While a thread waits for others, it checks this often (s) whether a lease has ended, or the run stops.
 LOOK_S = 0.1
 
 
@@ -48,7 +48,7 @@ class Workers(Protocol):
         """How many handlers there are, and how many there should be (any thread; no lock)."""
 
     def end(self, timeout: float) -> None:
-        """No lane is ready any more: have them end (*blocking*, for so many seconds at most)."""
+        """No lane is ready any more: have them end (*blocking*, at most that many seconds)."""
 
 
 class Call:
@@ -59,11 +59,11 @@ class Call:
         self.is_ending: bool = False
         #: Handlers are not waited for any more.
         self.is_abandoned: bool = False
-        #: A thread of ours carries it out, and has done all that it will.
+        #: A thread of the library carries it out, and has done all that it will.
         self.has_begun = self.is_over = False
 
     def stop(self, *, abandon: bool = False) -> None:
-        """Begin nothing more, and return when what is in hand has ended. abandon: do not wait for that."""
+        """Begin nothing more, and return when what is in flight has ended. abandon: do not wait for that."""
         self.is_abandoned = self.is_abandoned or abandon
         self.is_ending = True
 
@@ -84,7 +84,7 @@ class Tries:
         ready_wanted: int,
         give_back: Callable[[], None],
     ) -> None:
-        """give_back: what is in hand, and no handler has, is so no more. (The run is over, and one has failed.)"""
+        """give_back: what is in flight, and no handler has, is so no more. (The run is over, and one has failed.)"""
         self.options = options
         self.call = call
         self.lanes = lanes
@@ -110,7 +110,7 @@ class Tries:
     # The feeder.
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
-        """Wait for news of the workers, for a while; whether some came."""
+        """Wait for a report of the workers, for a while; whether one came."""
         with self.news:
             self._is_awaited = True
             came = is_enough() or self.call.is_ending or self.news.wait(LOOK_S)
@@ -170,7 +170,7 @@ class Tries:
             self.workers.put((lane,))
 
     def _settle(self, lane: Lane, message: Message) -> bool:
-        self.consumer._say(message)  # before the lane goes on: what ends its partition waits for all that runs
+        self.consumer._say(message)  # before the lane continues: what ends its partition waits for all that runs
         is_ready = self.lanes.done(lane, self.call)
         if self._is_awaited or self.call.is_ending:
             self._wake()
@@ -298,7 +298,7 @@ class Tries:
 
 
 def cancelled(error: BaseException) -> BaseException:
-    """A CancelledError that a handler raised though nobody cancelled it is a failure like others."""
+    """A CancelledError that a handler raised though it was not cancelled is a failure like others."""
     if not isinstance(error, asyncio.CancelledError):
         return error
     failure = CancelledError("something that the handler waited for was cancelled, not the handler itself")

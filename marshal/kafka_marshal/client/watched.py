@@ -49,10 +49,10 @@ class Watched:
 
         On threads of our own, which no handler and no outage of Kafka holds up, until this Marshal ends, or
         ``close()`` of what is returned. ``port`` 0: a free one, in ``.port``; ``.url`` has it, too. ``host``: loopback
-        unless told otherwise; anybody who reaches another address can read what is served. ``/metrics`` needs the extra
+        by default; anybody who reaches another address can read what is served. ``/metrics`` needs the extra
         ``[prometheus]``. Raises ConfigurationError where the address can't be listened on, ClosedError.
         """
-        from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for those who serve nothing
+        from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for a Marshal that serves nothing
 
         port, host = checked_address(port, host)
         self._meter.driver.refuse_fork()
