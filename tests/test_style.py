@@ -12,7 +12,7 @@ from tests import style
 CEILINGS: dict[str, int] = {
     "marshal/kafka_marshal/admin": 23,
     "marshal/kafka_marshal/cli": 10,
-    "marshal/kafka_marshal/client": 261,
+    "marshal/kafka_marshal/client": 168,
     "marshal/kafka_marshal/engine": 118,
     "marshal/kafka_marshal/engine/claims": 87,
     "marshal/kafka_marshal/engine/groups": 42,
