@@ -1,8 +1,8 @@
 """A handle that nothing refers to any more is closed, with a warning: a notebook's cell that runs again drops one.
 
 Threads of the library would work for it for ever, and keep its leases. So they never refer to what the user has: to a
-Marshal weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held; what it calls
-here takes none, and leaves the rest to a thread of the library.
+Marshal weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held;
+what it calls here takes none, and leaves the rest to a thread of the library.
 
 A program whose main() returns drops its handles as well, just before the interpreter ends. That is no mistake: the
 thread waits for a moment, and the interpreter's end releases everything without a warning.
