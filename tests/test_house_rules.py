@@ -138,10 +138,10 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (18, 4_400),
     "cli": (26, 6_400),
     "client": (36, 7_200),
-    "engine": (49, 9_500),
+    "engine": (56, 11_100),
     "kafka_marshal": (17, 2_300),
     "metrics": (8, 1_500),
-    "node": (25, 3_800),
+    "node": (26, 3_900),
     "observe": (15, 3_300),
     "pipeline": (34, 6_900),
     "rationalizer": (46, 7_500),
@@ -153,7 +153,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (374, 72_800)
+MOST_OF_ALL = (382, 74_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
