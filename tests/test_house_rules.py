@@ -424,8 +424,13 @@ MOST_ATTRIBUTES = 15
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (26, 13),
     "kafka_marshal.admin.client.Admin": (27, 6),
+    "kafka_marshal.client.base.Membership": (26, 13),
+    "kafka_marshal.engine.engine.Engine": (29, 15),
     "kafka_marshal.engine.groups.member.Membership": (25, 16),
-    "kafka_marshal.engine.work.run.Run": (22, 21),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (28, 16),
+    "kafka_marshal.engine.work.delivery.Delivery": (26, 15),
+    "kafka_marshal.engine.work.run.Run": (28, 21),
+    "kafka_marshal.node.replica.Replica": (25, 16),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (24, 18),
 }

@@ -11,6 +11,8 @@ from kafka_marshal.instance import release
 from kafka_marshal.node.record_file import RECORD
 from kafka_marshal.testing.simulation import Scenario, simulate_one
 
+pytestmark = pytest.mark.flaky(reruns=0)
+
 
 @pytest.mark.parametrize(
     ("seed", "coordinated", "lanes"),
