@@ -14,6 +14,7 @@ from kafka_marshal.testing.simulation import Scenario, simulate_one
 pytestmark = pytest.mark.flaky(reruns=0)
 
 
+@pytest.mark.flaky(reruns=0)
 @pytest.mark.parametrize(
     ("seed", "coordinated", "lanes"),
     [(8, False, False), (1, False, False), (2, True, False), (35, True, True), (0, False, True)],

@@ -76,7 +76,7 @@ def record(engine: Engine, rng: Random) -> Recorder | None:
 
     def failed(error: Exception) -> None:
         engine.recorder = None
-        text = "%s can't be written any more, and the recording ends here; the worker goes on: %s"
+        text = "%s can't be written any more, and the recording ends here; the worker continues: %s"
         log(logging.ERROR, "recording_ended", text, file.path, error)
 
     file.failed = failed
