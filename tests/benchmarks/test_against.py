@@ -45,6 +45,7 @@ def test_each_measurement_runs_once(
     against.main(["HEAD", "--rounds", "1", "--json", str(tmp_path / "pair.json")])
     samples = json.loads((tmp_path / "pair.json").read_text())["samples"]
     assert {len(pairs) for pairs in samples.values()} == {1}
-    assert all(min(pair) > 0 for name, pairs in samples.items() for pair in pairs if "librdkafka" not in name)
+    # The clock of a thread's processor time is coarse: a few messages may take none of it.
+    assert all(min(pair) > 0 for name, pairs in samples.items() for pair in pairs if name.endswith((": rate", ": ms")))
     said = capsys.readouterr().out
     assert all(name in said for _, _, name, _ in against.ROWS)
