@@ -102,7 +102,7 @@ class Engine:
         self.failure: Exception | None = None
         #: The state of the CPs that are read; the caller applies the log to them.
         self.worlds: Mapping[int, World] = worlds
-        #: CPs of which no record has told how late it is since we caught up, and when we ask (T3).
+        #: CPs whose current log time is unknown since we caught up, and when we ask for it (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
         self.topic_ids: TopicIds = TopicIds()
@@ -114,7 +114,7 @@ class Engine:
 
     @property
     def ids(self) -> tuple[str, str, str]:
-        """What every record of ours begins with."""
+        """What each record of this member begins with."""
         return self.settings.ids
 
     # Setting up.
@@ -158,7 +158,7 @@ class Engine:
             self._numbered[consumer.number - 1] = None
 
     def unblock(self, keys: Collection[Key]) -> None:
-        """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
+        """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""
         for consumer in self.consumers.values():
             consumer.positions.unblock(keys)
 
@@ -192,7 +192,7 @@ class Engine:
     def caught_up(self, now: float) -> None:
         """The replica knows the world.
 
-        How old the last beats of others really are shows with the next record of their CP: somebody's or our Tick (T3).
+        The age of others' last heartbeats is known with the next record of their CP, at the latest our Tick (T3).
         """
         self.peers.caught_up(now)
         self._unknown_time = {cp: at for cp, at in self._unknown_time.items() if cp in self.worlds}
@@ -202,7 +202,7 @@ class Engine:
                 self._unknown_time[cp] = ask_at
 
     def acked(self, token: int, offset: int | None, now: float) -> None:
-        """The broker answered an append: its offset, or None where it failed or did not tell."""
+        """The broker answered an append: its offset, or None if it failed or returned no offset."""
         for lease in self.book.acked(token, offset):
             self.book.compare_clocks(lease, self.worlds[lease.cp].log_time, now)
         for member in self.groups.values():
@@ -214,7 +214,7 @@ class Engine:
         return consumer is not None and consumer.of(asked.key, asked.token) is not None
 
     def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
-        """The leader told a log's start and end, and the start offset asked for."""
+        """The leader returned a log's start and end, and the start offset asked for."""
         consumer = self.consumers.get(asked.consumer)
         assignment = None if consumer is None else consumer.of(asked.key, asked.token)
         if consumer is not None and assignment is not None:

@@ -159,7 +159,7 @@ class Recorder:
     def reading(self, name: str, read: Callable[[], Any], of: tuple[Any, ...]) -> Any:
         """Read what user threads change, and write it down."""
         thread = get_ident()
-        del READERS[thread]  # what is read for it is no reading of its own, and another engine may have its turn
+        del READERS[thread]  # nested readings are part of this one, and another engine may take an input meanwhile
         try:
             found = read()
         except BaseException as error:

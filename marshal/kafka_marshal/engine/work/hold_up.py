@@ -1,4 +1,4 @@
-"""Which partitions are fetched no more for want of memory, so that others go on; and again, once there is room.
+"""Which partitions are no longer fetched for lack of memory, so that others continue; fetched again once there is room.
 
 What librdkafka had fetched ahead of that is fetched again.
 """

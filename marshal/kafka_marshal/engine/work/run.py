@@ -21,7 +21,7 @@ __all__ = ["ALL", "Run", "Taken", "first_in_hand", "offset_of"]
 #: In ``Taken.out``: all of its messages.
 ALL = sys.maxsize
 
-#: What getrefcount says of a message that nobody but its run has: the run's list, and getrefcount's argument.
+#: What getrefcount returns for a message that only its run refers to: the run's list, and getrefcount's argument.
 OWN_REFERENCES = 2
 
 
@@ -108,7 +108,7 @@ class Run(Generic[A]):
         self.first: int
         self.last: int
         self.first, self.last = (offset_of(messages[0]), offset_of(messages[-1])) if messages else (covers_from,) * 2
-        #: How many things are in hand: each may be done before its neighbours are.
+        #: How many messages are in flight: each may be done before its neighbours are.
         self.size: int = len(messages)
         #: The first offset that is done together with the first message.
         self.covers_from: int = covers_from
@@ -123,7 +123,7 @@ class Run(Generic[A]):
         self._is_piece = False
         #: Known of a run of which nothing is left to be taken.
         self._is_settled = False
-        #: Since when (ms, own clock) the message under the cursor, or the run, is in hand.
+        #: Since when (ms, own clock) the message under the cursor, or the run, is in flight.
         self.since: float = now
         self.seen_cursor: int = 0
         self.done_count: int = 0
@@ -164,7 +164,7 @@ class Run(Generic[A]):
 
     @cursor.setter
     def cursor(self, cursor: int) -> None:
-        """So many are done."""
+        """This many are done."""
         self._cursor = cursor
 
     def walked(self, last: Message | None) -> None:
@@ -183,7 +183,7 @@ class Run(Generic[A]):
         return list(self.walk)
 
     def resume(self, again: Sequence[Message] = ()) -> None:
-        """Have ``walk`` go on with what was recalled, and with these, which no thread got."""
+        """Continue ``walk`` with what was recalled, and with these, which no thread received."""
         numbers = sorted(
             bisect_left(self.messages, offset_of(message), key=offset_of) for message in (*self.recall(), *again)
         )
@@ -239,7 +239,7 @@ class Run(Generic[A]):
                 continue
             if name in lost or final or sys.getrefcount(self.messages[index]) <= OWN_REFERENCES + (name in noted):
                 found.append(self.messages[index])
-        # Asked last: a thread that has handed one out, and let go of it while we counted, has said so before.
+        # Read last: a thread that delivered one and dropped it while we counted has noted it before.
         left = {id(message) for taken in self.taken for message in taken.messages[: taken.out[0]]}
         return [message for message in found if id(message) not in left]
 
@@ -263,7 +263,7 @@ class Run(Generic[A]):
         return sum(id(message) in left for message in self.messages)
 
     def dropped(self, before: float) -> list[Message]:
-        """What was handed out before that time, is not done, and nobody has any more who could say so."""
+        """What was delivered before that time, is not done, and that the user has dropped."""
         if (is_dropped := self.is_batch_dropped(before)) is not None:
             return self.messages if is_dropped else []
         return self.unreferenced(before) if self.is_settled else []
@@ -315,7 +315,7 @@ class Run(Generic[A]):
         return next((message for message, mark in zip(taken, self.marks, strict=False) if not mark), None)
 
     def piece(self, first: int, last: int) -> Run[A]:
-        """The messages at index first … last, all of which threads have taken, as a run of their own."""
+        """The messages at index first … last, all of which threads have taken, as a separate run."""
         covers_from, _ = self.covered(first, last)
         piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.begun_at())
         piece._is_piece, piece.in_lanes = True, self.in_lanes
@@ -341,7 +341,7 @@ class Run(Generic[A]):
 
 
 def first_in_hand(runs: Mapping[int, Run[A]]) -> tuple[int, bytes | str | None] | None:
-    """Offset and key of the first message in hand (of a range: no key); None: none is. Any thread may ask."""
+    """Offset and key of the first message in flight (of a range: no key); None: there is none. Any thread may ask."""
     run = min(list(runs.values()), key=lambda run: run.first, default=None)
     if run is None or not run.messages:
         return None if run is None else (run.first, None)
