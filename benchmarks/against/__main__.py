@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from benchmarks.against.worker import THREADS
 from benchmarks.common import bench_kafka
 from benchmarks.race.contestants import MARSHAL
 from benchmarks.race.events.handover import hand_over
-from benchmarks.race.grounds import Grounds
+from benchmarks.race.grounds import Grounds, new_name
 from benchmarks.race.hosts import ROOT, Host
 from kafka_marshal.testing.simulate import where_it_ran
 
@@ -67,6 +68,15 @@ def packages(tree: Path) -> Iterator[Path]:
         (found / "rationalizer").symlink_to(tree / "rationalizer")
         (found / "benchmarks").symlink_to(ROOT / "benchmarks")
         yield found
+
+
+def coordination(bootstrap: str, folder: Path) -> str:
+    """A log that one side creates itself: at the level that this release begins with."""
+    name = new_name("__marshal")
+    program = "import sys; from kafka_marshal.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "init", "--bootstrap", bootstrap, "--topic", name]
+    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, capture_output=True)
+    return name
 
 
 def measurements(grounds: Grounds) -> dict[str, Callable[[Side], Figures]]:
@@ -169,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bootstrap = stack.enter_context(bench_kafka())
         folders = [stack.enter_context(packages(each)) for each in (ROOT, tree)]
         hosts = [[stack.enter_context(Host("benchmarks.against.worker", [x])) for _ in range(2)] for x in folders]
-        sides = [Side(Grounds(bootstrap).coordination(), *pair) for pair in hosts]
+        sides = [Side(coordination(bootstrap, x), *pair) for x, pair in zip(folders, hosts, strict=True)]
         found = measured(bootstrap, sides, rounds)
     print(f"{table(found, options.rev)}\n\n{time.monotonic() - began:.0f} s")
     if options.json:
