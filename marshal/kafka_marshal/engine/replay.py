@@ -130,7 +130,9 @@ class Replay:
         self._readings: deque[Any] = deque()
         self._at = 0
         #: How many inputs were taken, and how many effects and states compared.
-        self.inputs = self.effects = self.states = 0
+        self.inputs: int = 0
+        self.effects: int = 0
+        self.states: int = 0
 
     def run(self) -> None:
         """Feed all of it. Raises ReplayDiffersError where the engine does something else."""

@@ -28,6 +28,7 @@ class RecordFile:
     """One file; it is not there before, and only its owner may read it."""
 
     def __init__(self, path: str) -> None:
+        self.path: str
         self._file, self.path = _opened(path)
         self._lines: list[bytes] = []
         self._bytes = 0
