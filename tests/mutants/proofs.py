@@ -91,12 +91,12 @@ class Sizes:
     groups: int = 8
     #: Stories that the oracle judges; those that are drawn.
     judged: int = 1
-    seeds: int = 12
+    seeds: int = 6
     #: Stories that are written down.
     stories: int = len(STORIES)
     #: Stories of coordinated groups; of lanes, of each kind of group.
     members: int = 6
-    lanes: int = 4
+    lanes: int = 2
     #: Points at which each call is interrupted.
     points: int = 1_000
 
