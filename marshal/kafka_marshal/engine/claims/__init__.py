@@ -1,1 +1,1 @@
-"""Leases: claimed, kept, let go; who else is there, and who shall have what."""
+"""Leases: claiming, keeping and releasing them; the other members, and which member gets what."""

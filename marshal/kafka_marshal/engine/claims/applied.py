@@ -1,4 +1,4 @@
-"""What claims conclude from the records that our replica has applied: ours, and those of others."""
+"""What claims conclude from the records that our replica has applied: our own, and those of other members."""
 
 from __future__ import annotations
 
@@ -32,27 +32,25 @@ from rationalizer import (
 
 __all__ = ["LeaseRecords"]
 
-#: Where these stand in a message (E1).
-
 
 class Host(Protocol):
-    """Who is host of what is not the claims' own business."""
+    """The engine, as far as claims need it."""
 
     def unblock(self, keys: Collection[Key]) -> None:
-        """Somebody has set these positions, or the group begins anew."""
+        """An offset was set for these partitions, or the group was forgotten and starts again."""
 
     def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
-        """The log answers a ClaimingMessages of a lease that is over (C13)."""
+        """The log answered a ClaimingMessages for a lease that is over (C13)."""
 
     def wrong_kind(self) -> None:
-        """The group is a coordinated one: nothing of it can be claimed (G1)."""
+        """The group is coordinated: none of its partitions can be claimed (G1)."""
 
     def fail(self, error: Exception, now: float) -> None:
-        """This member has ended."""
+        """End this member with an error."""
 
 
 class LeaseRecords:
-    """All our leases, and what we know of those of others."""
+    """Our leases, and what we know of the leases of others."""
 
     def __init__(
         self, settings: EngineSettings, worlds: Mapping[int, World], outbox: Outbox, rng: Random, host: Host
@@ -61,28 +59,27 @@ class LeaseRecords:
         self.outbox = outbox
         self.peers: Peers = Peers(settings, worlds)
         self.book: LeaseBook = LeaseBook(settings, outbox, rng)
-        #: What says which partitions each consumer works on, by its number.
+        #: Consumer number → the source of its partitions.
         self.sources: dict[int, ClaimsClient] = {}
         self.manual: dict[Key, ManualLease] = {}
         #: An operator has asked us to hand over (C19).
-        #: An operator has asked us to hand over (C19).
         self.draining: bool = False
-        #: How long claims took, from sending to the log's answer; and how long leases had no live holder before them.
+        #: In seconds: from sending a claim to the log's answer; and how long the lease had no live holder before it.
         self.claim_times: Histogram = Histogram()
         self.gaps: Histogram = Histogram()
         self._worlds = worlds
-        #: CPs of which records were applied since clocks were compared.
+        #: CPs with records applied since the last ``compare_clocks``.
         self._moved: set[int] = set()
         self._host = host
 
     def source(self, number: int, settings: ConsumerSettings, subscription: Subscription) -> ClaimsClient:
-        """For a new consumer."""
+        """Create the source of partitions for a new consumer."""
         made = ClaimsClient(self.settings, settings, subscription, self.book, self.peers, self.outbox, self.lets_all_go)
         self.sources[number] = made
         return made
 
     def claim(self, key: Key) -> ManualLease:
-        """Want a lease by hand; ``step`` sends the claim."""
+        """Register a lease claimed by hand; ``step`` sends the claim."""
         self.manual[key] = ManualLease(key, self.book, self.peers, self.outbox, self.settings.ids)
         return self.manual[key]
 
@@ -94,20 +91,23 @@ class LeaseRecords:
             manual.step(now)
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float, *, has_ended: bool) -> None:
-        """Our replica applied one record. has_ended: the engine has; what was granted before is host all the same."""
+        """Our replica applied one record.
+
+        has_ended: the engine has ended; only answers to our earlier ClaimingMessages are passed on.
+        """
         self._moved.add(cp)
         message = outcome.message
         if message is None or message.group_id != self.settings.group_id:
             return
         own = message.instance_id == self.settings.instance_id and message.client_id == self.settings.client_id
         if has_ended:
-            if own and isinstance(record := outcome.record, ClaimingMessages):  # sent before: nobody will get these
+            if own and isinstance(record := outcome.record, ClaimingMessages):  # sent before: never delivered
                 self._grant_applied(record, outcome, now)
             return
-        if outcome.is_a(HeartbeatBatch):  # most of the log, and large: no objects for what is known good
+        if outcome.is_a(HeartbeatBatch):  # most of the log, and large: create no object per entry
             self._beats_applied(cp, offset, message.entries, outcome.entries or (), outcome, own, now)
             return
-        if outcome.is_a(ClaimingPartition):  # most of it while a group starts
+        if outcome.is_a(ClaimingPartition):  # most of the log while a group starts
             self._claim_applied(cp, offset, message, outcome, own, now)
             return
         record = outcome.record
@@ -135,23 +135,26 @@ class LeaseRecords:
                 self._unblock([(record.topic, record.partition)])
 
     def compare_clocks(self, now: float) -> None:
-        """T5, after records were applied: due before anybody else has the lock, even where ``step`` can wait."""
+        """Compare log time with our clock (T5), after records were applied.
+
+        Call it before releasing the lock, even if ``step`` can wait.
+        """
         if self._moved:
             self.book.log_times_moved({cp: self._worlds[cp].log_time for cp in self._moved if cp in self._worlds}, now)
             self._moved.clear()
 
     def _unblock(self, keys: Collection[Key]) -> None:
-        """Somebody set these positions (C11), or the group begins anew: they may be worked on again (P11)."""
+        """These partitions may be worked on again (P11): an offset was set (C11), or the group was forgotten."""
         self._host.unblock(keys)
         self._look_again()
 
     def _look_again(self, key: Key | None = None) -> None:
-        """Somebody else did something to a lease (None: to any), or wants something."""
+        """A lease (None: any lease) changed, or another member asked for it."""
         for source in self.sources.values():
             source.look_again(key)
 
     def _verify(self, key: Key, now: float) -> None:
-        """Whatever happened: a lease of ours stands in the world under our ids and epoch, or it is lost (C5)."""
+        """Check that the world still holds our lease under our ids and epoch; otherwise it is lost (C5)."""
         lease = self.book.leases.get(key)
         if lease is None or lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
             return
@@ -195,14 +198,14 @@ class LeaseRecords:
             self._measure(lease, now)
             self.book.grant(lease, epoch, offset, outcome.log_time, heartbeat_interval_ms, now)
         elif lease is None or wanted or lease.epoch != epoch:
-            # Granted what we no longer want, or what ends an epoch that we hold or are letting go: let it go (C17).
+            # Granted, but no longer wanted, or it ends an epoch that we hold or are releasing: release it (C17).
             self.book.unseen.release(key, cp, epoch)
             if lease is not None and wanted:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
 
     def _measure(self, lease: HeldLease, now: float) -> None:
-        """A claim of ours is granted: what it took, and for how long nobody was at work on the partition."""
+        """Our claim was granted: record how long it took, and how long the partition had no live holder."""
         if (sent_at := lease.pending.claim_sent_at) is not None:
             self.claim_times.observe((now - sent_at) / 1000)
         if (since := vacant_since(self.peers, lease.key)) is not None:
@@ -275,7 +278,7 @@ class LeaseRecords:
             lease = self.book.leases.get(key)
             if lease is not None and lease.epoch == epoch:
                 lease.owner.beaten(last_offset, accepted, now)
-                if not accepted:  # else it is ours: no beat of anybody but the holder is accepted (C5)
+                if not accepted:  # an accepted one proves that it is ours: only the holder's beats are accepted (C5)
                     self._verify(key, now)
         if beaten:
             self.book.beat_applied(cp, offset, outcome.log_time, beaten, now)
@@ -292,7 +295,7 @@ class LeaseRecords:
             return
         self.peers.freed(record.client_id, key, now)
         self._look_again(key)
-        if own and is_held and lease is not None:  # ours was not sent: an operator took it away (C18)
+        if own and is_held and lease is not None:  # we sent no release: an operator evicted us (C18)
             self.book.lose(lease, Loss.EVICTED, now)
             return
         if own and lease is not None and lease.epoch == record.epoch:
@@ -301,7 +304,7 @@ class LeaseRecords:
             lease.owner.handed_in(HandIn(record.last_offset, outcome.code, pausing))
 
     def drain(self, instance_id: str) -> None:
-        """An operator asks us to hand over everything, and to claim nothing more (C19)."""
+        """An operator asks us to hand over all partitions and to claim no more (C19)."""
         if not self.draining:
             self.draining = True
             self.outbox.add(
@@ -332,7 +335,7 @@ class LeaseRecords:
         self._look_again()
 
     def lets_all_go(self) -> str:
-        """Why everything is to be let go; "": it is not."""
+        """Why all partitions are to be released; "": they are not."""
         return DRAINED if self.draining else ""
 
 

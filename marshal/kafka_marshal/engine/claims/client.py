@@ -1,4 +1,4 @@
-"""What one consumer has by leases: claims as its policy wishes, and the records that keep and commit them."""
+"""One consumer's partitions by leases: claims as its policy decides, and the records that keep and commit them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["ClaimsClient", "Prior"]
 
 
 class Prior:
-    """The leases of a group, by topic, as they were when this was made."""
+    """The leases of a group, by topic, at the time of creation."""
 
     def __init__(self, peers: Peers) -> None:
-        #: By topic: how many partitions, and by CP the offset of the oldest claim that a lease still stands on.
+        #: Topic → (number of partitions, CP → offset of the oldest claim that is still a lease's epoch).
         self._topics: dict[str, tuple[int, dict[int, int]]] = {}
         held: dict[str, set[int]] = {}
         for topic, partition in peers.claimed:
@@ -42,9 +42,9 @@ class Prior:
         return oldest
 
     def claims_before(self, key: Key) -> Mapping[int, int]:
-        """Where a partition lies above all that were ever held: claims of those, an offset by CP. Else nothing.
+        """CP → offset of the topic's oldest claim, if the partition's number is above all that were ever held; else {}.
 
-        If one of them is older than it takes a member to see that a topic has grown, the partition came later.
+        If such a claim is older than a member needs to see that a topic has grown, the partition was added later.
         """
         count, oldest = self._topics.get(key[0], (0, {}))
         return oldest if 0 < count <= key[1] else {}
@@ -110,7 +110,7 @@ class LeaseReports:
 
     def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
         self._book.release(_lease(own), last_offset, now)
-        if why not in (PAUSED, SURPLUS):  # what a pause takes goes to the first that claims it afterwards
+        if why not in (PAUSED, SURPLUS):  # after a pause the first claim gets the partition
             self._placement.leave_alone(own.key, now)
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
@@ -137,22 +137,22 @@ class ClaimsClient:
         self._outbox = outbox
         self.lets_all_go = lets_all_go
         self.view: LeaseView = LeaseView(peers, subscription)
-        #: Does this Marshal hold or want the lease already?
+        #: Whether this Marshal already holds or wants the lease.
         self.is_taken: Callable[[object], bool] = book.leases.__contains__
         self.failure: MarshalError | None = None
-        #: Needed only if a group does not begin at the earliest offset: it reads every lease of the group.
+        #: Only if the group does not start at the earliest offset, since it reads every lease of the group.
         self._prior = None if wanted.start == "earliest" else Prior(peers)
 
     def attach(self, work: Work) -> None:
-        """For whom; once, before anything else."""
+        """Set the consumer; called once, before anything else."""
         self._work = work
         self.placement: Placement = Placement(work, self, self._peers, self._settings, self._wanted)
         self.reports: LeaseReports = LeaseReports(self._settings.ids, self._book, self._outbox, self.placement)
 
-    # What its consumer asks.
+    # Called by its consumer.
 
     def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
-        return why not in PASSING  # the policy is asked again: ``Placement.wishes``
+        return why not in PASSING  # ``Placement.wishes`` asks the policy again
 
     def lose(self, own: Ownership, reason: Loss, now: float) -> None:
         self._book.lose(_lease(own), reason, now)
@@ -162,7 +162,7 @@ class ClaimsClient:
 
     @property
     def has_left(self) -> bool:
-        """Whether the log has answered every claim, and shows what it granted unwanted as released."""
+        """Whether the log has answered every claim, and shows a release of each unwanted grant."""
         return not self._book.unseen
 
     def look_again(self, key: Key | None = None) -> None:
@@ -182,7 +182,7 @@ class ClaimsClient:
     # Claiming.
 
     def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
-        """Reach for a lease."""
+        """Claim a lease."""
         cp = self._peers.cp_of(key)
         before = None if self._prior is None else self._prior.claims_before(key)
         self._work.take_on(key, self.view.is_first(key), lambda owner: self._book.want(key, cp, owner), before)

@@ -4,13 +4,13 @@ The life of a lease, as its client sees it::
 
     WANTED ──claim applied as accepted──▶ HELD ──release sent──▶ RELEASING ──release applied──▶ (gone)
        ▲                                   │
-       └── refused: wanted still           └──fenced, or not proven in time──▶ LOST (gone)
+       └── refused: still wanted           └──fenced, or not proven in time──▶ LOST (gone)
 
 * A grant counts when our own replica has applied it, never when a broker acknowledged it (T4).
-* ``hand_out_until`` is the one number a user's thread looks at before each message: our own clock's time until which
-  the lease is proven (T4), or 0 while it is in doubt (T5), being let go, or over.
-* Once a release was sent the epoch is over for us (C17); it is sent again until the log shows it.
-* A grant nobody wants any more is released at once (C17).
+* ``hand_out_until`` is the one number that a user's thread reads before each message: our own clock's time until which
+  the lease is proven (T4), or 0 while it is in doubt (T5), being released, or over.
+* Once a release is sent, the epoch is over for us (C17). The release is repeated until the log shows it.
+* A granted lease that we no longer want is released at once (C17).
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ __all__ = ["HeldLease", "LeaseBook", "LeaseState", "UnseenClaims"]
 @dataclass(slots=True)
 class _Unseen:
     cp: int
-    #: Of the claim; −1: the log has shown it.
+    #: Token of the claim; −1: the log already shows the claim.
     token: int
-    #: The epoch that it has if it is granted: the offset of the claim. None: not known yet.
+    #: The epoch it gets if granted: the offset of the claim. None: not known yet.
     epoch: int | None = None
-    #: Its release is appended.
+    #: Whether its release was appended.
     is_released: bool = False
 
 
 class UnseenClaims:
-    """Those of one Marshal. A claim whose append failed is none: it may be written all the same, but seldom is."""
+    """Claims of one Marshal that are no longer wanted, and that the log does not show as answered or released.
+
+    A claim whose append failed is dropped, although the broker may, rarely, have written it.
+    """
 
     def __init__(self, ids: tuple[str, str, str], outbox: Outbox) -> None:
         self._ids = ids
@@ -54,11 +57,11 @@ class UnseenClaims:
         return bool(self._claims)
 
     def dropped(self, key: Key, cp: int, token: int) -> None:
-        """The lease is not wanted any more, and this claim is under way."""
+        """The lease is no longer wanted, but its claim is in flight."""
         self._claims[key] = _Unseen(cp, token)
 
     def acked(self, token: int, offset: int | None) -> None:
-        """The broker answered an append: its offset, or None where it failed."""
+        """The broker answered an append: its offset; None: it failed."""
         for key, claim in list(self._claims.items()):
             if claim.token == token:
                 claim.epoch = offset
@@ -66,21 +69,21 @@ class UnseenClaims:
                     del self._claims[key]
 
     def answered(self, key: Key) -> None:
-        """The log shows what became of the claim."""
+        """The log shows the result of the claim."""
         self._claims.pop(key, None)
 
     def release(self, key: Key, cp: int, epoch: int) -> None:
-        """The log has granted it: release it."""
+        """The log granted the claim: release the lease."""
         claim = self._claims[key] = _Unseen(cp, -1, epoch)
         self._append(key, claim)
 
     def released(self, key: Key, epoch: int) -> None:
-        """A release of ours was applied."""
+        """Our release was applied."""
         if (claim := self._claims.get(key)) is not None and claim.epoch == epoch:
             del self._claims[key]
 
     def release_all(self) -> bool:
-        """Release what may have been granted, unseen: a release of what was not is rejected. Whether there was any."""
+        """Release what may have been granted; without a grant the log rejects it. Returns whether any was sent."""
         found = [
             (key, claim) for key, claim in self._claims.items() if claim.epoch is not None and not claim.is_released
         ]
@@ -94,12 +97,12 @@ class UnseenClaims:
         self._outbox.append(claim.cp, ReleasingPartition(*self._ids, *key, claim.epoch, None))
 
 
-#: Beats are jittered downwards to this share of their interval, at most (T4).
+#: Jitter: a beat comes after this share of its interval at the earliest (T4).
 EARLIEST_BEAT = 0.8
 
 
 class LeaseState(StrEnum):
-    """Where a lease of ours stands."""
+    """The state of our lease."""
 
     WANTED = "wanted"
     HELD = "held"
@@ -109,29 +112,29 @@ class LeaseState(StrEnum):
 
 @dataclass(slots=True)
 class LastProof:
-    """What last showed that a lease is ours (T4)."""
+    """The last proof that a lease is ours (T4)."""
 
-    #: By our own clock (ms).
+    #: Our own clock (ms).
     sent_at: float = 0.0
     log_time: int = 0
-    #: Until when a grant may wait for its first one.
+    #: Our own clock (ms): a new grant without any proof is lost then.
     due: float = 0.0
 
 
 @dataclass(slots=True)
 class Pending:
-    """What of a lease the log does not show yet."""
+    """What the log does not show yet of a lease."""
 
-    #: When the claim that is under way was sent; None: none is.
+    #: When the claim in flight was sent; None: there is none.
     claim_sent_at: float | None = None
     claim_token: int = -1
     release_sent_at: float = 0.0
-    #: What the release says to be done.
+    #: The last_offset in the release.
     last_offset: int | None = None
 
 
 class HeldLease:
-    """One lease that we hold, want or are letting go."""
+    """One lease that we hold, want or are releasing."""
 
     __slots__ = (
         "_beaten",
@@ -151,9 +154,9 @@ class HeldLease:
         "valid_until",
     )
 
-    #: A lease is of a whole partition.
+    #: A lease covers a whole partition.
     keys: None = None
-    #: What the log keeps beyond a gap (P5).
+    #: How many intervals the log keeps beyond a gap (P5).
     most_intervals = MAX_INTERVALS
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
@@ -163,17 +166,17 @@ class HeldLease:
         self.owner: Owner = owner
         self.state: LeaseState = LeaseState.WANTED
         self.epoch: int = -1
-        #: Our own clock's time until which the lease is proven (T4); 0: it is not yet.
+        #: Our own clock (ms) until which the lease is proven (T4); 0: not yet proven.
         self.valid_until: float = 0.0
-        #: Until when messages may be handed out: valid_until, or 0. Read without a lock by users' threads.
+        #: Messages may be delivered until then: valid_until, or 0. Users' threads read it without a lock.
         self.hand_out_until: float = 0.0
-        #: The same in seconds, for who looks before every message.
+        #: The same in seconds, for threads that check it before every message.
         self.hand_out_until_s: float = 0.0
-        #: The same (ms) for what was granted before (at most once): the lease being let go does not end it.
+        #: The same (ms) for messages granted earlier (at most once): a pending release does not end it.
         self.proven_until: float = 0.0
-        #: Nothing more is handed out: it is being let go.
+        #: Whether it is being released: no more messages are delivered.
         self.stopped: bool = False
-        #: Since when log time runs ahead of our clock (T5).
+        #: Since when log time runs ahead of our clock (T5); None: it does not.
         self.in_doubt_since: float | None = None
         self.proof: LastProof = LastProof()
         self.pending: Pending = Pending()
@@ -191,52 +194,52 @@ class HeldLease:
 
     @property
     def claim_expires(self) -> float:
-        """When a claim that the log has not answered counts as lost; inf: none is under way."""
+        """Our own clock (ms): an unanswered claim counts as lost then; inf: no claim is in flight."""
         if self.state is not LeaseState.WANTED:
             return inf
         return (self.pending.claim_sent_at or 0.0) + self.heartbeat_interval_ms
 
     @property
     def release_due(self) -> float:
-        """When a release that the log does not show by then is sent again (C17); inf: none is under way."""
+        """Our own clock (ms): a release that the log does not show is sent again then (C17); inf: none is in flight."""
         if self.state is not LeaseState.RELEASING:
             return inf
         return self.pending.release_sent_at + self.heartbeat_interval_ms
 
     def is_ending(self, now: float) -> bool:
-        """Whether nothing more is handed out: it is over, being let go, or in doubt."""
+        """Whether no more messages are delivered: the lease is over, being released, or in doubt."""
         return now >= self.hand_out_until
 
     def may_hand_over(self, now: float) -> bool:
-        """Whether what was taken earlier, and granted (C12), may go out: not when the lease may be over (T4)."""
+        """Whether messages granted earlier (C12) may be delivered: not if the lease may be over (T4)."""
         return self.in_doubt_since is None and now < self.valid_until
 
     def beat_entry(self) -> BeatEntry:
-        """Its part of the next beat; the same as last time where there is nothing new to say."""
+        """Its entry in the next beat; the same object as last time if nothing changed."""
         entry, last_offset = self._beaten, self.owner.progress_to_report()
         if entry is None or entry.epoch != self.epoch or entry.last_offset != last_offset:
             entry = self._beaten = BeatEntry(*self.key, self.epoch, last_offset)
         return entry
 
     def stop(self) -> None:
-        """Nothing more is handed out: it is being let go."""
+        """Deliver no more messages: a release follows."""
         self.stopped = True
         self.refresh()
 
     def resume(self) -> None:
-        """It is not let go after all: messages are handed out again."""
+        """Deliver messages again: no release follows after all."""
         self.stopped = False
         self.refresh()
 
     def refresh(self) -> None:
-        """Work out proven_until and hand_out_until anew."""
+        """Recompute proven_until and hand_out_until."""
         self.proven_until = self.valid_until if self.held and self.in_doubt_since is None else 0.0
         self.hand_out_until = 0.0 if self.stopped else self.proven_until
         self.hand_out_until_s = self.hand_out_until / 1000.0
 
 
 class LeaseBook:
-    """All our leases, and the beats that keep them."""
+    """All our leases, and the heartbeats that keep them."""
 
     def __init__(self, settings: EngineSettings, outbox: Outbox, rng: Random) -> None:
         self._settings = settings
@@ -245,19 +248,19 @@ class LeaseBook:
         self._proofs = Proofs()
         self._next_beat: dict[int, float] = {}
         self._next_forget = 0.0
-        #: Nothing is due before this, so that most wakes look at nothing; 0: something changed, work it out anew.
+        #: Nothing is due before this, so most wakes return at once; 0: something changed, recompute it.
         self._due = 0.0
         self.leases: dict[Key, HeldLease] = {}
         self.unseen: UnseenClaims = UnseenClaims(settings.ids, outbox)
 
     def want(self, key: Key, cp: int, owner: Owner) -> HeldLease:
-        """Note that we want a lease; ``claim`` sends the claim."""
+        """Register that we want a lease; ``claim`` sends the claim."""
         lease = HeldLease(key, cp, self._settings.heartbeat_interval_ms, owner)
         self.leases[key] = lease
         return lease
 
     def claim(self, lease: HeldLease, now: float, *, take_over: bool = False) -> None:
-        """Send a claim, or, while starting, a takeover of our predecessor's lease (C3, C7)."""
+        """Send a claim or, while starting, a takeover of a lease of our client's older instance (C3, C7)."""
         topic, partition = lease.key
         record = (
             Heartbeat(*self._settings.ids, topic, partition, None, None)
@@ -269,12 +272,12 @@ class LeaseBook:
         lease.pending.claim_sent_at, lease.pending.claim_token = now, token
 
     def is_releasing(self, key: Key) -> bool:
-        """Whether a release of ours is under way."""
+        """Whether our release is in flight."""
         lease = self.leases.get(key)
         return lease is not None and lease.state is LeaseState.RELEASING
 
     def drop(self, lease: HeldLease) -> None:
-        """Want it no longer. A claim under way that is granted later is released then (C17)."""
+        """Stop wanting it. If a claim in flight is granted later, it is released then (C17)."""
         if self.leases.get(lease.key) is lease:
             del self.leases[lease.key]
         if lease.pending.claim_sent_at is not None:
@@ -287,8 +290,8 @@ class LeaseBook:
     ) -> None:
         """Our replica applied our claim (or takeover) as accepted.
 
-        It is proven, and messages are handed out, once the acknowledgement has told which of our sendings this was (a
-        claim given up may be granted late, a stopped process sees its grant late), or once a beat is proven (T4).
+        The lease is proven, and messages are delivered, once the acknowledgement shows which sending was granted, or
+        once a beat is proven (T4). A claim given up may be granted late; a stopped process sees its grant late.
         """
         hi = heartbeat_interval_ms
         lease.pending.claim_sent_at = None
@@ -301,13 +304,14 @@ class LeaseBook:
         lease.proof.due = now + hi
         self.beat_applied(lease.cp, offset, log_time, [(lease.key, epoch)], now)
         due = self._beat_time(hi, now)
-        if self._next_beat.get(lease.cp, inf) > now + hi / BEATS_PER_INTERVAL:  # of leases with a longer interval (C7)
+        # It may be later because of leases with a longer interval (C7).
+        if self._next_beat.get(lease.cp, inf) > now + hi / BEATS_PER_INTERVAL:
             self._next_beat[lease.cp] = due
         self._due = 0.0
         lease.owner.granted(now)
 
     def beat(self, lease: HeldLease, last_offset: int | None, now: float) -> None:
-        """Beat one lease out of turn, with an offset (P9, or a user's own heartbeat)."""
+        """Send a heartbeat for one lease out of turn, with an offset (P9, or a user's own heartbeat)."""
         token = self._outbox.append(lease.cp, Heartbeat(*self._settings.ids, *lease.key, lease.epoch, last_offset))
         self._proofs.sent(token, lease.cp, now)
 
@@ -317,7 +321,7 @@ class LeaseBook:
         self._due = 0.0
 
     def release(self, lease: HeldLease, last_offset: int | None, now: float) -> None:
-        """Send the release; from here on the epoch is over for us (C17)."""
+        """Send the release; the epoch is over for us from now on (C17)."""
         if lease.held:
             self._outbox.add(Note("released", lease.key))
         lease.state = LeaseState.RELEASING
@@ -328,11 +332,11 @@ class LeaseBook:
         self.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
 
     def release_epoch(self, key: Key, cp: int, epoch: int, last_offset: int | None) -> None:
-        """Release an epoch of ours, whether or not a lease object stands for it (C17)."""
+        """Release our epoch, with or without a lease object for it (C17)."""
         self._outbox.append(cp, ReleasingPartition(*self._settings.ids, *key, epoch, last_offset))
 
     def lose(self, lease: HeldLease, reason: str, now: float) -> None:
-        """The lease is over, not by our will."""
+        """The lease is over, and we did not release it."""
         if lease.held:
             self._outbox.add(Note("lost", lease.key, reason))
         if self.leases.get(lease.key) is lease:
@@ -342,13 +346,13 @@ class LeaseBook:
         lease.owner.lost(reason, now)
 
     def beat_applied(self, cp: int, offset: int, log_time: int, beaten: list[tuple[Key, int]], now: float) -> None:
-        """Our replica applied a record of ours that moved the last beat of these (key, epoch)s."""
+        """Our replica applied our record, which moved the last beat of these (key, epoch) pairs."""
         self._credit(self._proofs.applied(cp, offset, log_time, beaten, now))
 
     def acked(self, token: int, offset: int | None) -> list[HeldLease]:
-        """The broker acknowledged an append at this offset (None: failed, or no offset told); what that proves.
+        """The broker acknowledged an append at this offset (None: failed, or no offset returned).
 
-        It proves it as of when the record was applied: log time may have moved on since (T5).
+        Returns the leases that this proves, as of when the record was applied: log time may have moved since (T5).
         """
         if self.unseen:
             self.unseen.acked(token, offset)
@@ -377,13 +381,13 @@ class LeaseBook:
         lease.refresh()
 
     def log_times_moved(self, log_times: Mapping[int, int], now: float) -> None:
-        """T5: where log time (by CP) ran ahead of our clock, hand out nothing until a later beat is accepted."""
+        """If log time (by CP) ran ahead of our clock, deliver nothing until a later beat is accepted (T5)."""
         for lease in self.leases.values():
             if lease.cp in log_times and lease.held:
                 self.compare_clocks(lease, log_times[lease.cp], now)
 
     def compare_clocks(self, lease: HeldLease, log_time: int, now: float) -> None:
-        """The same of one lease that we hold."""
+        """The same for one lease that we hold."""
         ahead = (log_time - lease.proof.log_time) - (now - lease.proof.sent_at)
         if ahead > proof_margin_ms(lease.heartbeat_interval_ms):
             if lease.in_doubt_since is None:
@@ -394,7 +398,7 @@ class LeaseBook:
             lease.refresh()
 
     def wake(self, now: float, silent_cps: frozenset[int]) -> bool:
-        """Lose what is not proven any more, send due beats (none in silent CPs: paused there), repeat releases.
+        """Lose leases whose proof ran out, send due beats (except in silent CPs, where they pause), repeat releases.
 
         Returns whether beats were due.
         """
@@ -421,7 +425,7 @@ class LeaseBook:
         return beaten
 
     def _beat_due(self, beating: dict[int, list[HeldLease]], now: float, silent_cps: frozenset[int]) -> bool:
-        """Beat where it is due, and where it might as well be: CPs that beat together wake us once, not once each."""
+        """Send due beats, and those nearly due: CPs that beat together cause one wake instead of several."""
         if not any(now >= self._next_beat.get(cp, 0.0) for cp in beating):
             return False
         share = self._rng.uniform(EARLIEST_BEAT, 1.0)
@@ -434,7 +438,7 @@ class LeaseBook:
         return True
 
     def beat_all(self, now: float) -> None:
-        """Beat every lease now."""
+        """Send a heartbeat for every lease now."""
         for cp in sorted({lease.cp for lease in self.leases.values() if lease.held}):
             self._send_beats(cp, [lease for lease in self.leases.values() if lease.held and lease.cp == cp], now)
 
@@ -454,7 +458,7 @@ class LeaseBook:
             self._proofs.sent(self._outbox.append(cp, record), cp, now)
 
     def deadline(self) -> float:
-        """When ``wake`` has something to do again, at the latest."""
+        """The latest time (own clock, ms) of the next call of ``wake``."""
         self._due = self._due or self._first_due()
         return self._due
 

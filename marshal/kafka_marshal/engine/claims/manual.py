@@ -1,4 +1,4 @@
-"""A lease claimed by hand: who waits for what, and what the log answered."""
+"""A lease claimed by hand: pending calls, and the log's answers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["Answer", "ManualLease"]
 
 @dataclass(slots=True)
 class Answer:
-    """What somebody waits for: None until our replica applied the record."""
+    """The answer to a pending record. accepted: None until our replica applied the record."""
 
     accepted: bool | None = None
     code: str = ""
 
 
 class ManualLease:
-    """One lease that a user claimed by hand. Called under the shell's lock."""
+    """One lease that a user claimed by hand. Call it with the shell's lock held."""
 
     def __init__(self, key: Key, book: LeaseBook, peers: Peers, outbox: Outbox, ids: tuple[str, str, str]) -> None:
         self.key = key
         self.lease: HeldLease = book.want(key, peers.cp_of(key), self)
-        #: Why the last claim was rejected; "": none was yet.
+        #: Why the last claim was rejected; "": no claim was rejected yet.
         self.refusal: str = ""
-        #: Why the lease is over; "": it is not.
+        #: Why the lease was lost; "": it was not.
         self.loss: str = ""
         self.is_released: bool = False
-        #: The release that ended it; None: none was applied yet (or somebody else ended it).
+        #: The release that ended it; None: not applied yet, or the lease ended otherwise.
         self.hand_in: HandIn | None = None
         self._book = book
         self._peers = peers
@@ -45,10 +45,10 @@ class ManualLease:
 
     @property
     def is_proven(self) -> bool:
-        """Granted by the log, and proven by a sending of ours (T4): it can be used."""
+        """Whether it can be used: granted by the log, and proven by our own sending (T4)."""
         return self.lease.held and self.lease.valid_until > 0
 
-    # What the lease tells its owner (Owner).
+    # Notifications from the lease (Owner).
 
     def granted(self, now: float) -> None:
         self.refusal = ""
@@ -76,13 +76,13 @@ class ManualLease:
         return None
 
     def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
-        """A ClaimingMessages of ours was applied; any accepted copy counts (C17)."""
+        """Our ClaimingMessages was applied; any accepted copy counts (C17)."""
         answer = self._grants.get(last_offset)
         if answer is not None and not answer.accepted:
             answer.accepted, answer.code = accepted, code
 
     def handed_in(self, hand_in: HandIn) -> None:
-        """A release of ours was applied as accepted; the first copy ends the lease."""
+        """Our release was applied as accepted; the first copy ends the lease."""
         self.hand_in = self.hand_in or hand_in
 
     def _answer_all(self, code: str) -> None:
@@ -94,10 +94,10 @@ class ManualLease:
                 answer.accepted, answer.code = False, code
         self._beats.clear()
 
-    # What the user asks for.
+    # Requests of the user.
 
     def step(self, now: float) -> None:
-        """Claim, or claim again as soon as that makes sense; while held by others, once every HI as a wish (C4)."""
+        """Claim, or claim again once that may succeed; while another member holds it, once per HI as a request (C4)."""
         lease = self.lease
         if lease.state is not LeaseState.WANTED:
             return
@@ -118,7 +118,7 @@ class ManualLease:
             self._book.claim(lease, now, take_over=held is not None and held.held and held.epoch == epoch)
 
     def deadline(self, now: float) -> float:
-        """When ``step`` has something to do again."""
+        """When (own clock, ms) ``step`` is due again."""
         lease = self.lease
         if lease.state is not LeaseState.WANTED:
             return float("inf")
@@ -132,25 +132,25 @@ class ManualLease:
         return max(now + 1, min(self._next_try, self._peers.opens_at(self.key, now)))
 
     def beat(self, last_offset: int | None, now: float) -> Answer:
-        """Heartbeat with an offset (C14)."""
+        """Send a heartbeat with an offset (C14)."""
         answer = Answer()
         self._beats.append((last_offset, answer))
         self._book.beat(self.lease, last_offset, now)
         return answer
 
     def grant(self, last_offset: int, now: float) -> Answer:
-        """ClaimingMessages up to last_offset (C12)."""
+        """Send a ClaimingMessages up to last_offset (C12)."""
         answer = self._grants[last_offset] = Answer()
         record = ClaimingMessages(*self._ids, *self.key, self.lease.epoch, last_offset)
         self._outbox.append(self.lease.cp, record)
         return answer
 
     def commit_ranges(self, ranges: tuple[tuple[int, int], ...]) -> None:
-        """CommitRanges (P3); the admin's way to put old progress back (C11)."""
+        """Send a CommitRanges (P3); an admin restores old progress with it (C11)."""
         self._outbox.append(self.lease.cp, CommitRanges(*self._ids, *self.key, self.lease.epoch, ranges))
 
     def release(self, last_offset: int | None, now: float) -> None:
-        """Release, or stop waiting for the grant."""
+        """Release the lease, or stop waiting for its grant."""
         if self.lease.held:
             self._book.release(self.lease, last_offset, now)
         elif self.lease.state is LeaseState.WANTED:
@@ -158,7 +158,7 @@ class ManualLease:
             self.is_released = True
 
     def release_bare(self, now: float) -> None:
-        """Release with no offset, also where a release with one is under way: whichever copy is first settles it."""
+        """Release without an offset, even if a release with one is in flight: the copy first in the log counts."""
         if self.lease.state is LeaseState.RELEASING:
             self._book.release(self.lease, None, now)
         else:

@@ -1,8 +1,8 @@
-"""What one client concludes about the others, beyond the shared state: silence by its own clock, and wishes.
+"""What one client concludes about the others, beyond the shared state: silence by its own clock, and requests.
 
-The state of the world is judged at log time, which stands still without traffic. To know when a claim is worth
-sending, a client estimates: a lease is *open* when it has no holder, is stale at log time, or when our own clock says
-that nothing was heard of it for more than 2 · HI. The claim's own stamp then moves log time, and the log decides.
+The shared state is judged at log time, which does not move without traffic. So a client estimates when a claim is
+worth sending. A lease is *open* if it has no holder, if it is stale at log time, or if nothing was heard of it for
+more than 2 · HI by our own clock. The timestamp of the claim then moves log time, and the log decides.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ class Peers:
         #: Own clock (ms) when a CP's log time last moved.
         self._moved: dict[int, float] = {}
         self._free_since: dict[Key, float] = {}
-        #: Who holds what, and how much, by client_id.
+        #: Lease → client_id of its holder; client_id → number of leases.
         self._holders: dict[Key, str] = {}
         self._holdings: Counter[str] = Counter()
+        #: Own clock (ms) of the last request: held lease → by another client; (client_id, topic) → by that client.
         self._asked: dict[Key, float] = {}
         self._waiting: dict[tuple[str, str], float] = {}
-        #: Own clock (ms) when an instance was first granted something, where that is not long ago.
+        #: instance_id → own clock (ms) of its first grant, if that is recent.
         self._met: dict[str, float] = {}
-        #: Those of them whom we have asked since.
+        #: Those instances that we have asked for a lease since.
         self._told: set[str] = set()
-        #: Hashes that never change, by key: a placement looks at every partition, and a group may have thousands.
+        #: Hashes by key. They never change, and a placement reads every partition: there may be thousands.
         self._cps: dict[Key, int] = {}
         self._shares: dict[Key, float] = {}
-        #: Leases that anybody of the group ever held.
+        #: Leases that any member of the group ever held.
         self.claimed: set[Key] = set()
         #: Leases of an older instance of this client, by epoch: they may be taken over while starting (C7).
         self.inherited: dict[Key, int] = {}
@@ -61,7 +62,7 @@ class Peers:
         return self._worlds[self.cp_of(key) if cp is None else cp].lease(self._settings.group_id, *key)
 
     def caught_up(self, now: float) -> None:
-        """The replica has caught up: start watching what it reads, and no longer watch what it does not read."""
+        """The replica has caught up: start tracking the CPs that it reads, and stop tracking all others."""
         for cp in self._moved.keys() - self._worlds.keys():
             del self._moved[cp]
             self.forgotten(cp)
@@ -87,7 +88,7 @@ class Peers:
         self._moved[cp] = now
 
     def heard(self, key: Key, now: float) -> bool:
-        """A beat was applied; returns whether nobody held the lease until now, as far as we saw."""
+        """A beat was applied. Returns whether the lease was free until now, as far as we saw."""
         self._heard[key] = now
         return self._free_since.pop(key, None) is not None
 
@@ -95,7 +96,7 @@ class Peers:
         """A claim (or takeover) was granted."""
         self.heard(key, now)
         self.claimed.add(key)
-        self._asked.pop(key, None)  # of whoever held it before
+        self._asked.pop(key, None)  # that request went to the previous holder
         self._hold(key, client_id)
         horizon = now - self._settings.heartbeat_interval_ms
         while self._met and self._met[first := next(iter(self._met))] < horizon:
@@ -104,7 +105,7 @@ class Peers:
         self._met.setdefault(instance_id, now)
 
     def freed(self, client_id: str, key: Key, now: float) -> None:
-        """A lease has no holder any more. Whoever let go of its last one has left: it waits for nothing."""
+        """A lease has no holder any more. A client that released its last lease has left: drop its requests."""
         self._free_since[key] = now
         self._hold(key, None)
         if not self._holdings[client_id]:
@@ -122,7 +123,7 @@ class Peers:
             self._holdings[client_id] += 1
 
     def forgotten(self, cp: int) -> list[Key]:
-        """The group was forgotten in a CP (C16); returns the leases that are gone."""
+        """The group was forgotten in a CP (C16). Returns the leases that are gone."""
         keys = sorted(key for key in self.claimed if self.cp_of(key) == cp)
         for key in keys:
             self.claimed.discard(key)
@@ -132,21 +133,21 @@ class Peers:
         return keys
 
     def wished(self, client_id: str, key: Key, now: float) -> None:
-        """Somebody asked for a held lease (C4): ourselves, too, since others count us."""
+        """A client asked for a held lease (C4). Our own requests count too, since others count them."""
         self._waiting[client_id, key[0]] = now
         if client_id != self._settings.client_id:
             self._asked.pop(key, None)
             self._asked[key] = now
 
     def wished_at(self, topic: str) -> float:
-        """When (own clock) others saw us ask for a lease of a topic last; −inf: not lately."""
+        """When (own clock, ms) others last saw us ask for a lease of a topic; −inf: not lately."""
         return self._waiting.get((self._settings.client_id, topic), -inf)
 
     def may_not_know(self, key: Key, wished_at: float) -> bool:
-        """Whether a lease's holder came after our last wish was seen, or hardly before: it was not told then.
+        """Whether a lease's holder may have missed our last request: it came after the request, or shortly before.
 
-        A replica that starts hears of no wishes. The records by which we see both may lie in two CPs, so that their
-        order says little. True once for each holder.
+        A starting replica sees no earlier requests. The two records may lie in different CPs, so their order says
+        little. True once per holder.
         """
         lease = self.lease(key)
         if lease is None or lease.instance_id is None or lease.instance_id in self._told:
@@ -157,20 +158,20 @@ class Peers:
         return True
 
     def refused(self, key: Key, now: float) -> None:
-        """Our own claim was rejected as HELD or NOT_FRESH: log time tells how long the holder has been silent."""
+        """Our claim was rejected as HELD or NOT_FRESH: log time now shows how long the holder has been silent."""
         lease = self.lease(key)
         if lease is not None:
             self._heard[key] = now - lease.age(self._worlds[self.cp_of(key)].log_time)
 
     def opens_at(self, key: Key, now: float) -> float:
-        """Our own clock's time at which a claim is worth sending: ≤ now when the lease is open."""
+        """When (own clock, ms) a claim is worth sending: ≤ now if the lease is open."""
         return self.look(key, now)[0]
 
     def look(self, key: Key, now: float, enough: float = inf) -> tuple[float, str | None]:
-        """When a claim is worth sending, as opens_at says, and who holds the lease until then.
+        """When a claim is worth sending, as in ``opens_at``, and the client_id of the holder until then (None: free).
 
-        enough: whoever looks for the first of many, and has found this one to come, need not know by how much others
-        come later.
+        enough: a caller that wants the earliest of many times passes the earliest so far. A time that is not before
+        it comes back without jitter.
         """
         cp = self.cp_of(key)
         world = self._worlds[cp]
@@ -187,7 +188,7 @@ class Peers:
         return opens_at + self._jitter(key, hi), lease.client_id
 
     def opening(self, keys: Iterable[Key], cp: int, now: float, before: float) -> list[Key]:
-        """Which leases of one CP a claim may win before that time (own clock); ``look`` tells when, exactly."""
+        """The held leases of one CP that a claim may win before that time (own clock, ms); ``look`` returns when."""
         world = self._worlds[cp]
         log_time, group_id, moved = world.log_time, self._settings.group_id, self._moved.get(cp, now)
         found = []
@@ -201,11 +202,11 @@ class Peers:
         return found
 
     def _goes_stale_at(self, key: Key, hi: int, age: int, now: float, moved: float) -> float:
-        """By our own clock, if nothing more is heard of it. age: by log time, which last moved at moved."""
+        """When (own clock, ms) a lease is stale if no more beats come. age: by log time, which last moved at moved."""
         return min(self._heard.get(key, now), moved - age) + 2 * hi + 1
 
     def _jitter(self, key: Key, hi: int) -> float:
-        """Differs between clients, so that of a waiting fleet one claims first and the others see it."""
+        """Differs between clients, so that one of many waiting clients claims first and the others see it."""
         share = self._shares.get(key)
         if share is None:
             name = f"{self._settings.instance_id}\0{key[0]}\0{key[1]}"
@@ -213,7 +214,7 @@ class Peers:
         return share * hi * EXPIRY_JITTER_SHARE
 
     def free_since(self, key: Key, now: float) -> float:
-        """Since when nobody holds an open lease, as far as we saw."""
+        """Since when (own clock, ms) an open lease has no live holder, as far as we saw."""
         return self._free_since.setdefault(key, now)
 
     def waiting(self, topics: frozenset[str], now: float) -> dict[str, frozenset[str]]:
@@ -234,7 +235,7 @@ class Peers:
         return tuple(self._asked)
 
     def closed_cps(self, now: float) -> dict[int, float]:
-        """CPs in which nothing can be claimed now, and when (own clock) that should end; E4: never, inf."""
+        """CPs in which nothing can be claimed now → when (own clock, ms) that should end; inf: never (E4)."""
         closed: dict[int, float] = {}
         for cp in self._worlds:
             if self.is_stopped(cp):
@@ -244,11 +245,11 @@ class Peers:
         return closed
 
     def is_stopped(self, cp: int) -> bool:
-        """Does this CP stand before an Upgrade that we can't follow (E4)? Then we see nothing of it any more."""
+        """Whether this CP has an Upgrade that we cannot follow (E4): we read no more of it."""
         return self._worlds[cp].required_level is not None
 
     def paused_until(self, cp: int, now: float) -> float | None:
-        """When (own clock) another client's pause of the group should end in a CP; None: not paused (C10)."""
+        """When (own clock, ms) another client's pause of the group should end in a CP; None: not paused (C10)."""
         world = self._worlds[cp]
         pause = world.pause(self._settings.group_id)
         if pause is None or pause.client_id == self._settings.client_id:
@@ -258,10 +259,10 @@ class Peers:
 
 
 def vacant_since(peers: Peers, key: Key) -> float | None:
-    """When (own clock, ms) the last holder of a lease released it, or was last heard of; None: there was none."""
+    """When (own clock, ms) the last holder of a lease released it, or was last heard of; None: never held."""
     return peers._free_since.get(key, peers._heard.get(key)) if key in peers.claimed else None
 
 
 def holders(peers: Peers) -> int:
-    """How many members hold a lease. Any thread may ask, without the lock."""
+    """How many members hold a lease. Any thread may call it, without the lock."""
     return len(peers._holdings)

@@ -1,7 +1,7 @@
-"""Asks the policy at the right moments, and shows it the world as a view.
+"""Asks the policy at the right moments, and shows it the group as a view.
 
-A policy is asked when something changed that it may care about, and when a lease is about to open, a wish wants to be
-renewed, or a free partition has lain idle for HI. In between nothing is computed.
+A policy is asked if something changed that may matter to it, if a lease is about to open, if a request must be
+repeated, or if a free partition was idle for HI. Nothing is computed in between.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 
 __all__ = ["Placement"]
 
-#: Claims a member that wants many sends before it has seen an answer, and of how many answers each lets one more be
-#: under way: who is alone has 5,000 within 20 round trips, who is not sees the others before it has too many.
+#: Claims in flight before the first answer, and answers for each further claim in flight. So a single member has
+#: 5,000 within 20 round trips, and one of several sees the others before it has too many.
 FIRST_CLAIMS = 16
 ANSWERS_PER_CLAIM = 4
 
-#: HI for which what was taken up idle is kept: who came second with it is seen waiting for two of them.
+#: HI for which a claimed idle partition is kept: a member that claimed it second counts as waiting for two of them.
 TAKEN_UP_INTERVALS = 3
 
 _NONE: frozenset[Key] = frozenset()
 
 
 class Claimer(Protocol):
-    """Who claims what an older instance of this client holds."""
+    """Claims what an older instance of this client holds."""
 
     def is_taken(self, key: Key) -> bool: ...
 
@@ -42,7 +42,7 @@ class Claimer(Protocol):
 
 
 class Placement:
-    """When to ask the policy of one consumer, and what becomes of its answer."""
+    """When to ask the policy of one consumer, and what to do with its answer."""
 
     def __init__(
         self, work: Work, claimer: Claimer, peers: Peers, settings: EngineSettings, wanted: ConsumerSettings
@@ -52,52 +52,53 @@ class Placement:
         self._peers = peers
         self._settings = settings
         self._wanted = wanted
-        #: Anything may have changed since the policy was last asked.
+        #: Whether anything may have changed since the policy was last asked.
         self.dirty: bool = True
-        #: When it must be asked again though nothing changes.
+        #: When (own clock, ms) to ask it again although nothing changed.
         self.deadline: float = 0.0
-        #: By topic, which held lease we asked for last.
+        #: Topic → the held lease that we last asked for.
         self._asked: dict[str, Key] = {}
-        #: Claims sent since we last wanted none: answered ones let more go out (see _wave).
+        #: Claims sent since we last wanted none: answered claims permit more (see ``_wave``).
         self._claimed = 0
+        #: Partition that we released → until when (own clock, ms) we leave it to others.
         self._let_go: dict[Key, float] = {}
-        #: What we claimed since it lay idle, and until when it is kept.
+        #: Partition that we claimed idle → until when (own clock, ms) we keep it.
         self._taken_up: dict[Key, float] = {}
-        #: The policy wants to hear of what is to be looked at again.
+        #: Whether the policy is to be asked about changed partitions.
         self._ask_policy = False
         self._shown = PolicyView(work, peers, settings)
 
     def changed(self, key: Key) -> None:
-        """Something changed about one partition (or about who waits for it)."""
+        """One partition, or the clients waiting for it, changed."""
         self._shown.touched[key] = None
         self._ask_policy = True
 
     def log_time_moved(self, cp: int, now: float) -> None:
-        """Somebody wants it known how late it is in a CP: leases there may have gone stale, or pauses ended (T3)."""
+        """Log time moved in a CP on a member's request (T3): leases may have gone stale there, or pauses ended."""
         for key in self._shown.opening(cp, now):
             self.changed(key)
         self._ask_policy = self._ask_policy or cp in self._shown.closed
 
     def touched(self, key: Key) -> None:
-        """We did something about a partition on the policy's behalf: no reason to ask it again."""
+        """We acted on a partition for the policy: no reason to ask the policy again."""
         self._shown.touched[key] = None
 
     def leave_alone(self, key: Key, now: float, intervals: int = 2) -> None:
-        """We released this one: leave it to others, who take what is idle after an HI, unless none does by then."""
+        """Leave a partition that we released to others until then: they claim idle ones after one HI."""
         self._let_go[key] = now + intervals * self._settings.heartbeat_interval_ms
 
     def measure(self, key: Key, epoch: int, done: int, log_end: int, now: float) -> None:
-        """How far a partition of ours is, and its log (ReleaseIfBehind)."""
+        """Record how far our partition is, and where its log ends (ReleaseIfBehind)."""
         if self._shown.measure(key, epoch, done, log_end, now):
             self.changed(key)
 
     def wishes(self, now: float) -> Wishes | None:
-        """What the policy wants done now; None: nothing changed, or the group is paused."""
+        """What the policy wants now; None: nothing to do, for example because nothing changed."""
         if not (self.dirty or self._ask_policy) and now < self.deadline:
             return None
         under_way = sum(x.is_claiming for x in self._work.parts.values())
         if 2 * under_way > self._limit_of_claims(under_way) and now < self.deadline:
-            return None  # the answers will be many at once: one look at them all, and then a wave of claims, not a drip
+            return None  # many answers come together: then check once and send a wave of claims
         self._look(now)
         if self._inherit(now):
             self._look(now)
@@ -138,7 +139,7 @@ class Placement:
         )
 
     def _to_keep(self, view: View, own: tuple[Key, ...], now: float) -> tuple[Key, ...]:
-        """What waits to be let go for the policy's sake, and it would keep now: others have what they lacked."""
+        """Partitions that wait to be released for the policy, but that it would keep now: others have their share."""
         going = [
             key
             for key, x in self._work.parts.items()
@@ -155,7 +156,7 @@ class Placement:
         return tuple(spare[: max(0, len(going) - len(wishes.release))])
 
     def _answer(self, view: View, own: tuple[Key, ...], now: float) -> Wishes | None:
-        """What the policy wishes of what it was shown; None: it raised, and is asked again after HI, or a change."""
+        """The policy's answer, for partitions it was shown. None: it raised; it is asked again after HI or a change."""
         try:
             wishes = self._wanted.policy.wishes(view, own, now)
             if not isinstance(wishes, Wishes):
@@ -174,12 +175,12 @@ class Placement:
             return None
 
     def _limit(self, wishes: Wishes, now: float) -> Wishes:
-        """Leave to others what they are to have; ask for one held lease of a topic every HI, and of whoever is new."""
+        """Leave others their partitions. Ask for one held lease per topic and HI, at once if the holder is new."""
         claim = self._wave(tuple(key for key in wishes.claim if key not in self._let_go))
         for key in wishes.idle.intersection(claim):
             self._taken_up[key] = now + TAKEN_UP_INTERVALS * self._settings.heartbeat_interval_ms
         asks, hi = list[Key](), self._settings.heartbeat_interval_ms
-        if wishes.release:  # what waits for what is in hand may come to be wanted again
+        if wishes.release:  # a release waits for messages in flight; the policy may want it back
             self.deadline = min(self.deadline, now + hi)
         for key in wishes.ask:
             if key in self._work.parts or key in self._let_go:
@@ -196,9 +197,9 @@ class Placement:
         return replace(wishes, claim=(*claim, *asks), ask=())
 
     def _wave(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
-        """As many of these claims as may go out now: a few at first, then waves of ever more as the log answers.
+        """The claims to send now: a few at first, then growing waves as the log answers.
 
-        So members that start together see each other before each of them has claimed everything.
+        So members that start together see each other before one has claimed everything.
         """
         under_way = sum(x.is_claiming for x in self._work.parts.values())
         if not wanted:
@@ -211,7 +212,7 @@ class Placement:
         return wave
 
     def _together(self, wanted: tuple[Key, ...]) -> tuple[Key, ...]:
-        """Those of one CP next to each other: so a wave is one request or two, and one fetch of each replica."""
+        """Sorted by CP, so that a wave is one or two requests, and one fetch per replica."""
         by_cp: dict[int, list[Key]] = {}
         for key in wanted:
             by_cp.setdefault(self._peers.cp_of(key), []).append(key)

@@ -1,7 +1,7 @@
 """What a policy is shown: each partition of the subscription that can be worked on now.
 
-What is shown is kept, and only what changed is looked at again: the log tells of every change but one, a holder that
-falls silent. When the first could be silent for too long, everything is looked at.
+The view is kept, and only changed partitions are checked again. The log shows every change but one: a holder that
+falls silent. When the first holder may have been silent for too long, all partitions are checked.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ __all__ = ["PolicyView"]
 
 
 class PolicyView:
-    """The partitions of one consumer, as its policy is shown them."""
+    """The partitions of one consumer, as shown to its policy."""
 
     def __init__(self, work: Work, peers: Peers, settings: EngineSettings) -> None:
         self._work = work
         self._peers = peers
         self._settings = settings
         self._cycles: dict[Key, tuple[Cycle, ...]] = {}
-        #: At the start of the present cycle: (epoch, time, done, log end).
+        #: At the start of the current cycle: (epoch, time, done, log end).
         self._meters: dict[Key, tuple[int, float, int, int]] = {}
         self.partitions: Partitions = Partitions({})
         self._subscribed: frozenset[Key] = frozenset()
         self._by_cp: dict[int, list[Key]] = {}
         self.order: dict[Key, int] = {}
-        #: CPs that nothing is shown of, and until when.
+        #: CP of which nothing is shown → until when (own clock, ms).
         self.closed: dict[int, float] = {}
-        #: What is to be looked at again.
+        #: Partitions to check again; an ordered set.
         self.touched: dict[Key, None] = {}
-        #: When all has to be looked at again: silent holders, idle partitions.
+        #: When (own clock, ms) to check all partitions again, for silent holders and idle partitions.
         self.look_at: float = 0.0
 
     def opening(self, cp: int, now: float) -> list[Key]:
-        """What may have opened in a CP, whose log time is known now (T3)."""
+        """Leases that may have opened in a CP whose log time is now known (T3)."""
         return list(self._peers.opening(self._by_cp.get(cp, ()), cp, now, self.look_at))
 
     def measure(self, key: Key, epoch: int, done: int, log_end: int, now: float) -> bool:
-        """Close a cycle of a partition of ours where one HI has gone by (ReleaseIfBehind); whether that is news."""
+        """Close a cycle of our partition if it is one HI old (ReleaseIfBehind). Returns whether the cycles changed."""
         of, since, old_done, old_end = self._meters.get(key, (-1, 0.0, 0, 0))
         if of != epoch:
             self._meters[key] = (epoch, now, done, log_end)
@@ -65,13 +65,13 @@ class PolicyView:
         cycle = Cycle(lag(done + 1, log_end), (done - old_done) / seconds, (log_end - old_end) / seconds)
         before = self._cycles.get(key, ())
         cycles = (*before, cycle)[-MAX_CYCLES:]
-        if cycles != before:  # where nothing comes and nothing is done, there is nothing new to ask the policy about
+        if cycles != before:  # a partition without traffic gives the policy nothing new
             self._cycles[key] = cycles
             return True
         return False
 
     def look(self, now: float, *, anew: bool) -> None:
-        """Bring up to date what is shown, and when to look again. anew: the subscription may be another one."""
+        """Update what is shown, and when to check again. ``anew``: the subscription may have changed."""
         closed = self._peers.closed_cps(now)
         partitions: Iterable[Key] = self.touched
         if anew or now >= self.look_at or closed.keys() != self.closed.keys():
@@ -85,7 +85,7 @@ class PolicyView:
             self.partitions = Partitions({})
             self.look_at = inf
         self.closed = closed
-        alike: dict[object, PartitionView] = {}  # one view for all that somebody holds, or let go of at one moment
+        alike: dict[object, PartitionView] = {}  # by holder, or by time of release: partitions share one view
         for key in partitions:
             shown = self._view(key, now, alike)
             if shown is None:
@@ -95,7 +95,7 @@ class PolicyView:
         self.touched = {}
 
     def _view(self, key: Key, now: float, alike: dict[object, PartitionView]) -> PartitionView | None:
-        """A partition of the subscription, where it can be worked on now."""
+        """One partition of the subscription; None: it cannot be worked on now."""
         peers, part = self._peers, self._work.parts.get(key)
         if (
             key not in self._subscribed
