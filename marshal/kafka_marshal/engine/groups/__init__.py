@@ -1,1 +1,1 @@
-"""What a member of a coordinated group does: it joins, beats, takes up what it owns, lets go what is revoked (G20)."""
+"""What a member of a coordinated group does: join, beat, start owned partitions, release revoked ones (G20)."""

@@ -32,20 +32,20 @@ EVICTED_SESSIONS = 3
 
 
 class Host(NamedTuple):
-    """What a member asks of its engine, and tells it."""
+    """What a member asks of its engine, and reports to it."""
 
-    #: Why everything is to be let go; "": it is not.
+    #: Why all partitions are to be released; "": they are not.
     lets_all_go: Callable[[], str]
-    #: An operator, of this instance_id, asks this process to hand over (C19).
+    #: An operator (its instance_id) asks this process to hand over (C19).
     drain: Callable[[str], object]
-    #: Somebody set these positions (P11).
+    #: An offset was set for these partitions (P11).
     unblock: Callable[[Collection[Key]], object]
-    #: The log answers a grant of what is ours no longer: key, None, last offset, accepted (C13).
+    #: The log answered a grant of a partition that is no longer ours: key, None, last offset, accepted (C13).
     answered_late: Callable[[Key, None, int, bool], object]
 
 
 class AppliedRecords:
-    """Passes each record on to what it concerns: the membership, the pieces, what was reported."""
+    """Passes each record to the parts that need it: membership, pieces and reports."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class AppliedRecords:
         self._outbox = outbox
         self._work = work
         self._host = host
-        #: Called with why this process will be no member.
+        #: Called with the reason why this process will not be a member.
         self._fail = fail
 
     def applied(self, cp: int, offset: int, message: Any, outcome: Outcome, now: float) -> None:
@@ -117,22 +117,22 @@ class AppliedRecords:
             self._fail(error)
 
     def _ask_to_leave(self, message: Any) -> None:
-        """A LeaveGroup that names us under an instance that is not ours: an operator asks us to hand over (C19).
+        """If a LeaveGroup names us under another instance_id, an operator asks us to hand over (C19).
 
-        A watchdog that speaks late for an older instance names that one's member_id.
+        A late watchdog of an older instance names the member_id of that instance instead.
         """
         if message.client_id == self._settings.client_id and message.member_id == self._member.member_id:
             self._host.drain(message.instance_id)
 
     def _verify(self, outcome: Outcome, own: bool, now: float) -> None:
-        """Whatever happened: the log shows us as a member, or we are none (G20)."""
+        """Check that the log still shows us as a member; otherwise we are expelled (G20)."""
         if not self._member.joined or self._member.me is not None:
             return
         group = self._member.group
         if self._member.leaving:
             self._expelled(Loss.FENCED, now)
             return
-        if own and outcome.is_a(LeaveGroup) and outcome.accepted:  # ours was not sent
+        if own and outcome.is_a(LeaveGroup) and outcome.accepted:  # we sent none
             self._outbox.add(Warn("an operator removed this member from its group (kafka-marshal evict)"))
             self._expelled(Loss.EVICTED, now, EVICTED_SESSIONS * self._member.options.session_timeout_ms)
             return
@@ -150,7 +150,7 @@ class AppliedRecords:
         self._holdings.expelled(reason, now)
 
     def _positions_set(self, entries: Sequence[Any], outcome: Outcome) -> None:
-        """By an admin, where no member is (G21): maybe to where they stood."""
+        """An admin set positions while the group had no member (G21), maybe to the same offsets."""
         answers = zip(entries, outcome.entries or (), strict=True)
         self._host.unblock([entry[:2] for entry, code in answers if code in codes.ACCEPTED and entry[5] is not None])
 

@@ -1,7 +1,7 @@
 """A member of a coordinated group, as the source of one consumer's partitions.
 
-What the log shows is :mod:`.view`, what is reported to it :mod:`.reports`, what is worked on :mod:`.holdings`, and what
-follows from each record :mod:`.applied`.
+:mod:`.view` reads the log, :mod:`.reports` writes to it, :mod:`.holdings` starts and ends partitions, and
+:mod:`.applied` reacts to each record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupClient:
         self.pieces: dict[Key, HeldPiece] = {}
         self.view: GroupView = GroupView(self.member, worlds, self.pieces)
         self.reports: GroupReports = GroupReports(self.member, self.view, self.pieces, outbox, self.member.interval_ms)
-        #: Why this process is no member, and will be none; None: it is one, or tries to be.
+        #: Why this process is not a member and will not become one; None: it is a member, or tries to join.
         self.failure: MarshalError | None = None
         self._settings = settings
         self._starts_late = starts_late
@@ -60,7 +60,7 @@ class GroupClient:
         self._errors: list[Exception] = []
 
     def attach(self, work: Work, errors: list[Exception]) -> None:
-        """For whom; once, before anything else. errors: to be raised from the user's next call."""
+        """Set the consumer; called once, before anything else. errors: raised from the user's next call."""
         self._work = work
         self._errors = errors
         shared = self.member, self.view, self.reports, self.pieces, self._outbox
@@ -70,15 +70,15 @@ class GroupClient:
 
     @property
     def session_timeout_ms(self) -> int:
-        """As it joins with."""
+        """The session timeout with which it joins."""
         return self.member.options.session_timeout_ms
 
     def state(self, now: float) -> MemberState:
-        """By name only (G7). DOWN: it is no member, and joins no more."""
+        """The state, for display only (G7). DOWN: it is not a member, and does not join again."""
         is_over = self.failure is not None or (not self.member.joined and bool(self.lets_all_go()))
         return MemberState.DOWN if is_over else self.member.state(now)
 
-    # What its consumer asks.
+    # Called by its consumer.
 
     def lets_all_go(self) -> str:
         return self._host.lets_all_go()
@@ -94,7 +94,7 @@ class GroupClient:
         return reason in (Loss.EVICTED, Loss.HANDLER_TIMEOUT)
 
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
-        pass  # no member of a coordinated group chooses by it
+        pass  # members of a coordinated group do not choose partitions by lag
 
     def lose(self, own: Ownership, reason: Loss, now: float) -> None:
         self.holdings.lose(cast("HeldPiece", own), reason, now)
@@ -108,11 +108,11 @@ class GroupClient:
         self.pieces.pop(own.key, None)
 
     def end(self, now: float) -> None:
-        """This Marshal has ended."""
+        """This Marshal has ended: all pieces are lost."""
         self.holdings.lose_all(Loss.ENDED, now)
 
     def fail(self, error: MarshalError) -> None:
-        """This process will be no member."""
+        """Keep this process from being a member; the error is raised once."""
         if self.failure is None:
             self.failure = error
             self._errors.append(error)
@@ -126,13 +126,13 @@ class GroupClient:
         self.holdings.prove()
 
     def compare_clocks(self, now: float) -> None:
-        """T5."""
+        """Compare log time with our clock (T5)."""
         if self.member.proof.compare_clocks(self._worlds[self.member.home].log_time, now):
             self.member.beat_soon(now)
             self.holdings.prove()
 
     def applied(self, cp: int, offset: int, outcome: Outcome, now: float) -> None:
-        """Our replica applied one record, of whatever group."""
+        """Our replica applied one record, of any group."""
         self.view.log_time_moved(cp, now)
         message = outcome.message
         if self.failure is None and message is not None and message.group_id == self._settings.group_id:
@@ -147,7 +147,7 @@ class GroupClient:
         return not self._work.takes_on or bool(self.lets_all_go()) or self.failure is not None
 
     def step(self, now: float) -> None:
-        """Be a member, and take up what is ours. (Not while the consumer closes, or lets all go.)"""
+        """Join, and start the partitions that are ours; but not while the consumer closes or releases everything."""
         if self._must_go(now):
             return
         if not self.member.joined:
@@ -173,7 +173,7 @@ class GroupClient:
             self.member.join(now)
 
     def wake(self, now: float) -> None:
-        """Beats, and what goes out again; also while the consumer closes."""
+        """Send beats and repeat unanswered releases; also while the consumer closes."""
         if not self.member.joined:
             return
         if self.member.leaving or (self._must_go(now) and not self._work.parts):
@@ -187,17 +187,17 @@ class GroupClient:
         self.member.leave(now)
 
     def last_words(self, now: float) -> None:
-        """Before ending without a letting-go."""
+        """Commit what is done, before ending without a release."""
         self.reports.commit_all()
         self.reports.flush(now)
 
     @property
     def has_left(self) -> bool:
-        """Whether the log shows us as no member, nor will."""
+        """Whether the log does not show us as a member, and will not."""
         return self.failure is not None or not (self.member.joined or self.member.joining is not None)
 
     def deadline(self, now: float) -> float:
-        """When ``wake`` or ``step`` has something to do again."""
+        """When (own clock, ms) ``wake`` or ``step`` is due again."""
         if self.failure is not None and not self.member.joined:
             return inf
         times = [self.reports.deadline]

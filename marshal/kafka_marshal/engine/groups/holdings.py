@@ -1,7 +1,7 @@
 """The pieces that a member works on: they follow what the log shows (G16, G18).
 
-Nothing is asked for. A partition is taken up when all of its keys are owned by this member and meant for it, and let go
-when a part of it is meant for another member: finished, committed, and no more.
+A member claims nothing. It starts a partition when it owns all of its keys (or some, if keys are shared) and they are
+assigned to it. It releases a partition when a part of it is assigned to another member: it finishes and commits first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Holdings"]
 
 
 class Holdings:
-    """Begins and ends pieces, and keeps their proof, which is the member's (T4)."""
+    """Starts and ends pieces, and updates their proof, which is the member's (T4)."""
 
     def __init__(
         self,
@@ -39,32 +39,32 @@ class Holdings:
         self._member = member
         self._view = view
         self._reports = reports
-        #: By partition.
+        #: Partition → the piece this member works on.
         self.pieces: dict[Key, HeldPiece] = pieces
         self._outbox = outbox
         self._work = work
-        #: Whether everything is let go now.
+        #: Whether all partitions are to be released now.
         self._must_go = must_go
-        #: The consumer's ``start=`` is not "earliest": where a partition begins is settled before it is let go (P9).
+        #: The consumer's ``start=`` is not "earliest": it reports where a partition starts before releasing it (P9).
         self._starts_late = starts_late
-        #: The generation that was followed last; −1: it is to be followed again.
+        #: The generation that was followed last; −1: follow again.
         self._seen = -1
-        #: When all partitions are checked again in any case.
+        #: When (own clock, ms) to check all partitions again in any case.
         self.check_at: float = inf
 
     # Following the log.
 
     def changed(self) -> None:
-        """Something may have changed about any partition."""
+        """Any partition may have changed."""
         self._seen = -1
 
     @property
     def is_current(self) -> bool:
-        """Whether the group's generation was followed."""
+        """Whether the current generation of the group was followed."""
         return self._seen == self._member.generation
 
     def follow_all(self, now: float) -> None:
-        """Follow what the log shows of every partition that this member owns or works on."""
+        """Start or end every partition that this member owns or works on, as the log shows."""
         group, me = self._member.group, self._member.me
         if group is None or me is None:
             return
@@ -74,7 +74,7 @@ class Holdings:
             self.follow(key, now)
 
     def follow(self, key: Key, now: float) -> None:
-        """Follow what the log shows of one partition."""
+        """Start or end one partition, as the log shows."""
         me = self._member.me
         if me is None:
             return
@@ -95,13 +95,13 @@ class Holdings:
                 self._work.let_go(key, REVOKED, now)
             return
         elif piece is not None and piece.letting_go is None and piece.span != span_of(meant):
-            self._work.let_go(key, REVOKED, now)  # a share that was cut differently is taken up again as a whole
+            self._work.let_go(key, REVOKED, now)  # a share with other bounds is released and started again as a whole
         lo, hi = (0, -1) if piece is None else piece.span
         revoked = [part for part in ours if part.revoked >= 0]
         self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
 
     def still_lets_go(self, piece: HeldPiece, now: float) -> bool:
-        """Whether a piece that is being let go is still not meant for this member."""
+        """Whether a piece that is being released is still not assigned to this member."""
         me = self._member.me
         if me is None or self._member.leaving or self._must_go(now):
             return True
@@ -111,7 +111,7 @@ class Holdings:
     # Taking up.
 
     def _owes_start(self, key: Key) -> bool:
-        """Whether this member is the first that can say where a partition begins, and has to before it goes (P9)."""
+        """Whether this member must report where a partition starts before it releases it, as no member did yet (P9)."""
         if not self._starts_late or not self._view.is_first(key) or self._view.came_later(key):
             return False
         return not self._member.leaving and self._work.takes_on and self._may_take_up(key)
@@ -144,7 +144,7 @@ class Holdings:
         return self.pieces.get(key)
 
     def _let_go_unworked(self, key: Key, parts: Sequence[Piece], now: float) -> None:
-        """What was revoked before this member began with it."""
+        """Release parts that were revoked before this member started them."""
         if parts and not self._member.leaving:
             self.check_at = min(self.check_at, now + self._member.interval_ms)  # the log may not answer
             for part in parts:
@@ -153,7 +153,7 @@ class Holdings:
     # Ending.
 
     def lose(self, piece: HeldPiece, reason: Loss, now: float) -> None:
-        """A piece is over, not by this member's will."""
+        """A piece is over, and this member did not release it."""
         if self.pieces.get(piece.key) is piece:
             del self.pieces[piece.key]
         if piece.held:
@@ -162,12 +162,12 @@ class Holdings:
         piece.owner.lost(reason, now)
 
     def lose_all(self, reason: Loss, now: float) -> None:
-        """All pieces are over, not by this member's will."""
+        """All pieces are over, and this member did not release them."""
         for piece in list(self.pieces.values()):
             self.lose(piece, reason, now)
 
     def expelled(self, reason: Loss, now: float) -> None:
-        """This process is no member any more: what it was letting go is released, the rest is lost."""
+        """This process is no longer a member: pieces that it was releasing are released, all others are lost."""
         for piece in list(self.pieces.values()):
             if piece.letting_go is None:
                 self.lose(piece, reason, now)
@@ -175,7 +175,7 @@ class Holdings:
                 self.released(piece, now)
 
     def released(self, piece: HeldPiece, now: float) -> None:
-        """The log shows that a piece is let go."""
+        """The log shows that a piece is released."""
         if self.pieces.get(piece.key) is piece:
             del self.pieces[piece.key]
         piece.end()

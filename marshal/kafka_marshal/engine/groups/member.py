@@ -1,10 +1,10 @@
-"""Our membership of a coordinated group: joining, beats, whom to watch, leaving (G2, G8, G11, G20).
+"""Our membership of a coordinated group: joining, heartbeats, watching others, leaving (G2, G8, G11, G20).
 
 ::
 
     STARTUP ──mark every CP (G2), JoinGroup accepted──▶ PART_OF_GROUP ──LeaveGroup accepted──▶ DOWN
        ▲                                                    │
-       └──the log shows us as a member no longer────────────┘        REDISCOVER: as PART_OF_GROUP, not proven in time
+       └──the log no longer shows us as a member────────────┘        REDISCOVER: as PART_OF_GROUP, not proven in time
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from rationalizer.groups.machine import member_id_of
 
 __all__ = ["MemberState", "Membership", "TopicReports"]
 
-#: A report waits for up to this share of the session: another member may report the same (G12).
+#: A report waits for up to this share of the session, since another member may report the same (G12).
 REPORT_SHARE = 1 / 20
 
 
 class TopicReports:
-    """What one member sees of the topics, compared with what its group knows. Times: own clock, ms."""
+    """Compares the topics that one member sees with those that its group knows. Times: own clock, ms."""
 
     def __init__(self, subscription: Subscription, session_timeout_ms: int, rng: Random) -> None:
         self.subscription: Subscription = subscription
         self._session_ms = session_timeout_ms
         self._rng = rng
-        #: When the next report goes out; inf: there is nothing to report.
+        #: When the next report is sent; inf: there is nothing to report.
         self.due: float = inf
 
     def is_due(self, group: Group | None, me: Member | None, now: float) -> bool:
-        """Whether to report now, after a jitter in which another member may report it. me: None if it must not.
+        """Whether to report now, after a jitter in which another member may report it. me: None: do not report.
 
         If the group still lacks it, the next report is due one beat later.
         """
@@ -78,20 +78,20 @@ class TopicReports:
         return any(all(topic not in topics for topics in others) for topic in gone)
 
 
-#: Beats are jittered downwards to this share of their interval, at most (T4).
+#: Jitter: a beat comes after this share of its interval at the earliest (T4).
 EARLIEST_BEAT = 0.8
 
-#: Who finds its predecessor's membership in the log waits for up to this share of the session, and no longer than this
-#: (ms), before it joins: a process that dies again and again causes fewer rebalances (G20).
+#: If the log still shows an earlier instance as a member, joining waits up to this share of the session, at most
+#: LONGEST_RESTART_MS. So a process that crashes in a loop causes fewer rebalances (G20).
 RESTART_SHARE = 1 / 20
 LONGEST_RESTART_MS = 500.0
 
-#: Pieces are taken up so long (ms) after a join: who starts in a fleet does not open what moves on at once (G20).
+#: Pieces start this long (ms) after a join: when many members start, pieces may move again at once (G20).
 SETTLE_MS = 50.0
 
 
 class MemberState(StrEnum):
-    """Where a consumer of a coordinated group stands (G7)."""
+    """The state of a consumer of a coordinated group (G7)."""
 
     DOWN = "DOWN"
     STARTUP = "STARTUP"
@@ -107,7 +107,7 @@ class Joining(NamedTuple):
 
 
 class Membership:
-    """Our place in the group, as our replica of its home shows it. Times: own clock, ms."""
+    """Our membership, as our replica of the group's home shows it. Times: own clock, ms."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class Membership:
         self.member_id: str = ""
         self.proof: MemberProof = MemberProof(options.session_timeout_ms)
         self.witness: Witness = Witness(settings.client_id, rng)
-        #: When pieces may be taken up.
+        #: When pieces may start.
         self.open_at: float = inf
-        #: Our last JoinGroup, until the log answers: it may show us as a member soon.
+        #: Our JoinGroup in flight; None: the log answered the last one.
         self.joining: Joining | None = None
         #: Whether we have sent a LeaveGroup.
         self.leaving: bool = False
@@ -135,11 +135,11 @@ class Membership:
         self._reports = TopicReports(subscription, options.session_timeout_ms, rng)
         self._outbox = outbox
         self._rng = rng
-        #: When something under way is sent again (marks, a join, a LeaveGroup); no join before. −inf: nothing ever was.
+        #: When to send again what the log has not answered (marks, a join, a LeaveGroup); −inf: nothing was sent yet.
         self._again_at = -inf
         self._next_beat = inf
 
-    # What is known.
+    # State.
 
     @property
     def group(self) -> Group | None:
@@ -148,12 +148,12 @@ class Membership:
 
     @property
     def joined(self) -> bool:
-        """Whether the log has shown us as a member, and not yet as none."""
+        """Whether the log has shown us as a member, and not yet as gone."""
         return bool(self.member_id)
 
     @property
     def me(self) -> Member | None:
-        """Ourselves, as the log shows us; None: it does not."""
+        """Our own entry in the group; None: the log does not show us as a member."""
         group = self.group
         if group is None or not self.member_id:
             return None
@@ -161,43 +161,43 @@ class Membership:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another instance of our client_id is a member, and we were one before it (G20)."""
+        """Whether another instance of our client_id is a member, and we were a member before it (G20)."""
         group = self.group
         found = None if group is None else group.clients.get(self.settings.client_id)
         return self._was_member and found is not None and found.instance_id != self.settings.instance_id
 
     @property
     def generation(self) -> int:
-        """The group's, as our replica knows it."""
+        """The generation of the group, as our replica knows it; 0: no group."""
         group = self.group
         return 0 if group is None else group.generation
 
     def state(self, now: float) -> MemberState:
-        """By name only: nothing is decided by it."""
+        """The state, for display only: nothing depends on it."""
         if self.joined:
             return MemberState.PART_OF_GROUP if now < self.proof.valid_until else MemberState.REDISCOVER
         return MemberState.STARTUP
 
     @property
     def interval_ms(self) -> float:
-        """How often it beats at least, and sends again what the log does not answer."""
+        """The longest time between two beats, and before sending again what the log does not answer."""
         return self.options.session_timeout_ms / BEATS_PER_INTERVAL
 
     # Joining.
 
     def unmarked(self) -> list[int]:
-        """CPs that do not know the group as coordinated yet; asked for before its first join only (G2)."""
+        """CPs that do not know the group as coordinated yet; [] once it has a generation (G2)."""
         if self.generation > 0:
             return []
         return [cp for cp, world in self._worlds.items() if world.group(self.settings.group_id) is None]
 
     def is_claimed(self) -> bool:
-        """Whether some CP knows a lease of the group (G1)."""
+        """Whether any CP knows a lease of the group (G1)."""
         group_id = self.settings.group_id
         return any(lease.group_id == group_id for world in self._worlds.values() for lease in world.leases())
 
     def join(self, now: float) -> None:
-        """Mark every CP (G2), then join; again where the log does not answer."""
+        """Mark every CP (G2), then join; repeat both if the log does not answer."""
         if now < self._again_at or _is_blind(self.generation, self._worlds, self.settings):
             return
         is_first, self._again_at = self._again_at == -inf, now + self.interval_ms
@@ -224,19 +224,19 @@ class Membership:
         self.joining = Joining(token)
 
     def _back_off_ms(self) -> float:
-        """How long a restart waits. (Our replica does not know when the predecessor joined.)"""
+        """How long (ms) a restart waits. Our replica does not know when the earlier instance joined."""
         group = self.group
         if group is None or self.settings.client_id not in group.clients:
             return 0.0
         return self._rng.random() * min(RESTART_SHARE * self.options.session_timeout_ms, LONGEST_RESTART_MS)
 
     def marked(self, now: float) -> None:
-        """A CP knows the group by now."""
+        """A CP now knows the group."""
         if not self.joined and not self.unmarked():
             self._again_at = min(self._again_at, now)
 
     def join_answered(self) -> None:
-        """A JoinGroup of ours was applied."""
+        """Our JoinGroup was applied."""
         self.joining = None
 
     def has_joined(self, member_id: str, now: float) -> None:
@@ -249,7 +249,7 @@ class Membership:
         self.witness.look(self.group, now)
 
     def expelled(self, now: float, again_after_ms: float = 0.0) -> None:
-        """The log shows us as a member no longer; we join again after so long."""
+        """The log no longer shows us as a member; we join again after this time."""
         self.member_id = ""
         self.joining, self.leaving = None, False
         self.proof.reset()
@@ -260,7 +260,7 @@ class Membership:
     # Beats.
 
     def wake(self, now: float, commits: Callable[[], bool]) -> None:
-        """Beat if it is due. commits: sends what is done, which is a beat as well; False: there is nothing new."""
+        """Beat if it is due. commits: sends what is done, which counts as a beat; False: there is nothing new."""
         if not self.joined or self.leaving or now < min(self._next_beat, self.witness.due):
             return
         if now >= self.witness.due:
@@ -273,11 +273,11 @@ class Membership:
             self.send(GroupHeartbeat(*self.settings.ids, self.member_id, self.generation), now)
 
     def beat_soon(self, now: float) -> None:
-        """At the next wake."""
+        """Beat at the next wake."""
         self._next_beat = min(self._next_beat, now)
 
     def send(self, record: Record, now: float) -> int:
-        """Append a record of ours that is a beat, too; its token."""
+        """Append our record, which also counts as a beat. Returns its token."""
         token = self._outbox.append(self.home, record)
         self.proof.sent(token, self.home, now)
         return token
@@ -293,21 +293,21 @@ class Membership:
     # Topics.
 
     def report(self, now: float) -> None:
-        """TopicsChanged, if it is due (G12)."""
+        """Send a TopicsChanged, if it is due (G12)."""
         if self._reports.is_due(self.group, None if self.leaving else self.me, now):
             self.send(TopicsChanged(*self.settings.ids, self.member_id, self._reports.subscription.counts()), now)
 
     # Leaving.
 
     def leave(self, now: float) -> None:
-        """Append LeaveGroup; again where the log does not answer."""
+        """Append a LeaveGroup; repeat it if the log does not answer."""
         if not self.leaving or now >= self._again_at:
             self.joining, self.leaving = None, True
             self._again_at = now + self.interval_ms
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
     def leave_unseen(self) -> bool:
-        """Leave what a join under way makes of us (G6): rejected if it makes nothing. Whether there is one."""
+        """Leave the membership that a join in flight may create (G6); else it is rejected. Returns whether it was sent."""
         joining = self.joining
         if self.joined or joining is None or joining.offset is None:
             return False
@@ -317,7 +317,7 @@ class Membership:
         return True
 
     def deadline(self, now: float, stays: bool) -> float:
-        """When something is due again. stays: it does not let all go, but reports topics, and takes up pieces."""
+        """When something is due again. stays: it reports topics and starts pieces; it does not release everything."""
         if self.leaving or not self.joined:
             waits = not self.leaving and _is_blind(self.generation, self._worlds, self.settings)
             return inf if waits else self._again_at
@@ -329,5 +329,5 @@ class Membership:
 
 
 def _is_blind(generation: int, worlds: Mapping[int, World], settings: EngineSettings) -> bool:
-    """Whether a member may not join yet: before the first join it must read all CPs (G2). generation: at home."""
+    """Whether it may not join yet: before a group's first join it must read all CPs (G2). generation: at home."""
     return generation == 0 and len(worlds) < settings.coordination_partitions

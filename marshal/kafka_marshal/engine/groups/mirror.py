@@ -1,7 +1,7 @@
-"""Which of a group's positions are to be committed to the Kafka group of the same name, and when.
+"""Which of a group's positions to commit to the Kafka group of the same name, and when.
 
-Kafka's tools show lag from there; nobody here reads it. Positions are what the log shows as done, never more. Of each
-partition one member commits them: the owner of its lowest keys or, while nobody owns it, the member that did so last.
+Kafka's tools show lag from these offsets; no member reads them. Only offsets that the log shows as done are committed.
+One member commits each partition: the owner of its lowest keys or, if it has no owner, the member that did so last.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from rationalizer import Group, Member, Progress
 
 __all__ = ["LONGEST_RETRY_MS", "MIRROR_MS", "REFRESH_MS", "SETTLE_MS", "Mirror", "Position"]
 
-#: Positions that have changed are committed this often, in one request.
+#: Changed positions are committed at this interval (ms), in one request.
 MIRROR_MS = 5_000.0
 
-#: A position that stands still is committed again after this time: Kafka drops offsets that nobody has committed for
+#: An unchanged position is committed again after this time (ms): Kafka drops offsets that were not committed for
 #: ``offsets.retention.minutes`` (7 days).
 REFRESH_MS = 24 * 3_600_000.0
 
-#: A request of an earlier owner, or one that timed out, is over by now. It may have put back what was committed since,
-#: so that is committed once more.
+#: After this time (ms), requests of an earlier owner, or that timed out, are over. They may have overwritten a newer
+#: position, so it is committed once more.
 SETTLE_MS = 60_000.0
 
-#: The longest wait between tries that fail.
+#: The longest wait (ms) between failed tries.
 LONGEST_RETRY_MS = 60_000.0
 
-#: The offset to be read next, and the metadata beside it.
+#: The offset to read next, and its metadata.
 Position = tuple[int, str]
 
 
@@ -37,20 +37,20 @@ Position = tuple[int, str]
 class _Committed:
     position: Position
     again_at: float
-    #: Until then an older request may arrive after it.
+    #: Until then an older request may still overwrite it.
     settles_at: float
 
 
 class Mirror:
-    """What one member has committed, and has to. Times: own clock, ms."""
+    """What one member has committed, and must commit. Times: own clock, ms."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
         self._committed: dict[Key, _Committed] = {}
-        #: What was ours when we began to leave: perhaps for too short a time to be committed.
+        #: What we owned when we began to leave: it may not be committed yet.
         self._had: set[Key] = set()
         self._failures = 0
-        #: When to look again.
+        #: When to check again.
         self.next_at: float = 0.0
 
     def due(
@@ -59,14 +59,14 @@ class Mirror:
         keys: Iterable[Key] | None = None,
         counts: Callable[[Key, Progress], bool] = lambda *_: True,
     ) -> dict[Key, Position]:
-        """What is to be committed now, of these partitions (None: of all).
+        """The positions to commit now, of these partitions (None: of all).
 
-        counts: whether a position counts in the topic as it is.
+        counts: whether a position is valid in the topic as it is now.
         """
         group, me = self._member.group, self._member.me
         found: dict[Key, Position] = {}
         if group is None or (me is not None and now >= self._member.proof.valid_until):
-            return found  # in doubt: others may be further
+            return found  # in doubt: another member may have committed more
         for key in self._candidates(group, me) if keys is None else keys:
             kept, last = group.kept(*key), self._committed.get(key)
             if kept is None:
@@ -85,7 +85,7 @@ class Mirror:
         return owned | self._had | self._committed.keys()
 
     def note_owned(self) -> None:
-        """What we own now is released next."""
+        """Remember what we own now: we release it next."""
         self._had = self._owned()
 
     def _owned(self) -> set[Key]:
@@ -99,10 +99,10 @@ class Mirror:
         owners = [piece.owner for piece in topic[key[1]] if piece.owner >= 0] if topic is not None else []
         if owners:
             return me is not None and me.slot == owners[0]
-        return me is None or topic is not None  # of a topic that nobody subscribes to any more, Kafka may drop it
+        return me is None or topic is not None  # Kafka may drop the offsets of a topic without subscribers
 
     def committed(self, positions: Mapping[Key, Position], now: float) -> None:
-        """Kafka has taken these."""
+        """Kafka accepted these positions."""
         self._failures, self.next_at = 0, now + MIRROR_MS
         for key, position in positions.items():
             last = self._committed.get(key)
@@ -111,7 +111,7 @@ class Mirror:
             self._committed[key] = _Committed(position, again_at, settles_at)
 
     def failed(self, positions: Mapping[Key, Position], now: float) -> None:
-        """Kafka has not taken these, or has not said so: they are tried again."""
+        """Kafka rejected these positions, or did not answer: they are tried again."""
         self._failures += 1
         self.next_at = now + min(LONGEST_RETRY_MS, MIRROR_MS * 2 ** min(self._failures, 10))
         for key in positions.keys() & self._committed.keys():

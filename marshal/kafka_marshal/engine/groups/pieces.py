@@ -1,4 +1,4 @@
-"""A partition of a coordinated group that is ours: see :class:`~kafka_marshal.engine.plane.Ownership`."""
+"""Our partition of a coordinated group: see :class:`~kafka_marshal.engine.plane.Ownership`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 
 __all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "KeyShare", "LettingGo"]
 
-#: Why a partition is let go when it is meant for another member.
+#: Why a partition is released when it is assigned to another member.
 REVOKED = "it is assigned to another member"
 
-#: Why a partition is lost when the log shows it as ours no longer, for people.
+#: For people: why a partition is lost when the log no longer shows it as ours.
 NOT_OURS = "the log shows it as another member's, or this process as no member"
 
 
 @dataclass(slots=True)
 class LettingGo:
-    """A letting-go under way; why it is, for what to do next."""
+    """A release in flight; ``why`` decides what to do next."""
 
     last_offset: int | None
     why: str
@@ -32,7 +32,7 @@ class LettingGo:
 
 
 class KeyShare:
-    """Keys of a partition that was shared: which messages are ours, and not done by an earlier owner (K4, K5)."""
+    """Keys of a shared partition: which messages are ours, and not done by an earlier owner (K4, K5)."""
 
     def __init__(self, lo: int, hi: int, progress: Callable[[], Progress | None]) -> None:
         self.lo = lo
@@ -41,11 +41,11 @@ class KeyShare:
 
     @property
     def is_part(self) -> bool:
-        """Whether others have other keys."""
+        """Whether other members have other keys of the partition."""
         return (self.lo, self.hi) != (0, MAX_KEY_HASH)
 
     def wants(self, message: Message) -> bool:
-        """Whether a message is of these keys, and not done."""
+        """Whether a message has one of these keys, and is not done."""
         offset = message.offset()
         assert offset is not None
         key = self._hash_of(message, offset)
@@ -56,12 +56,12 @@ class KeyShare:
 
     @reading
     def _hash_of(self, message: Message, offset: int) -> int:
-        """Where a message lies in the key space: of its key a recording keeps this alone."""
+        """The key hash of a message; a recording keeps this instead of the key."""
         name = message.key()
         return key_hash(name.encode() if isinstance(name, str) else name, offset)
 
     def stable(self) -> int:
-        """Everything up to this offset is done, for all of these keys."""
+        """The offset up to which everything is done, for all of these keys."""
         progress = self._progress()
         if progress is None:
             return NOTHING_DONE
@@ -69,7 +69,7 @@ class KeyShare:
 
 
 class HeldPiece:
-    """One partition, or its keys, that the log shows as ours. Its proof is the member's: one beat keeps all (T4)."""
+    """One partition, or some of its keys, that the log shows as ours. One heartbeat of the member proves all (T4)."""
 
     #: The log grants pieces without a claim.
     claim_expires = inf
@@ -103,18 +103,18 @@ class HeldPiece:
     ) -> None:
         self.key: Key = key
         self.cp: int = cp
-        #: Which keys; None: all of them, and none has more done than others.
+        #: Our keys; None: all of them, with the same progress.
         self.keys: KeyShare | None = keys
-        #: The generation since which it is ours, of its newest part (G5).
+        #: The generation since which its newest part is ours (G5).
         self.epoch: int = epoch
-        #: As a lease's: two of them, and it is over.
+        #: As for a lease: it is over after two of them.
         self.heartbeat_interval_ms: int = session_timeout_ms // 2
         self.owner: Owner = owner
-        #: What the log keeps beyond a gap (P5), as the group's settings were when it was taken up.
+        #: How many intervals the log keeps beyond a gap (P5), by the group's settings at the start of this piece.
         self.most_intervals: int = MAX_INTERVALS if group is None else group.settings.max_individual_commits
         self.held: bool = True
         self.stopped: bool = False
-        #: Our own clock's time until which the member is proven (T4); 0: it is not, or in doubt.
+        #: Our own clock (ms) until which the member is proven (T4); 0: not proven, or in doubt.
         self.valid_until: float = 0.0
         self.hand_out_until: float = 0.0
         self.hand_out_until_s: float = 0.0
@@ -123,34 +123,34 @@ class HeldPiece:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The key hashes (lo, hi)."""
+        """The key hashes (lo, hi), both included."""
         return (0, MAX_KEY_HASH) if self.keys is None else (self.keys.lo, self.keys.hi)
 
     def is_ending(self, now: float) -> bool:
-        """Whether nothing more is handed out: it is over, being let go, or in doubt."""
+        """Whether no more messages are delivered: the piece is over, being released, or in doubt."""
         return now >= self.hand_out_until
 
     def may_hand_over(self, now: float) -> bool:
-        """Whether what was taken earlier, and granted (G22), may go out: not when it may be over (T4)."""
+        """Whether messages granted earlier (G22) may be delivered: not if the piece may be over (T4)."""
         return now < self.valid_until
 
     def stop(self) -> None:
-        """Nothing more is handed out: it is being let go."""
+        """Deliver no more messages: a release follows."""
         self.stopped = True
         self.prove(self.valid_until)
 
     def resume(self) -> None:
-        """It is not let go after all: messages are handed out again."""
+        """Deliver messages again: no release follows after all."""
         self.stopped = False
         self.prove(self.valid_until)
 
     def end(self) -> None:
-        """It is over."""
+        """End the piece."""
         self.held = False
         self.prove(0.0)
 
     def prove(self, until: float) -> None:
-        """The member is proven until then (own clock, ms); 0: it is not."""
+        """Set until when (own clock, ms) the member is proven; 0: it is not."""
         self.valid_until = until
         self.proven_until = until if self.held and self.letting_go is None else 0.0
         self.hand_out_until = 0.0 if self.stopped else self.proven_until

@@ -1,4 +1,4 @@
-"""Until when our membership is proven: T4 and T5, once for all pieces (G20)."""
+"""Until when our membership is proven (T4, T5): one proof for all pieces (G20)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rationalizer import Group
 
 __all__ = ["MemberProof", "Witness"]
 
-#: We beat at once, jittered by up to this share of the session: of a fleet, few do.
+#: Jitter: when a session runs out, others beat within this share of it, so that of many members few do.
 WITNESS_SHARE = 1 / 20
 
 
 class Witness:
-    """When each other member was heard last, as our replica applied it. Times: own clock, ms."""
+    """When our replica last applied a record of each member. Times: own clock, ms."""
 
     def __init__(self, client_id: str, rng: Random) -> None:
         self._client_id = client_id
         self._rng = rng
         self._heard: dict[int, float] = {}
-        #: When somebody's session has run out by our clock.
+        #: When the next session of another member runs out by our clock, plus jitter.
         self.due: float = inf
 
     def heard(self, group: Group, client_id: str, now: float) -> None:
-        """A record of a member was accepted."""
+        """A record of a member was applied as accepted."""
         member = group.clients.get(client_id)
         if member is not None:
             self._heard[member.slot] = now
 
     def look(self, group: Group | None, now: float) -> None:
-        """Others may have come or gone, or a time that was waited for is over."""
+        """Recompute ``due``: members may have joined or left, or ``due`` has passed."""
         slots: Collection[int] = () if group is None else group.members
         self._heard = {slot: self._heard.get(slot, now) for slot in slots}
         first = inf
@@ -46,7 +46,7 @@ class Witness:
         self.due = first
 
     def is_needed(self, group: Group | None, now: float) -> bool:
-        """Whether somebody has been silent for a session indeed: since ``due`` was set he may have been heard."""
+        """Whether another member was silent for a whole session; it may have been heard since ``due`` was set."""
         members = {} if group is None else group.members
         return any(
             now >= heard + members[slot].session_timeout_ms
@@ -55,13 +55,13 @@ class Witness:
         )
 
     def forget(self) -> None:
-        """We are a member no longer."""
+        """We are no longer a member."""
         self._heard.clear()
         self.due = inf
 
 
 class MemberProof:
-    """What the log has accepted of ours, by when we sent it. Times: own clock, ms."""
+    """When we sent the last record that the log accepted. Times: own clock, ms."""
 
     def __init__(self, session_timeout_ms: int) -> None:
         self._session_ms = session_timeout_ms
@@ -73,11 +73,11 @@ class MemberProof:
         self.valid_until: float = 0.0
 
     def sent(self, token: int, cp: int, now: float) -> None:
-        """A record of ours that is a beat was handed to the producer."""
+        """Our record that counts as a beat was passed to the producer."""
         self._proofs.sent(token, cp, now)
 
     def applied(self, cp: int, offset: int, log_time: int, now: float) -> None:
-        """Our replica applied one as accepted."""
+        """Our replica applied such a record as accepted."""
         self._proofs.forget_before(now - 2 * self._session_ms)
         self._take(self._proofs.applied(cp, offset, log_time, (), now))
 
@@ -86,7 +86,7 @@ class MemberProof:
         self._take(self._proofs.acked(token, offset))
 
     def reset(self) -> None:
-        """We are a member no longer."""
+        """We are no longer a member."""
         self.__init__(self._session_ms)  # type: ignore[misc]
 
     def compare_clocks(self, log_time: int, now: float) -> bool:

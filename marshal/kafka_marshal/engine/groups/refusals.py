@@ -1,4 +1,4 @@
-"""Why a JoinGroup was rejected, as an error of its own for each code (G11)."""
+"""Why a JoinGroup was rejected: one error class for each code (G11)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAKEN_FOR_DEAD = "this member was silent for longer than its session, and was ta
 
 
 def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> MarshalError | None:
-    """What a member that was refused raises; None: it is refused for now only (PAUSED)."""
+    """The error that a refused member raises; None: the refusal is temporary (PAUSED)."""
     group = f"group {settings.group_id!r}"
     nothing = "Nothing was handed out to this member, and the others go on"
     match code:
@@ -72,7 +72,7 @@ def below_level(settings: EngineSettings) -> UpgradeRequiredError:
 
 
 def forgotten(settings: EngineSettings) -> GroupForgottenError:
-    """There is no such group any more (G20)."""
+    """The group was forgotten (G20)."""
     return GroupForgottenError(
         f"group {settings.group_id!r} was forgotten (kafka-marshal forget-group): its progress is gone from the log, "
         "and this member has ended. What it had in hand and had not committed counts as not done. Start it anew to "

@@ -1,4 +1,4 @@
-"""What a member reports to the log: entries of CommitOffsets, gathered because many partitions begin or end at once."""
+"""What a member reports to the log: CommitOffsets entries, batched since many partitions start or end together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ENTRIES = 1_000
 
 
 class GroupReports:
-    """A :class:`~kafka_marshal.engine.plane.PartitionReports`: ``flush`` appends what the other methods gather."""
+    """A :class:`~kafka_marshal.engine.plane.PartitionReports`: ``flush`` appends what the other methods collect."""
 
     needs_start = True
 
@@ -34,7 +34,7 @@ class GroupReports:
         #: What this member works on.
         self._pieces = pieces
         self._outbox = outbox
-        #: A letting-go that the log does not answer is sent again after this time.
+        #: A release that the log does not answer is sent again after this time (ms).
         self._again_ms = again_ms
         self._entries: list[CommitEntry] = []
 
@@ -45,7 +45,7 @@ class GroupReports:
             self._entries.append(CommitEntry(*own.key, action=START, through=last_offset))
         elif (progress := self._view.progress(own.key)) is None or last_offset > progress.stable:
             self._through(own, last_offset)
-        else:  # the log knows: it would not answer
+        else:  # the log shows this already, and would not answer
             _piece(own).owner.beaten(last_offset, True, now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
@@ -60,7 +60,7 @@ class GroupReports:
         piece.prove(piece.valid_until)
         self._outbox.add(Note("released", piece.key))
         if last_offset is not None and self._view.is_first(piece.key):
-            # First of all: what is committed of a partition before its start would be its start (G14).
+            # Before all others: a commit without an earlier start would set the start of the partition (G14).
             self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))
         self._entries.append(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
@@ -69,7 +69,7 @@ class GroupReports:
             self._through(own, last_offset)
 
     def let_go_unworked(self, key: Key, lo: int, hi: int) -> None:
-        """Keys that were revoked before this member began with them."""
+        """Release keys that were revoked before this member started them."""
         self._entries.append(CommitEntry(*key, lo, hi, LET_GO))
 
     def _through(self, own: Ownership, last_offset: int) -> None:
@@ -78,7 +78,7 @@ class GroupReports:
     # All partitions.
 
     def uncommitted(self) -> Iterator[tuple[HeldPiece, int]]:
-        """Pieces of which more is done without a gap than the log knows: each with the last offset done."""
+        """Pieces with more done without a gap than the log shows, each with the last offset done."""
         for piece in self._pieces.values():
             if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:
                 yield piece, last_offset
@@ -89,7 +89,7 @@ class GroupReports:
         return next(self.uncommitted(), None) is None
 
     def commit_all(self) -> bool:
-        """Gather what is done; False: nothing is to be sent, or this process is no member."""
+        """Collect what is done. Returns False if there is nothing to send, or this process is not a member."""
         if not self._member.joined:
             return False
         for piece, last_offset in self.uncommitted():
@@ -97,7 +97,7 @@ class GroupReports:
         return bool(self._entries)
 
     def let_go_again(self, now: float) -> None:
-        """Send each letting-go again that the log has not answered in time."""
+        """Send each release again that the log has not answered in time."""
         for piece in self._pieces.values():
             going = piece.letting_go
             if going is not None and now >= going.sent_at + self._again_ms:
@@ -106,16 +106,16 @@ class GroupReports:
 
     @property
     def deadline(self) -> float:
-        """When ``let_go_again`` has something to do."""
+        """When (own clock, ms) ``let_go_again`` is due."""
         going = [piece.letting_go for piece in self._pieces.values() if piece.letting_go is not None]
         return min([letting_go.sent_at + self._again_ms for letting_go in going], default=inf)
 
     def clear(self) -> None:
-        """This process is no member any more: the log would reject the entries."""
+        """Drop the entries: this process is no longer a member, so the log would reject them."""
         self._entries.clear()
 
     def flush(self, now: float) -> None:
-        """Append all, in as few records as possible."""
+        """Append all entries, in as few records as possible."""
         member = self._member
         while self._entries and member.joined:
             taken = ranges = 0
@@ -126,15 +126,15 @@ class GroupReports:
                 taken += 1
             entries, self._entries = self._entries[:taken], self._entries[taken:]
             ids = (*member.settings.ids, member.member_id)
-            member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order: nobody asks
+            member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order is not needed
         self._entries.clear()
 
     # The log's answers.
 
     def answered(self, piece: HeldPiece, action: int, through: int | None, code: str, now: float) -> bool:
-        """An entry of this member was applied; whether the piece is let go by it."""
+        """An entry of this member was applied. Returns whether it released the piece."""
         accepted = code in codes.ACCEPTED
-        if action == START:  # whichever member was first: it continues from what the log says (P9)
+        if action == START:  # another member may have been first: continue from the log's start (P9)
             piece.owner.beaten(through, accepted or code == codes.ALREADY_STARTED, now)
         elif action == COMMIT and through is not None:
             piece.owner.beaten(through, accepted, now)
@@ -143,7 +143,7 @@ class GroupReports:
             piece.owner.handed_in(HandIn(through, code, pausing=False))
             return True
         elif action == LET_GO and piece.letting_go is not None:
-            piece.letting_go.sent_at = -inf  # by an older order: sent once more, unless it may stay by now (G14)
+            piece.letting_go.sent_at = -inf  # for an older revocation: sent again, unless we may keep it now (G14)
         return False
 
 

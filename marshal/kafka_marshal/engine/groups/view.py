@@ -17,18 +17,18 @@ __all__ = ["GroupView", "covers", "meant_for", "owned_since", "span_of"]
 
 
 class GroupView:
-    """A :class:`~kafka_marshal.engine.plane.PartitionView`; it changes nothing."""
+    """A :class:`~kafka_marshal.engine.plane.PartitionView` of a coordinated group; it changes nothing."""
 
     def __init__(self, member: Membership, worlds: Mapping[int, World], pieces: Mapping[Key, HeldPiece]) -> None:
         self._member = member
         self._worlds = worlds
         #: What this member works on.
         self._pieces = pieces
-        #: When (own clock) the log time of the group's coordination partition moved last.
+        #: When (own clock, ms) log time last moved in the group's coordination partition.
         self._moved: float | None = None
 
     def parts(self, key: Key) -> Sequence[Piece]:
-        """A partition's pieces, of every member."""
+        """The pieces of a partition, of all members."""
         group = self._member.group
         topic = None if group is None else group.pieces.get(key[0])
         return () if topic is None else topic[key[1]]
@@ -37,14 +37,14 @@ class GroupView:
         progress, piece = self.whole_progress(key), self._pieces.get(key)
         if progress is None or piece is None or piece.keys is None:
             return progress
-        ours = Progress()  # as though there were no other keys
+        ours = Progress()  # as if these were the only keys
         ours.through(piece.keys.stable())
         if ranges := [(first, last) for first, last in progress.ranges if last > ours.stable]:
             ours.commit(ranges)
         return ours
 
     def whole_progress(self, key: Key) -> Progress | None:
-        """The progress of all keys of a partition, not of this member's alone."""
+        """The progress of all keys of a partition, not only of this member's."""
         group = self._member.group
         kept = None if group is None else group.kept(*key)
         return None if kept is None else kept.progress
@@ -74,7 +74,7 @@ class GroupView:
             self._moved = now
 
     def paused_until(self, now: float) -> float:
-        """When (own clock) an admin's pause ends; −inf: there is none. If all members have left, no record shows it."""
+        """When (own clock, ms) an admin's pause ends; −inf: not paused. If all members have left, no record shows it."""
         world = self._worlds[self._member.home]
         pause = world.pause(self._member.settings.group_id)
         if self._moved is None:
@@ -83,7 +83,7 @@ class GroupView:
 
 
 def meant_for(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] | None:
-    """Neighbouring parts that this slot owns and should own: all keys or, if it shares by key, some."""
+    """Adjacent parts that this slot owns and should own: all keys or, with ``share``, some. None: there are none."""
     run: list[Piece] = []
     for part in parts:
         ours = part.owner == part.target == slot
@@ -97,7 +97,7 @@ def meant_for(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] 
 
 
 def owned_since(slot: int, parts: Sequence[Piece], lo: int, hi: int) -> int | None:
-    """The newest generation since which this slot owns keys of lo … hi; None: it does not own all of them."""
+    """The newest generation since which this slot owns the keys lo … hi; None: it does not own all of them."""
     within = [part for part in parts if part.lo <= hi and lo <= part.hi]
     if not within or any(part.owner != slot for part in within) or not covers(within, lo, hi):
         return None
@@ -105,10 +105,10 @@ def owned_since(slot: int, parts: Sequence[Piece], lo: int, hi: int) -> int | No
 
 
 def span_of(parts: Sequence[Piece] | None) -> tuple[int, int] | None:
-    """From the first to the last key hash of neighbouring parts."""
+    """The first and last key hash of adjacent parts; None: there are no parts."""
     return (parts[0].lo, parts[-1].hi) if parts else None
 
 
 def covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:
-    """Whether these parts, ascending, hold all key hashes lo … hi."""
+    """Whether these parts, ascending, cover all key hashes lo … hi."""
     return parts[0].lo <= lo and hi <= parts[-1].hi and all(x.hi + 1 == y.lo for x, y in pairwise(parts))
