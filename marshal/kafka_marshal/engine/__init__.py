@@ -1,5 +1,5 @@
-"""The client's logic without I/O, clock or threads: events and now in, effects out.
+"""The client's logic without I/O, clock or threads: events and the time go in, effects come out.
 
-:mod:`.engine` says what the caller must do, in order. ``claims`` keeps leases and stops in time; ``work`` hands
-messages out and hears what is done; ``policies`` says which partitions.
+:mod:`.engine` lists what the caller must do, in order. ``claims`` and ``groups`` hold partitions and stop in time;
+``work`` delivers messages and tracks which are done; ``policies`` choose partitions.
 """

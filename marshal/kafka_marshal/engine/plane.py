@@ -1,7 +1,8 @@
-"""The seam between those who say what is held and those who work on it.
+"""The interface between the code that holds partitions and the code that works on them.
 
-Work (:mod:`.work`) hands messages out and hears what is done; it does not know why a partition is its own. Claims
-(:mod:`.claims`) hold leases, and know nothing of messages. Each sees of the other what stands here, and nothing else.
+Work (:mod:`.work`) delivers messages and tracks which are done; it does not know why a partition is held. Claims
+(:mod:`.claims`) and groups (:mod:`.groups`) hold partitions, and know nothing of messages. Each uses of the other only
+what is defined here.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ __all__ = [
     "Work",
 ]
 
-#: Why a partition is let go when an admin pauses the group.
+#: Why a partition is released when an admin pauses the group.
 PAUSED = "the group is paused"
 
-#: Why all is let go when an operator asks for it (C19).
+#: Why all partitions are released when an operator asks for it (C19).
 DRAINED = "an operator asked this member to hand over (kafka-marshal drain)"
 
-#: Why all is let go when no thread of the user's comes back.
+#: Why all partitions are released when no thread of the user comes back.
 HUNG = "no handler of this member has come back within handler_timeout"
 
-#: What ends without a word about the single partition, which then stays.
+#: Reasons that end without a record about the single partition; if it is not released by then, it is kept.
 PASSING = frozenset({PAUSED, DRAINED, HUNG})
 
-#: Why it is let go where we may want it back at once (Wishes.surplus).
+#: Why a partition is released if we may want it back at once (``Wishes.surplus``).
 SURPLUS = "others are waiting and this member holds more than its share"
 
-#: Why a partition is let go where we do not want it back.
+#: Why a partition is released if we do not want it back.
 UNWANTED = "the policy of this member lets it go"
 
-#: Why it is released though something of it is in hand.
+#: Why a partition is released although messages of it are in flight.
 OVERDUE = "what is in hand was not done in time"
 
 
 class Loss(StrEnum):
-    """Why a partition was lost, for people and for what to do next."""
+    """Why a partition was lost: a text for people, and what decides the next step."""
 
     FENCED = "another holder or epoch stands in the log"
     UNPROVEN = "not confirmed within two heartbeat intervals, by this process's own clock"
@@ -76,12 +77,12 @@ class HandIn:
 
     last_offset: int | None
     code: str
-    #: We had the group paused at that very place of the log: last_offset replaced the progress (C11).
+    #: Whether our own pause of the group was in force there: last_offset replaced the progress (C11).
     pausing: bool
 
 
 class Owner(Protocol):
-    """Whom a partition is held for: a consumer's assignment, or a user who claimed by hand."""
+    """What a partition is held for: a consumer's assignment, or a lease claimed by hand."""
 
     def granted(self, now: float) -> None:
         """The log granted it."""
@@ -90,33 +91,33 @@ class Owner(Protocol):
         """A claim was rejected (HELD, PAUSED, NOT_FRESH …)."""
 
     def lost(self, reason: str, now: float) -> None:
-        """It is over, not by our will."""
+        """It is over, and we did not release it."""
 
     def released(self, now: float) -> None:
         """The log shows our release."""
 
     def handed_in(self, hand_in: HandIn) -> None:
-        """A release of ours was applied as accepted."""
+        """Our release was applied as accepted."""
 
     def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
-        """A beat of ours was applied."""
+        """Our beat was applied."""
 
     def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
-        """A ClaimingMessages of ours was applied (C12)."""
+        """Our ClaimingMessages was applied (C12)."""
 
     def progress_to_report(self) -> int | None:
-        """The last_offset for the next beat; None: nothing new."""
+        """The last_offset for the next beat; None: no new progress."""
 
 
 class Ownership(Protocol):
-    """A partition that is ours, wanted, or being let go: a lease."""
+    """A partition that we hold, want or are releasing: a lease, or a piece of a coordinated group."""
 
     @property
     def key(self) -> Key: ...
 
     @property
     def cp(self) -> int:
-        """The CP that tells of it (L3)."""
+        """The CP with its records (L3)."""
 
     @property
     def epoch(self) -> int:
@@ -124,18 +125,18 @@ class Ownership(Protocol):
 
     @property
     def keys(self) -> Keys | None:
-        """Which keys of the partition are ours; None: all of them, and none has more done than others."""
+        """Our keys of the partition; None: all of them, with the same progress."""
 
     @property
     def heartbeat_interval_ms(self) -> int: ...
 
     @property
     def claim_expires(self) -> float:
-        """When a claim that the log has not answered counts as lost (own clock, ms); inf: none is under way."""
+        """When (own clock, ms) an unanswered claim counts as lost; inf: no claim is in flight."""
 
     @property
     def most_intervals(self) -> int:
-        """How many intervals the log keeps beyond what is done without a gap (P5)."""
+        """How many intervals the log keeps beyond a gap (P5)."""
 
     @property
     def held(self) -> bool:
@@ -143,7 +144,7 @@ class Ownership(Protocol):
 
     @property
     def hand_out_until(self) -> float:
-        """Until when messages may be handed out (T4; own clock, ms); 0: not at all. Read without a lock."""
+        """Until when (own clock, ms) messages may be delivered (T4); 0: not at all. Read without a lock."""
 
     @property
     def hand_out_until_s(self) -> float:
@@ -151,81 +152,81 @@ class Ownership(Protocol):
 
     @property
     def proven_until(self) -> float:
-        """The same (ms) for what was granted before (at most once): its being let go does not end it."""
+        """The same (ms) for messages granted earlier (at most once): a pending release does not end it."""
 
     def is_ending(self, now: float) -> bool:
-        """Whether nothing more is handed out: it is over, being let go, or in doubt."""
+        """Whether no more messages are delivered: it is over, being released, or in doubt."""
 
     def may_hand_over(self, now: float) -> bool:
-        """Whether what was taken earlier, and granted (C12), may go out: not when it may be over (T4)."""
+        """Whether messages granted earlier (C12) may be delivered: not if it may be over (T4)."""
 
     def stop(self) -> None:
-        """Nothing more is handed out: it is being let go."""
+        """Deliver no more messages: a release follows."""
 
     def resume(self) -> None:
-        """It is not let go after all: messages are handed out again."""
+        """Deliver messages again: no release follows after all."""
 
 
 class Keys(Protocol):
-    """Keys of a partition that is, or was, shared by key (K1)."""
+    """Our keys of a partition that is, or was, shared by key (K1): hashes lo … hi, both included."""
 
     lo: int
     hi: int
 
     @property
     def is_part(self) -> bool:
-        """Whether others have other keys."""
+        """Whether other members have other keys of the partition."""
 
     def wants(self, message: Message) -> bool:
-        """Whether a message is of these keys, and not done."""
+        """Whether a message has one of these keys, and is not done."""
 
 
 class PartitionView(Protocol):
-    """What the log shows of the partitions of a group, as our replica knows it. Nothing here changes anything."""
+    """The partitions of a group, as our replica knows them. All methods only read."""
 
     def progress(self, key: Key) -> Progress | None:
-        """What the group has done; None: no member ever held it."""
+        """The progress of the group; None: no member ever held it."""
 
     def is_held(self, key: Key) -> bool:
-        """Whether a member holds it, and will report itself how far it is."""
+        """Whether a member holds it, and so reports its own progress."""
 
     def is_first(self, key: Key) -> bool:
         """Whether no member of the group ever held it (P9)."""
 
     def came_later(self, key: Key) -> bool:
-        """Whether it is new in a topic that the group works on already: it starts at the earliest offset (P9)."""
+        """Whether it was added to a topic that the group already works on: it starts at the earliest offset (P9)."""
 
     def is_stopped(self, cp: int) -> bool:
         """Whether a CP is at a level that this release does not know (E4)."""
 
     def closed(self, cp: int, now: float) -> str:
-        """Why nothing in a CP can be held now; "": it can."""
+        """Why no partition of a CP can be held now; "": they can."""
 
 
 class PartitionReports(Protocol):
-    """What is reported to the log. ``own``: a partition of the same source."""
+    """Writes to the log. ``own``: a partition of the same source."""
 
-    #: Whether each partition's start is reported, wherever it is (G22).
+    #: Whether the start of each partition is reported, even the earliest offset (G22).
     needs_start: bool
 
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
-        """Out of turn: where a partition starts (P9), or what was granted (C12)."""
+        """Report out of turn: where a partition starts (P9), or what was granted (C12)."""
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
-        """What is done beyond a gap (P3)."""
+        """Commit what is done beyond a gap (P3)."""
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         """Claim messages up to last_offset (C12)."""
 
     def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
-        """Release it (C8)."""
+        """Release it (C8); why: one of the reasons above."""
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
-        """What was done of a partition that is over for us: the log says whether it counts (C17)."""
+        """Report what was done of a partition that is over for us: the log decides whether it counts (C17)."""
 
 
 class PartitionSource(Protocol):
-    """Why one consumer holds what it works on: leases, or membership of a coordinated group."""
+    """How one consumer holds its partitions: by leases, or as a member of a coordinated group."""
 
     @property
     def view(self) -> PartitionView: ...
@@ -233,59 +234,59 @@ class PartitionSource(Protocol):
     @property
     def reports(self) -> PartitionReports: ...
 
-    #: Why nothing of the group will be held any more, which every call of the user raises; None: it may be.
+    #: Why no partition of the group will be held again; every call of the user raises it. None: no such error.
     failure: MarshalError | None
 
     def lets_all_go(self) -> str:
-        """Why everything is to be let go; "": it is not."""
+        """Why all partitions are to be released; "": they are not."""
 
     def still_lets_go(self, own: Ownership, why: str, now: float) -> bool:
-        """Whether a partition that is let go for this reason is still to go, for all that this source knows."""
+        """Whether this source still wants to release a partition that is being released for this reason."""
 
     def lose(self, own: Ownership, reason: Loss, now: float) -> None:
-        """It is over; its owner is notified."""
+        """End it as lost, and notify its owner."""
 
     def drop(self, own: Ownership) -> None:
-        """It is wanted no longer, and was not granted."""
+        """Stop wanting it; it was not granted."""
 
     def look_again(self, key: Key | None = None) -> None:
-        """Something may have changed: about a partition, or (None) about any."""
+        """A partition (None: any partition) may have changed."""
 
     def taken_away(self, key: Key, reason: str, now: float) -> bool:
-        """A partition is lost; whether nothing is taken up before what is in hand of it has come back (C18, G20)."""
+        """A partition is lost. Returns whether to claim nothing until its messages in flight come back (C18, G20)."""
 
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
-        """How far a partition of ours is."""
+        """Record how far our partition is, and where its log ends."""
 
     def step(self, now: float) -> None:
-        """Reach for what is wanted, let go what is not."""
+        """Claim what is wanted, release what is not."""
 
     def deadline(self, now: float) -> float:
-        """When something is due again."""
+        """When (own clock, ms) something is due again."""
 
     @property
     def has_left(self) -> bool:
-        """Whether no other member waits for this one any more, once nothing is held."""
+        """Whether, once it holds nothing, no other member waits for it."""
 
 
 class Part(Protocol):
-    """A partition that a consumer has to do with, as the source sees it."""
+    """A partition that a consumer claims, holds or releases, as the source sees it."""
 
     @property
     def is_claiming(self) -> bool:
-        """The claim is under way."""
+        """Whether its claim is in flight."""
 
     @property
     def is_kept(self) -> bool:
-        """Claimed or held, and not being let go."""
+        """Whether it is claimed or held, and not being released."""
 
     @property
     def releasing(self) -> str:
-        """Why it is being let go; "": it is not."""
+        """Why it is being released; "": it is not."""
 
     @property
     def over(self) -> bool:
-        """Released, or lost."""
+        """Whether it is released or lost."""
 
 
 class Work(Protocol):
@@ -299,15 +300,15 @@ class Work(Protocol):
 
     @property
     def blocked(self) -> Collection[Key]:
-        """Left alone until somebody sets their positions (P11)."""
+        """Partitions that are left alone until an offset is set for them (P11)."""
 
     @property
     def owes(self) -> bool:
-        """Whether something that was taken away is in hand still: nothing is claimed (C18)."""
+        """Whether messages of an evicted partition are still in flight: nothing is claimed then (C18)."""
 
     @property
     def takes_on(self) -> bool:
-        """Whether it wants partitions: it does not close, nor let all go."""
+        """Whether it wants partitions: it neither closes nor releases everything."""
 
     def take_on(
         self,
@@ -316,10 +317,10 @@ class Work(Protocol):
         want: Callable[[Owner], Ownership],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
-        """A partition is reached for; want: called once with its owner.
+        """A partition is being claimed. want: called once with its owner.
 
-        claims_before: by CP, an offset that tells how old the group is (P9).
+        claims_before: CP → offset of an old claim, which shows how old the group is (P9).
         """
 
     def let_go(self, key: Key, why: str, now: float) -> None:
-        """Finish what is in hand, then release; why is "": do not release it after all."""
+        """Finish the messages in flight, then release; why "": do not release it after all."""

@@ -307,7 +307,7 @@ class Membership:
             self._outbox.append(self.home, LeaveGroup(*self.settings.ids, self.member_id, self.generation))
 
     def leave_unseen(self) -> bool:
-        """Leave the membership that a join in flight may create (G6); else it is rejected. Returns whether it was sent."""
+        """Leave the membership that a join in flight may create (G6); otherwise rejected. Returns whether sent."""
         joining = self.joining
         if self.joined or joining is None or joining.offset is None:
             return False

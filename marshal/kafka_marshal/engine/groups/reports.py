@@ -143,7 +143,7 @@ class GroupReports:
             piece.owner.handed_in(HandIn(through, code, pausing=False))
             return True
         elif action == LET_GO and piece.letting_go is not None:
-            piece.letting_go.sent_at = -inf  # for an older revocation: sent again, unless we may keep it now (G14)
+            piece.letting_go.sent_at = -inf  # sent in an older generation: send again, unless we may keep it now (G14)
         return False
 
 

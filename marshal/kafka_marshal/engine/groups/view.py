@@ -74,7 +74,7 @@ class GroupView:
             self._moved = now
 
     def paused_until(self, now: float) -> float:
-        """When (own clock, ms) an admin's pause ends; −inf: not paused. If all members have left, no record shows it."""
+        """When (own clock, ms) an admin's pause ends; −inf: not paused. Without members no record shows its end."""
         world = self._worlds[self._member.home]
         pause = world.pause(self._member.settings.group_id)
         if self._moved is None:
