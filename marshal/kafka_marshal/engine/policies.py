@@ -1,10 +1,10 @@
-"""Who claims what: policies are pure functions of (view, own leases, now) to wishes.
+"""Which member claims which partition: policies are pure functions of (view, own leases, now) to :class:`Wishes`.
 
-A policy sees the subscription's partitions and who holds them, and answers which it would like to claim, which to
-let go, and which held one to *ask for*: a claim on a held partition is a visible wish (C4), on which the holder
-may act. Nothing here talks to Kafka; the engine turns wishes into records, one claim under way per partition.
+A policy sees the subscription's partitions and their holders. It returns which partitions to claim, which to release,
+and which held ones to *ask for*: all members see a claim on a held partition, and its holder may release it. Nothing
+here talks to Kafka; the engine turns the answer into records, with one claim in flight per partition.
 
-Policies combine with ``&``: ``Balanced() & MaxClaims(4)``. Each one refines the wishes of those before it.
+Policies combine with ``&``: ``Balanced() & MaxClaims(4)``. Each one refines the answer of the policies before it.
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ __all__ = [
 ]
 
 
-#: How many cycles a view remembers: more than any sensible ``ReleaseIfBehind(cycles=…)``.
+#: How many cycles a view keeps: more than any sensible ``ReleaseIfBehind(cycles=…)``.
 MAX_CYCLES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """How we kept up with one partition during one HI."""
+    """How we kept up with one partition during one heartbeat interval."""
 
-    #: Log end minus what is done, in messages.
+    #: Lag at the end of the cycle, in messages.
     lag: int
-    #: Messages a second that we handled.
+    #: Messages handled per second.
     speed: float
-    #: Messages a second that were appended.
+    #: Messages appended per second.
     growth: float
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """One partition of the subscription, as far as a policy cares."""
+    """One partition of the subscription, as a policy sees it."""
 
-    #: client_id of the holder; None: free, or silent for so long that a claim would win (C3).
+    #: client_id of the holder; None: free, or the holder was silent for long enough that a claim would win.
     holder: str | None
-    #: Our own clock's time (ms) since when nobody holds it; None while somebody does.
+    #: Since when (own clock, ms) it has no holder; None: it has one.
     free_since: float | None = None
-    #: How we kept up, oldest first, one entry every HI, at most :data:`MAX_CYCLES`. Only for own leases.
+    #: How we kept up: one entry per heartbeat interval, oldest first, at most :data:`MAX_CYCLES`; only for own leases.
     cycles: tuple[Cycle, ...] = ()
 
 
 class Partitions(dict[Key, PartitionView]):
-    """The partitions of a view, with what would take a look at each of them to know: there may be thousands."""
+    """The partitions of a view, with totals kept up to date, since there may be thousands of partitions."""
 
     __slots__ = ("counts", "free")
 
     def __init__(self, partitions: Mapping[Key, PartitionView]) -> None:
         super().__init__(partitions)
-        #: How many partitions each holder has; holders without any may be listed with 0.
+        #: Holder → number of its partitions; holders without any may be listed with 0.
         self.counts: Counter[str] = Counter()
-        #: Partitions that nobody holds.
+        #: Partitions without a holder; an ordered set.
         self.free: dict[Key, None] = {}
         for key, partition in partitions.items():
             self._count(key, partition)
@@ -84,7 +84,7 @@ class Partitions(dict[Key, PartitionView]):
             self.counts[partition.holder] += 1
 
     def take_out(self, key: Key) -> None:
-        """Show a partition no more."""
+        """Remove a partition."""
         old = self.pop(key, None)
         if old is None:
             return
@@ -94,13 +94,13 @@ class Partitions(dict[Key, PartitionView]):
             self.counts[old.holder] -= 1
 
     def show(self, key: Key, partition: PartitionView) -> None:
-        """Show a partition, or show it anew."""
+        """Add or replace a partition."""
         self.take_out(key)
         self[key] = partition
         self._count(key, partition)
 
     def snapshot(self) -> Partitions:
-        """A copy that stays as it is."""
+        """A copy that later changes do not affect."""
         copy = Partitions({})
         copy.update(self)
         dict.update(copy.counts, self.counts)
@@ -110,44 +110,44 @@ class Partitions(dict[Key, PartitionView]):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The subscription as one client sees it: a snapshot, equal for all clients up to what is under way."""
+    """The subscription as one client sees it: a snapshot, equal for all clients except for records in flight."""
 
     client_id: str
     heartbeat_interval_ms: int
     #: All partitions of the subscription that can be worked on.
     partitions: Mapping[Key, PartitionView]
-    #: Clients that asked for a held partition within the last 2 · HI (C4), with the topics they asked for.
+    #: Clients that asked for a held partition within the last two heartbeat intervals → the topics they asked for.
     waiting: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    #: Held partitions that were asked for, most recent last.
+    #: Held partitions that others asked for, most recent last.
     asked_for: tuple[Key, ...] = ()
-    #: Own ones that were claimed, and the log has not answered.
+    #: Own partitions whose claims the log has not answered.
     pending: frozenset[Key] = frozenset()
-    #: Whether others see us among those that wait.
+    #: Whether others see us among the waiting clients.
     asking: bool = False
-    #: What our policy let go lately, and not as surplus: it is neither claimed nor asked for now.
+    #: Partitions that we recently released, and not as surplus: they are neither claimed nor asked for now.
     left_alone: frozenset[Key] = frozenset()
-    #: What we took lately because it lay idle: nobody else was to have it, so it is not let go now.
+    #: Partitions that we recently claimed because they were idle: no other member took them, so they are kept now.
     taken_up: frozenset[Key] = frozenset()
-    #: Other own ones, which count all the same: being let go, held until what is in hand is done and the log shows the
-    #: release; or in a part of the log where the group is paused now (C10).
+    #: Other own partitions, which count all the same: those being released, until messages in flight are done and the
+    #: log shows the release; and those in a part of the log where the group is paused now.
     letting_go: frozenset[Key] = frozenset()
-    #: Where each partition stands in an order that is the same for all members (:func:`standing`); empty: by its hash.
+    #: Partition → its place in an order that is the same for all members (:func:`standing`); empty: by hash.
     order: Mapping[Key, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a policy would like. Order is preference."""
+    """What a policy wants, in order of preference."""
 
     claim: tuple[Key, ...] = ()
     release: tuple[Key, ...] = ()
-    #: Held by others; claimed to be seen waiting: one of each topic, and again after HI or of a holder that came since.
+    #: Held by others: we claim one per topic and heartbeat interval, at once if the holder is new, to be seen waiting.
     ask: tuple[Key, ...] = ()
-    #: What of release is merely more than our share: we may claim it again at once should we come to lack some. The
-    #: rest we leave alone for 2 · HI.
+    #: Those of ``release`` that merely exceed our share: we may claim them again at once. We leave the others alone for
+    #: two heartbeat intervals.
     surplus: frozenset[Key] = frozenset()
-    #: What of claim lay idle. Who claims it in the same moment, and comes second, is not one who lacks something: for
-    #: 3 · HI, an HI longer than it is taken for one who waits, this is in ``View.taken_up``.
+    #: Those of ``claim`` that were idle. A member that claims one second counts as waiting for two heartbeat intervals
+    #: but lacks nothing. So these stay in ``View.taken_up`` for three.
     idle: frozenset[Key] = frozenset()
 
 
@@ -155,15 +155,15 @@ class Policy:
     """Base of all policies. Write your own by overriding :meth:`wishes`."""
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        """What we would like, given the view, our own leases (sorted, without those being released), and now (ms)."""
+        """What we want. own: our leases, sorted, without those being released; now: own clock, ms."""
         return self.refine(Wishes(), view, own, now)
 
     def refine(self, wishes: Wishes, view: View, own: tuple[Key, ...], now: float) -> Wishes:
-        """Change the wishes of the policies before this one (for ``&``). By default: replace them."""
+        """Change the answer of the policies before this one (for ``&``). By default: replace it."""
         return self.wishes(view, own, now)
 
     def narrow(self, view: View, own: tuple[Key, ...]) -> tuple[View, tuple[Key, ...]]:
-        """What the policies before this one get to see (for ``&``). By default: everything."""
+        """What the policies before this one see (for ``&``). By default: everything."""
         return view, own
 
     def __and__(self, other: Policy) -> Policy:
@@ -187,7 +187,7 @@ class _Both(Policy):
 
 
 def _affinity(client_id: str, key: Key) -> int:
-    """Rendezvous hash: newcomers reach for different partitions first, so that few claims collide."""
+    """Rendezvous hash: new members claim different partitions first, so that few claims collide."""
     return xxhash.xxh64_intdigest(f"{client_id}\0{key[0]}\0{key[1]}".encode())
 
 
@@ -207,11 +207,11 @@ class Greedy(Policy):
         return Wishes(claim=tuple(key for key in _free(view) if key not in mine))
 
 
-#: Idle partitions are first up to one member each, for this share of HI, then up to everybody.
+#: An idle partition is reserved for one member for this share of HI; then any member may claim it.
 IDLE_TURN = 0.5
 
-#: What is free and has been left by those whom it was dealt to, for this share of HI, is up to whoever lacks some. Less
-#: than HI: it comes before those who have their share, who would let it go again for them.
+#: A partition that was free for this share of HI, since the member it was dealt to did not claim it, goes to any member
+#: below its share. Less than HI: members that have their share claim later, and would only release it again.
 LEFT_OVER_TURN = 0.75
 
 
@@ -224,9 +224,9 @@ def _hash(key: Key) -> int:
 
 
 def standing(key: Key, cp: int) -> int:
-    """Where a partition stands in the order in which all members deal out what is free: by CP, then by its hash.
+    """The place of a partition in the order in which all members deal out free ones: by CP (int), then by hash.
 
-    So each member's leases lie in few CPs: its claims and releases are few requests, its beats few records.
+    So the leases of a member lie in few CPs: its claims and releases are few requests, its heartbeats few records.
     """
     return cp << _HASH_BITS | _hash(key)
 
@@ -239,22 +239,23 @@ def _order(view: View) -> Callable[[Key], int]:
 class Balanced(Policy):
     """Everyone ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
 
-    The n members are the holders, those who asked lately, and ourselves. Who holds most now keeps the larger share.
+    The n members are the holders, the clients that asked recently, and this one. The largest holders keep the larger
+    shares.
 
-    What is free is dealt out: in an order that is the same for all, the first ones to the first member below its share,
-    and so on, those who asked before the others. Everybody works out the same, so that everybody claims its own part
-    at once and no two claims collide; what is claimed meanwhile changes nobody else's part.
+    Free partitions are dealt out in an order that is the same for all members: the first ones to the first member below
+    its share, and so on; members that asked come first. All members compute the same result. So each claims its own
+    part at once, no two claims collide, and a claim does not change the parts of others.
 
-    One below its share for whom too little is free asks (C4: one visible wish for each topic, no more than it lacks,
-    again after a heartbeat interval, and at once of a holder that came since and can't know). The holders above their
-    share release as many as are missing, at once, those with most first, of the topics that were asked for. Nothing is
-    released for claims that the log has not answered: they may be refused.
+    A member below its share asks for held partitions if too few are free: one visible claim per topic and heartbeat
+    interval, no more than it lacks, and at once to a holder that came since. Holders above their share then release as
+    many as are missing, the largest first, at once, from the topics that were asked for. No partition is released for
+    a claim that the log has not answered, since the claim may be refused.
 
-    A partition that stayed free lies idle: a member that counts cannot take it (a limit, another subscription, dead).
-    It is claimed by those who are below their share, after three quarters of a heartbeat interval; after a whole one
-    by one of those who have theirs, after half of one more by any of them. Members that read other topics see other
-    shares: two may take it for theirs, and the second looks like one who waits. The first keeps it all the same;
-    released for a member that wants nothing it would lie idle again, for ever.
+    A partition that stays free is idle: a member that counts cannot take it (a limit, another subscription, dead).
+    Members below their share claim it after three quarters of a heartbeat interval. Of the members that have their
+    share, one claims it after a whole interval, and any after half an interval more. Members with other topics see
+    other shares, so two may claim it, and the second then seems to wait for it. The first keeps it anyway: the second
+    wants nothing, so a released partition would be idle again, for ever.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
@@ -288,7 +289,7 @@ class Balanced(Policy):
 
     @staticmethod
     def _dealt(view: View, free: list[Key], counts: Mapping[str, int], shares: Mapping[str, int]) -> tuple[Key, ...]:
-        """Our part of what is free, beginning at a place of our own: not everybody may know of everybody yet."""
+        """Our part of the free ones, rotated differently per member, since members may not know each other yet."""
         waiting = {*view.waiting, view.client_id} if view.asking else view.waiting
         first = 0
         for client in sorted(counts, key=lambda client: (client not in waiting, client)):
@@ -301,7 +302,7 @@ class Balanced(Policy):
 
     @staticmethod
     def _left_over(view: View, free: list[Key], dealt: tuple[Key, ...], now: float) -> tuple[Key, ...]:
-        """What was dealt to others who did not claim it: of another subscription, they can't."""
+        """Partitions dealt to members that did not claim them: with another subscription they cannot."""
         until = now - LEFT_OVER_TURN * view.heartbeat_interval_ms
         lies = {key for key in free if (since := view.partitions[key].free_since) is not None and since < until}
         rest = sorted(lies.difference(dealt, view.left_alone), key=_order(view))
@@ -312,7 +313,7 @@ class Balanced(Policy):
     def _idle(
         view: View, free: list[Key], counts: Mapping[str, int], shares: Mapping[str, int], now: float
     ) -> tuple[Key, ...]:
-        """What of the free ones lies idle, and is up to us."""
+        """The idle ones of the free partitions that we may claim now."""
         hi = view.heartbeat_interval_ms
         found: list[Key] = []
         takers = [client for client in sorted(counts) if counts[client] >= shares[client]]
@@ -326,7 +327,7 @@ class Balanced(Policy):
 
     @staticmethod
     def _ask(view: View, counts: Mapping[str, int], shares: Mapping[str, int]) -> tuple[Key, ...]:
-        """A held partition of each topic, of whoever holds most, where that is more than its share."""
+        """One held partition per topic: that of its largest holder above its share, if there is one."""
         above = {client: count for client, count in counts.items() if count > shares[client]}
         found: dict[str, tuple[int, Key]] = {}
         for key, partition in view.partitions.items() if above else ():
@@ -339,7 +340,7 @@ class Balanced(Policy):
     def _release(
         view: View, own: tuple[Key, ...], counts: Mapping[str, int], shares: Mapping[str, int], free: int
     ) -> tuple[Key, ...]:
-        """Our part of what those who asked are missing: every holder above its share works it out alike."""
+        """Our part of what waiting members lack: every holder above its share computes the same."""
         wanted = sum(max(0, shares[client] - counts[client]) for client in view.waiting if client in counts) - free
         mine = [key for key in own if key not in view.pending and key not in view.taken_up]
         if wanted <= 0 or len(mine) <= shares[view.client_id]:
@@ -360,7 +361,7 @@ class Balanced(Policy):
         held, asked_for = set(mine), set(view.asked_for)
         asked = [key for key in view.asked_for if key in held]
         others = [key for key in mine if key[0] in topics and key not in asked_for]
-        # Of the CPs in which we hold least: what stays lies together.
+        # From the CPs in which we hold least first, so that the rest lies in few CPs.
         order = _order(view)
         crowds = Counter(order(key) >> _HASH_BITS for key in own)
         rest = sorted(others, key=lambda key: (crowds[order(key) >> _HASH_BITS], order(key)))
@@ -369,9 +370,9 @@ class Balanced(Policy):
 
 @dataclass(frozen=True, slots=True)
 class MaxClaims(Policy):
-    """At most this many partitions in all; above it the last ones are released. Alone, it is Greedy up to the limit.
+    """Hold at most this many partitions; beyond it the last ones are released. Alone, it is Greedy up to the limit.
 
-    One that is being released counts until the log shows its release: nothing else is claimed in its place before.
+    A partition that is being released counts until the log shows its release: no other is claimed before that.
     """
 
     limit: int
@@ -387,23 +388,23 @@ class MaxClaims(Policy):
         if len(kept) <= self.limit:
             room = max(0, self.limit - len(own) - len(view.letting_go))
             claim = tuple(key for key in wishes.claim if key not in view.left_alone)[:room]
-            return replace(wishes, claim=claim, ask=wishes.ask[: room - len(claim)])  # what is asked for may be granted
+            return replace(wishes, claim=claim, ask=wishes.ask[: room - len(claim)])  # what we ask for may be granted
         return Wishes(release=wishes.release + tuple(kept[self.limit :]), surplus=wishes.surplus)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTopic(Policy):
-    """A topic as one piece: partition 0 is its key. Its holder claims the rest; others release what they hold of it.
+    """Claim topics as a whole: the holder of partition 0 claims the rest, and others release theirs.
 
     ``Balanced() & WholeTopic()`` shares topics out evenly, however many partitions they have. All members of a group
-    have to use it, and none may have a limit (MaxClaims) below a topic's size: else the rest of a topic may lie idle.
+    must use it, and none may have a limit (MaxClaims) below a topic's size: otherwise the rest of a topic may be idle.
     """
 
     def wishes(self, view: View, own: tuple[Key, ...], now: float) -> Wishes:
         return self.refine(Greedy().wishes(*self.narrow(view, own), now), view, own, now)
 
     def narrow(self, view: View, own: tuple[Key, ...]) -> tuple[View, tuple[Key, ...]]:
-        """The topics' keys: a decision about one is a decision about its topic."""
+        """Only partitions 0: a decision about one applies to its topic."""
         partitions = {key: partition for key, partition in view.partitions.items() if key[1] == 0}
         asked_for = tuple(key for key in view.asked_for if key[1] == 0)
         return replace(view, partitions=partitions, asked_for=asked_for), tuple(key for key in own if key[1] == 0)
@@ -427,7 +428,7 @@ class WholeTopic(Policy):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseIfBehind(Policy):
-    """Give up what we cannot keep up with.
+    """Release partitions that we cannot keep up with.
 
     A partition is unhealthy in a cycle (one heartbeat interval) when more is appended than we handle and the lag
     predicted two cycles ahead is above ``max_lag`` messages. After ``cycles`` unhealthy cycles in a row it is

@@ -1,4 +1,4 @@
-"""What an engine is told once, and the times the protocol derives from the heartbeat interval (HI).
+"""The settings of an engine, and the times that the protocol derives from the heartbeat interval (HI).
 
 All times are milliseconds. Log times are ints; times of our own clock are floats, taken from a monotonic clock
 that counts suspend (T4).
@@ -34,34 +34,34 @@ __all__ = [
     "proof_margin_ms",
 ]
 
-#: Beats go out every HI / 3 (T4), so that two in a row may be lost before a lease turns unknown.
+#: Beats are sent every HI / 3 (T4), so that two in a row may be lost before a lease is no longer proven.
 BEATS_PER_INTERVAL = 3
 
-#: Below 20 ms a margin would be less than what one scheduling hiccup takes (T4).
+#: The smallest margin: less would be shorter than one scheduling delay (T4).
 MARGIN_FLOOR_MS = 20.0
 
-#: A waiting client claims an expired lease up to this share of HI late, at random, so that a fleet appends few.
+#: Jitter: a waiting client claims an expired lease up to this share of HI late, so that of many clients few do.
 EXPIRY_JITTER_SHARE = 0.02
 
-#: Who has caught up asks how late it is in every CP where the group holds something, after up to this share of HI: most
-#: often somebody's record has told by then, and of a fleet that starts together few ask (T3).
+#: Jitter: once caught up, a member asks for the log time of each CP with leases of its group, after up to this share
+#: of HI. Another member's record often shows it by then, so of members that start together few ask (T3).
 FIRST_TICK_SHARE = 0.01
 
 #: Entries of one HeartbeatBatch. 1,000 entries of the longest ids stay below the 900,000 bytes of L1.
 MAX_BATCH_ENTRIES = 1_000
 
-#: Messages handed out and not done, of one partition. Beyond it nothing more of that partition is handed out, so
-#: that the intervals between them stay below P5's 60,000, however they are done.
+#: The limit of messages in flight of one partition: no more are delivered beyond it. So the intervals between done
+#: messages stay below P5's 60,000, in whatever order they are done.
 MAX_IN_HAND_MESSAGES = 50_000
 
 
-#: A partition that is let go waits this long for what is in hand, unless the user says otherwise. Ranges take longer:
-#: a round of Spark's is minutes.
+#: By default a release waits this long (ms) for the messages in flight. Ranges wait longer: a Spark batch takes
+#: minutes.
 REVOKE_TIMEOUT_MS = 60_000.0
 REVOKE_RANGES_TIMEOUT_MS = 600_000.0
 
 
-#: A partition that threads take messages of one by one has its turn for this long (ms) while others are held, too.
+#: If several partitions are held, one partition's turn lasts this long (ms), for messages taken one by one.
 TURN_MS = 500.0
 
 
@@ -73,12 +73,12 @@ def proof_margin_ms(heartbeat_interval_ms: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Who we are, and how the coordination topic is cut."""
+    """The ids of a Marshal, and the partitioning of the coordination topic."""
 
     group_id: str
-    #: Unique within the group at a time; stable over restarts if leases are to be kept over them (C7).
+    #: Unique within the group at any time; keep it across restarts to keep leases (C7).
     client_id: str
-    #: Unique for ever: one per Marshal.
+    #: Unique for all time: one per Marshal.
     instance_id: str
     #: Number of partitions of the coordination topic (N of L3).
     coordination_partitions: int
@@ -87,12 +87,12 @@ class EngineSettings:
 
     @property
     def ids(self) -> tuple[str, str, str]:
-        """What every record of ours begins with."""
+        """The first three fields of each of our records."""
         return self.instance_id, self.client_id, self.group_id
 
 
 class Why(StrEnum):
-    """Why a partition stands still."""
+    """Why a partition is stuck."""
 
     UNREADABLE = "unreadable"
     TOO_LARGE = "too large"
@@ -116,27 +116,27 @@ class GroupOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """What a consumer was asked for."""
+    """The settings of one consumer."""
 
     at_most_once: bool
     policy: Policy
-    #: "earliest", "latest" or a datetime: where the group begins on partitions it never held (P9).
+    #: "earliest", "latest" or a datetime: where the group starts on partitions that it never held (P9).
     start: Start
     batch_size: int
     handler_timeout_ms: float | None
-    #: Which callbacks the user gave.
+    #: The callbacks that the user set.
     callbacks: frozenset[Callback]
-    #: Ranges of offsets are handed out, not messages; nothing is fetched.
+    #: Deliver ranges of offsets instead of messages; nothing is fetched.
     ranges: bool = False
-    #: Why a partition may stand still so that the user's next call raises it, once; all else is only logged and listed.
+    #: Reasons that the user's next call raises, once, if a partition is stuck; others are only logged and listed.
     raises: frozenset[Why] = frozenset()
-    #: Called with what the policy raised: to log it, and to pass on what a signal raised in it.
+    #: Called with what the policy raised: it logs an error, and passes on what a signal raised in it.
     policy_raised: Callable[[BaseException], object] = _raise
-    #: At most once: claim a batch while the one before it is handled.
+    #: At most once: claim the next batch while the previous one is handled.
     claim_ahead: bool = False
-    #: Bytes of messages that are fetched, and in hand, at a time.
+    #: At most this many bytes of messages are fetched or in flight.
     max_bytes_in_flight: int = sys.maxsize
-    #: As a member of a coordinated group; None: partitions are claimed.
+    #: How it joins a coordinated group; None: it claims partitions.
     group: GroupOptions | None = None
-    #: A partition that is let go waits this long for what is in hand.
+    #: A release waits this long for the messages in flight.
     revoke_timeout_ms: float = REVOKE_TIMEOUT_MS
