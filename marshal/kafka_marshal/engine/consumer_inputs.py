@@ -1,4 +1,4 @@
-"""The inputs that are for one consumer of an engine, which the first field of each names by its number."""
+"""The inputs for one consumer of an engine; their first field is its number."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class OutOfRange(NamedTuple):
 
 
 class Recreated(NamedTuple):
-    """The reader found another topic of this name, with this id, and returned nothing of it (P11)."""
+    """The reader found another topic of this name, with this id, and returned none of its messages (P11)."""
 
     consumer: int
     topic: str
@@ -111,7 +111,7 @@ class Recreated(NamedTuple):
 
 
 class ReadFailed(NamedTuple):
-    """Reading a partition failed at the offset that comes next. is_forbidden: by an ACL; the text says which."""
+    """Reading a partition failed at its next offset. is_forbidden: an ACL forbids it; the text says which."""
 
     consumer: int
     key: Key
@@ -127,17 +127,17 @@ class TooLarge(NamedTuple):
 
 
 class CheckStuck(NamedTuple):
-    """Look for partitions that are stuck. drained_at: when a read last took all that had come (own clock, ms)."""
+    """Find stuck partitions. drained_at: when (own clock, ms) a read last took all messages that had arrived."""
 
     consumer: int
     drained_at: float
 
 
 class HoldUp(NamedTuple):
-    """``max_bytes_in_flight`` leaves room for this many more messages: fetch less, or again.
+    """``max_bytes_in_flight`` leaves room for this many more messages: fetch fewer partitions, or more again.
 
-    fetched: the partitions that are fetched; held_up: those that are not, for want of room. Returns what changes:
-    partition → offset to fetch from, None: fetch it no more.
+    fetched: the partitions being fetched; held_up: those that are not, for lack of room. Returns the changes:
+    partition → offset to fetch from; None: stop fetching it.
     """
 
     consumer: int
@@ -147,7 +147,7 @@ class HoldUp(NamedTuple):
 
 
 class HoldUpStuck(NamedTuple):
-    """Fetch nothing more of partitions that wait for messages in lanes. Returns what changes, as ``HoldUp``."""
+    """Stop fetching partitions that wait for messages in lanes. Returns the changes, as ``HoldUp``."""
 
     consumer: int
     fetched: Collection[Key]
@@ -157,7 +157,7 @@ class HoldUpStuck(NamedTuple):
 
 
 class Next(NamedTuple):
-    """Messages are wanted. Returns the next step of this pull (None: of the consumer's own)."""
+    """Messages are wanted. Returns the next step of this pull (None: the consumer's own pull)."""
 
     consumer: int
     wanted: Wanted
@@ -172,7 +172,7 @@ class Room(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The log has answered a grant that this pull waits for, or never will."""
+    """The log has answered a grant that this pull waits for, or it never will."""
 
     consumer: int
     pull: Pull
@@ -180,7 +180,7 @@ class Answered(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A thread of the user's was here: its handlers do not hang."""
+    """A thread of the user came back: its handlers do not hang."""
 
     consumer: int
 
@@ -200,7 +200,7 @@ class DoneRun(NamedTuple):
 
 
 class UndoRun(NamedTuple):
-    """A run did not reach the thread that had asked for it: deliver it again."""
+    """A run did not reach the thread that asked for it: deliver it again."""
 
     consumer: int
     run: Run
@@ -214,15 +214,16 @@ class Reclaim(NamedTuple):
 
 
 class Regather(NamedTuple):
-    """An exception may have kept a message from leaving the library: it comes next again."""
+    """An exception may have kept a message from leaving the library: deliver it next."""
 
     consumer: int
 
 
 class SettleHand(NamedTuple):
-    """A thread wants a run: first put back what of the last one was lost on its way.
+    """A thread wants a run: first put back messages of the last run that were lost on their way.
 
-    is_collecting: the thread has messages of it, to be delivered with those of the next. in_doubt: of the hand, now.
+    is_collecting: the thread has messages of the last run, to deliver with those of the next. in_doubt: that of the
+    hand, at this moment.
     """
 
     consumer: int
@@ -231,7 +232,7 @@ class SettleHand(NamedTuple):
 
 
 class LanesReturned(NamedTuple):
-    """A handler has returned without a result: what is being revoked does not wait for its next try."""
+    """A handler returned without a result: a partition being revoked does not wait for its next try."""
 
     consumer: int
 
@@ -244,27 +245,27 @@ class OpenLanes(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A run goes to the lanes. Returns those that have become ready."""
+    """A run goes to the lanes. Returns the lanes that have become ready."""
 
     consumer: int
     run: Run
 
 
 class GiveBack(NamedTuple):
-    """What waits in lanes is in flight no more: it comes again."""
+    """Messages that wait in lanes are no longer in flight: they are delivered again."""
 
     consumer: int
 
 
 class NoteHeldBack(NamedTuple):
-    """Partitions whose progress waits for one message. Returns those of which nothing more is delivered."""
+    """Partitions whose progress waits for one message. Returns those that deliver no more messages."""
 
     consumer: int
     found: tuple[HeldBack, ...]
 
 
 class Pause(NamedTuple):
-    """Deliver nothing of these partitions (None: of all), or deliver again. Returns those for the reader."""
+    """Pause delivery of these partitions (None: of all), or resume it. Returns those for the reader."""
 
     consumer: int
     keys: Collection[Key] | None
@@ -280,7 +281,7 @@ class Seek(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Commit at once what is done of a coordinated group's partitions."""
+    """Commit at once what is done, in a coordinated group."""
 
     consumer: int
 
@@ -299,7 +300,7 @@ class Say(NamedTuple):
 
 
 class LackingIds(NamedTuple):
-    """Returns topics with done messages whose ids neither the log nor the cluster has given (P12)."""
+    """Returns the topics with done messages whose ids neither the log nor the cluster has reported (P12)."""
 
     consumer: int
 
@@ -312,13 +313,13 @@ class LearnIds(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Release everything at once: what is in flight and not done stays not done."""
+    """Release everything at once; messages in flight stay not done."""
 
     consumer: int
 
 
 class Abandon(NamedTuple):
-    """Deliver nothing more, and release nothing (for a fast restart, C7)."""
+    """Deliver no more messages, and release nothing (for a fast restart, C7)."""
 
     consumer: int
 
@@ -331,7 +332,7 @@ class Decide(NamedTuple):
 
 
 class RemoveConsumer(NamedTuple):
-    """It has ended; what its running callback works on is released when that returns."""
+    """The consumer has ended; partitions of a running callback are released when it returns."""
 
     consumer: int
 
@@ -340,20 +341,20 @@ class RemoveConsumer(NamedTuple):
 
 
 class OpenRanges(NamedTuple):
-    """Returns the partitions of which ranges can be taken now, if their logs hold any."""
+    """Returns the partitions from which ranges can be taken now, if their logs hold any."""
 
     consumer: int
 
 
 class EndsFound(NamedTuple):
-    """The logs end here; a position beyond its end is lost (P11)."""
+    """The logs end at these offsets; a position beyond the end is lost (P11)."""
 
     consumer: int
     ends: Mapping[Key, int]
 
 
 class TakeRanges(NamedTuple):
-    """Returns runs of at most max_records in all, from between these (log start, end). only_full: all or none."""
+    """Returns runs of at most max_records in total, within these (log start, end). only_full: all or none."""
 
     consumer: int
     marks: Mapping[Key, tuple[int, int]]
@@ -362,14 +363,14 @@ class TakeRanges(NamedTuple):
 
 
 class CollectRange(NamedTuple):
-    """Returns whether an answered range was granted, and is the caller's (C13)."""
+    """Returns whether an answered range was granted, and so belongs to the caller (C13)."""
 
     consumer: int
     run: RangeRun
 
 
 class LoseRanges(NamedTuple):
-    """These were granted and will reach no caller; these others wait for their grants no more (C13)."""
+    """``granted``: these reach no caller; ``waiting``: these no longer wait for their grants (C13)."""
 
     consumer: int
     granted: Sequence[RangeRun]
@@ -386,7 +387,7 @@ class DoneRanges(NamedTuple):
 
 
 class GiveBackRanges(NamedTuple):
-    """These ranges are in flight no more, and not done."""
+    """These ranges are no longer in flight, and not done."""
 
     consumer: int
     ranges: Iterable[OffsetRange]

@@ -1,6 +1,6 @@
 """What the engine wants done. The shell carries effects out in order and reports back with events.
 
-An effect is data: the engine never calls anybody. Offsets, partitions and times are as in docs/protocol.
+An effect is data: the engine itself calls nothing. Offsets, partitions and times are as in docs/protocol.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ class StopFetch:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Ask the leader for log start, log end and (for a start other than earliest) the start offset.
+    """Ask the partition leader for log start, log end and (unless ``start`` is "earliest") the start offset.
 
     Answer with ``Engine.located(…)``.
     """
 
     consumer: int
     key: Key
-    #: Of whose holding it is asked: an answer that comes when that is over is none.
+    #: The holding that it is for: an answer that comes after its end is ignored.
     token: int
     start: Start
-    #: By CP, an offset of the coordination topic: if the record at one of them is older than members need to see that a
-    #: topic has grown, the partition is one that was added, and its start is the earliest offset (P9).
+    #: CP → an offset. If one of these records is older than members need to see that a topic has grown, the partition
+    #: was added later, and it starts at the earliest offset (P9).
     claims_before: Mapping[int, int] = field(default_factory=dict)
 
 
 class Callback(StrEnum):
-    """The callbacks a user may hand to a consumer."""
+    """The callbacks that a user may pass to a consumer."""
 
     ASSIGN = "on_assign"
     REVOKE = "on_revoke"
@@ -82,14 +82,14 @@ class Callback(StrEnum):
 
 
 class Piece(NamedTuple):
-    """A partition as one holding of it has it."""
+    """A partition during one holding of it."""
 
     key: Key
     #: The lease's epoch (C9).
     token: int
-    #: The offset of the next message to be handed out, when this was said.
+    #: The offset of the next message to deliver, at the time of the call.
     position: int
-    #: Of which key hashes (P7): all of them, but for a partition that is shared by key.
+    #: The key hashes lo … hi (P7): all of them, unless the partition is shared by key.
     lo: int = 0
     hi: int = MAX_KEY_HASH
 
@@ -105,7 +105,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Tell people (the log), because something was lost or skipped that they may miss."""
+    """Warn people in the program's log: something was lost or skipped."""
 
     message: str
     is_error: bool = False
@@ -113,14 +113,14 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell people (the log) that a lease came or went; many at once become one line."""
+    """Report in the program's log that a lease was gained or lost; many at once become one line."""
 
     #: ``"claimed"``, ``"released"`` or ``"lost"``.
     event: str
     key: Key
     #: Why it was lost.
     reason: str = ""
-    #: For people, instead of the event's name.
+    #: Text for people instead of the event's name.
     words: str = ""
 
 

@@ -1,19 +1,18 @@
-"""The engine: events and now in, effects out. No I/O, no clock, no threads.
+"""The engine: events and the time go in, effects come out. No I/O, no clock, no threads.
 
-The caller's duties, in this order:
+Only :meth:`Engine.take` changes an engine, with an input of :mod:`.inputs`; everything else only reads. The caller
+must, in this order:
 
-Nothing changes an engine but :meth:`Engine.take`, with an input of :mod:`.inputs`; everything else only reads.
+1. Apply log records to the worlds. When the replica has caught up (C15), pass ``CaughtUp``. A member of a coordinated
+   group needs only its home, once it has joined: other CPs may be removed from the worlds. When they are back and
+   caught up, pass ``CaughtUp`` again.
+2. From then on, pass ``Applied`` with the outcome after *each* applied record.
+3. Pass acknowledgements, look-ups, metadata, returned callbacks and what readers find as they come, in any order.
+4. After any of these, and no later than ``Deadline`` says, pass ``Step``; then carry out :meth:`take_effects` in order.
+5. Before it delivers a message to a user: compare now with ``hand_out_until`` of its lease.
 
-1. Apply log records to the worlds. When the replica has caught up (C15), give ``CaughtUp``. A member of a coordinated
-   group needs its home alone, once it has joined: others may be taken out of the worlds, and come back caught up. Then
-   give ``CaughtUp`` again.
-2. From then on, after *each* record applied, give ``Applied`` with its outcome.
-3. Pass on acknowledgements, look-ups, metadata, returned callbacks and what readers find as they come, in any order.
-4. After any of these, and no later than ``Deadline`` says, give ``Step``; then carry out :meth:`take_effects` in order.
-5. Before a message goes to a user: compare now with its lease's ``hand_out_until``.
-
-All calls under one lock. ``now`` is our own monotonic clock in milliseconds, one that counts suspend (T4); it never
-reaches a record or the state of the world.
+All calls are made under one lock. ``now`` is our own monotonic clock in milliseconds, one that counts suspend (T4); it
+never reaches a record or the shared state.
 """
 
 from __future__ import annotations
@@ -48,25 +47,25 @@ __all__ = ["Engine", "RangeCommits"]
 
 
 class RangeCommits:
-    """Commits of all consumers of a member. They go with the beats, so that both take one wake."""
+    """Commits of all consumers of a member. They are sent with the beats, so that both need only one wake."""
 
     def __init__(self, heartbeat_interval_ms: int) -> None:
         self._interval_ms = heartbeat_interval_ms / BEATS_PER_INTERVAL
-        #: When they are sent at the latest.
+        #: When (own clock, ms) they are sent at the latest.
         self.due: float = 0.0
 
     def soon(self, now: float) -> None:
-        """At the next step."""
+        """Send them at the next step."""
         self.due = now
 
     def step(self, consumers: Iterable[ConsumerEngine], now: float, *, beaten: bool) -> None:
-        """Send them if it is time, or beats go out."""
+        """Send them if they are due, or if beats were sent."""
         if beaten or now >= self.due:
             self.due = now + self._interval_ms
             self.send(consumers, now)
 
     def send(self, consumers: Iterable[ConsumerEngine], now: float) -> None:
-        """Send them, and the marks of topics (P12)."""
+        """Send them now, with the marks of topics (P12)."""
         for consumer in consumers:
             consumer.positions.marks.send(now)
             for assignment in consumer.assignments.values():
@@ -77,13 +76,13 @@ class RangeCommits:
 
 
 class Recorder(Protocol):
-    """What writes down the run of an engine; see :mod:`.recording`."""
+    """Records the run of an engine; see :mod:`.recording`."""
 
     def take(self, take: Callable[[Input, float], object], event: Input, now: float) -> object:
-        """Carry out one ``take``, and note it."""
+        """Carry out one ``take``, and record it."""
 
     def effects(self, effects: list[Effect]) -> None:
-        """Note effects, in order."""
+        """Record effects, in order."""
 
 
 class Engine:
@@ -96,31 +95,31 @@ class Engine:
         self.peers: Peers = self.leases.peers
         self.book: LeaseBook = self.leases.book
         self.consumers: dict[int, ConsumerEngine] = {}
-        #: Of consumers that are members of coordinated groups, by number.
+        #: Consumer number → its membership, for consumers of coordinated groups.
         self.groups: dict[int, GroupClient] = {}
         #: Why this engine has ended; None: it has not.
         self.failure: Exception | None = None
         #: The state of the CPs that are read; the caller applies the log to them.
         self.worlds: Mapping[int, World] = worlds
-        #: CPs whose current log time is unknown since we caught up, and when we ask for it (T3).
+        #: CP whose log time is unknown since we caught up → when (own clock, ms) we ask for it (T3).
         self._unknown_time: dict[int, float] = {}
         self._rng = rng
         self.topic_ids: TopicIds = TopicIds()
         self.commits: RangeCommits = RangeCommits(settings.heartbeat_interval_ms)
-        #: By number, from 1 on; None: it has ended, and no callback of its is at work any more.
+        #: Consumers by number, from 1; None: ended, without a running callback.
         self._numbered: list[ConsumerEngine | None] = []
-        #: What writes down its run; None: nothing does.
+        #: Records its run; None: it is not recorded.
         self.recorder: Recorder | None = None
 
     @property
     def ids(self) -> tuple[str, str, str]:
-        """What each record of this member begins with."""
+        """The first three fields of each record of this member."""
         return self.settings.ids
 
     # Setting up.
 
     def add_consumer(self, subscription: Subscription, settings: ConsumerSettings) -> ConsumerEngine:
-        """A new consumer; it begins to claim once metadata was given."""
+        """Add a consumer; it starts to claim once it has metadata."""
         number = len(self._numbered) + 1
         if settings.group is None:
             claims = self.leases.source(number, settings, subscription)
@@ -150,7 +149,7 @@ class Engine:
         return ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
-        """A consumer has ended; what a callback of its is still at work on is released when that returns."""
+        """A consumer has ended; partitions of a running callback are released when it returns."""
         self.consumers.pop(consumer.number, None)
         self.leases.sources.pop(consumer.number, None)
         self.groups.pop(consumer.number, None)
@@ -163,12 +162,12 @@ class Engine:
             consumer.positions.unblock(keys)
 
     def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
-        """The log answers a ClaimingMessages of a lease that is over (C13)."""
+        """The log answered a ClaimingMessages for a lease that is over (C13)."""
         for consumer in self.consumers.values():
             consumer.delivery.grants.answered_late(key, epoch, last_offset, accepted)
 
     def wrong_kind(self) -> None:
-        """The log has refused a claim: the group is a coordinated one (G1)."""
+        """The log rejected a claim because the group is coordinated (G1)."""
         for number, source in self.leases.sources.items():
             if source.failure is None:
                 source.failure = coordinated_group(self.settings.group_id)
@@ -177,7 +176,7 @@ class Engine:
     # Events.
 
     def take(self, event: Input, now: float) -> Any:
-        """The one way in: an input, and the time by our own clock (ms). Returns what the input says."""
+        """Take an input at a time of our own clock (ms). Returns what the class of the input documents."""
         if self.recorder is not None:
             return self.recorder.take(self._take, event, now)
         return self._take(event, now)
@@ -190,9 +189,9 @@ class Engine:
         return None if consumer is None else _OF_A_CONSUMER[type(event)](consumer, *rest, now)
 
     def caught_up(self, now: float) -> None:
-        """The replica knows the world.
+        """The replica has caught up.
 
-        The age of others' last heartbeats is known with the next record of their CP, at the latest our Tick (T3).
+        How old others' heartbeats are is known with the next record of their CP, at the latest our own Tick (T3).
         """
         self.peers.caught_up(now)
         self._unknown_time = {cp: at for cp, at in self._unknown_time.items() if cp in self.worlds}
@@ -209,7 +208,7 @@ class Engine:
             member.acked(token, offset, now)
 
     def is_asked(self, asked: LookUp) -> bool:
-        """Whether the answer to a look-up is wanted still; any thread may ask, without the lock."""
+        """Whether the answer to a look-up is still wanted. Any thread may call it, without the lock."""
         consumer = self.consumers.get(asked.consumer)
         return consumer is not None and consumer.of(asked.key, asked.token) is not None
 
@@ -229,7 +228,7 @@ class Engine:
                 self._numbered[call.consumer - 1] = None
 
     def metadata(self, topics: Mapping[str, TopicInfo], now: float) -> None:
-        """What topics the cluster has now."""
+        """The topics that the cluster has now."""
         for consumer in self.consumers.values():
             before = consumer.subscription.partitions
             gone, recreated = consumer.subscription.update(topics)
@@ -239,7 +238,7 @@ class Engine:
                 consumer.warn(f"topic {topic} was deleted; its partitions are let go")
             there = set(consumer.subscription.partitions) if gone or recreated else set[Key]()
             for assignment in [x for x in consumer.assignments.values() if x.key[0] in gone | recreated]:
-                if assignment.key not in there:  # recreated with fewer partitions, too; the next holder compares (P12)
+                if assignment.key not in there:  # or recreated with fewer partitions; the next holder compares (P12)
                     consumer.source.lose(assignment.lease, Loss.TOPIC_GONE, now)
             consumer.positions.topics_told(now)
             consumer.positions.stuck.leaders(topics, now)
@@ -286,18 +285,18 @@ class Engine:
         if silent_cps and any(map(self.peers.is_stopped, silent_cps)):
             for lease in list(self.book.leases.values()):
                 if lease.state is LeaseState.RELEASING and self.peers.is_stopped(lease.cp):
-                    self.leases.released(lease.key, now)  # the log will not show it to us any more (E4)
+                    self.leases.released(lease.key, now)  # we no longer read this part of the log (E4)
         self.commits.step(self.consumers.values(), now, beaten=bool(beaten))
         for member in self.groups.values():
             member.reports.flush(now)
 
     def _silent_cps(self, now: float) -> frozenset[int]:
-        """CPs in which beats are no use: an admin has paused the group there (C10), or we can't follow the log (E4)."""
+        """CPs in which beats have no effect: the group is paused there (C10), or we cannot follow the log (E4)."""
         peers = self.peers
         return frozenset([cp for cp in self.worlds if peers.is_stopped(cp) or peers.paused_until(cp, now) is not None])
 
     def deadline(self, now: float) -> float:
-        """When ``step`` has something to do again, at the latest."""
+        """The latest time (own clock, ms) of the next ``step``."""
         if self.failure is not None:
             return float("inf")
         due = min((self.book.deadline(), *self._unknown_time.values()))
@@ -310,19 +309,19 @@ class Engine:
         return due
 
     def release_unseen(self, now: float) -> bool:
-        """Before ending for good: release and leave what the log may grant us after that. Whether there was any."""
+        """Before the end: release and leave what the log may grant after it. Returns whether anything was sent."""
         left = [member.member.leave_unseen() for member in self.groups.values()]
         return self.book.unseen.release_all() or any(left)
 
     def last_words(self, now: float) -> None:
-        """Before ending without a release (for a fast restart, C7): beat once more with what is done."""
+        """Before ending without a release (for a fast restart, C7): send heartbeats once more, with what is done."""
         self.commits.send(self.consumers.values(), now)
         self.book.beat_all(now)
         for member in self.groups.values():
             member.last_words(now)
 
     def forked(self, now: float) -> None:
-        """In a forked child: no lease is held, they are the parent's."""
+        """In a forked child: hold no lease; all belong to the parent."""
         for lease in self.book.leases.values():
             lease.valid_until = 0.0
             lease.refresh()
@@ -339,14 +338,14 @@ class Engine:
                 consumer.errors.append(error)
 
     def release_lease(self, lease: ManualLease, last_offset: int | None, bare: bool, now: float) -> None:
-        """Release a lease claimed by hand, or wait no more for its grant."""
+        """Release a lease claimed by hand, or stop waiting for its grant."""
         if bare:
             lease.release_bare(now)
         else:
             lease.release(last_offset, now)
 
     def commit(self, number: int, now: float) -> None:
-        """Commit at once what is done of a coordinated group's partitions."""
+        """Commit at once what is done, in a coordinated group."""
         self.groups[number].reports.commit_all()
         self.commits.soon(now)
 
@@ -373,7 +372,7 @@ class Engine:
         return effects
 
 
-#: Who takes which input: the engine as a whole, or one of its consumers.
+#: Input class → its function: of the engine as a whole, or of one of its consumers.
 _OF_A_MEMBER: dict[type[Input], Callable[..., object]] = {
     inputs.CaughtUp: Engine.caught_up,
     inputs.Applied: Engine.applied,

@@ -1,4 +1,4 @@
-"""What is counted while it happens, for metrics. One thread adds at a time; any other may read, without a lock."""
+"""Counters for metrics. One thread at a time adds; any thread may read without a lock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 __all__ = ["BUCKETS_S", "Distribution", "Histogram", "Moved"]
 
-#: Upper ends of buckets (s), as OpenTelemetry's messaging conventions have them.
+#: Upper ends of buckets (s), from OpenTelemetry's messaging conventions.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
 class Moved:
-    """How many messages of one partition have come and gone, over all assignments of one consumer. Never less."""
+    """Messages of one partition fetched and done, over all assignments of one consumer. They never decrease."""
 
     __slots__ = ("done", "fetched")
 
@@ -26,21 +26,21 @@ class Moved:
 class Distribution:
     """A histogram at one moment."""
 
-    #: Upper ends of the buckets (s), ascending; there is one more bucket, without an end.
+    #: Upper ends of the buckets (s), ascending; one more bucket has no end.
     bounds: tuple[float, ...]
-    #: How many values lie in each bucket: above the end before it, and not above its own.
+    #: Values in each bucket: above the end of the one before it, up to its own end.
     counts: tuple[int, ...]
     #: The sum of all values (s).
     total: float
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return sum(self.counts)
 
 
 class Histogram:
-    """Durations in buckets."""
+    """Durations, counted in buckets."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 

@@ -1,8 +1,8 @@
-"""What an engine is given: everything passes through :meth:`Engine.take`, one input at a time, under the lock.
+"""The inputs of an engine: all pass through :meth:`Engine.take`, one at a time, under the lock.
 
-So the run of an engine is a function of its inputs, of the records of the coordination topic, and of what it reads of
-user threads (:mod:`.readings`). :mod:`.recording` writes them down; :mod:`.replay` feeds them in again.
-Objects in inputs are the engine's own, as an earlier ``take`` returned them. Times are of our own clock.
+So the run of an engine is a function of its inputs, of the records of the coordination topic, and of what it reads from
+user threads (:mod:`.readings`). :mod:`.recording` writes these down; :mod:`.replay` feeds them in again. Objects in
+inputs are the engine's own: an earlier ``take`` returned them. Times are by our own clock.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Step(NamedTuple):
 
 
 class Deadline(NamedTuple):
-    """Returns when ``Step`` has something to do again, at the latest (own clock, ms)."""
+    """Returns the latest time (own clock, ms) of the next ``Step``."""
 
 
 class AppendRecord(NamedTuple):
@@ -135,11 +135,11 @@ class Failed(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """This process is a forked child: it holds no lease, they are the parent's."""
+    """This process is a forked child: it holds no lease; all belong to the parent."""
 
 
 class ReleaseUnseen(NamedTuple):
-    """Before the end: release what the log may grant after it. Returns whether there was any."""
+    """Before the end: release what the log may grant after it. Returns whether anything was sent."""
 
 
 class LastHeartbeats(NamedTuple):
@@ -156,28 +156,28 @@ class ClaimLease(NamedTuple):
 
 
 class BeatLease(NamedTuple):
-    """Heartbeat with an offset (C14). Returns an ``Answer``."""
+    """Send a heartbeat with an offset (C14). Returns an ``Answer``."""
 
     lease: ManualLease
     last_offset: int | None
 
 
 class GrantLease(NamedTuple):
-    """ClaimingMessages up to last_offset (C12). Returns an ``Answer``."""
+    """Send a ClaimingMessages up to last_offset (C12). Returns an ``Answer``."""
 
     lease: ManualLease
     last_offset: int
 
 
 class CommitLease(NamedTuple):
-    """CommitRanges (P3); the admin's way to restore old progress (C11)."""
+    """Send a CommitRanges (P3); an admin restores old progress with it (C11)."""
 
     lease: ManualLease
     ranges: tuple[tuple[int, int], ...]
 
 
 class ReleaseLease(NamedTuple):
-    """Release it, or wait no more for its grant. bare: with no offset, even if a release with one is on its way."""
+    """Release it, or stop waiting for its grant. bare: without an offset, even if a release with one is in flight."""
 
     lease: ManualLease
     last_offset: int | None = None

@@ -1,4 +1,4 @@
-"""The two kinds of groups, and what a member of the wrong one is told (G1)."""
+"""The two kinds of groups, and the errors for members of the wrong kind (G1)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["claimed_group", "coordinated_group", "is_coordinated"]
 
 
 def is_coordinated(worlds: Mapping[int, World], group_id: str) -> bool:
-    """Whether some coordination partition knows the group as a coordinated one."""
+    """Whether any coordination partition knows the group as coordinated."""
     return any(world.group(group_id) is not None for world in worlds.values())
 
 
 def claimed_group(group_id: str) -> WrongKindError:
-    """The log has leases of it: it has no members."""
+    """The error if the group is claimed: the log has leases of it, so it cannot have members."""
     return WrongKindError(
         f"group {group_id!r} is a claimed group: there are leases of it in the log. Nothing was changed. Use "
         "marshal.consumer, another group_id, or make it a coordinated group: kafka-marshal convert-group "
@@ -26,7 +26,7 @@ def claimed_group(group_id: str) -> WrongKindError:
 
 
 def coordinated_group(group_id: str) -> WrongKindError:
-    """It has members and generations: nothing of it can be claimed."""
+    """The error if the group is coordinated: it has members and generations, so no lease of it can be claimed."""
     return WrongKindError(
         f"group {group_id!r} is a coordinated group: its members share out partitions, and no lease of it can be "
         "claimed. Nothing was changed. Use marshal.group_consumer, another group_id, or make it a claimed group: "

@@ -1,7 +1,7 @@
-"""How a recording writes inputs, effects and readings: as JSON, one line each, without any value of the user's.
+"""How a recording writes inputs, effects and readings: as JSON, one line each, without any data of the user.
 
-Of a message it keeps topic, partition, offset, and whose it is; of its key and value nothing. Of a partition shared by
-key, the hash of each key is a reading. Records of the coordination topic are kept whole.
+It keeps topic, partition, offset and assignment of a message, but not its key or value. For a partition shared by key,
+the hash of each key is a reading. Records of the coordination topic are kept whole.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from rationalizer.levels import SUPPORTED_LEVEL
 
 __all__ = ["RecordedError", "from_json", "in_stretches", "is_ours", "offsets_in", "to_json", "without_keys"]
 
-#: A key of the user's in a warning.
+#: A key of a user's message in a warning.
 _KEY = re.compile(r"""key (?:None|b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*")""")
 
 
 class RecordedError(Exception):
-    """An exception of a recorded run: class and text."""
+    """An exception from a recorded run: its class and text."""
 
 
 def _named(*kinds: type) -> dict[str, type]:
     return {kind.__name__: kind for kind in kinds}
 
 
-#: What is written field by field.
+#: Name → class, for classes that are written field by field.
 _ROWS: Mapping[str, type] = {
     name: kind
     for module in (inputs, consumer_inputs, effects, policies)
@@ -47,17 +47,17 @@ _ROWS: Mapping[str, type] = {
 } | _named(ConsumerSettings, EngineSettings, GroupOptions, HeldBack, OffsetRange, TopicInfo, Wanted)
 _WORDS: Mapping[str, type[StrEnum]] = {"Callback": effects.Callback, "Why": Why}
 
-#: Fields that have no form, and what a replay has in their place.
+#: Field that is not written → its value in a replay.
 _INSTEAD: Mapping[str, object] = {"policy_raised": lambda error: None}
 
 
 def without_keys(text: str) -> str:
-    """A warning without the keys of messages in it."""
+    """A warning with message keys removed."""
     return _KEY.sub("key …", text)
 
 
 def in_stretches(offsets: Iterable[int]) -> list[list[int]]:
-    """Offsets as [first, last] of each stretch without a gap, in their order."""
+    """Offsets as [first, last] of each stretch without a gap, in the same order."""
     found: list[list[int]] = []
     for offset in offsets:
         if found and offset == found[-1][1] + 1:
@@ -68,12 +68,12 @@ def in_stretches(offsets: Iterable[int]) -> list[list[int]]:
 
 
 def offsets_in(stretches: Iterable[Sequence[int]]) -> list[int]:
-    """What ``in_stretches`` was given."""
+    """The inverse of ``in_stretches``."""
     return [offset for first, last in stretches for offset in range(first, last + 1)]
 
 
 def to_json(value: Any, other: Callable[[Any], Any]) -> Any:
-    """A value as JSON holds it. other: writes what has no form here, the engine's own objects."""
+    """A value in JSON form. other: writes the engine's own objects, which have no form here."""
     if value is None or value.__class__ in (bool, int, float, str):
         return value
     name = type(value).__name__
@@ -107,7 +107,7 @@ def to_json(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def from_json(value: Any, other: Callable[[str, Any], Any]) -> Any:
-    """What ``to_json`` was given. other: finds the engine's own objects, by their kind and what was written of them."""
+    """The inverse of ``to_json``. other: finds the engine's own objects, by kind and written form."""
     if isinstance(value, list):
         return [from_json(each, other) for each in value]
     if not isinstance(value, dict):
@@ -142,7 +142,7 @@ def _row(kind: type, values: list[Any]) -> Any:
 
 
 def is_ours(policy: Policy) -> bool:
-    """Whether a policy is one of this library's, or a combination of them: a replay makes it again."""
+    """Whether a policy is one of this library, or a combination of them: a replay can recreate it."""
     own = _ROWS.get(type(policy).__name__) is type(policy)
     parts = [getattr(policy, each.name) for each in fields(cast("Any", policy))] if own else []
     return own and all(is_ours(part) for part in parts if isinstance(part, Policy))

@@ -1,9 +1,9 @@
 """Which of our records the log has proven, and when we had sent them (T4).
 
 A lease is ours until 2 · HI − margin after we *sent* the last record that our own replica has applied as accepted and
-that moved the last beat. Beats look alike, and a retry may write two copies, so a record seen in the log is matched
-with its sending by its offset, which the broker's acknowledgement names. The acknowledgement alone proves nothing,
-the applied record alone does not say when it was sent; whichever comes second completes the proof.
+that moved the last beat. Beats look alike, and a retry may write two copies. So a record in the log is matched with
+its sending by its offset, which the broker's acknowledgement names. The acknowledgement alone proves nothing, and the
+applied record alone does not say when it was sent: the second of the two completes the proof.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Proof", "Proofs"]
 class Proof:
     """These leases, at these epochs, were beaten by a record sent at sent_at."""
 
-    #: Our own clock (ms) when the record was handed to the producer.
+    #: Our own clock (ms) when the record was passed to the producer.
     sent_at: float
     #: Log time right after the record was applied (for T5).
     log_time: int
@@ -37,11 +37,11 @@ class Proofs:
         self._applied: dict[tuple[int, int], tuple[int, tuple[tuple[Key, int], ...], float]] = {}
 
     def sent(self, token: int, cp: int, now: float) -> None:
-        """A record that moves the last beat was handed to the producer."""
+        """A record that moves the last beat was passed to the producer."""
         self._sent[token] = (cp, now)
 
     def acked(self, token: int, offset: int | None) -> Proof | None:
-        """The broker answered. None as offset: failed, or written without telling where."""
+        """The broker answered. offset: None: the append failed, or it returned no offset."""
         sending = self._sent.pop(token, None)
         if sending is None or offset is None:
             return None
@@ -56,7 +56,7 @@ class Proofs:
     def applied(
         self, cp: int, offset: int, log_time: int, leases: Sequence[tuple[Key, int]], now: float
     ) -> Proof | None:
-        """Our replica applied a record of ours that moved the last beat of these leases."""
+        """Our replica applied our record, which moved the last beat of these leases."""
         sent_at = self._acked.pop((cp, offset), None)
         if sent_at is None:
             self._applied[cp, offset] = (log_time, tuple(leases), now)

@@ -1,7 +1,7 @@
-"""What the engine reads of things that user threads change without the lock, at a moment that no input names.
+"""What the engine reads of state that user threads change without the lock, at moments that no input shows.
 
-A user's thread takes messages from a run's iterator, and notes them in the instruction before they leave the library.
-How far it is, the engine reads when it needs to know. A recording writes down what was read; a replay answers with it.
+A user's thread takes messages from a run's iterator, and notes each one right before it leaves the library. The engine
+reads that position when it needs it. A recording writes down what was read; a replay answers with it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Reader(Protocol):
     """A recording, or a replay, while its engine takes an input."""
 
     def reading(self, name: str, read: Callable[[], Any], of: tuple[Any, ...]) -> Any:
-        """Answer a reading; read: makes it, of: the object that is read and the arguments."""
+        """Answer a reading. read: takes it; of: the object that is read, and the arguments."""
 
 
-#: By thread, the reader of the engine that takes an input there. Empty unless something is recorded or replayed.
+#: Thread → the reader of the engine that takes an input there. Empty unless a run is recorded or replayed.
 READERS: dict[int, Reader] = {}
 
 
 def reading(function: Callable[P, T]) -> Callable[P, T]:
-    """A method that reads what user threads change, and changes nothing itself."""
+    """Mark a method that reads what user threads change, and changes nothing itself."""
     name = function.__name__
 
     @wraps(function)

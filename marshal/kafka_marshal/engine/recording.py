@@ -1,10 +1,10 @@
-"""Writes down the run of one engine: every input, what was read of user threads meanwhile, and the effects.
+"""Writes down the run of one engine: every input, what was read from user threads meanwhile, and the effects.
 
-A line each, with a checksum: ``crc JSON``. First the header, then in order::
+One line each, with a checksum: ``crc JSON``. First the header, then in order::
 
-    [now, input, readings, error]    a take; error: the class of what it raised, or null
-    {"effects": […]}                 what take_effects() returned
-    {"state": […]}                   the engine's state, now and then, and at the end
+    [now, input, readings, error]    a take; error: the class that it raised, or null
+    {"effects": […]}                 the result of take_effects()
+    {"state": […]}                   the engine's state, about every second and at the end
 
 :mod:`.replay` feeds them in again.
 """
@@ -45,7 +45,7 @@ __all__ = ["FORMAT", "NotedPolicy", "Recorder", "line_of", "made_of"]
 
 FORMAT = 1
 
-#: The state is written no more often than this (ms, own clock).
+#: The shortest time (own clock, ms) between two states.
 STATE_EVERY_MS = 1_000.0
 
 
@@ -56,7 +56,7 @@ def line_of(entry: object) -> str:
 
 
 def made_of(result: object) -> list[object]:
-    """The engine's own objects in what a take has returned, which later inputs may name."""
+    """The engine's own objects in the result of a take, which later inputs may name."""
     match result:
         case Take(run):
             return [run]
@@ -70,7 +70,7 @@ def made_of(result: object) -> list[object]:
 
 
 class NotedPolicy(Policy):
-    """A policy of the user's: what it answers is a reading, so that a replay does without it."""
+    """A policy of the user. Its answer is a reading, so that a replay does not need the policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -81,7 +81,7 @@ class NotedPolicy(Policy):
 
 
 class Recorder:
-    """The ``recorder`` of one engine, from before its first input."""
+    """The ``recorder`` of one engine; created before its first input."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Recorder:
         failed: Callable[[Exception], object],
         release: str,
     ) -> None:
-        """rng: the engine's own, as it is now. write: takes whole lines. failed: called when it ends, by a fault."""
+        """rng: the engine's own, in its current state. write: takes whole lines. failed: called if an error ends it."""
         self._failed = failed
         self._engine = engine
         self._write = write
-        #: Numbers of the engine's own objects, in the order in which they were first returned or named.
+        #: Engine's own object → its number, in the order in which they were first returned or named.
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._count = 0
         self._readings: list[Any] = []
@@ -124,7 +124,7 @@ class Recorder:
             event = event._replace(settings=replace(event.settings, policy=NotedPolicy(event.settings.policy)))
         try:
             written = self._input(event)
-        except Exception as error:  # noqa: BLE001 - what records must not harm what is recorded
+        except Exception as error:  # noqa: BLE001 - a fault of the recording must not stop the engine
             self._end(error)
             return take(event, now)
         self._readings, thread = [], get_ident()
@@ -145,7 +145,7 @@ class Recorder:
         return result
 
     def effects(self, effects: list[Effect]) -> None:
-        """Write down what is about to be carried out."""
+        """Write down effects that are about to be carried out."""
         try:
             self._note({"effects": [to_json(effect, _no_form) for effect in effects]})
         except Exception as error:  # noqa: BLE001 - as in take
@@ -159,7 +159,7 @@ class Recorder:
     def reading(self, name: str, read: Callable[[], Any], of: tuple[Any, ...]) -> Any:
         """Read what user threads change, and write it down."""
         thread = get_ident()
-        del READERS[thread]  # nested readings are part of this one, and another engine may take an input meanwhile
+        del READERS[thread]  # nested readings belong to this one; another engine may take an input meanwhile
         try:
             found = read()
         except BaseException as error:
@@ -200,13 +200,13 @@ class Recorder:
         return to_json(event, self._own)
 
     def _worlds(self, worlds: Mapping[int, World]) -> Any:
-        """The state of CPs that are new since the last time, and all that are read."""
+        """All CPs that are read, and the state of those that were not read the last time."""
         new = [(cp, world) for cp, world in worlds.items() if cp not in self._cps]
         self._cps = set(worlds)
         return [list(worlds), [[cp, b64encode(x.snapshot()).decode(), x.required_level] for cp, x in new]]
 
     def _own(self, thing: object) -> Any:
-        """An object of the engine's, by its number; of what a caller has made, all of it the first time."""
+        """An object of the engine, by its number; the first time in full if the caller created it."""
         match thing:
             case Run() | ManualLease():
                 return {"made": self._number(thing)}
@@ -228,9 +228,9 @@ class Recorder:
 
     @staticmethod
     def _whose(consumer: ConsumerEngine | None, messages: Sequence[Message]) -> Any:
-        """Messages by topic, partition and where the very same object is in flight, in order.
+        """Messages by topic, partition and where the identical object is in flight, in order.
 
-        null: nowhere; -1: under the assignment of now; 0 and up: under one that was taken away.
+        null: nowhere; -1: under the current assignment; 0 and up: under an evicted one.
         """
         found: list[list[Any]] = []
         for message in messages:
@@ -250,7 +250,7 @@ class Recorder:
         return [[*of, in_stretches(offsets)] for *of, offsets in found]
 
     def _found(self, of: tuple[Any, ...], found: Any) -> Any:
-        """What was read: numbers as they are; of messages the offsets; of what failed in lanes, under what."""
+        """What was read: numbers as they are, messages by offset, messages dropped in lanes with their assignment."""
         if isinstance(found, Wishes):
             return to_json(found, _no_form)
         if not isinstance(found, list):

@@ -1,4 +1,4 @@
-"""Feeds a recording (:mod:`.recording`) to a new engine: it must make the same effects and come to the same state."""
+"""Feeds a recording (:mod:`.recording`) to a new engine, which must produce the same effects and states."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from rationalizer.levels import SUPPORTED_LEVEL
 
 __all__ = ["RecordingError", "Replay", "ReplayDiffersError", "read_lines"]
 
-#: Of an entry, this much is shown where a replay differs.
+#: At most this many characters of an entry are shown if a replay differs.
 SHOWN = 300
 
 
 class RecordingError(ValueError):
-    """A file that is no recording, is damaged, or is of another release."""
+    """The file is not a recording, is damaged, or is from another release."""
 
 
 class ReplayDiffersError(AssertionError):
-    """The engine did something else than in the recorded run."""
+    """The engine did not do the same as in the recorded run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Lines:
 
     header: Mapping[str, Any]
     entries: list[Any] = field(default_factory=list)
-    #: The last line was not written to its end: the process was killed, or the disk was full.
+    #: Whether the last line is incomplete: the process was killed, or the disk was full.
     is_cut: bool = False
 
 
 def read_lines(data: bytes, release: str) -> Lines:
-    """The entries of a recording, to its last whole line. Raises RecordingError.
+    """The entries of a recording, up to its last whole line. Raises RecordingError.
 
-    release: this one, which must be the one that has recorded: another one may decide otherwise.
+    release: this one. It must be the one that recorded, since another release may decide differently.
     """
     lines = data.split(b"\n")
     is_cut = bool(lines.pop())
@@ -89,7 +89,7 @@ def read_lines(data: bytes, release: str) -> Lines:
 
 
 class _Message:
-    """Stands for a message of which a recording keeps the place alone."""
+    """Stands for a message, of which a recording keeps only topic, partition and offset."""
 
     __slots__ = ("_place",)
 
@@ -123,19 +123,19 @@ class Replay:
         self.engine: Engine = Engine(EngineSettings(*settings), self.worlds, rng)
         self._lines = lines
         self._partitions = self.engine.settings.coordination_partitions
-        #: The engine's own objects, by the numbers of the recording, and those numbers.
+        #: Number in the recording → the engine's own object; id of the object → that number.
         self._numbered: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._grants: dict[int, Grant] = {}
         self._readings: deque[Any] = deque()
         self._at = 0
-        #: How many inputs were taken, and how many effects and states compared.
+        #: The number of inputs taken, and of effects and states compared.
         self.inputs: int = 0
         self.effects: int = 0
         self.states: int = 0
 
     def run(self) -> None:
-        """Feed all of it. Raises ReplayDiffersError where the engine does something else."""
+        """Feed all entries. Raises ReplayDiffersError if the engine does something else."""
         for at, entry in enumerate(self._lines.entries, 2):
             self._at = at
             if isinstance(entry, list):
@@ -182,11 +182,11 @@ class Replay:
             self._grants[self._numbers[id(result.grant.run)]] = result.grant
 
     def _number(self, number: int, thing: object) -> Any:
-        if id(thing) not in self._numbers:  # all of them are kept, so that no id is another's later
+        if id(thing) not in self._numbers:  # all objects are kept, so that no id is reused
             self._numbers[id(thing)], self._numbered[number] = number, thing
         return thing
 
-    # The other way round: what was written.
+    # Reading what was written.
 
     def _input(self, written: dict[str, Any], now: float) -> Input:
         ((name, of),) = written.items()
@@ -246,12 +246,12 @@ class Replay:
     def _found(
         self, consumer: ConsumerEngine | None, topic: str, partition: int, where: int | None, stretches: Any
     ) -> Iterator[Any]:
-        """Messages: those in flight where the recording says, or others with the same offsets."""
+        """The messages in flight under the recorded assignment, or stand-ins with the same offsets."""
         under = None if consumer is None else _under(consumer, (topic, partition), where)
         for offset in offsets_in(stretches):
             yield _Message(topic, partition, offset) if under is None else _at(under, offset)
 
-    # What the engine reads.
+    # Readings.
 
     def reading(self, name: str, read: Callable[[], Any], of: tuple[Any, ...]) -> Any:
         """Answer with what was read in the recorded run."""
@@ -279,7 +279,7 @@ class Replay:
     ) -> tuple[Assignment, Any]:
         consumer: Any = lanes._consumer
         assignment = _under(consumer, (topic, partition), where)
-        if assignment is None:  # nothing is left that knows of it
+        if assignment is None:  # its assignment is gone
             return Assignment((topic, partition), consumer), _Message(topic, partition, offset)
         return assignment, _at(assignment, offset) if is_same else _Message(topic, partition, offset)
 

@@ -1,4 +1,4 @@
-"""The state of an engine in words, sorted: what two runs with the same inputs must agree on."""
+"""The state of an engine as sorted text: two runs with the same inputs must agree on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["state_of"]
 
 
 def state_of(engine: Engine) -> list[str]:
-    """A line for each CP, lease, consumer and partition; nothing in it is read of user threads."""
+    """A line for each CP, lease, consumer and partition; it contains nothing that user threads change."""
     return sorted(_lines(engine))
 
 

@@ -1,4 +1,4 @@
-"""Which partitions a consumer is interested in: names and patterns, matched against the cluster's topics."""
+"""Which partitions a consumer reads: names and patterns, matched against the cluster's topics."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Subscription:
         self._coordination = coordination_topic
         self._counts: dict[str, int] = {}
         self._ids: dict[str, str] = {}
-        #: Topics whose ids are those of now: told since they were there last.
+        #: Topics whose current id is known: reported since they last appeared.
         self._told: set[str] = set()
-        #: All partitions known, sorted.
+        #: All known partitions, sorted.
         self.partitions: tuple[Key, ...] = ()
         #: Topics that match and exist.
         self.topics: frozenset[str] = self.names
-        #: Partitions that appeared while we were watching: they start at the earliest offset (P9).
+        #: Partitions that were added since the first ``update``: they start at the earliest offset (P9).
         self.grown: set[Key] = set()
-        #: Whether the cluster has told its topics once.
+        #: Whether ``update`` was called.
         self.looked: bool = False
 
     @property
     def pattern(self) -> str:
-        """All that is asked for as one regular expression, where there is a pattern; else "" (G12)."""
+        """All names and patterns as one regular expression; "": there is no pattern (G12)."""
         if not self.patterns:
             return ""
         return "|".join(
@@ -47,36 +47,36 @@ class Subscription:
         )
 
     def counts(self) -> tuple[tuple[str, int], ...]:
-        """Each topic with its number of partitions, sorted; 0: a named one is not there (yet)."""
+        """(topic, number of partitions), sorted; 0: a named topic does not exist (yet)."""
         return tuple(sorted({**dict.fromkeys(self.names, 0), **self._counts}.items()))
 
     def matches(self, info: TopicInfo) -> bool:
-        """Whether a topic is asked for by name or pattern."""
+        """Whether a name or pattern matches a topic."""
         if info.name in self.names:
             return True
         hidden = info.internal or info.name.startswith((self._coordination, "__"))
         return not hidden and any(pattern.match(info.name) for pattern in self.patterns)
 
     def topic_id(self, name: str) -> str | None:
-        """The id of a topic that is there; None: the cluster has not told it yet."""
+        """The id of an existing topic; None: the cluster has not reported it yet."""
         return self._ids[name] if name in self._told else None
 
     def learn(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Take in the ids of topics that are known, and had none told yet."""
+        """Add the ids of known topics without one."""
         for name, info in topics.items():
             if name in self._counts and info.topic_id and not self._ids[name]:
                 self._ids[name] = info.topic_id
                 self._told.add(name)
 
     def replaced(self, name: str, topic_id: str) -> bool:
-        """Take in the id of another topic of this name, told out of turn. Whether that is news."""
+        """Set the id of a recreated topic, reported out of turn. Returns whether it changed."""
         if self._ids.get(name) == topic_id:
             return False
         self._ids[name] = topic_id
         return True
 
     def update(self, topics: Mapping[str, TopicInfo]) -> tuple[set[str], set[str]]:
-        """Take in what the cluster has now. Returns the topics that are gone, and those that were recreated."""
+        """Set the topics that the cluster has now. Returns the deleted topics, and the recreated ones."""
         first_look, self.looked = not self.looked, True
         found = {name: info for name, info in sorted(topics.items()) if self.matches(info)}
         gone = set(self._counts) - set(found)
@@ -96,7 +96,7 @@ class Subscription:
                 self._told.add(name)
         for name in gone:
             self._told.discard(name)
-            del self._counts[name]  # but not its id: made anew, it must not pass for the old one (P11)
+            del self._counts[name]  # keep its id: a recreated topic must not pass for the old one (P11)
         self.topics = frozenset(self._counts) | self.names
         self.partitions = tuple((name, p) for name, count in sorted(self._counts.items()) for p in range(count))
         return gone, recreated
