@@ -50,7 +50,7 @@ class StartFetch:
 
 @dataclass(frozen=True, slots=True)
 class StopFetch:
-    """Fetch a data partition no longer, and drop what was fetched."""
+    """Stop fetching a data partition, and drop what was fetched."""
 
     consumer: int
     key: Key
@@ -68,8 +68,8 @@ class LookUp:
     #: The holding that it is for: an answer that comes after its end is ignored.
     token: int
     start: Start
-    #: CP → an offset. If one of these records is older than members need to see that a topic has grown, the partition
-    #: was added later, and it starts at the earliest offset (P9).
+    #: CP → offset of a record there. If such a record is older than members need to see that a topic has grown, the
+    #: partition was added later, and it starts at the earliest offset (P9).
     claims_before: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -145,6 +145,6 @@ class Outbox:
         self.effects.append(effect)
 
     def take(self) -> list[Effect]:
-        """What was collected since the last call."""
+        """The effects collected since the last call."""
         taken, self.effects = self.effects, []
         return taken

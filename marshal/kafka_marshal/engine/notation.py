@@ -1,6 +1,6 @@
-"""How a recording writes inputs, effects and readings: as JSON, one line each, without any data of the user.
+"""How a recording writes inputs, effects and readings: as JSON, one line each, without the user's keys and values.
 
-It keeps topic, partition, offset and assignment of a message, but not its key or value. For a partition shared by key,
+It keeps topic, partition, offset and assignment of a message. For a partition shared by key,
 the hash of each key is a reading. Records of the coordination topic are kept whole.
 """
 

@@ -46,7 +46,7 @@ DRAINED = "an operator asked this member to hand over (kafka-marshal drain)"
 #: Why all partitions are released when no thread of the user comes back.
 HUNG = "no handler of this member has come back within handler_timeout"
 
-#: Reasons that end without a record about the single partition; if it is not released by then, it is kept.
+#: Reasons that end for all partitions at once; a partition that is not released by then is kept.
 PASSING = frozenset({PAUSED, DRAINED, HUNG})
 
 #: Why a partition is released if we may want it back at once (``Wishes.surplus``).
@@ -73,7 +73,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HandIn:
-    """Our release as our replica applied it, accepted."""
+    """Our release, as our replica applied it as accepted."""
 
     last_offset: int | None
     code: str

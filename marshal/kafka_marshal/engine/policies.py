@@ -146,8 +146,8 @@ class Wishes:
     #: Those of ``release`` that merely exceed our share: we may claim them again at once. We leave the others alone for
     #: two heartbeat intervals.
     surplus: frozenset[Key] = frozenset()
-    #: Those of ``claim`` that were idle. A member that claims one second counts as waiting for two heartbeat intervals
-    #: but lacks nothing. So these stay in ``View.taken_up`` for three.
+    #: Those of ``claim`` that were idle. A member whose claim comes second counts as waiting for two heartbeat
+    #: intervals, although it lacks nothing. So these stay in ``View.taken_up`` for three.
     idle: frozenset[Key] = frozenset()
 
 
@@ -237,7 +237,7 @@ def _order(view: View) -> Callable[[Key], int]:
 
 @dataclass(frozen=True, slots=True)
 class Balanced(Policy):
-    """Everyone ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
+    """Each member ends with ⌊P/n⌋ or ⌈P/n⌉ of the P partitions, and as few as possible move.
 
     The n members are the holders, the clients that asked recently, and this one. The largest holders keep the larger
     shares.

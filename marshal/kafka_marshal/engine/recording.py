@@ -110,7 +110,7 @@ class Recorder:
         )
 
     def record(self, timestamp_ms: int, value: bytes | None) -> None:
-        """The record that is applied next."""
+        """Set the record that is applied next."""
         self._record = timestamp_ms, value
 
     # What the engine calls.

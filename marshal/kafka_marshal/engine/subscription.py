@@ -30,7 +30,7 @@ class Subscription:
         self._told: set[str] = set()
         #: All known partitions, sorted.
         self.partitions: tuple[Key, ...] = ()
-        #: Topics that match and exist.
+        #: Topics that match and exist, and all named ones.
         self.topics: frozenset[str] = self.names
         #: Partitions that were added since the first ``update``: they start at the earliest offset (P9).
         self.grown: set[Key] = set()

@@ -27,7 +27,7 @@ __all__ = ["Placement"]
 FIRST_CLAIMS = 16
 ANSWERS_PER_CLAIM = 4
 
-#: HI for which a claimed idle partition is kept: a member that claimed it second counts as waiting for two of them.
+#: HI for which a claimed idle partition is kept: a member whose claim came second counts as waiting for two.
 TAKEN_UP_INTERVALS = 3
 
 _NONE: frozenset[Key] = frozenset()

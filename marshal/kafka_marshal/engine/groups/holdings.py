@@ -182,7 +182,7 @@ class Holdings:
         piece.owner.released(now)
 
     def prove(self) -> None:
-        """The member's proof may have changed."""
+        """Pass the member's proof to all pieces; it may have changed."""
         until = self._member.proof.valid_until
         for piece in self.pieces.values():
             if piece.valid_until != until:

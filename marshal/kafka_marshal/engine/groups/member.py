@@ -86,7 +86,7 @@ EARLIEST_BEAT = 0.8
 RESTART_SHARE = 1 / 20
 LONGEST_RESTART_MS = 500.0
 
-#: Pieces start this long (ms) after a join: when many members start, pieces may move again at once (G20).
+#: Pieces start this long (ms) after a join, since they may move again at once if many members start (G20).
 SETTLE_MS = 50.0
 
 

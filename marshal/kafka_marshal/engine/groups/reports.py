@@ -126,7 +126,7 @@ class GroupReports:
                 taken += 1
             entries, self._entries = self._entries[:taken], self._entries[taken:]
             ids = (*member.settings.ids, member.member_id)
-            member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order is not needed
+            member.send(CommitOffsets(*ids, member.generation, False, tuple(entries)), now)  # in_order: nobody asks
         self._entries.clear()
 
     # The log's answers.
