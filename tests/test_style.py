@@ -13,9 +13,9 @@ CEILINGS: dict[str, int] = {
     "marshal/kafka_marshal/admin": 23,
     "marshal/kafka_marshal/cli": 10,
     "marshal/kafka_marshal/client": 166,
-    "marshal/kafka_marshal/engine": 108,
-    "marshal/kafka_marshal/engine/claims": 87,
-    "marshal/kafka_marshal/engine/groups": 42,
+    "marshal/kafka_marshal/engine": 4,
+    "marshal/kafka_marshal/engine/claims": 1,
+    "marshal/kafka_marshal/engine/groups": 5,
     "marshal/kafka_marshal/engine/work": 222,
     "marshal/kafka_marshal/observe": 8,
 }
