@@ -1,1 +1,1 @@
-"""Handing messages out and hearing what is done, whoever says what is held."""
+"""Hands messages out and records what is done; where the leases come from does not matter here."""

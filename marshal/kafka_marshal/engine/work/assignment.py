@@ -3,18 +3,18 @@
 ::
 
     (lease granted) ─▶ IDENTIFYING ─▶ LOCATING ─▶ POSITIONING ─▶ ASSIGNING ─▶ ACTIVE ─▶ REVOKING ─▶ RELEASED
-                       the topic's    ask the     beat start−1   on_assign    hand     finish what
-                       id (P12)       leader      (P9)           returns      out      is in hand
+                       compare the    ask the     beat           on_assign    hand     finish what
+                       topic's id     leader      start−1        returns      out      is in flight
                                                                     ▲                     │
                                                                     └─────────────────────┘
-                                                              what it was to go for has ended
+                                                            the reason for its release has ended
     any of them ─▶ LOST (fenced, not proven in time, handler too slow, position lost)
 
-REVOKING ends in time: what is in hand after ``revoke_timeout`` (or a message's ``handler_timeout``) is left behind.
+REVOKING has a limit: what is in flight after ``revoke_timeout`` (or a message's ``handler_timeout``) is left behind.
 
-IDENTIFYING is skipped where the id is known or there is nothing to compare it with, LOCATING where the log knows a
-position, POSITIONING where that position is stable + 1, ASSIGNING where there is no callback. Nothing is handed out
-outside ACTIVE, nor at a moment when the lease is not proven (T4).
+IDENTIFYING is skipped if the id is known or there is nothing to compare it with; LOCATING if the log knows a position;
+POSITIONING if that position is stable + 1; ASSIGNING if there is no callback. Messages are handed out only in ACTIVE,
+and only while the lease is proven.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage", "Tracker
 
 
 class Stage(StrEnum):
-    """Where an assignment stands."""
+    """The stage of an assignment."""
 
     CLAIMING = "claiming"
     IDENTIFYING = "identifying"
@@ -53,53 +53,53 @@ class Stage(StrEnum):
 
 _WORK = (Stage.ASSIGNING, Stage.ACTIVE)
 
-#: Where each stage leads to; LOST follows on all but the last two.
+#: The stages that may follow each stage; LOST may follow all but the last two.
 MOVES: Mapping[Stage, tuple[Stage, ...]] = {
     Stage.CLAIMING: (Stage.IDENTIFYING, Stage.LOCATING, *_WORK, Stage.REVOKING),
     Stage.IDENTIFYING: (Stage.IDENTIFYING, Stage.LOCATING, *_WORK, Stage.REVOKING),
     Stage.LOCATING: (Stage.POSITIONING, *_WORK, Stage.REVOKING),
     Stage.POSITIONING: (*_WORK, Stage.REVOKING),
-    Stage.ASSIGNING: (Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # out of the log's range: located anew
+    Stage.ASSIGNING: (Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # out of the log's range: located again
     Stage.ACTIVE: (*_WORK, Stage.LOCATING, Stage.REVOKING),
-    Stage.REVOKING: (Stage.RELEASED, *_WORK),  # back to work: what it was to go for has ended
+    Stage.REVOKING: (Stage.RELEASED, *_WORK),  # back to work: the reason for the release has ended
     Stage.RELEASED: (),
     Stage.LOST: (),
 }
 
-#: What was done is told to the log. (LOCATING: thrown out of range in the midst of work; else there is nothing new.)
+#: Stages that report progress to the log. (LOCATING: it went out of range during work; otherwise nothing is new.)
 REPORTING = (Stage.LOCATING, Stage.ACTIVE, Stage.REVOKING)
 
-#: What counts as ours for the source: it is not being let go.
+#: Stages that count as ours for the source: it is not being released.
 _KEPT = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
 
 
 class Revoking(Protocol):
-    """What ends assignments."""
+    """Ends assignments."""
 
     def revoke(self, assignment: Assignment, why: str, now: float) -> None:
-        """Let an assignment go: finish what is in hand, then release with the offset."""
+        """Revoke an assignment: finish what is in flight, then release it with its offset."""
 
     def is_moot(self, assignment: Assignment, now: float) -> bool:
-        """Whether what it is let go for has ended before it was released: a pause, an order, a plan."""
+        """Whether the reason for its release (a pause, an order, a plan) has ended before the release."""
 
     def take_back(self, assignment: Assignment, now: float) -> None:
-        """Do not let it go after all: what it was to go for has ended."""
+        """Keep it after all: the reason for its release has ended."""
 
     def expires_at(self, assignment: Assignment, now: float) -> float:
-        """When a partition that is let go waits no more for what is in hand."""
+        """When its release stops waiting for messages in flight (own clock, ms)."""
 
     def time_out(self, assignment: Assignment, now: float) -> None:
-        """If its time is up, release it with what is done; what is in hand is left behind."""
+        """If its time is up, release it with what is done; what is in flight is left behind."""
 
     def try_finish(self, assignment: Assignment, now: float) -> None:
-        """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
+        """Release a revoked assignment once its callback has returned and nothing is in flight."""
 
     def lost(self, assignment: Assignment, reason: str, now: float) -> None:
-        """The lease is over, not by our will."""
+        """The lease has ended without our release."""
 
 
 class Scheduling(Protocol):
-    """What knows when something comes due for an assignment."""
+    """Knows what is due for assignments, and when."""
 
     pending: dict[Key, Assignment]
 
@@ -108,7 +108,7 @@ class Scheduling(Protocol):
 
 
 class Positioning(Protocol):
-    """What knows where assignments start."""
+    """Knows where assignments start."""
 
     def beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
         """A beat was applied."""
@@ -120,24 +120,24 @@ class Positioning(Protocol):
         """The reader's position is not in the log."""
 
     def begin(self, assignment: Assignment) -> None:
-        """Start again with what the log says is done."""
+        """Start again from the progress in the log."""
 
     def assign(self, assignment: Assignment) -> None:
-        """Fetch from where it stands, and call on_assign."""
+        """Fetch from its position, and call on_assign."""
 
     def reread(self, assignment: Assignment) -> None:
-        """Fetch again from what the log says is done."""
+        """Fetch again from the progress in the log."""
 
 
 class Mover(Protocol):
-    """What moves assignments, as they and the parts around them see it: the consumer engine."""
+    """The consumer engine, as assignments and its parts see it: it moves assignments from stage to stage."""
 
     number: int
     settings: ConsumerSettings
     outbox: Outbox
     source: PartitionSource
     assignments: dict[Key, Assignment]
-    #: Errors to be raised from the user's next call, oldest first.
+    #: Errors that the user's next calls raise, oldest first.
     errors: list[Exception]
     closing: bool
 
@@ -153,7 +153,7 @@ class Mover(Protocol):
     @property
     def schedule(self) -> Scheduling: ...
 
-    # What an assignment is told by who holds it for us.
+    # Reports from a lease.
 
     def on_granted(self, assignment: Assignment, now: float) -> None: ...
 
@@ -163,26 +163,26 @@ class Mover(Protocol):
 
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None: ...
 
-    # What its parts ask for.
+    # What the engine's parts call.
 
     def knows(self, assignment: Assignment) -> bool:
         """Whether it is worked on, or was taken away while something of it was in flight."""
 
     def known_stable(self, key: Key) -> int:
-        """Stable as our replica knows it."""
+        """The last offset done without a gap, as our replica knows it; -1: none."""
 
     def warn(self, message: str) -> None:
-        """Tell people."""
+        """Warn the user."""
 
     def enter(self, assignment: Assignment, stage: Stage) -> None:
-        """An assignment goes on to another stage."""
+        """Move an assignment to another stage."""
 
     def call(self, callback: Callback, assignment: Assignment) -> None:
         """Have the user's callback called."""
 
 
 class Grant:
-    """A ClaimingMessages under way, and the messages it is for (C12, C13)."""
+    """A ClaimingMessages record under way, and the messages it claims."""
 
     __slots__ = ("accepted", "last_offset", "run", "sent_at")
 
@@ -195,62 +195,62 @@ class Grant:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the log has answered, or nobody waits for that any more."""
+        """Whether the log has answered, or the answer no longer matters."""
         assignment = self.run.assignment
         return assignment.over or assignment.grant is not self or self.accepted is not None
 
 
 class Told:
-    """What the log was told of an assignment, and when to tell it again if it does not know it by then."""
+    """What was reported to the log of an assignment, and when to resend it."""
 
     __slots__ = ("mark_sent_at", "ranges", "ranges_due", "revoked_at", "start_beat", "start_beat_sent")
 
     def __init__(self) -> None:
-        #: The last_offset of the P9 beat under way; None: none is.
+        #: The last_offset of the start beat (P9) under way; None: there is none.
         self.start_beat: int | None = None
         self.start_beat_sent: float = 0.0
-        #: By the last CommitRanges.
+        #: The ranges of the last CommitRanges, and when to resend them.
         self.ranges: list[tuple[int, int]] = []
         self.ranges_due: float = 0.0
-        #: When the mark of its topic was sent (P12); None: it was not, or the log shows it.
+        #: When the mark of its topic was sent (P12); None: not yet, or the log had it already.
         self.mark_sent_at: float | None = None
-        #: Since when (own clock, ms) its release waits for what is in hand.
+        #: Since when (own clock, ms) its release waits for messages in flight.
         self.revoked_at: float = 0.0
 
 
 class Watch:
-    """What is known of where an assignment's log ends, and since when nothing has come of it (StuckPartitions)."""
+    """The known end of an assignment's log, and since when nothing has arrived; for StuckPartitions."""
 
     __slots__ = ("asked_at", "asked_end", "log_end", "look_up_at", "looked_up", "quiet")
 
     def __init__(self) -> None:
-        #: The offset that came next when it was last looked, and since when.
+        #: The next offset at the last check, and since when it has been the next one.
         self.quiet: tuple[int, float] | None = None
-        #: The position at which the leader was last asked what its log holds, and when; the next time it is to be.
+        #: The position and time of the last look-up at the leader; when the next one is due (None: not at all).
         self.looked_up: tuple[int, float] = (-1, 0.0)
         self.look_up_at: float | None = None
         self.log_end: int | None = None
-        #: Where the leader said that it ends, and when it was last asked (or the reader last heard of it).
+        #: The log end that the leader reported, and when it was last asked (or the position last moved).
         self.asked_end: int = 0
         self.asked_at: float = 0.0
 
 
 class Origin:
-    """Whether the group begins on a partition with this assignment (P9)."""
+    """Whether the group begins on its partition with this assignment."""
 
     __slots__ = ("claims_before", "is_first", "is_new")
 
     def __init__(self, is_first: bool = False, claims_before: Mapping[int, int] | None = None) -> None:
         #: No member of the group ever held it: ``start=`` decides where to begin.
         self.is_first: bool = is_first
-        #: By CP, an offset that tells how old the group is; None: it begins at the earliest offset anyway.
+        #: By CP, an offset that shows how old the group is; None: it begins at the earliest offset anyway.
         self.claims_before: Mapping[int, int] | None = claims_before
-        #: If nothing is done it begins at the log's start: the group missed nothing that was there before it.
+        #: If nothing is done, it begins at the log's start: what was removed before is older than the group, no gap.
         self.is_new: bool = False
 
 
 class Assignment:
-    """State of one assigned partition. Only its consumer engine and that one's parts change it."""
+    """State of one assigned partition. Only its consumer engine and the engine's parts change it."""
 
     __slots__ = (
         "buffer",
@@ -270,7 +270,7 @@ class Assignment:
     )
 
     def __init__(self, key: Key, consumer: Mover, moved: Moved | None = None) -> None:
-        """moved: of this partition, whoever held it for this consumer before."""
+        """moved: the partition's counters, which all assignments of it to this consumer share."""
         self.key: Key = key
         self.consumer: Mover = consumer
         self.stage: Stage = Stage.CLAIMING
@@ -283,21 +283,21 @@ class Assignment:
         self.grant: Grant | None = None
         #: Callbacks of the user that were called and have not returned.
         self.callbacks_running: int = 0
-        #: Why it is being let go, for people; "": it is not.
+        #: Why it is being released, for people; "": it is not.
         self.releasing: str = ""
         #: on_assign was called, or would have been.
         self.shown: bool = False
         self.user_paused: bool = False
 
     def enter(self, stage: Stage) -> None:
-        """Go on to another stage; see ``MOVES``."""
+        """Move to another stage; see ``MOVES``."""
         if stage not in MOVES[self.stage] and (stage is not Stage.LOST or self.over):
             raise AssertionError(f"{self.key}: an assignment does not go from {self.stage} to {stage}")
         self.stage = stage
         if self.over:
             self.tracker.detach()
 
-    # What it is told by who holds it for us (plane.Owner) goes to the consumer engine.
+    # Reports from the lease (plane.Owner) go to the consumer engine.
 
     def granted(self, now: float) -> None:
         self.consumer.on_granted(self, now)
@@ -321,21 +321,21 @@ class Assignment:
         self.consumer.on_answered(self, last_offset, accepted, code, now)
 
     def progress_to_report(self) -> int | None:
-        """The last_offset for a beat: what is done without a gap, where the log does not know it yet (C14)."""
+        """The last_offset for a beat: what is done without a gap; None: nothing that the log does not know."""
         if self.stage not in REPORTING:
             return None
         done = self.done_through()
         return done if done > self.consumer.known_stable(self.key) else None
 
     def done_through(self) -> int:
-        """What is done without a gap. (At most once the log knows it by grants (C12), but for a log's end (P6).)"""
+        """What is done without a gap. (At most once, the log knows it from grants, except for the log's end.)"""
         if self.consumer.at_most_once and (self.tracker.runs or self.grant is not None):
             return NOTHING_DONE
         self.tracker.follow()
         return self.tracker.done.stable
 
     def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Start anew at offset, with what the log says is done."""
+        """Start again at offset, with the progress in the log."""
         self.tracker = tracker.Tracker(stable, ranges, self.tracker.moved)
         self.buffer.clear()
         self.buffer.go_on_at(offset)
@@ -346,16 +346,16 @@ class Assignment:
         self.buffer.put(messages, self.tracker, None if keys is None else keys.wants)
 
     def reached(self, end: int) -> None:
-        """The reader has passed everything below end; what it was not given, nobody is (P6)."""
+        """The reader has passed all offsets below end; those it did not receive do not exist for any reader."""
         if self.stage in _WORK:
             self.buffer.reached(end, self.tracker)
 
     def can_hand_out(self, now: float) -> bool:
-        """Whether there is something that may be handed out now (T4)."""
+        """Whether a message is buffered and may be handed out now."""
         return self.buffer.size > 0 and self.is_open(now)
 
     def is_open(self, now: float) -> bool:
-        """Whether anything of this partition may be handed out now (T4)."""
+        """Whether messages of this partition may be handed out now: active, not paused, lease proven, room left."""
         return (
             self.stage is Stage.ACTIVE
             and not self.user_paused
@@ -364,23 +364,23 @@ class Assignment:
         )
 
     def take(self, max_messages: int, iterating: bool, now: float) -> Run:
-        """The next messages, as one run that is not in hand yet; can_hand_out() must hold."""
+        """The next messages, as one run that is not in flight yet; can_hand_out() must hold."""
         messages, covers_from = self.buffer.take(max_messages)
         return RunOf(self, messages, covers_from, iterating, now)
 
     @property
     def at_most_once(self) -> bool:
-        """Whether batches are claimed before they are handed out (C13)."""
+        """Whether batches are claimed before they are handed out."""
         return self.consumer.at_most_once
 
     @property
     def epoch(self) -> int:
-        """The lease's epoch (C9)."""
+        """The lease's epoch."""
         return self.lease.epoch
 
     @property
     def piece(self) -> Piece:
-        """As effects name it."""
+        """This assignment, as effects name it."""
         keys = self.lease.keys
         span = () if keys is None else (keys.lo, keys.hi)
         return Piece(self.key, self.epoch, self.position, *span)
@@ -394,17 +394,17 @@ class Assignment:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its messages are handed out, as far as it goes."""
+        """Whether it is active under a held lease; ``is_open`` says whether messages may be handed out now."""
         return self.stage is Stage.ACTIVE and self.lease.held
 
     @property
     def is_claiming(self) -> bool:
-        """The claim is under way."""
+        """Whether its claim is under way."""
         return self.stage is Stage.CLAIMING
 
     @property
     def is_kept(self) -> bool:
-        """Claimed or held, and not being let go."""
+        """Whether it is claimed or held, and not being released."""
         return self.stage in _KEPT and not self.releasing
 
     @property

@@ -1,4 +1,4 @@
-"""What was fetched of one partition and is not handed out yet."""
+"""Messages of one partition that were fetched and are not handed out yet."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Buffer:
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
         self._parts: deque[tuple[list[Message], int]] = deque()
-        #: How many messages there are.
+        #: How many messages it has.
         self.size: int = 0
-        #: The first offset that no message in here covers yet.
+        #: The first offset that no message in the buffer covers yet.
         self._covered_to = 0
         #: The next offset to come from the reader.
         self.fetch_next: int = 0
-        #: What was fetched was given up, and nothing is read until there is room for it.
+        #: Fetched messages were dropped; nothing is read until there is room again.
         self.is_given_up: bool = False
 
     @property
@@ -38,26 +38,26 @@ class Buffer:
         return offset_of(self._parts[0][0][0]) if self._parts else None
 
     def peek(self) -> Message | None:
-        """The next message to be handed out; None: there is none. Any thread may ask, without the lock."""
+        """The next message to be handed out; None: there is none. Any thread may call this, without the lock."""
         try:
             return self._parts[0][0][0]
         except IndexError:
             return None
 
     def go_on_at(self, offset: int) -> None:
-        """What is fetched next begins at offset; all between that and what is here is done or gone."""
+        """Fetch from offset next; all offsets between the buffered messages and that one are done or gone."""
         self.fetch_next = self._covered_to = offset
 
     def clear(self) -> None:
-        """Forget what was fetched and not handed out."""
+        """Drop the buffered messages."""
         self._parts.clear()
         self.size = 0
 
     def give_up(self, in_hand_to: int) -> None:
-        """Forget what was fetched and not handed out; it comes from the reader again.
+        """Drop the buffered messages; the reader fetches them again.
 
-        in_hand_to: the last offset in hand. What stands before it, as it was taken back, is kept: read from there on,
-        what is in hand would come a second time.
+        in_hand_to: the last offset in flight. Messages before it (which were put back) are kept: to fetch them again
+        would also fetch messages in flight a second time.
         """
         self.is_given_up = True
         while self._parts and self._parts[-1][1] > in_hand_to:
@@ -68,9 +68,9 @@ class Buffer:
     def put(
         self, messages: list[Message], tracker: Tracker[Any], wants: Callable[[Message], bool] | None = None
     ) -> None:
-        """Take in fetched messages, without those that are done (P6) or were fetched under an older assignment.
+        """Add fetched messages, except those that are done or were fetched under an older assignment.
 
-        wants: of a partition shared by key, which are ours; the others count as though Kafka had never delivered them.
+        wants: for a partition shared by key, which messages are ours; Kafka might as well not have delivered the rest.
         """
         self.is_given_up = False
         first = offset_of(messages[0])
@@ -92,20 +92,20 @@ class Buffer:
             tracker.pass_over(self._covered_to, self.fetch_next - 1)
 
     def reached(self, end: int, tracker: Tracker[Any]) -> None:
-        """The reader has passed everything below end; what it was not given, nobody is (P6)."""
+        """The reader has passed all offsets below end; those it did not receive do not exist for any reader."""
         if end > self.fetch_next:
             self.fetch_next = end
             tracker.pass_over(self._covered_to, end - 1)
 
     def put_back(self, messages: list[Message], covers_from: int) -> None:
-        """Messages that were taken and not handed out, or not done, come first next time."""
+        """Put back messages that were taken and not handed out, or not done; they keep their place by offset."""
         if messages:
             place = bisect_left(self._parts, covers_from, key=lambda entry: entry[1])
             self._parts.insert(place, (messages, covers_from))
             self.size += len(messages)
 
     def skip_to(self, offset: int) -> None:
-        """Forget messages below offset."""
+        """Drop the messages below offset."""
         kept = [([m for m in messages if offset_of(m) >= offset], covers) for messages, covers in self._parts]
         self._parts = deque((messages, max(covers, offset)) for messages, covers in kept if messages)
         self.size = sum(len(messages) for messages, _ in self._parts)
@@ -113,7 +113,7 @@ class Buffer:
         self._covered_to = max(self._covered_to, offset)
 
     def take(self, max_messages: int) -> tuple[list[Message], int]:
-        """The next messages, and the first offset that they cover; there must be some."""
+        """The next messages, and the first offset that they cover; the buffer must not be empty."""
         messages, covers_from = self._parts.popleft()
         if len(messages) > max_messages:
             rest = messages[max_messages:]

@@ -1,8 +1,8 @@
-"""One consumer's logic: where its assignments stand, and when to call the user back.
+"""One consumer's logic: the stages of its assignments, and the callbacks of the user.
 
-Each assignment walks the stages of :mod:`.assignment`: :mod:`.positions` moves it as far as its start,
-:mod:`.revocation` to its end, :mod:`.schedule` by time. Handing messages out is :mod:`.delivery`, asked for by
-:mod:`.pull`; what it works on, a :class:`~kafka_marshal.engine.plane.PartitionSource` says.
+Each assignment passes through the stages of :mod:`.assignment`: :mod:`.positions` moves it to its start,
+:mod:`.revocation` to its end, and :mod:`.schedule` when time is up. :mod:`.pull` asks :mod:`.delivery` for messages. A
+:class:`~kafka_marshal.engine.plane.PartitionSource` decides which partitions the consumer works on.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class ConsumerEngine:
         self.source = source
         self.outbox = outbox
         self.assignments: dict[Key, Assignment] = {}
-        #: The hand-out of ranges; None: messages are handed out.
+        #: Hands out ranges; None: messages are handed out.
         self.ranges: RangeDelivery | None = RangeDelivery(self) if settings.ranges else None
         self.delivery: Delivery = self.ranges or Delivery(self)
-        #: The run that threads take messages from, but for iterating and batches at least once.
+        #: The run that threads take messages from (not used by iteration and batches at least once).
         self.hand: Hand = Hand()
-        #: For a caller that asks from one place and waits for nothing; threads, tasks and lanes have one for each call.
+        #: For a caller with one call at a time that never waits; threads, tasks and lanes have one for each call.
         self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
-        #: Errors to be raised from the user's next call, oldest first.
+        #: Errors that the user's next calls raise, oldest first.
         self.errors: list[Exception] = []
         self.positions: Positions = Positions(self, subscription, about.group_id, want_ids)
-        #: Callbacks of the user that were called and have not returned, also those about what is lost by now.
+        #: Callbacks of the user that were called and have not returned, also those of assignments lost since.
         self.callbacks_running: int = 0
         self.closing: bool = False
         self.schedule: Schedule = Schedule(self, about.heartbeat_interval_ms)
@@ -63,15 +63,15 @@ class ConsumerEngine:
 
     @property
     def at_most_once(self) -> bool:
-        """Whether batches are claimed before they are handed out (C13)."""
+        """Whether batches are claimed before they are handed out."""
         return self.settings.at_most_once
 
     def warn(self, message: str) -> None:
-        """Tell people."""
+        """Warn the user."""
         self.outbox.add(Warn(message))
 
     def known_stable(self, key: Key) -> int:
-        """Stable as our replica knows it."""
+        """The last offset done without a gap, as our replica knows it; -1: none."""
         progress = self.source.view.progress(key)
         return -1 if progress is None else progress.stable
 
@@ -82,17 +82,17 @@ class ConsumerEngine:
 
     @property
     def blocked(self) -> Collection[Key]:
-        """Left alone until somebody sets their positions (P11)."""
+        """Partitions that are not worked on until an admin sets their positions."""
         return self.positions.blocked
 
     @property
     def owes(self) -> bool:
-        """Whether something that was taken away is in hand still (C18)."""
+        """Whether messages of an evicted assignment are still in flight."""
         return bool(self.delivery.evicted)
 
     @property
     def takes_on(self) -> bool:
-        """Whether partitions are wanted: it does not close, nor let all go."""
+        """Whether it claims partitions: it is neither closing nor releasing everything."""
         return not (self.closing or self.schedule.let_go_why)
 
     def enter(self, assignment: Assignment, stage: Stage) -> None:
@@ -113,7 +113,7 @@ class ConsumerEngine:
         want: Callable[[Owner], Ownership],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
-        """A partition is reached for; want: called once with its owner."""
+        """Claim a partition; want: called once, with the lease's owner."""
         assignment = Assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
         assignment.origin = Origin(is_first, claims_before)
         assignment.lease = want(assignment)
@@ -121,12 +121,12 @@ class ConsumerEngine:
         self.schedule.look_after(assignment)
 
     def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
-        """Somebody else was faster, or holds it still."""
+        """The log refused the claim: another member was faster, or still holds the partition."""
         self.source.drop(assignment.lease)
         self.remove(assignment)
 
     def on_granted(self, assignment: Assignment, now: float) -> None:
-        """The lease is ours: find out where to start (P9)."""
+        """The log granted the lease: find out where to start."""
         self.source.look_again(assignment.key)
         assignment.origin.is_first = assignment.origin.is_first and self.source.view.is_first(assignment.key)
         self.positions.begin(assignment)
@@ -135,7 +135,7 @@ class ConsumerEngine:
         self.positions.locate(assignment, now)
 
     def of(self, key: Key, token: int) -> Assignment | None:
-        """The assignment under this epoch; None: it is over."""
+        """The assignment with this epoch; None: it is over."""
         assignment = self.assignments.get(key)
         return assignment if assignment is not None and assignment.epoch == token and not assignment.over else None
 
@@ -157,7 +157,7 @@ class ConsumerEngine:
             self.revocation.try_finish(assignment, now)
 
     def let_go(self, key: Key, why: str, now: float) -> None:
-        """The source wants a partition back; why is "": it does not any more."""
+        """The source wants a partition released; why is "": no longer."""
         if (assignment := self.assignments.get(key)) is None:
             return
         if why:
@@ -166,16 +166,16 @@ class ConsumerEngine:
             self.revocation.take_back(assignment, now)
 
     def on_answered(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
-        """A ClaimingMessages was applied (C12)."""
+        """A ClaimingMessages was applied."""
         self.delivery.grants.applied(assignment, last_offset, accepted, code, now)
 
     def reached(self, key: Key, end: int, now: float) -> None:
-        """The reader has passed everything below end (P6)."""
+        """The reader has passed all offsets below end."""
         if (assignment := self.assignments.get(key)) is not None:
             assignment.reached(end)
 
     def log_ends(self, key: Key, log_end: int, now: float) -> None:
-        """The reader has heard where a partition's log ends."""
+        """The reader reported where a partition's log ends."""
         if (assignment := self.assignments.get(key)) is not None:
             assignment.watch.log_end = log_end
             self.source.measured(assignment.lease, assignment.tracker.done.stable, log_end, now)
@@ -185,7 +185,7 @@ class ConsumerEngine:
         self.remove(assignment)
 
     def remove(self, assignment: Assignment) -> None:
-        """It is over."""
+        """Forget an assignment that is over."""
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
             self.schedule.pending.pop(assignment.key, None)
@@ -193,7 +193,7 @@ class ConsumerEngine:
         self.source.look_again(assignment.key)
 
     def pause(self, keys: Collection[Key] | None, is_paused: bool, now: float) -> list[Key]:
-        """Deliver nothing of these partitions (None: of all), or deliver again. Returns those that are fetched."""
+        """Pause or resume these partitions (None: all). Returns those that are fetched."""
         chosen = [x for key, x in self.assignments.items() if keys is None or key in keys]
         for assignment in chosen:
             if is_paused:
@@ -203,7 +203,7 @@ class ConsumerEngine:
         return [x.key for x in chosen if x.shown and not x.over]
 
     def seek(self, key: Key, offset: int) -> bool:
-        """Go forward: everything below offset is done elsewhere. False: not assigned, or backwards."""
+        """Move forward: everything below offset counts as done. False: not assigned, being released, or backwards."""
         assignment = self.assignments.get(key)
         if assignment is not None and not self.at_most_once:
             self.delivery.recall(assignment)
@@ -217,7 +217,7 @@ class ConsumerEngine:
         return True
 
     def close(self, now: float) -> None:
-        """Let everything go at once: what is in hand and not done stays not done."""
+        """Release everything at once: what is in flight and not done stays not done."""
         self.closing = True
         self.schedule.closes(now)
         for assignment in list(self.assignments.values()):
@@ -230,10 +230,10 @@ class ConsumerEngine:
         self.closing = True
 
     def take_error(self, now: float) -> Exception | None:
-        """The oldest error that the user's call is to raise, once; None: there is none."""
+        """The oldest error that the user's call must raise, once; None: there is none."""
         return self.errors.pop(0) if self.errors else None
 
     @property
     def closed(self) -> bool:
-        """Everything is released as far as the log has told."""
+        """Whether it has closed and its log shows every lease as ended."""
         return self.closing and not self.assignments
