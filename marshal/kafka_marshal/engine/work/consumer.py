@@ -87,7 +87,7 @@ class ConsumerEngine:
 
     @property
     def owes(self) -> bool:
-        """Whether messages of an evicted assignment are still in flight."""
+        """Whether messages of a partition that was taken away are still in flight."""
         return bool(self.delivery.evicted)
 
     @property
@@ -235,5 +235,5 @@ class ConsumerEngine:
 
     @property
     def closed(self) -> bool:
-        """Whether it has closed and its log shows every lease as ended."""
+        """Whether it has closed and no assignment is left: the log shows their releases."""
         return self.closing and not self.assignments

@@ -1,8 +1,8 @@
-"""Handing messages out, and hearing that they are done: the part of a consumer that users' threads drive.
+"""Hands messages out and records that they are done: the part of a consumer that users' threads drive.
 
-At least once: a run is in hand until it is done; what is done travels with the beats (C14).
-At most once: a batch is first granted by the log (C12), then handed out message by message or whole; a granted
-message is handed out or reported, never repeated (C13).
+At least once: a run is in flight until it is done; beats report what is done.
+At most once: the log first grants a batch, then it is handed out whole or message by message. A granted message is
+handed out or reported as lost, never repeated.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ class Delivery:
 
     def __init__(self, consumer: Mover) -> None:
         self._consumer = consumer
-        #: Where many handlers work at a time: what they have.
+        #: Messages in lanes, if many handlers work at a time.
         self.in_lanes: InLanes = InLanes(consumer, self._put_back, self._room_in_hand)
-        #: At most once: what the log grants.
+        #: At most once: batches that the log grants.
         self.grants: Grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
         #: Runs that threads take from one by one, and when their turn began.
         self._taking: list[tuple[Run, float]] = []
-        #: A turn was ended early: others may have something to read, which comes first.
+        #: A turn was ended early: first read what other partitions may have.
         self.is_turn_over: bool = False
-        #: What fetched messages, and those in hand, may take.
+        #: The memory that fetched messages and messages in flight may take.
         self.memory: InFlight = InFlight(consumer.settings.max_bytes_in_flight, at_most_once=consumer.at_most_once)
-        #: No fewer than are in hand: counting them takes a look at each assignment.
+        #: At least the number of messages in flight: to count exactly visits each assignment.
         self._in_hand_at_most = 0
-        #: Calls of done() for messages of a lease that ended, or done before; they commit nothing.
+        #: Messages per partition whose done() committed nothing: their lease had ended, or they were done before.
         self.ignored_done: Counter[Key] = Counter()
-        #: What has come and gone, of each partition that was ever reached for.
+        #: Counters of each partition that was ever claimed.
         self.moved: dict[Key, Moved] = {}
-        #: Whether the user has ever said of anything that it is done; and how many messages it has dropped until then.
+        #: Whether the user has ever called done; how many messages were dropped without it.
         self.is_done_said: bool = False
         self.dropped: int = 0
-        #: Assignments that an operator took away while something of them was in hand, and when (C18).
+        #: Assignments that were taken away with messages in flight, and when (C18, G20).
         self.evicted: list[tuple[Assignment, float]] = []
-        #: A handler took too long, and no user's thread was heard of since; see is_hung().
+        #: A handler took too long, and no user's thread has called since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
 
     def fetched(self, key: Key, messages: list[Message]) -> None:
-        """Consecutive messages of one partition came from the reader."""
+        """Add consecutive messages of one partition that came from the reader."""
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             assignment.tracker.moved.fetched += len(messages)
@@ -63,12 +63,12 @@ class Delivery:
             self._turns.setdefault(assignment)
 
     def fullest(self, now: float) -> int:
-        """Messages that can be handed out now from one partition, at most. A user's thread asks."""
+        """The most messages that one partition can hand out now. Called by a user's thread."""
         self.heard(now)
         return max((x.buffer.size for x in self._open(now)), default=0)
 
     def _open(self, now: float) -> Iterator[Assignment]:
-        """Those of which something can be handed out now, in their turn."""
+        """Assignments that can hand out messages now, in the order of their turns."""
         if self.in_lanes.is_active:
             return (x for x in self._turns if x.can_hand_out(now) and not self.in_lanes.holds_up(x))
         is_full = self._room_in_hand() <= 0
@@ -81,39 +81,39 @@ class Delivery:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is handed out before something that is in hand is done, though there is more."""
+        """Whether buffered messages must wait until some messages in flight are done."""
         return self._room_in_hand() <= 0 and any(x.buffer.size and x.tracker.in_hand for x in self._turns)
 
     @property
     def buffered(self) -> int:
-        """Messages that were fetched and not handed out, of all partitions."""
+        """How many messages of all partitions were fetched and not handed out."""
         return sum(x.buffer.size for x in self._turns)
 
     @property
     def is_waiting(self) -> bool:
-        """Is there anything that was fetched and not handed out, whether or not it may be handed out now (T4, T5)?"""
+        """Whether fetched messages wait to be handed out, even if the lease does not allow it right now."""
         return any(x.buffer.size and not (x.over or x.releasing or x.user_paused) for x in self._turns)
 
     def heard(self, now: float) -> None:
-        """A user's thread was here."""
+        """A user's thread has called."""
         self._heard_at = now
         if self._overdue:
             self._overdue = False
             self._consumer.source.look_again()
 
     def overdue(self) -> None:
-        """A handler took too long, or what it has in hand was lost: from now on it has to show that it lives."""
+        """A handler took too long, or lost its messages in flight: it counts as hung until a thread calls."""
         self._overdue = True
 
     def taken_away(self, assignment: Assignment, now: float) -> None:
-        """Its lease was taken from us: nothing is claimed until what is in hand of it has come back (C18)."""
+        """Its lease was taken away: nothing is claimed until its messages in flight have come back."""
         if not self._consumer.at_most_once:
             self.recall(assignment, keep=False)
         if assignment.tracker.runs:
             self.evicted.append((assignment, now))
 
     def has_returned(self) -> bool:
-        """Whether nothing that was taken away is in hand; where that can't be known, whether a thread came back."""
+        """Whether no message that was taken away is in flight; if that can't be known, whether a thread has called."""
         is_told = not self._consumer.at_most_once and not self._consumer.settings.ranges
         self.evicted = [
             (assignment, since)
@@ -123,14 +123,14 @@ class Delivery:
         return not self.evicted
 
     def is_hung(self, now: float, handler_timeout_ms: float) -> bool:
-        """Does a handler hang (``overdue``), and was no thread of the user's heard of for as long as one may take?"""
+        """Whether a handler hangs (``overdue``) and no user's thread has called or moved for handler_timeout_ms."""
         if not self._overdue or now < self._heard_at + handler_timeout_ms:
             return False
         seen = (x.tracker.last_moved for x in self._consumer.assignments.values())
         return now >= max(seen, default=0.0) + handler_timeout_ms
 
     def next_open(self, now: float) -> Assignment | None:
-        """Whose turn it is of those that something can be handed out of."""
+        """The assignment whose turn it is, of those that can hand out messages now; None: there is none."""
         self.heard(now)
         for empty in [x for x in self._turns if not x.buffer.size or x.over]:
             del self._turns[empty]
@@ -140,9 +140,9 @@ class Delivery:
         return assignment
 
     def next_run(self, max_messages: int, iterating: bool, now: float, *, shared: bool = False) -> Run | None:
-        """At least once: the next messages of one partition, in hand from here on; None: nothing to hand out.
+        """At least once: the next messages of one partition, in flight from now on; None: nothing to hand out.
 
-        shared: threads take them from ``walk``, one by one; else, but for iterating, they are handed out together.
+        shared: threads take them one by one from ``walk``, as when iterating; otherwise all are handed out together.
         """
         assignment = self.next_open(now)
         if assignment is None:
@@ -160,7 +160,7 @@ class Delivery:
         return run
 
     def end_turns(self, now: float) -> None:
-        """A partition whose messages are slow gives way to others: the rest of its run comes in its next turn."""
+        """End the turns of partitions with slow messages: the rest of their runs comes in their next turns."""
         if len(self._consumer.assignments) < 2:
             return
         for run, _ in [x for x in self._taking if now >= x[1] + TURN_MS]:
@@ -168,15 +168,15 @@ class Delivery:
                 continue
             self.is_turn_over = True
             if run.iterating:
-                run.recall()  # the loop comes to its end, and the rest is put back
+                run.recall()  # the loop ends, and the rest is put back
             else:
                 self.recall(run.assignment)
 
     def recall(self, assignment: Assignment, *, keep: bool = True) -> bool:
-        """At least once: what was to be taken by threads from explicit runs, and was not, is not in hand any more.
+        """At least once: take back the messages of explicit runs that threads have not taken, or lanes not begun.
 
-        keep: it is handed out again, and so is what an exception kept from leaving the library. Whether nothing is
-        between a run and the library's door any more.
+        keep: they are handed out again, as are messages that an exception kept in the library. Returns whether all
+        messages that threads took have left the library or come back.
         """
         settled = True
         self.in_lanes.recall(assignment, keep=keep)
@@ -189,12 +189,12 @@ class Delivery:
         return settled
 
     def reclaim(self, before: float, now: float) -> None:
-        """At least once: what was handed out before that time and the user has dropped without done comes again.
+        """At least once: messages handed out before that time that the user dropped without done come again.
 
-        A cancelled task drops a message that it never saw; nobody can say any more that such a one is done.
+        A cancelled task drops a message that it never saw; no one can call done for it any more.
         """
         evicted = [assignment for assignment, _ in self.evicted]
-        for assignment in evicted:  # a call that had gathered some of it hands them out no more
+        for assignment in evicted:  # calls that collected some of its messages must not hand them out
             self.recall(assignment, keep=False)
         for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *evicted]:
             for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
@@ -206,14 +206,14 @@ class Delivery:
             self._consumer.revocation.try_finish(assignment, now)
 
     def give_back(self, now: float) -> None:
-        """What waits in lanes, or for a thread, is in flight no more: it comes again, here or elsewhere."""
+        """Take back what waits in lanes or for a thread; it comes again, here or at another member."""
         for assignment in list(self._consumer.assignments.values()):
             self.recall(assignment, keep=not assignment.over)
             self._consumer.revocation.try_finish(assignment, now)
         self.in_lanes.note(())
 
     def undo_run(self, run: Run, now: float) -> None:
-        """A run that was on its way to a thread, and that no thread got: it is handed out again."""
+        """Take back a run that was meant for a thread and reached none; it is handed out again."""
         assignment = run.assignment
         if self._consumer.at_most_once or assignment.tracker.runs.get(run.first) is not run:
             return
@@ -232,7 +232,7 @@ class Delivery:
             self._turns.move_to_end(assignment, last=False)
 
     def hold_back(self, assignment: Assignment) -> None:
-        """The user wants nothing of this partition until ``resume``: what it has in hand ahead is handed out then."""
+        """The user pauses this partition: messages taken up but not handed out wait until ``resume``."""
         assignment.user_paused = True
         for run in assignment.tracker.runs.values():
             if run.iterating:
@@ -242,7 +242,7 @@ class Delivery:
         self.grants.hold_back(assignment)
 
     def done(self, messages: Iterable[Message], now: float) -> None:
-        """Messages handed out by poll, consume, batches or to lanes are done. Many at once cost less each."""
+        """Messages from poll, consume, batches or lanes are done. Each costs less if there are many."""
         self.heard(now)
         self.is_done_said = True
         by_key: dict[Key, list[Message]] = {}
@@ -272,7 +272,7 @@ class Delivery:
             self._consumer.revocation.try_finish(assignment, now)
 
     def leave_run(self, run: Run, now: float) -> None:
-        """A thread leaves its run, iterating, or none of it handed out; the rest comes again, here or elsewhere."""
+        """A thread leaves its run (iterating, or with nothing handed out); the rest comes again, here or elsewhere."""
         assignment = run.assignment
         covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
         not_committed = run.cursor - run.done_count
@@ -286,7 +286,7 @@ class Delivery:
         self._consumer.revocation.try_finish(assignment, now)
 
     def in_hand(self, assignments: Iterable[Assignment]) -> int:
-        """Messages handed out and not done."""
+        """How many messages of these assignments were handed out and are not done."""
         total = 0
         for assignment in assignments:
             assignment.tracker.follow()

@@ -1,4 +1,4 @@
-"""At most once: batches that the log grants before they are handed out (C12, C13)."""
+"""At most once: batches that the log grants before they are handed out."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from rationalizer import codes
 __all__ = ["Grants"]
 
 
-#: Messages of the first batch, which tells how long each takes, where several partitions are held.
+#: Messages of the first batch if several partitions are held: it shows how long a message takes.
 FIRST_TURN = 100
 
 
 class Turns(Protocol):
-    """Who says whose turn it is."""
+    """Decides whose turn it is."""
 
     def next_open(self, now: float) -> Assignment | None: ...
 
 
 class Grants:
-    """What one consumer was granted, or asks for. All methods are called under the shell's lock."""
+    """The grants and claims for batches of one consumer. All methods are called under the shell's lock."""
 
     def __init__(self, consumer: Mover, turns: Turns) -> None:
         self._consumer = consumer
         self._turns = turns
         #: The granted run being handed out.
         self.granted: Run | None = None
-        #: When it was taken up, and how long each message of the one before took (ms); None: there was none.
+        #: When it was taken up, and how long each message of the previous one took (ms); None: there was none.
         self._began = 0.0
         self._pace_ms: float | None = None
-        #: Granted runs of partitions that the user holds back, in order; what is left of them is recalled.
+        #: Granted runs that wait: the user paused their partitions, or another run comes first. In order.
         self._held_back: list[Run] = []
-        #: Granted runs that have ended while a thread had a message that it had not handed out yet.
+        #: Ended granted runs of which a thread may hold messages not yet handed out; the offsets reported as lost.
         self._undecided: list[tuple[Run, set[int]]] = []
-        #: Whose ClaimingMessages is under way, or answered and not collected; one at a time.
+        #: The assignment whose ClaimingMessages is under way, or answered and not collected; one at a time.
         self.proposed: Assignment | None = None
-        #: What was granted and never handed out, lost to everybody: (topic, partition, first, last) (C13).
+        #: Offsets granted and never handed out, lost for the group: (topic, partition, first, last) (C13).
         self.unprocessed: list[tuple[str, int, int, int]] = []
-        #: Grants given up that the log has not accepted, and may yet: (key, epoch, first, last offset).
+        #: Given-up grants that the log has not accepted and still may: (key, epoch, first, last offset).
         self._given_up: list[tuple[Key, int, int, int]] = []
-        #: Of these, what ``abandon`` gave up before the log answered: (key, epoch, last offset).
+        #: Grants that ``abandon`` gave up before the log answered: (key, epoch, last offset).
         self.awaited: set[tuple[Key, int, int]] = set()
 
     def propose(self, now: float) -> Assignment | None:
-        """At most once: claim the next batch of one partition (C12), unless one is claimed already.
+        """At most once: claim the next batch of one partition, unless one is claimed already.
 
-        Whose answer is to be waited for; None: nothing to claim.
+        Returns the assignment whose answer to wait for; None: nothing to claim.
         """
         if self.proposed is not None:
             return self.proposed
@@ -61,7 +61,7 @@ class Grants:
             return None
         run = assignment.take(self._turn(), False, now)
         if self.granted is not None:
-            run.since = inf  # claimed ahead: nobody handles it before the one that is granted has ended
+            run.since = inf  # claimed ahead: it is handled only after the granted run has ended
         assignment.tracker.hand_out(run)
         assignment.grant = Grant(run, run.last, now)
         self._consumer.schedule.look_after(assignment)
@@ -70,24 +70,24 @@ class Grants:
         return assignment
 
     def _turn(self) -> int:
-        """How many messages to claim: where others wait, no more than a turn is long at the pace of the last ones."""
+        """How many messages to claim: if there are other partitions, at most one turn at the pace of the last run."""
         most = self._consumer.settings.batch_size
         if len(self._consumer.assignments) < 2:
             return most
         return min(most, FIRST_TURN if self._pace_ms is None else max(1, int(TURN_MS / max(self._pace_ms, 1e-6))))
 
     def send(self, assignment: Assignment, now: float) -> None:
-        """Append (once more) the ClaimingMessages under way; any accepted copy counts (C17)."""
+        """Append the ClaimingMessages under way, possibly again; any accepted copy counts."""
         grant = assignment.grant
         if grant is not None:
             grant.sent_at = now
             self._consumer.source.reports.grant(assignment.lease, grant.last_offset, now)
 
     def applied(self, assignment: Assignment, last_offset: int, accepted: bool, code: str, now: float) -> None:
-        """Our replica applied a ClaimingMessages of ours.
+        """Our replica applied a ClaimingMessages of this member.
 
-        STALE and PAUSED pass: the same proposal is sent again, for another one must not be made while copies of this
-        one may be under way, unless the assignment is being let go.
+        STALE and PAUSED are temporary: the same proposal is sent again, because copies of it may still be under way.
+        If the assignment is being released, they count as a refusal.
         """
         grant = assignment.grant
         if grant is None or grant.last_offset != last_offset:
@@ -100,7 +100,7 @@ class Grants:
             self._consumer.source.reports.beat(assignment.lease, last_offset, now)
 
     def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
-        """Our replica applied a grant that nobody waits for any more. epoch: None where the log does not name it."""
+        """Our replica applied a grant that was given up. epoch: None if the log does not name it."""
 
         def is_it(of: Key, under: int, last: int) -> bool:
             return (of, last) == (key, last_offset) and epoch in (None, under)
@@ -111,7 +111,7 @@ class Grants:
             self.report(key, entry[2], last_offset)
 
     def give_up(self, assignment: Assignment, now: float) -> None:
-        """Its lease is over, or being let go at once: what is granted and not handed out yet, nobody will get (C13)."""
+        """Its lease is over or released at once: report what is granted and not handed out yet as lost."""
         self._give_up_proposal(assignment)
         for run in self._granted_of(assignment):
             self._finish(run, now)
@@ -135,13 +135,13 @@ class Grants:
         return grant
 
     def remember(self, assignment: Assignment, grant: Grant) -> None:
-        """A grant is given up that the log may accept yet."""
+        """Remember a given-up grant that the log may still accept."""
         entry = (assignment.key, assignment.epoch, grant.run.first, grant.last_offset)
         self._given_up = [x for x in self._given_up if x[0] != assignment.key]  # those of older epochs are settled
         self._given_up.append(entry)
 
     def collect(self, assignment: Assignment, now: float) -> Run | None:
-        """The granted run, to be handed out; None: it was refused (whoever reads on gets it), or the lease is over."""
+        """The granted run, to be handed out; None: it was refused (it is read again), or the lease is over."""
         grant = self._end_proposal(assignment)
         if grant is None:
             return None
@@ -158,7 +158,7 @@ class Grants:
         return None
 
     def report(self, key: Key, first: int, last: int) -> None:
-        """Granted messages that nobody will get (C13)."""
+        """Report granted messages that no member will ever hand out."""
         topic, partition = key
         self.unprocessed.append((topic, partition, first, last))
         self._consumer.warn(
@@ -167,7 +167,7 @@ class Grants:
         )
 
     def hold_back(self, assignment: Assignment) -> None:
-        """The user wants nothing of this partition for now: what is left of its granted run waits."""
+        """The user pauses this partition: the rest of its granted run waits."""
         if self.granted is not None and self.granted.assignment is assignment:
             self.granted.recall()
             self._put_aside(self.granted)
@@ -179,11 +179,11 @@ class Grants:
         return self.granted is not None or any(not run.assignment.user_paused for run in self._held_back)
 
     def _put_aside(self, run: Run) -> None:
-        run.since = inf  # nobody handles it, so nobody takes long
+        run.since = inf  # no thread handles it, so no handler is slow
         self._held_back.append(run)
 
     def take_up(self, now: float) -> None:
-        """At most once: go on with a granted run that was held back, and is not any more."""
+        """At most once: continue a granted run that no longer has to wait."""
         run = next((run for run in self._held_back if not run.assignment.user_paused), None)
         if run is not None and self.granted is None:
             self._held_back.remove(run)
@@ -196,7 +196,7 @@ class Grants:
         return self.granted is not None
 
     def has_granted(self) -> bool:
-        """Whether the granted run has messages left; what an exception kept from leaving the library is among them."""
+        """Whether the granted run has messages left, including those that an exception kept in the library."""
         run = self.granted
         if run is None:
             return False
@@ -207,19 +207,19 @@ class Grants:
         return run.handed_out < len(run.messages)
 
     def next_granted(self, run: Run, max_messages: int, now: float) -> list[Message]:
-        """The next messages of the granted run; none, if it has ended, or is held back, in this very moment."""
+        """The next messages of the granted run; none if it has ended or waits by now."""
         if self.granted is not run:
             return []
         run.since = now
         return run.take(max_messages)
 
     def finish_granted(self, now: float) -> None:
-        """The granted run was handed out to its end, or as far as it ever will be."""
+        """End the granted run: it was handed out to its end, or no more of it will be."""
         if self.granted is not None:
             self._finish(self.granted, now)
 
     def abandon(self, now: float) -> None:
-        """Nothing more is handed out, though leases are kept; of ``awaited`` the log may grant more yet."""
+        """Hand out nothing more, but keep the leases; the log may still grant what is in ``awaited``."""
         self.finish_granted(now)
         for run in list(self._held_back):
             self._finish(run, now)
@@ -238,11 +238,11 @@ class Grants:
         self.decide()
         run.assignment.tracker.mark_run(run)
         if self.proposed is not None and self.proposed.grant is not None:
-            self.proposed.grant.run.since = now  # claimed ahead: from here on somebody is to handle it
+            self.proposed.grant.run.since = now  # claimed ahead: its time in flight starts now
         self._consumer.revocation.try_finish(run.assignment, now)
 
     def decide(self, *, final: bool = False) -> None:
-        """Of granted runs that have ended: report what no thread hands out any more (final: nor will; C13)."""
+        """Report the messages of ended granted runs that no thread will hand out; final: withhold all that remain."""
         withheld: dict[int, tuple[list[int], list[int]]] = {}
         for entry in list(self._undecided):
             run, told = entry
@@ -252,7 +252,7 @@ class Grants:
             offsets = sorted({offset_of(message) for message in lost} - told)
             told.update(offsets)
             at = 0
-            while at < len(offsets):  # runs of offsets that follow each other in the run
+            while at < len(offsets):  # stretches of offsets that are neighbours in the run
                 first, place = offsets[at], run.index(offsets[at]) or 0
                 while at + 1 < len(offsets) and run.index(offsets[at + 1]) == place + 1:
                     at, place = at + 1, place + 1
