@@ -102,7 +102,7 @@ class Delivery:
             self._consumer.source.look_again()
 
     def overdue(self) -> None:
-        """A handler took too long, or lost its messages in flight: it counts as hung until a thread calls."""
+        """A handler took too long, or lost its messages in flight: it counts as hung unless a thread calls in time."""
         self._overdue = True
 
     def taken_away(self, assignment: Assignment, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The run that the threads of one consumer take messages from, one by one: ``poll``, and all ways at most once."""
+"""The run that threads of one consumer share and take messages from: by ``poll``, and in all ways at most once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kafka_marshal.engine.work.delivery import Delivery
 
 __all__ = ["Hand", "Delivers"]
 
-#: Messages that a hand has at most. An interrupt has all of these that have not left given back, so after one it is
-#: twice what was handed out since the one before, or the least; it doubles with each hand.
+#: The most messages of a hand. After an interrupt, all messages that have not left are put back; so the next hand has
+#: twice as many as were handed out of the last one, at least LEAST_HAND. The size doubles with each hand.
 HAND_SIZE = 10_000
 LEAST_HAND = 64
 
@@ -23,33 +23,33 @@ class Delivers(Mover, Protocol):
 
 
 class Hand:
-    """What threads share. They read ``run`` and set ``in_doubt`` at any time; all else is done under the lock."""
+    """The run that threads share. They read ``run`` and set ``in_doubt`` at any time; the rest needs the lock."""
 
     __slots__ = ("in_doubt", "run", "size")
 
     def __init__(self) -> None:
-        #: What threads take messages from; None: nothing.
+        #: The run that threads take messages from; None: there is none.
         self.run: Run | None = None
-        #: An exception may have kept a message taken from the run from leaving the library.
+        #: An exception may have kept a message that was taken from the run in the library.
         self.in_doubt: bool = False
-        #: How many messages the next one is to have.
+        #: The most messages that the next run may have.
         self.size: int = HAND_SIZE
 
     def open_run(self, now: float) -> Run | None:
-        """At least once: the run, if threads may take more from it now (T4)."""
+        """At least once: the run, if threads may take more messages from it now."""
         run = self.run
         return run if run is not None and run.has_left and now < run.assignment.lease.hand_out_until else None
 
     def change(self, run: Run) -> None:
-        """From here on threads take from this one."""
+        """Let threads take messages from this run from now on."""
         self.run = run
         self.size = min(2 * self.size, HAND_SIZE)
 
     def settle(self, work: Delivers, is_collecting: bool, in_doubt: bool, now: float) -> None:
-        """At least once: before the next run, see to what of the last one may have gone astray.
+        """At least once: before the next run, take back messages of the last one that may be lost in the library.
 
-        is_collecting: the thread that asks has messages of it, which it will hand out with those of the next. in_doubt:
-        whether the hand was in doubt, as the thread saw it.
+        is_collecting: the calling thread has messages of it, to hand out with those of the next run. in_doubt: whether
+        the hand was in doubt when the thread checked.
         """
         run = self.run
         if run is not None and not run.has_left:
@@ -59,7 +59,7 @@ class Hand:
             self.regather(work, now)
 
     def regather(self, work: Delivers, now: float) -> None:
-        """Something that was taken from a run may not have left the library: it is the next again."""
+        """Take back messages that threads took and that may not have left the library; they come next."""
         self.in_doubt = False
         if work.at_most_once:
             work.delivery.grants.decide()
@@ -69,5 +69,5 @@ class Hand:
             self.run = None
         for assignment in [x for x in work.assignments.values() if x.tracker.runs]:
             if not work.delivery.recall(assignment):
-                self.in_doubt = True  # a thread is about to hand something out, or a traceback still shows it
+                self.in_doubt = True  # a thread is about to hand a message out, or a traceback still refers to it
             work.revocation.try_finish(assignment, now)

@@ -1,6 +1,6 @@
-"""Which partitions are no longer fetched for lack of memory, so that others continue; fetched again once there is room.
+"""Stops fetching partitions when memory runs out, so that others continue, and resumes them once there is room.
 
-What librdkafka had fetched ahead of that is fetched again.
+Messages that librdkafka had fetched ahead are dropped, and fetched again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["hold_up", "hold_up_stuck"]
 def hold_up(
     consumer: Delivers, fetched: Collection[Key], held_up: Collection[Key], room: int, now: float
 ) -> dict[Key, int | None]:
-    """What changes now that this many more messages may be fetched: the offset to fetch from; None: no more."""
+    """Partitions to change when ``room`` more messages may be fetched: the offset to fetch from; None: stop."""
     assignments, delivery = consumer.assignments, consumer.delivery
     if room <= 0:
         full = [key for key in fetched if (x := assignments.get(key)) is not None and x.buffer.size]
@@ -40,7 +40,7 @@ def hold_up(
 
 
 def hold_up_stuck(consumer: Delivers, fetched: Collection[Key], now: float) -> dict[Key, int | None]:
-    """Fetch no more of partitions that wait for messages in lanes, so that a read can wait for the others."""
+    """Stop fetching partitions that wait for messages in lanes, so that a read can wait for the others."""
     full = [
         key
         for key in fetched
@@ -51,7 +51,7 @@ def hold_up_stuck(consumer: Delivers, fetched: Collection[Key], now: float) -> d
 
 
 def _give_up(consumer: Delivers, keys: Iterable[Key]) -> None:
-    """Forget what waits of partitions that wait for messages in lanes: it is fetched again when their turn comes."""
+    """Drop the buffers of partitions that wait for messages in lanes: they are fetched again in their turn."""
     for key in keys:
         assignment = consumer.assignments[key]
         if consumer.delivery.in_lanes.holds_up(assignment):

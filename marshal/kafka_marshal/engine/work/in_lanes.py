@@ -1,4 +1,4 @@
-"""What of one consumer is spread over lanes (:mod:`.lanes`), beside what its threads have in hand."""
+"""The messages of one consumer that are spread over lanes (:mod:`.lanes`), apart from those its threads take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["InLanes"]
 
 
 class InLanes:
-    """All methods are called under the shell's lock."""
+    """One consumer's side of its lanes. All methods are called under the shell's lock."""
 
     def __init__(
         self,
@@ -25,16 +25,16 @@ class InLanes:
         put_back: Callable[[Assignment, list[Message], int], None],
         room: Callable[..., int],
     ) -> None:
-        """put_back: messages, from this offset on, are to be handed out again.
+        """put_back: hands messages out again; the first one covers from this offset on.
 
-        room: for how many more there is in hand; with ``exactly=True`` it counts, else there may be more.
+        room: how many more messages may be in flight; with ``exactly=True`` it counts, else the result may be too low.
         """
         self._consumer = consumer
         self._put_back = put_back
         self._room = room
-        #: Who waits for whom; None: nobody has asked for that yet.
+        #: The lanes; None: no run with many handlers has begun yet.
         self.lanes: Lanes | None = None
-        #: Partitions whose progress waits for one message, as of the last look. Replaced, never changed.
+        #: Partitions whose progress waits for one message, at the last check. Replaced, never changed.
         self.held_back: tuple[HeldBack, ...] = ()
 
     @property
@@ -44,12 +44,12 @@ class InLanes:
 
     @property
     def handlers(self) -> Handlers | None:
-        """Of the run that is under way; None: none is."""
+        """The handlers of the run that is under way; None: there is none."""
         return None if self.lanes is None else self.lanes.handlers
 
     @property
     def owner(self) -> Owner | None:
-        """The run that is under way; None: none is."""
+        """The run that is under way; None: there is none."""
         return None if self.lanes is None else self.lanes.owner
 
     def open(self, lanes: Lanes) -> None:
@@ -57,13 +57,13 @@ class InLanes:
         self.lanes = lanes
 
     def note(self, found: tuple[HeldBack, ...]) -> frozenset[Key]:
-        """Partitions whose progress waits for one message. Returns those of which nothing more is handed out."""
+        """Store which partitions' progress waits for one message. Returns those that hand out nothing more."""
         self.held_back = found
         assignments = (self._consumer.assignments.get((one.topic, one.partition)) for one in found)
         return frozenset(x.key for x in assignments if x is not None and self.holds_up(x))
 
     def spread(self, run: Run) -> list[Lane]:
-        """A run that was handed out goes to lanes; those that have become ready."""
+        """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
         return self._put(run.assignment, run.into_lanes())
 
     # What workers change without the shell's lock.
@@ -75,7 +75,7 @@ class InLanes:
     @property
     @reading
     def has_returned(self) -> bool:
-        """Whether a handler has returned without a result since it was last looked for."""
+        """Whether a try has ended without its message being done since the last ``returned``."""
         return self.lanes is not None and self.lanes.has_returned
 
     @reading
@@ -92,7 +92,7 @@ class InLanes:
 
     @reading
     def _dropped(self) -> list[tuple[Assignment, Message]]:
-        """What failed after its assignment had ended, since the last call."""
+        """Messages that failed after their assignments had ended, since the last call."""
         found: list[tuple[Assignment, Message]] = []
         if self.lanes is not None:
             self.lanes.has_returned = False
@@ -100,10 +100,10 @@ class InLanes:
                 found.append(self.lanes.dropped.popleft())
         return found
 
-    # What comes of that.
+    # Effects of the above, under the shell's lock.
 
     def recall(self, assignment: Assignment, *, keep: bool) -> None:
-        """What waits in lanes is not in hand any more. keep: it is handed out again."""
+        """Take back what waits in lanes: it is no longer in flight. keep: it is handed out again."""
         tracker = assignment.tracker
         waiting = [] if self.lanes is None else self._waiting(assignment)
         place = 0
@@ -116,7 +116,7 @@ class InLanes:
             place = end
 
     def returned(self, now: float) -> None:
-        """Where a try has failed and its partition is being let go, it is not tried again here."""
+        """Take back messages whose try has failed if their partition is being released: they are not retried here."""
         if self.lanes is None or not self.has_returned:
             return
         for assignment, message in self._dropped():
@@ -128,23 +128,23 @@ class InLanes:
             self._consumer.revocation.try_finish(assignment, now)
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:
-        """Since when (ms, own clock) somebody has had a message of this partition; None: nobody has."""
+        """Since when (ms, own clock) a handler or thread has had a message of this partition; None: none has."""
         if self.is_active:
             return self._oldest(assignment)
         return assignment.tracker.oldest_in_hand(now)
 
     def share(self, assignment: Assignment, wanted: int) -> int:
-        """How many messages more a partition may have in hand: after that, no more than all others may; see below."""
+        """How many more messages a partition may have in flight: as many as it leaves to all others; see holds_up."""
         in_hand = assignment.tracker.in_hand
         share = (self._room() - in_hand) // 2
         return share if share >= wanted else (self._room(exactly=True) - in_hand) // 2
 
     def holds_up(self, assignment: Assignment) -> bool:
-        """Whether nothing more of a partition is handed out before some of it has ended.
+        """Whether a partition hands out nothing more until some of its messages in flight have ended.
 
-        Each message in hand may be a gap, of which the log keeps so many (P5). And a partition may have in hand as
-        much as there is room for all others: so one that waits for a stuck message takes half of the memory at most,
-        two a third each (the dynamic threshold of Choudhury and Hahne, 1998).
+        Each message in flight may become a gap, and the log keeps a limited number. And a partition may have as many
+        in flight as there is room left for all others: one that waits for a stuck message takes at most half of the
+        memory, two take a third each (the dynamic threshold of Choudhury and Hahne, 1998).
         """
         in_hand = assignment.tracker.in_hand
         if not self.is_active or in_hand == 0:

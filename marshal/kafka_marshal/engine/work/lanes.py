@@ -1,14 +1,14 @@
-"""Who waits for whom where many handlers work on one consumer's messages: each key is a lane of its own.
+"""Lanes keep order if many handlers work on one consumer's messages: each key has a separate lane.
 
-A lane has the messages of one key of one partition, in offset order; its first message is waiting, or with a handler.
-The next one begins when that has ended, so order is kept across retries; and no lane waits for another one. What is
-handed in here is in hand (:mod:`.tracker`) until it is done or recalled.
+A lane has the messages of one key of one partition, in offset order; its first message waits or is with a handler.
+The next message begins when that one has ended, so order is kept across retries. No lane waits for another one.
+Messages in lanes are in flight (:mod:`.tracker`) until they are done or recalled.
 
-One run at a time owns the lanes. A handler that an earlier run has left behind may return during a later one: what
-follows in its lane is the later run's.
+One run at a time owns the lanes. A handler that an earlier run left behind may return during a later one; the later
+run then handles the rest of its lane.
 
-A partition that ends gives back what waits. What a handler has still is kept here: should the partition come back to
-this member, messages of the same key wait for it.
+When an assignment ends, its waiting messages are recalled. Messages that a handler still has stay here: if the
+partition comes back to this member, messages of the same key wait for them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kafka_marshal.ports import Message
 
 __all__ = ["Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner"]
 
-#: Of which messages one must have ended before the next begins: of those with one key, of a partition, or of none.
+#: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]
 
 
 class Lock(Protocol):
-    """What guards lanes."""
+    """Guards lanes."""
 
     def __enter__(self) -> object: ...
     def __exit__(
@@ -42,17 +42,17 @@ class Lock(Protocol):
 class Owner(Protocol):
     """A run, as its lanes see it."""
 
-    #: It begins nothing more. It has ended.
+    #: Whether it begins no more tries; whether it has ended.
     is_ending: bool
     is_over: bool
 
 
 class Handlers(Protocol):
-    """What calls the handlers of a run."""
+    """Calls the handlers of a run."""
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many there are, and how many there should be (any thread; no lock)."""
+        """How many handlers there are, and how many there should be (any thread; no lock)."""
 
 
 class HeldBack(NamedTuple):
@@ -60,14 +60,14 @@ class HeldBack(NamedTuple):
 
     topic: str
     partition: int
-    #: The message that all wait for, and its key.
+    #: The offset of the message that all others wait for, and its key.
     offset: int
     key: bytes | str | None
     #: For how long it has been with a handler, or waited for its next try (ms).
     for_ms: float
-    #: How many messages of this partition are in hand.
+    #: How many messages of this partition are in flight.
     in_hand: int
-    #: Why the partition is being let go, which waits for that message, too (``revoke_timeout``); "": it is not.
+    #: Why the partition is being released, which also waits for that message (``revoke_timeout``); "": it is not.
     releasing: str = ""
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def lasting(ms: float) -> str:
 
 
 class Lane:
-    """The messages of one key of one partition, in hand."""
+    """The messages of one key of one partition that are in flight."""
 
     __slots__ = ("assignment", "began", "key", "message", "number", "partition", "rest", "running", "since", "turn")
 
@@ -96,16 +96,16 @@ class Lane:
         self.key: Hashable = key
         #: The first one; None: the lane is over.
         self.message: Message | None = message
-        #: Whose it is.
+        #: The assignment of the first one.
         self.assignment: Assignment = partition.assignment
         #: Those after it; None: there was never more than one.
         self.rest: deque[Message] | None = None
-        #: Which try of the first one is the next, or under way.
+        #: The number of its try that is the next, or under way.
         self.number: int = 1
         self.running: bool = False
-        #: How many tries have begun, of all its messages.
+        #: How many tries have begun, of all messages of the lane.
         self.turn: int = 0
-        #: When its first try, and the one under way, began (ms, own clock); 0: none has.
+        #: When the first try of the message, and the latest one, began (ms, own clock); 0: none has.
         self.since: float = 0.0
         self.began: float = 0.0
 
@@ -116,51 +116,50 @@ class _Partition:
     __slots__ = ("assignment", "lanes", "parked", "running", "started")
 
     def __init__(self, assignment: Assignment) -> None:
-        #: Under which what waits is in hand.
+        #: The assignment of the messages that wait.
         self.assignment: Assignment = assignment
         self.lanes: dict[Hashable, Lane] = {}
-        #: Those with a handler.
+        #: Lanes whose first message is with a handler.
         self.running: set[Lane] = set()
-        #: Those whose first message has been tried and is not done.
+        #: Lanes whose first message has been tried and is not done.
         self.started: set[Lane] = set()
-        #: Those that came up while nothing might be handed out (T4).
+        #: Lanes whose turn came while nothing might be handed out (T4).
         self.parked: list[Lane] = []
 
 
 class Lanes:
-    """All lanes of one consumer. Workers call it with no other lock in hand, the engine under the shell's."""
+    """All lanes of one consumer. Workers call it without another lock, the engine under the shell's lock."""
 
     def __init__(self, order: Order, lock: Lock, stop_signal: list[bool], grace_ms: float):
-        """lock: what guards it. stop_signal: not empty: nothing more is begun.
+        """lock: guards the lanes. stop_signal: once it is not empty, no try begins.
 
-        grace_ms: so much longer than ``handler_timeout`` a handler may take before its lease goes: it is cancelled
-        first.
+        grace_ms: how long after ``handler_timeout``, when a handler is cancelled, its lease is lost.
         """
         self._lock = lock
         self._stop = stop_signal
         self._grace_ms = grace_ms
         self.order = order
         self._partitions: dict[Key, _Partition] = {}
-        #: Tries to come: (when, a number that keeps them apart, lane).
+        #: Retries to come: (when, a number that breaks ties, lane).
         self._retries: list[tuple[float, int, Lane]] = []
         self._count = 0
-        #: Lanes that a worker may begin with a first try: that many retries are due is no reason not to read on.
+        #: Lanes ready for a first try. Retries do not count: many of them due is no reason to stop reading.
         self.ready: int = 0
-        #: Messages with a handler.
+        #: How many messages are with a handler.
         self.running: int = 0
-        #: The run whose workers may begin something; None: none is under way.
+        #: The run whose workers may begin tries; None: there is none under way.
         self.owner: Owner | None = None
-        #: Of that run.
+        #: The handlers of that run.
         self.handlers: Handlers | None = None
-        #: Nothing more is begun.
+        #: No more tries begin.
         self.is_ended: bool = False
-        #: A try has failed: what is being let go need not wait for the next one.
+        #: A try has failed: a partition being released need not wait for the next try.
         self.has_returned: bool = False
-        #: What failed after its assignment had ended: nobody says of it that it is done.
+        #: Messages that failed after their assignments had ended; they will never be done here.
         self.dropped: deque[tuple[Assignment, Message]] = deque()
 
     def open(self, owner: Owner) -> None:
-        """A run begins; what the one before had ready is ready no more."""
+        """A run begins; lanes that were ready for the previous one no longer are."""
         with self._lock:
             self.owner, self.is_ended, self.ready = owner, False, 0
 
@@ -171,7 +170,7 @@ class Lanes:
                 self.owner, self.is_ended = None, True
 
     def put(self, assignment: Assignment, messages: Iterable[Message]) -> list[Lane]:
-        """Messages came in hand; the lanes that have become ready."""
+        """Add messages that are in flight from now on. Returns the lanes that became ready."""
         ready: list[Lane] = []
         by_key, by_partition = self.order == "key", self.order == "partition"
         with self._lock:
@@ -196,10 +195,10 @@ class Lanes:
         return ready
 
     def begin(self, lane: Lane, now: float, owner: Owner) -> Message | None:
-        """A worker takes up a ready lane: its message; None: not now, or never."""
+        """A worker begins a try of a ready lane. Returns its message; None: not now, or never."""
         with self._lock:
             if self.owner is not owner:
-                return None  # what waited was recalled as that run ended
+                return None  # waiting messages were recalled when that run ended
             self.ready -= lane.number == 1
             message = lane.message
             if message is None or lane.running:
@@ -207,7 +206,7 @@ class Lanes:
             if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:
                 lane.partition.parked.append(lane)
                 return None
-            lane.turn += 1  # first: an exception from here on is this try's
+            lane.turn += 1  # first: an exception after this line belongs to this try
             lane.running, lane.began = True, now
             if not lane.since:
                 lane.since = now
@@ -217,15 +216,15 @@ class Lanes:
             return message
 
     def done(self, lane: Lane, owner: Owner) -> bool:
-        """The message of a running lane is done: whether the lane is ready again, for workers of this run."""
+        """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
         with self._lock:
             return self._rest(lane) and self._go_on(lane, owner)
 
     def failed(self, lane: Lane, due: float | None, owner: Owner) -> bool:
-        """A try has failed; due: when the next one may begin (ms), None: never. Whether the lane is ready (for others).
+        """A try has failed; due: when the next one may begin (ms), None: never. Returns whether the lane is ready.
 
-        Under an assignment that has ended nothing is tried again. (Asked under the lock: once it has ended, ``recall``
-        takes what waits, and must find this lane waiting, or this must find the assignment over.)
+        Nothing is retried under an assignment that has ended. (Checked under the lock: either this finds the
+        assignment over, or ``recall``, which runs after its end, finds this lane waiting.)
         """
         with self._lock:
             if (is_ready := self._not_done(lane, owner)) is not None:
@@ -240,9 +239,9 @@ class Lanes:
             return False
 
     def give_back(self, lane: Lane, owner: Owner) -> bool:
-        """A try counts for nothing: it begins again once the lease is proven (``reopened``), or elsewhere.
+        """A try does not count: it begins again once the lease is proven (``reopened``), or elsewhere.
 
-        Returns whether the lane is ready (for others).
+        Returns whether the lane is ready.
         """
         with self._lock:
             if (is_ready := self._not_done(lane, owner)) is not None:
@@ -251,7 +250,7 @@ class Lanes:
             return False
 
     def _not_done(self, lane: Lane, owner: Owner) -> bool | None:
-        """A try has ended without its message being done. Whether the lane is ready; None: its message stays in it."""
+        """A try ended and its message is not done. Returns whether the lane is ready; None: its message stays."""
         if not self._rest(lane):
             return False
         self.has_returned = True
@@ -262,9 +261,9 @@ class Lanes:
         return None
 
     def abandon(self, lane: Lane, turn: int) -> None:
-        """An exception may have left this try anywhere on its way to its end: no handler has its message any more.
+        """An exception ended this try at any point: no handler has its message any more.
 
-        turn: the lane's, of that try; where another one has begun since, that one stays.
+        turn: the lane's ``turn`` at that try; if another try has begun since, this has no effect.
         """
         with self._lock:
             if lane.turn != turn:
@@ -282,7 +281,7 @@ class Lanes:
                 lane.partition.parked.append(lane)
 
     def _drop(self, lane: Lane, owner: Owner | None) -> bool:
-        """Nothing more of this message here: its assignment is over."""
+        """Remove the first message from the lane: its assignment is over."""
         if lane.message is not None:
             self.dropped.append((lane.assignment, lane.message))
         return self._go_on(lane, owner)
@@ -303,7 +302,7 @@ class Lanes:
         return True
 
     def _rest(self, lane: Lane) -> bool:
-        """Its try has ended. False: it had before."""
+        """End the try under way. False: there is none."""
         if not lane.running:
             return False
         lane.running = False
@@ -312,7 +311,7 @@ class Lanes:
         return True
 
     def due(self, now: float, owner: Owner) -> list[Lane]:
-        """Lanes whose next try may begin."""
+        """Lanes whose retry may begin now."""
         found: list[Lane] = []
         with self._lock:
             if self.owner is not owner:
@@ -325,12 +324,12 @@ class Lanes:
 
     @property
     def next_due(self) -> float | None:
-        """When the next try may begin (ms); None: none waits."""
+        """When the next retry may begin (ms); None: there is none."""
         with self._lock:
             return self._retries[0][0] if self._retries else None
 
     def reopened(self, now: float) -> list[Lane]:
-        """Parked lanes that are ready again (T4)."""
+        """Parked lanes that are ready again because their leases are proven."""
         found: list[Lane] = []
         if self.is_ended:
             return found
@@ -343,7 +342,7 @@ class Lanes:
         return found
 
     def recall(self, assignment: Assignment) -> list[Message]:
-        """What waits under an assignment, and no handler has: it is not to be begun any more."""
+        """Remove and return the messages of an assignment that wait, and are not with a handler."""
         found: list[Message] = []
         with self._lock:
             partition = self._partitions.get(assignment.key)
@@ -376,7 +375,7 @@ class Lanes:
             return [lane for x in self._partitions.values() for lane in x.running if lane.began < before]
 
     def held_back(self, now: float, longer_than: float) -> tuple[HeldBack, ...]:
-        """Partitions whose oldest message in hand has been tried for so long (ms), by topic and partition."""
+        """Partitions whose lowest started message began longer than this ago (ms), sorted by topic and partition."""
         found = []
         with self._lock:
             for (topic, number), partition in self._partitions.items():
