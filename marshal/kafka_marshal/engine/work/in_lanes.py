@@ -134,7 +134,7 @@ class InLanes:
         return assignment.tracker.oldest_in_hand(now)
 
     def share(self, assignment: Assignment, wanted: int) -> int:
-        """How many more messages a partition may have in flight: as many as it leaves to all others; see holds_up."""
+        """How many more messages a partition may have in flight: until it has as many as are left for all others."""
         in_hand = assignment.tracker.in_hand
         share = (self._room() - in_hand) // 2
         return share if share >= wanted else (self._room(exactly=True) - in_hand) // 2

@@ -375,7 +375,7 @@ class Lanes:
             return [lane for x in self._partitions.values() for lane in x.running if lane.began < before]
 
     def held_back(self, now: float, longer_than: float) -> tuple[HeldBack, ...]:
-        """Partitions whose lowest started message began longer than this ago (ms), sorted by topic and partition."""
+        """Partitions whose lowest started message was first tried this long ago (ms), by topic and partition."""
         found = []
         with self._lock:
             for (topic, number), partition in self._partitions.items():

@@ -1,4 +1,4 @@
-"""Where an assignment starts, and positions that mean nothing in the log that is there (P9, P11, P12)."""
+"""Where an assignment starts, and positions that are invalid in the partition's present log."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Positions:
         self.stuck: StuckPartitions = StuckPartitions(consumer, group_id)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
-        #: Lost positions: left alone until somebody sets them (P11).
+        #: Partitions with lost positions, not worked on until an admin sets them (P11).
         self.blocked: set[Key] = set()
 
     def begin(self, assignment: Assignment) -> None:
-        """Start anew with what the log says is done."""
+        """Start again with the progress in the log."""
         progress = self._consumer.source.view.progress(assignment.key)
         stable, ranges = (NOTHING_DONE, []) if progress is None else (progress.stable, split(progress.ranges).ranges)
         assignment.begin(stable + 1, stable, ranges)
 
     def locate(self, assignment: Assignment, now: float) -> None:
-        """Find out where to start, in the topic that is there (P9, P12)."""
+        """Find out where to start, in the topic that exists now."""
         is_made_anew = self.marks.is_made_anew(assignment.key)
         if is_made_anew is not False:
             self._consumer.enter(assignment, Stage.IDENTIFYING)
@@ -59,18 +59,18 @@ class Positions:
             self._consumer.revocation.revoke(assignment, "the consumer closes", now)
 
     def _needs_start(self, assignment: Assignment) -> bool:
-        """Whether the leader is asked where to begin, though the log of a topic may begin at 0 (P9)."""
+        """Whether to ask the leader where to begin, instead of beginning at offset 0 or the known position."""
         if assignment.origin.is_new and self._consumer.settings.start != "earliest":
             return True
         return self._has_no_start(assignment)
 
     def _has_no_start(self, assignment: Assignment) -> bool:
-        """Whether the log has to be told where it starts, wherever that is (G22)."""
+        """Whether its start must be reported to the log, even if it is offset 0 (G22)."""
         source = self._consumer.source
         return source.reports.needs_start and source.view.is_first(assignment.key)
 
     def topics_told(self, now: float) -> None:
-        """The ids of topics may be known now (P12)."""
+        """The ids of topics may be known now: locate the assignments that wait for them."""
         moving = self._consumer.schedule.pending.values()
         for assignment in [x for x in moving if x.stage is Stage.IDENTIFYING and x.lease.held]:
             if self.marks.is_made_anew(assignment.key) is not None:
@@ -85,7 +85,7 @@ class Positions:
         )
 
     def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
-        """The leader told the partition's log start and end, and the start offset asked for."""
+        """The leader reported the partition's log start and end, and the requested start offset."""
         self.stuck.answered(assignment, high)
         if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
             return
@@ -100,13 +100,13 @@ class Positions:
                 self._gap(assignment, position, low - 1)
             position = low
         assignment.origin.is_new = False
-        if assignment.releasing:  # only its start was waited for
+        if assignment.releasing:  # its release waited only for the start
             assignment.told.start_beat = position - 1
             self._consumer.enter(assignment, Stage.POSITIONING)
             self._consumer.revocation.revoke(assignment, assignment.releasing, now)
         elif position == assignment.buffer.fetch_next and not self._has_no_start(assignment):
             self.assign(assignment)
-        elif assignment.tracker.runs or assignment.buffer.size:  # what was fetched before the gap is handed out first
+        elif assignment.tracker.runs or assignment.buffer.size:  # messages fetched before the gap are handed out first
             assignment.tracker.done.commit([(assignment.buffer.fetch_next, position - 1)])
             assignment.buffer.go_on_at(position)
             self.assign(assignment)
@@ -116,13 +116,13 @@ class Positions:
             self.beat_start(assignment, now)
 
     def beat_start(self, assignment: Assignment, now: float) -> None:
-        """Tell the log where it starts (P9), again where it does not answer."""
+        """Report to the log where it starts; called again if the log does not answer."""
         if assignment.told.start_beat is not None:
             assignment.told.start_beat_sent = now
             self._consumer.source.reports.beat(assignment.lease, assignment.told.start_beat, now)
 
     def beaten(self, assignment: Assignment, last_offset: int | None, accepted: bool, now: float) -> None:
-        """A beat was applied; P9's lets us start."""
+        """A beat was applied; if it reported the start, the assignment begins."""
         if assignment.stage is Stage.POSITIONING and accepted and last_offset == assignment.told.start_beat:
             assignment.told.start_beat = None
             self.begin(assignment)
@@ -138,31 +138,31 @@ class Positions:
         self._consumer.enter(assignment, Stage.ASSIGNING if assignment.callbacks_running else Stage.ACTIVE)
 
     def out_of_range(self, key: Key, now: float) -> None:
-        """The reader's position is not in the log: ask the leader what is (P9, P11)."""
+        """The reader's position is not in the log: ask the leader where the log starts and ends."""
         assignment = self._consumer.assignments.get(key)
         if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
             self._consumer.enter(assignment, Stage.LOCATING)
             assignment.origin.is_first = False
             position, asked_at = assignment.watch.looked_up
-            # A reader that comes back at once, though the leader says that we stand in its log, is not asked for more.
+            # If the reader fails again at once at a position that the leader confirmed, wait before the next look-up.
             is_again = position == assignment.buffer.fetch_next and now < asked_at + LOOK_UP_AGAIN_MS
             assignment.watch.look_up_at = asked_at + LOOK_UP_AGAIN_MS if is_again else now
             self.look_up_if_due(assignment, now)
 
     def look_up_if_due(self, assignment: Assignment, now: float) -> None:
-        """Ask the leader, but not again and again."""
+        """Ask the leader if a look-up is due; ``look_up_at`` limits how often."""
         if assignment.watch.look_up_at is not None and now >= assignment.watch.look_up_at:
             assignment.watch.looked_up, assignment.watch.look_up_at = (assignment.buffer.fetch_next, now), None
             self.look_up(assignment)
 
     def reader_found(self, topic: str, topic_id: str, now: float) -> None:
-        """The reader found another topic of this name; the cluster may have told so already, or tells it later."""
+        """The reader found another topic of this name; the cluster may report that earlier or later."""
         if self._subscription.replaced(topic, topic_id):
             self.topic_recreated(topic, now)
             self._want_ids()
 
     def topic_recreated(self, topic: str, now: float) -> None:
-        """A topic of ours has another id: positions in it mean nothing, whoever holds them now (P11)."""
+        """A subscribed topic has another id: positions in it are invalid, whichever member holds the partitions."""
         for key in [key for key in self._subscription.partitions if key[0] == topic]:
             assignment, progress = self._consumer.assignments.get(key), self._consumer.source.view.progress(key)
             is_held = self._consumer.source.view.is_held(key)
@@ -177,7 +177,7 @@ class Positions:
                 self._consumer.source.look_again(key)
 
     def unblock(self, keys: Collection[Key]) -> None:
-        """Somebody has set the positions of these."""
+        """An admin has set the positions of these partitions."""
         self.blocked.difference_update(keys)
         self.stuck.forget(keys)
 
@@ -207,7 +207,7 @@ class Positions:
         self.stuck.position_lost(key, position, text, now)
 
     def reread(self, assignment: Assignment) -> None:
-        """Fetch again from what the log says is done."""
+        """Fetch again from the progress in the log."""
         if assignment.stage is Stage.ACTIVE:
             self.begin(assignment)
             self.assign(assignment)

@@ -1,12 +1,12 @@
-"""What a thread that wants messages is to do next, as one step at a time: it alone waits, reads, and knows a clock.
+"""The next step of a thread that wants messages. Only the thread waits, reads, and knows a clock.
 
-A pull is the call for messages of one thread, task or lane. Its driver asks :meth:`Pull.next` under the lock, does what
-that says without it, and asks again::
+A pull is one call for messages by a thread, task or lane. Its driver calls :meth:`Pull.next` under the lock, takes the
+returned step without the lock, and calls it again::
 
     Take        hand this run out
-    Fetch       read what is there; where that is nothing, wait for it (or not), then ask again
-    Wait        read, waiting for something to come, then ask again
-    AwaitGrant  wait for the log's answer (C13), reading meanwhile; tell ``answered``, then ask again
+    Fetch       read what is there; if there is nothing, wait for it (or not); then call again
+    Wait        wait until messages come, and read them; then call again
+    AwaitGrant  wait for the log's answer, reading meanwhile; call ``answered``, then call again
     End         there is nothing for this call
 """
 
@@ -22,41 +22,41 @@ from kafka_marshal.engine.work.hand import Delivers, Hand
 __all__ = ["AwaitGrant", "End", "Fetch", "GrantedPull", "Pull", "Step", "Take", "Wait", "Wanted"]
 
 
-#: Messages that are read, if they are there, when a turn was ended early: of other partitions, too.
+#: The most messages read, without waiting, after a turn was ended early: other partitions may have some.
 READ_BETWEEN_TURNS = 10_000
 
 
 class Wanted(NamedTuple):
-    """What is asked for, and when."""
+    """A request for messages, and its time."""
 
-    #: At least once; at most once, ``batch_size`` says it.
+    #: The most messages (at least once). At most once, ``batch_size`` applies instead.
     max_messages: int
-    #: At least once: by a loop, which has done a message when it asks for the next one.
+    #: At least once: for a loop, in which to ask for the next message means that the last one is done.
     iterating: bool = False
-    #: By the clock that timeouts are counted by (s), which stands still while the machine is suspended.
+    #: Now (s), by the clock of timeouts, which stops while the machine is suspended.
     at: float = 0.0
-    #: How many messages and faults the ``Fetch`` before has brought; None: there was none.
+    #: How many messages and faults the last ``Fetch`` returned; None: the last step was no ``Fetch``.
     came: int | None = None
-    #: When the wait before has begun (s, same clock); None: there was none. With the time up, it was the last.
+    #: When the last wait began (s, same clock); None: there was none. If it began at the deadline, it was the last.
     waited: float | None = None
 
 
 class Take(NamedTuple):
-    """Hand this run out: in hand from here on, or granted."""
+    """Hand this run out: it is in flight now, or granted."""
 
     run: Run
 
 
 class Fetch(NamedTuple):
-    """Read what is there, without waiting, for so many messages at most (0 or less: none)."""
+    """Read what is there, without waiting: at most ``room`` messages (0 or less: none)."""
 
     room: int
-    #: Where nothing is there, wait for it until then (s, clock of ``Wanted.at``); None: not at all.
+    #: If there is nothing, wait until then (s, clock of ``Wanted.at``); None: do not wait.
     until: float | None
 
 
 class Wait(NamedTuple):
-    """Wait until something is there to be read, and read it."""
+    """Wait until there is something to read, and read it."""
 
     until: float
 
@@ -68,7 +68,7 @@ class AwaitGrant(NamedTuple):
 
 
 class End(NamedTuple):
-    """The time is up, or a lease that was collected from ends."""
+    """The time is up, or the lease of a collected run ends."""
 
 
 Step = Take | Fetch | Wait | AwaitGrant | End
@@ -86,11 +86,11 @@ class Pull:
         fill_s: float = 0.0,
         collected: Sequence[Run] = (),
     ) -> None:
-        """hand: the run is shared by threads (None: it is handed out as a whole, or to a loop).
+        """hand: threads share the run (None: it is handed out as a whole, or to a loop).
 
-        deadline: when to end without a run (s, clock of ``Wanted.at``). fill_s: so long a run may wait until it is
-        full. collected: runs whose messages the thread has taken and not handed out; it waits for no more while a lease
-        of theirs ends.
+        deadline: when to end without a run (s, clock of ``Wanted.at``). fill_s: how long a run may wait until it is
+        full (s). collected: runs whose messages the thread has taken and not handed out; the pull ends instead of
+        waiting if one of their leases ends.
         """
         self.work: Delivers = work
         self._delivery = work.delivery
@@ -102,7 +102,7 @@ class Pull:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its runs are for the hand, which threads share."""
+        """Whether its runs are for a hand that threads share."""
         return self._hand is not None
 
     def next(self, wanted: Wanted, now: float) -> Step:
@@ -119,13 +119,13 @@ class Pull:
         if fullest and self._fill_until is None:
             self._fill_until = wanted.at + self.fill_s
         elif not fullest and not delivery.is_waiting:
-            self._fill_until = None  # what was there is not any more. (While a lease is in doubt, it waits on.)
+            self._fill_until = None  # the messages are gone; while a lease is only in doubt, they still wait
         if fullest and self._is_enough(fullest, wanted) and (taken := self._take(wanted, now)) is not None:
             return taken
         if self._is_to_end(now):
             return End()
         filled = self._fill_until if fullest and self._fill_until is not None else inf
-        # Where a backlog is there, it is read first: each run that is handed over costs two turns of threads.
+        # Read a backlog first: each run that is handed over costs two thread switches.
         return Fetch(wanted.max_messages - fullest, min(self.deadline, filled))
 
     def _is_enough(self, fullest: int, wanted: Wanted) -> bool:
@@ -137,7 +137,7 @@ class Pull:
         )
 
     def _take(self, wanted: Wanted, now: float) -> Take | None:
-        """The next run, if there is one; a shared one is the hand from here on."""
+        """The next run, if there is one; threads share it from now on if there is a hand."""
         hand, is_shared = self._hand, self._hand is not None
         if hand is not None and hand.run is not None and hand.run.has_left:
             hand.regather(self.work, now)
@@ -155,18 +155,18 @@ class Pull:
         return any(run.assignment.lease.is_ending(now) for run in self.collected)
 
     def room(self, now: float) -> int:
-        """How many messages are worth reading while a grant is waited for."""
+        """How many messages are worth reading while waiting for a grant."""
         return 0
 
     def answered(self, grant: Grant, now: float) -> None:
-        """What was waited for has come, or never will."""
+        """The awaited grant was answered, or never will be."""
 
 
 class GrantedPull(Pull):
-    """At most once: the run being handed out, or the next one, granted by the log (C13).
+    """At most once: the granted run that is being handed out, or the next one that the log grants.
 
-    No further one while a lease of those collected ends: an admin may move the position back meanwhile, and what waits
-    here would be granted anew before it is handed out.
+    It takes no further run if the lease of a collected run ends: an admin may then move the position back, and the
+    log would grant the collected messages again before they are handed out.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class GrantedPull(Pull):
         super().__init__(work, hand, deadline=deadline, collected=collected)
         self._settings = work.settings
         self._grants = self._delivery.grants
-        #: A batch was claimed: the one after it is to be claimed before it is handed out.
+        #: A batch was granted: claim the next one before handing it out.
         self._is_ahead = False
 
     def next(self, wanted: Wanted, now: float) -> Step:
@@ -199,18 +199,18 @@ class GrantedPull(Pull):
             return self._claim(now)
         if (take := self._go_on(now)) is not None:
             return take
-        # A backlog is read first: full batches are claimed.
+        # Read a backlog first, so that full batches are claimed.
         return Fetch(self._missing(now) if self._grants.proposed is None else 0, None)
 
     def _go_on(self, now: float) -> Take | End | None:
-        """With what is granted, if anything of it may be handed out still."""
+        """Continue the granted run, if any of it may still be handed out."""
         grants = self._grants
         while (run := grants.granted) is not None or not self._is_to_end(now):
             if run is None:
                 grants.take_up(now)
                 if grants.granted is None:
                     return None
-            elif grants.has_granted() and now < run.assignment.lease.proven_until:  # also while it is let go (T4, T5)
+            elif grants.has_granted() and now < run.assignment.lease.proven_until:  # also while it is released (T4, T5)
                 return Take(run)
             else:
                 grants.finish_granted(now)
@@ -218,29 +218,29 @@ class GrantedPull(Pull):
         return End()
 
     def _claim(self, now: float) -> AwaitGrant | Wait:
-        """Claim the next batch, unless one is claimed; what there is to wait for."""
+        """Claim the next batch, unless one is claimed. Returns what to wait for."""
         waiting = self._grants.propose(now)
         if waiting is not None and waiting.grant is not None:
             return AwaitGrant(waiting.grant)
         return Wait(self.deadline)
 
     def _claim_ahead(self, now: float) -> Fetch:
-        """Claim the batch after the one that is about to be handed out, if a full one is there to be had (C13)."""
+        """Claim the batch after the one that is about to be handed out, if a full one is buffered (C13)."""
         room = self._missing(now) if self._grants.is_handing_out else 0
         if room <= 0 and self._grants.is_handing_out:
             self._grants.propose(now)
         return Fetch(room, None)
 
     def _missing(self, now: float) -> int:
-        """How many messages a full batch of one partition lacks."""
+        """How many messages are missing for a full batch of one partition."""
         return self._settings.batch_size - self._delivery.fullest(now)
 
     def room(self, now: float) -> int:
-        """No more than the next batch: reading keeps the interpreter from the thread that reads the answer."""
+        """At most the next batch: reading takes the interpreter from the thread that reads the answer."""
         return self._missing(now)
 
     def answered(self, grant: Grant, now: float) -> None:
-        """Another thread may be faster: then what is under way is the claim after this one, not answered yet."""
+        """Collect the grant, unless another thread did: then the next claim, not answered yet, is under way."""
         if grant.run.assignment.grant is grant:
             self._grants.collect(grant.run.assignment, now)
         self._is_ahead = self._settings.claim_ahead
