@@ -104,7 +104,7 @@ class Scheduling(Protocol):
     pending: dict[Key, Assignment]
 
     def look_after(self, assignment: Assignment) -> None:
-        """Something may come due: its stage is to be left, or its grant waits for an answer."""
+        """Check it at each step: its stage is temporary, or its grant waits for an answer."""
 
 
 class Positioning(Protocol):

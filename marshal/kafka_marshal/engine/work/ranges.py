@@ -1,8 +1,8 @@
-"""Handing out ranges of offsets instead of messages: for whoever reads by himself, such as Spark.
+"""Hands out ranges of offsets instead of messages, to callers that do their own reading, such as Spark.
 
-Coordination is the consumer engine's, as for messages; only what is handed out differs. What may be handed out of a
-partition follows from three things at any moment: what is done, what is in hand, and where its log ends. So nothing
-is buffered, and what is given back is simply open again.
+The consumer engine coordinates as for messages. The offsets of a partition that may be handed out follow from three
+things: what is done, what is in flight, and where the log ends. So nothing is buffered, and offsets given back are
+open again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kafka_marshal.engine.work.run import Run as RunOf
 
 __all__ = ["MAX_LEFT_OUT", "OffsetRange", "RangeDelivery", "RangeRun", "fair_shares"]
 
-#: A range ends before it would leave out more intervals than this: each is a condition that every row is tested for.
+#: The most intervals that a range leaves out; it ends before the next one. Each is a condition checked for every row.
 MAX_LEFT_OUT = 100
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets first … last (inclusive) of one partition, in hand under one epoch."""
+    """Offsets first … last (inclusive) of one partition, in flight under one epoch."""
 
     topic: str
     partition: int
@@ -32,17 +32,17 @@ class OffsetRange:
     last: int
     #: The fencing token: store it, and last, with what is written (C9).
     epoch: int
-    #: Intervals (first, last) inside that are done already and must be left out (P6), ascending.
+    #: Intervals (first, last) inside the range that are done already and must be left out (P6), ascending.
     done: tuple[tuple[int, int], ...] = ()
 
     @property
     def count(self) -> int:
-        """Offsets to be handled. (Kafka may hold fewer records: compaction, transaction markers.)"""
+        """How many offsets to handle. (Kafka may hold fewer records: compaction, transaction markers.)"""
         return self.last - self.first + 1 - sum(last - first + 1 for first, last in self.done)
 
 
 class RangeRun(RunOf[Assignment]):
-    """A range of one assignment, in hand. It is done, or given back, as a whole."""
+    """A range of one assignment that is in flight. It is done, or given back, as a whole."""
 
     __slots__ = ("left_out",)
 
@@ -55,20 +55,20 @@ class RangeRun(RunOf[Assignment]):
         self.left_out: tuple[tuple[int, int], ...] = left_out
 
     def offsets(self) -> OffsetRange:
-        """As the user sees it."""
+        """The range, as the user sees it."""
         return OffsetRange(*self.assignment.key, self.first, self.last, self.assignment.epoch, self.left_out)
 
 
 def fair_shares(available: Sequence[int], limit: int) -> list[int]:
-    """Share out limit records: nobody gets more than there is, nor less than another who could use more.
+    """Divide limit records by max-min fairness: small demands in full, the rest in equal shares.
 
-    What does not come out even goes to those in front; with fewer records than takers, one each.
+    The remainder goes to the first ones; with fewer records than takers, the first ones get one each.
     """
     shares = [0] * len(available)
     left = limit
     places = sorted(range(min(limit, len(available))), key=lambda place: (available[place], -place))
     for served, place in enumerate(places):
-        # The least first, of equals the hindmost: so what is left over by rounding down reaches the front ones.
+        # Smallest first, of equals the last one: so the remainder of rounding down reaches the first partitions.
         shares[place] = min(available[place], left // (len(places) - served))
         left -= shares[place]
     return shares
@@ -79,11 +79,11 @@ class RangeDelivery(Delivery):
 
     def __init__(self, consumer: Mover) -> None:
         super().__init__(consumer)
-        #: At most once: what was granted and handed out, and is neither done nor given back; its lease may be over.
+        #: At most once: ranges granted and handed out, neither done nor given back; their leases may be over.
         self._granted: set[OffsetRange] = set()
 
     def open(self, now: float) -> list[Key]:
-        """Partitions of which something could be handed out now, if their logs hold it. A user's thread asks."""
+        """Partitions that can hand out offsets now, if their logs hold any. Called by a user's thread."""
         self.heard(now)
         return [x.key for x in self._open_turns(now)]
 
@@ -96,11 +96,10 @@ class RangeDelivery(Delivery):
         return [x for x in self._turns if x.is_open(now) and x.grant is None]
 
     def take(self, marks: Mapping[Key, tuple[int, int]], max_records: int, now: float) -> list[RangeRun]:
-        """Take ranges of up to max_records in all in hand, shared fairly over the partitions.
+        """Take ranges of at most max_records in all, in flight from now on, shared fairly over the partitions.
 
-        marks: (log start, where to end) of the partitions to take from. Those whose position lies below the log start
-        are looked into by the consumer engine (P9). At most once, each range is proposed to the log: see
-        ``collect_range``.
+        marks: (log start, end, exclusive) of the partitions to take from. If a position lies below the log start, the
+        consumer engine locates it. At most once, each range is proposed to the log: see ``collect_range``.
         """
         spans = self._spans(marks, now)
         shares = fair_shares([span.count for span in spans], max_records)
@@ -112,17 +111,17 @@ class RangeDelivery(Delivery):
     def take_if(
         self, marks: Mapping[Key, tuple[int, int]], max_records: int, only_full: bool, now: float
     ) -> list[RangeRun]:
-        """Take ranges; only_full: none unless they make max_records."""
+        """Take ranges; only_full: none unless max_records are available."""
         if only_full and self.available(marks, now) < max_records:
             return []
         return self.take(marks, max_records, now)
 
     def available(self, marks: Mapping[Key, tuple[int, int]], now: float) -> int:
-        """How many records ``take`` could hand out, if it may hand out any number of them."""
+        """How many records ``take`` could hand out without a limit."""
         return sum(span.count for span in self._spans(marks, now))
 
     def _spans(self, marks: Mapping[Key, tuple[int, int]], now: float) -> list[Span]:
-        """What may be handed out of each partition, in the order of their turns."""
+        """The span that each partition can hand out, in the order of their turns."""
         self.heard(now)
         spans = []
         for assignment in self._open_turns(now):
@@ -140,7 +139,7 @@ class RangeDelivery(Delivery):
     def _hand_out(self, run: RangeRun, now: float) -> None:
         assignment = run.assignment
         assignment.tracker.hand_out(run)
-        assignment.origin.is_new = False  # what goes from its log from here on was there for us, and is a gap (P9)
+        assignment.origin.is_new = False  # what its log loses from now on is a gap: it was there for us (P9)
         assignment.buffer.go_on_at(assignment.tracker.open_from())
         self._turns.move_to_end(assignment)
         if self._consumer.at_most_once:
@@ -149,7 +148,7 @@ class RangeDelivery(Delivery):
             self.grants.send(assignment, now)
 
     def beyond_end(self, ends: Mapping[Key, int], now: float) -> None:
-        """The logs end here; a position beyond its end is looked into (P11)."""
+        """The logs end at these offsets: a position beyond its end is checked with the leader."""
         for key, end in ends.items():
             assignment = self._consumer.assignments.get(key)
             if assignment is not None and assignment.is_open(now) and assignment.tracker.open_from() > end:
@@ -160,16 +159,16 @@ class RangeDelivery(Delivery):
 
     @staticmethod
     def is_answered(run: RangeRun) -> bool:
-        """Whether the log has answered the proposal of this range, or never will."""
+        """Whether the log has answered the proposal of this range, or the answer no longer matters."""
         grant = run.assignment.grant
         return run.assignment.over or grant is None or grant.run is not run or grant.accepted is not None
 
     def collect_range(self, run: RangeRun, now: float) -> bool:
-        """An answered proposal: True hands the range out; False: it was refused, or the lease is over (C13)."""
+        """Collect the answer. True: granted, hand the range out; False: it was refused, or the lease is over."""
         assignment = run.assignment
         grant = assignment.grant
         if grant is None or grant.run is not run:
-            return False  # given up, and reported then
+            return False  # it was given up, and reported when that happened
         if grant.accepted:
             assignment.grant = None
             self._granted.add(run.offsets())
@@ -184,7 +183,7 @@ class RangeDelivery(Delivery):
         return False
 
     def never_handed_out(self, run: RangeRun, now: float) -> None:
-        """A granted range will not reach anybody (C13)."""
+        """Report a granted range as lost: it will never be handed out."""
         self._granted.discard(run.offsets())
         self.grants.report(run.assignment.key, run.first, run.last)
         self.done_run(run, now)
@@ -192,7 +191,7 @@ class RangeDelivery(Delivery):
     # Both.
 
     def find(self, given: OffsetRange) -> RangeRun | None:
-        """The run that was handed out as this range; None: its lease is over, or it is not in hand any more."""
+        """The run that was handed out as this range; None: its lease is over, or it is no longer in flight."""
         assignment = self._consumer.assignments.get((given.topic, given.partition))
         if assignment is None or assignment.over or assignment.epoch != given.epoch:
             return None
@@ -200,7 +199,7 @@ class RangeDelivery(Delivery):
         return run if isinstance(run, RangeRun) and run.last == given.last else None
 
     def done_range(self, given: OffsetRange, now: float) -> bool:
-        """A range is done. False: its lease is over, or it was done before; that commits nothing and is counted."""
+        """A range is done. False: its lease is over, or it was done before; nothing is committed, but it is counted."""
         self.heard(now)
         self._granted.discard(given)
         run = self.find(given)
@@ -211,23 +210,23 @@ class RangeDelivery(Delivery):
         return True
 
     def give_back_ranges(self, ranges: Iterable[OffsetRange], now: float) -> None:
-        """These ranges are in hand no longer."""
+        """Give back these ranges, not done; see ``give_back_range``."""
         for found in ranges:
             self.give_back_range(found, now)
 
     def lose(self, granted: Sequence[RangeRun], waiting: Sequence[RangeRun], now: float) -> None:
-        """These were granted and will not reach anybody; these others wait for their grants no more (C13)."""
+        """Report the granted ranges as lost, and give up those that still wait for their grants."""
         for run in granted:
             self.never_handed_out(run, now)
         for run in waiting:
             self.grants.give_up(run.assignment, now)
 
     def give_back_range(self, given: OffsetRange, now: float) -> None:
-        """A range is in hand no longer, and not done: it comes again. (At most once it can't: it is reported.)"""
+        """Give back a range, not done: it comes again. (At most once it can't: it is reported as lost.)"""
         self.heard(now)
         run = self.find(given)
         if run is None:
-            if given in self._granted:  # nobody gets it, though its lease is over
+            if given in self._granted:  # its lease is over, but it must still be reported as lost
                 self._granted.discard(given)
                 self.grants.report((given.topic, given.partition), given.first, given.last)
             return
@@ -244,7 +243,7 @@ class RangeDelivery(Delivery):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Open offsets of a partition from first on, before end, less the intervals that are done."""
+    """The open offsets of a partition: first up to end (exclusive), without the intervals that are done."""
 
     assignment: Assignment
     first: int
@@ -253,7 +252,7 @@ class Span:
 
     @classmethod
     def open_in(cls, assignment: Assignment, first: int, end: int) -> Span:
-        """What lies between first (which is open) and end, the next range in hand, or too many done intervals."""
+        """The span from first (open) up to end, the next range in flight, or MAX_LEFT_OUT done intervals."""
         in_hand = assignment.tracker.next_in_hand(first)
         if in_hand is not None:
             end = min(end, in_hand)
@@ -268,11 +267,11 @@ class Span:
 
     @property
     def count(self) -> int:
-        """Open offsets in it."""
+        """How many offsets are open."""
         return self.end - self.first - sum(last - first + 1 for first, last in self.done)
 
     def run(self, count: int, now: float) -> RangeRun:
-        """The range of the first count open offsets; 1 <= count <= self.count."""
+        """The range of the first ``count`` open offsets; 1 <= count <= self.count."""
         last = self.first + count - 1
         left_out = []
         for gap in self.done:

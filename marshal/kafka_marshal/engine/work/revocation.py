@@ -1,7 +1,7 @@
-"""How an assignment ends: let go with its offset once nothing of it is in hand, or lost.
+"""How an assignment ends: released with its offset once nothing of it is in flight, or lost.
 
-What it is let go for may end before it is released: then it stays (``take_back``). What is in hand may hang: then it is
-left behind in time (``time_out``), and comes again at the next owner.
+The reason for its release may end before the release: then it stays (``take_back``). A message in flight may hang: then
+it is left behind after a timeout (``time_out``), and the next owner gets it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Revocation"]
 
 
 class Ending(Mover, Protocol):
-    """A consumer, as what ends its assignments sees it."""
+    """A consumer, as Revocation sees it."""
 
     @property
     def delivery(self) -> Delivery: ...
@@ -35,7 +35,7 @@ class Ending(Mover, Protocol):
     def schedule(self) -> Schedule: ...
 
     def remove(self, assignment: Assignment) -> None:
-        """It is over."""
+        """Forget an assignment that is over."""
 
 
 class Revocation:
@@ -45,7 +45,7 @@ class Revocation:
         self._consumer = consumer
 
     def revoke(self, assignment: Assignment, why: str, now: float) -> None:
-        """Let an assignment go: finish what is in hand, then release with the offset."""
+        """Revoke an assignment: finish what is in flight, then release it with its offset."""
         if assignment.over or assignment.stage is Stage.REVOKING:
             return
         if not assignment.lease.held:
@@ -71,7 +71,7 @@ class Revocation:
         self.try_finish(assignment, now)
 
     def is_moot(self, assignment: Assignment, now: float) -> bool:
-        """Whether what it is let go for has ended before it was released: a pause, an order, a plan."""
+        """Whether the reason for its release (a pause, an order, a plan) has ended before the release."""
         consumer, lease = self._consumer, assignment.lease
         if not lease.held or consumer.closing or consumer.schedule.lets_all_go(now):
             return False
@@ -80,14 +80,14 @@ class Revocation:
         return not consumer.source.still_lets_go(lease, assignment.releasing, now)
 
     def take_back(self, assignment: Assignment, now: float) -> None:
-        """Do not let it go after all: it goes on where it stands, and the user is told by on_assign."""
+        """Keep it after all: it continues at its position, and on_assign is called again."""
         assignment.releasing = ""
         assignment.lease.resume()
         if assignment.stage is not Stage.REVOKING:
-            return  # its start is looked up still
+            return  # its start is still being looked up
         assignment.shown, assignment.watch.quiet = False, None
         assignment.buffer.is_given_up = False
-        if self._consumer.at_most_once:  # what was claimed, and refused meanwhile, is claimed again
+        if self._consumer.at_most_once:  # batches whose claim was refused meanwhile are claimed again
             if assignment.tracker.runs:
                 assignment.buffer.go_on_at(assignment.tracker.open_from())
             else:
@@ -95,7 +95,7 @@ class Revocation:
         self._consumer.positions.assign(assignment)
 
     def expires_at(self, assignment: Assignment, now: float) -> float:
-        """When a partition that is let go waits no more for what is in hand."""
+        """When its release stops waiting for messages in flight (own clock, ms)."""
         settings = self._consumer.settings
         until = assignment.told.revoked_at + settings.revoke_timeout_ms
         if settings.handler_timeout_ms is None:
@@ -104,7 +104,7 @@ class Revocation:
         return until if oldest is None else min(until, oldest + settings.handler_timeout_ms)
 
     def time_out(self, assignment: Assignment, now: float) -> None:
-        """If its time is up, release it with what is done; what is in hand is left behind, its done has no effect."""
+        """If its time is up, release it with what is done. What is in flight is left behind; its done has no effect."""
         if assignment.over or now < self.expires_at(assignment, now):
             return
         waited = lasting(now - assignment.told.revoked_at)
@@ -133,14 +133,14 @@ class Revocation:
             self._consumer.call(Callback.LOST, assignment)
 
     def lost(self, assignment: Assignment, reason: str, now: float) -> None:
-        """The lease is over, not by our will: purge, tell the user, keep what was done if nobody else holds it."""
+        """The lease ended without our release: purge, call on_lost, commit what is done if no other member holds it."""
         if assignment.over:
             self._consumer.remove(assignment)
             return
         was_claiming = assignment.stage is Stage.CLAIMING
         assignment.tracker.follow()
         if assignment.tracker.runs:
-            # Whoever had it in hand may hang: until a thread is back, it works on nothing else.
+            # The handler of messages in flight may hang: claim nothing until one of the user's threads is back.
             self._consumer.delivery.overdue()
         self._consumer.enter(assignment, Stage.LOST)
         self._consumer.delivery.in_lanes.recall(assignment, keep=False)
@@ -160,7 +160,7 @@ class Revocation:
             self._consumer.source.reports.give_back(assignment.lease, last_offset)
 
     def try_finish(self, assignment: Assignment, now: float) -> None:
-        """Release a revoked assignment once its callback has returned and nothing is in hand any more."""
+        """Release a revoked assignment once its callback has returned and nothing is in flight."""
         if assignment.stage is not Stage.REVOKING or assignment.callbacks_running or not assignment.lease.held:
             return
         assignment.tracker.follow()
@@ -179,19 +179,19 @@ class Revocation:
         self._consumer.source.reports.let_go(assignment.lease, last_offset, assignment.releasing, now)
 
     def _unreported(self, assignment: Assignment) -> int | None:
-        """The last_offset for a release: what is done without a gap, or the start (P9), unless the log knows it."""
+        """The last_offset for a release: what is done without a gap, or the start (P9); None: the log knows it."""
         done = assignment.done_through()
         if assignment.told.start_beat is not None:
             done = max(done, assignment.told.start_beat)
         return done if done > self._consumer.known_stable(assignment.key) else None
 
     def commit_ranges(self, assignment: Assignment, now: float) -> None:
-        """Commit what is done beyond a gap and the log does not know (P6); again after HI if it still does not."""
+        """Commit what is done beyond a gap, if the log lacks it; again after a heartbeat interval if it still does."""
         assignment.tracker.follow()
         if self._consumer.at_most_once or not assignment.tracker.has_islands:
             return
         if (keys := assignment.lease.keys) is not None and keys.is_part:
-            return  # ranges count for every key, and there are other keys' messages between ours
+            return  # a range covers all keys, and messages of other keys lie between ours
         progress = self._consumer.source.view.progress(assignment.key)
         if progress is None:
             return

@@ -1,4 +1,4 @@
-"""What of one consumer comes due by time, and when."""
+"""What is due for one consumer, and when."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Timed(Mover, Protocol):
     def positions(self) -> Positions: ...
 
     def remove(self, assignment: Assignment) -> None:
-        """It is over."""
+        """Forget an assignment that is over."""
 
 
 class Schedule:
-    """Which assignments something may come due for. Called under the shell's lock."""
+    """The assignments of one consumer for which something may be due. Called under the shell's lock."""
 
     def __init__(self, consumer: Timed, heartbeat_interval_ms: int) -> None:
         self._consumer = consumer
         self._heartbeat_interval_ms = heartbeat_interval_ms
-        #: All that are not merely handed out. There may be thousands.
+        #: Assignments with more to do than handing messages out; a consumer may have thousands of others.
         self.pending: dict[Key, Assignment] = {}
-        #: Why all is released and nothing claimed, as of the last step; "": it is not. Read without a lock.
+        #: Why everything is released and nothing claimed, at the last step; "": it is not. Read without a lock.
         self.let_go_why: str = ""
-        #: When a consumer that closes waits no more for where its assignments start.
+        #: When a closing consumer stops waiting for the starts of its assignments.
         self.close_at: float = 0.0
 
     def look_after(self, assignment: Assignment) -> None:
-        """Something may come due for an assignment: its stage is to be left, or its grant waits for an answer."""
+        """Check an assignment at each step: its stage is temporary, or its grant waits for an answer."""
         if self._consumer.assignments.get(assignment.key) is assignment:
             self.pending[assignment.key] = assignment
 
@@ -50,13 +50,14 @@ class Schedule:
         return bool(self.pending)
 
     def closes(self, now: float) -> None:
-        """The consumer closes."""
+        """The consumer begins to close."""
         self.close_at = now + self._heartbeat_interval_ms
 
     def step(self, now: float, silent_cps: frozenset[int]) -> None:
-        """Do what is due: pauses, slow handlers, answers that did not come, the policy's wishes.
+        """Do what is due: pauses, slow handlers, missing answers, and what the policy claims or releases.
 
-        silent_cps: paused, or not to be followed any further; elsewhere nothing is due for most assignments.
+        silent_cps: coordination partitions that are paused or can't be followed any further. In all others, most
+        assignments have nothing due.
         """
         self._consumer.delivery.end_turns(now)
         timeout = self._consumer.settings.handler_timeout_ms
@@ -80,12 +81,12 @@ class Schedule:
         self._consumer.source.step(now)
 
     def lets_all_go(self, now: float) -> str:
-        """Why all is released and nothing claimed; "": it is not."""
+        """Why everything is released and nothing claimed; "": it is not."""
         timeout = self._consumer.settings.handler_timeout_ms
         if why := self._consumer.source.lets_all_go():
             return why
         is_hung = timeout is not None and self._consumer.delivery.is_hung(now, timeout)
-        return HUNG if is_hung else ""  # until a thread of the user's comes back
+        return HUNG if is_hung else ""  # until one of the user's threads comes back
 
     def _step_one(self, assignment: Assignment, now: float) -> None:
         hi, lease = self._heartbeat_interval_ms, assignment.lease
@@ -123,7 +124,7 @@ class Schedule:
                 self._consumer.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
 
     def deadline(self, now: float) -> float:
-        """When ``step`` has something to do again."""
+        """When ``step`` must run next (own clock, ms)."""
         hi = self._heartbeat_interval_ms
         timeout = self._consumer.settings.handler_timeout_ms
         times = [self._consumer.source.deadline(now)]
@@ -139,7 +140,7 @@ class Schedule:
                 times.append(assignment.told.start_beat_sent + hi)
             elif assignment.stage is Stage.REVOKING:
                 times += [self._consumer.revocation.expires_at(assignment, now)] if assignment.lease.held else []
-            elif timeout is not None and not assignment.over:  # what is let go no handler can lose any more
+            elif timeout is not None and not assignment.over:  # a released partition can't be lost to a slow handler
                 oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
                 times += [] if oldest is None else [oldest + timeout]
         return min(times)

@@ -1,7 +1,7 @@
-"""Partitions that stand still though there is something to read, and why: told once, and again seldom.
+"""Partitions that are stuck though there is something to read, and why: reported once, then repeated rarely.
 
-Kafka's client goes on trying, for ever and with a line in the log each time, where a batch is corrupt, a record larger
-than it may receive, or a leader gone; to who asks for messages such a partition looks like a quiet one.
+If a batch is corrupt, a record too large to receive, or a leader gone, Kafka's client retries forever, with a log line
+each time. To a caller that polls for messages, such a partition looks idle.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ __all__ = [
     "unrepresentable",
 ]
 
-#: A read that fails is tried again by itself, and mostly goes on: it is no news before it has failed for so long.
+#: A failed read is retried, and mostly succeeds: report it only after it has failed this long (ms).
 STUCK_AFTER_MS = 1_000.0
 
-#: Nothing came for so long of what the log holds. Longer than a leader's election, or a slow first fetch.
+#: A partition is silent after this long without the messages its log holds (ms): longer than an election or slow fetch.
 SILENT_AFTER_MS = 10_000.0
 
-#: A connection that broke off at too large an answer says nothing about partitions that stand still later than this.
+#: A connection that broke at too large an answer explains partitions that are stuck within this time only (ms).
 TOO_LARGE_FOR_MS = 10_000.0
 
-#: What stands still is told again so often, in the log alone.
+#: How often a stuck partition is reported again, in the log only (ms).
 SAID_EVERY_MS = 600_000.0
 
-#: How soon the leader is asked again what its log holds, where it has answered that we stand in it.
+#: How long not to ask the leader again after it confirmed that our position is in its log (ms).
 LOOK_UP_AGAIN_MS = 1_000.0
 
 
-#: What does not mend itself. (It ends no loop unless the user asked for that: it would end the next worker's, too.)
+#: Reasons that last until someone acts. (They end a loop only on request: the next worker's loop would end, too.)
 UNREADABLE = frozenset({Why.UNREADABLE, Why.TOO_LARGE})
 
 
 class Stuck(NamedTuple):
-    """A partition that stands still."""
+    """A partition that is stuck."""
 
     topic: str
     partition: int
-    #: The offset that comes next, once it goes on.
+    #: The offset that comes next, once it continues.
     offset: int
     #: "unreadable", "too large", "silent", "no leader" or "position lost".
     why: str
-    #: What happened, what it means, and the way past it.
+    #: What happened, what it means, and what to do.
     text: str
 
     def __str__(self) -> str:
@@ -72,39 +72,39 @@ class _Told:
 
 
 class StuckPartitions:
-    """Those of one consumer. Called under the shell's lock, with our own clock's now (ms)."""
+    """The stuck partitions of one consumer. Called under the shell's lock, with our own clock's now (ms)."""
 
     def __init__(self, consumer: Mover, group_id: str) -> None:
         self._consumer = consumer
         self._group_id = group_id
         self._told: dict[Key, _Told] = {}
-        #: Reads that failed at an offset: that offset, since when, and what the reader said first.
+        #: Failing reads: the offset, since when, and the reader's first message about it.
         self._failed: dict[Key, tuple[int, float, str]] = {}
         #: Since when a partition has had no leader.
         self._leaderless: dict[Key, float] = {}
-        #: Of which the leader is asked where its log ends.
+        #: The assignment whose leader was asked where its log ends.
         self._asked: Assignment | None = None
-        #: When a connection last broke off as an answer was too large, and what the reader said.
+        #: When a connection last broke because an answer was too large, and the reader's message.
         self._too_large: tuple[float, str] = (float("-inf"), "")
 
     @property
     def lost(self) -> list[Stuck]:
-        """Those of them whose position is lost. Any thread may ask, without the lock."""
+        """Stuck partitions whose position is lost. Any thread may call this, without the lock."""
         return [one for one in self.found if one.why == Why.POSITION]
 
     @property
     def found(self) -> list[Stuck]:
-        """What stands still, by topic and partition. Any thread may ask, without the lock."""
+        """All stuck partitions, by topic and partition. Any thread may call this, without the lock."""
         return sorted([told.stuck for told in list(self._told.values())], key=lambda one: (one.topic, one.partition))
 
-    # What is told of partitions.
+    # Reports about partitions.
 
     def failed(self, key: Key, text: str, now: float, is_forbidden: bool = False) -> None:
-        """Reading a partition failed at the offset that comes next; is_forbidden: by an ACL."""
+        """Reading a partition failed at its next offset; is_forbidden: an ACL forbids it."""
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
             return
-        if is_forbidden:  # it is reported once, and lasts until READ is granted
+        if is_forbidden:  # the reader reports it once, and it lasts until READ is granted
             at = assignment.buffer.fetch_next
             self._tell(key, Why.UNREADABLE, at, forbidden(*key, at, text), now)
             return
@@ -117,11 +117,11 @@ class StuckPartitions:
             self._tell(key, Why.UNREADABLE, offset, text, now)
 
     def too_large(self, text: str, now: float) -> None:
-        """A connection broke off as an answer was larger than the reader may receive; whose it was, nobody knows."""
+        """A connection broke because an answer was too large for the reader; the partition is unknown."""
         self._too_large = (now, text)
 
     def leaders(self, topics: Mapping[str, TopicInfo], now: float) -> None:
-        """What the cluster says of leaders."""
+        """The cluster reported which partitions have no leader."""
         without = {
             (topic, partition)
             for topic, info in topics.items()
@@ -133,25 +133,25 @@ class StuckPartitions:
             self._goes_on(key, now)
 
     def position_lost(self, key: Key, offset: int, text: str, now: float) -> None:
-        """The group's position means nothing in the log that is there (P11, P12)."""
+        """The group's position is invalid in the partition's present log."""
         self._tell(key, Why.POSITION, offset, text, now)
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """These are not ours any more, or somebody has set their positions."""
+        """Forget partitions that are no longer ours, or whose positions an admin has set."""
         for key in keys:
             self._told.pop(key, None)
             self._failed.pop(key, None)
             self._leaderless.pop(key, None)
 
     def let_go(self, key: Key) -> None:
-        """An assignment has ended. (A lost position stays: nobody of this group goes on.)"""
+        """An assignment has ended: forget it, unless its position is lost, which blocks every member of the group."""
         if (told := self._told.get(key)) is None or told.stuck.why != Why.POSITION:
             self.forget([key])
 
     # Every heartbeat interval.
 
     def look(self, now: float, drained_at: float) -> None:
-        """Look for partitions that are stuck. drained_at: when a read last took all that had come."""
+        """Check for stuck partitions. drained_at: when a read last took all messages that had arrived."""
         for key, assignment in self._consumer.assignments.items():
             told = self._told.get(key)
             if (
@@ -177,7 +177,7 @@ class StuckPartitions:
             assignment.watch.quiet = (at, now)
             return
         if assignment.watch.quiet is None or assignment.watch.quiet[0] != at:
-            assignment.watch.asked_at = now  # it has moved: what the reader knows of it is new
+            assignment.watch.asked_at = now  # it has moved: the log end known from the reader is recent
             assignment.watch.quiet = (at, now)
             return
         if end <= at:
@@ -193,11 +193,11 @@ class StuckPartitions:
         elif drained_at >= since + SILENT_AFTER_MS and (told is None or told.stuck.why == Why.SILENT):
             assignment.watch.quiet = (at, now)
             self._tell(key, Why.SILENT, at, self._silent(key, at, end), now)
-            # A reader may never come back to it by itself: after a change of leader, say.
+            # The reader may never resume by itself, for example after a change of leader.
             self._consumer.outbox.add(StartFetch(self._consumer.number, key, at))
 
     def _ask(self, assignment: Assignment, now: float, drained_at: float) -> None:
-        """The reader knows of nothing more: does the leader? One partition at a time, each now and then."""
+        """Ask the leader whether its log holds more than the reader knows: one partition at a time, each seldom."""
         is_read = (
             drained_at >= now - SILENT_AFTER_MS and assignment.stage is Stage.ACTIVE and not assignment.buffer.size
         )
@@ -208,12 +208,12 @@ class StuckPartitions:
             self._consumer.positions.look_up(assignment)
 
     def answered(self, assignment: Assignment, end: int) -> None:
-        """The leader says where the log ends."""
+        """The leader reported where the log ends."""
         assignment.watch.asked_end = end
         if assignment is self._asked:
             self._asked = None
 
-    # Telling.
+    # Reporting.
 
     def _tell(self, key: Key, why: Why, offset: int, text: str, now: float) -> None:
         told = self._told.get(key)
@@ -251,7 +251,7 @@ class StuckPartitions:
 
 
 def unreadable(topic: str, partition: int, offset: int, text: str, group_id: str) -> str:
-    """What people are told where a batch is corrupt; text is the reader's own."""
+    """The message for a corrupt batch; text is the reader's message."""
     return (
         f"{topic} [{partition}]: offset {offset} can't be read: {text}. From there on nothing of this partition is "
         "handed out; nothing is lost, and other partitions go on. If the brokers' copies are all so, leave out "
@@ -261,7 +261,7 @@ def unreadable(topic: str, partition: int, offset: int, text: str, group_id: str
 
 
 def unrepresentable(topic: str, partition: int, offset: int, stamp: int, group_id: str) -> str:
-    """What people are told where a record's timestamp (ms) is no moment that Spark or datetime can represent."""
+    """The message for a record whose timestamp (ms) Spark and datetime can't represent."""
     return (
         f"{topic} [{partition}]: offset {offset} has the timestamp {stamp} ms, beyond the year 9999 or before the year "
         "1, which Spark and Python's datetime can't represent (a producer that counts nanoseconds?). With claimed "
@@ -272,7 +272,7 @@ def unrepresentable(topic: str, partition: int, offset: int, stamp: int, group_i
 
 
 def forbidden(topic: str, partition: int, offset: int, text: str) -> str:
-    """What people are told where an ACL forbids reading; text names the right."""
+    """The message for a partition that an ACL forbids to read; text names the missing right."""
     return (
         f"{topic} [{partition}]: this worker may not read it, from offset {offset} on: {text}. Nothing of it "
         "is handed out and nothing is lost; it goes on once it is allowed"
@@ -280,7 +280,7 @@ def forbidden(topic: str, partition: int, offset: int, text: str) -> str:
 
 
 def larger(topic: str, partition: int, offset: int, text: str, group_id: str) -> str:
-    """What people are told where an answer is larger than the reader may receive."""
+    """The message for an answer that is larger than the reader may receive; text is the reader's message."""
     return (
         f"{topic} [{partition}]: what comes at offset {offset}, or beside it from the same broker, is larger than this "
         f"reader may receive: {text}. Nothing of this partition is handed out; nothing is lost. Raise "

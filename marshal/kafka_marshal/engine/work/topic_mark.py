@@ -1,8 +1,8 @@
-"""The id of a data topic, kept in the log beside the progress that counts in it (P12).
+"""The id of a data topic, kept in the log beside the group's progress in it.
 
-A position means something only in the topic it was reached in: the same name may be another topic tomorrow. So a
-holder commits one range of one offset that no partition ever reaches, made of the topic's id. Replicas need not know
-of it, snapshots carry it, and who repositions the group drops it with the progress it belongs to (C11).
+A position is valid only in the topic where it was reached: the same name may be another topic tomorrow. So a holder
+commits a one-offset range, made from the topic's id, at an offset that no partition ever reaches. Replicas need not
+know of it, and snapshots carry it. To reposition the group drops it with the progress it belongs to.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
     "why_lost",
 ]
 
-#: What each reason begins with.
+#: Each reason begins with this.
 POSITION_LOST = "position lost"
 
 
 def why_lost(topic: TopicInfo, progress: Progress, log_end: int | None) -> str:
-    """Why the position is not one of this topic's log; "" where it is. log_end None: not known."""
+    """Why the position is not in this topic's log; "": it is. log_end None: unknown."""
     ranges, topic_marks = split(progress.ranges)
     mark = mark_of(topic.topic_id)
     if topic_marks and mark is not None and topic_marks != {mark}:
@@ -48,35 +48,35 @@ def why_lost(topic: TopicInfo, progress: Progress, log_end: int | None) -> str:
     return ""
 
 
-#: Marks are the offsets from here up to 2^63 − 1: a million records a second get there in 146,000 years.
+#: Marks are the offsets from here to 2^63 − 1. At a million records a second, a log reaches them in 146,000 years.
 FIRST_MARK = 2**62
 
-#: Assignments looked at in one go, and marks sent at most: no member floods the log when it begins with thousands.
+#: The most assignments checked, and marks sent, at a time: a member with thousands must not flood the log at its start.
 LOOKED_AT = 200
 SENT_AT_ONCE = 50
 
-#: What brokers that know no topic ids tell instead.
+#: The id that brokers without topic ids return.
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 def mark_of(topic_id: str) -> int | None:
-    """The mark of a topic id as the cluster tells it; None where it tells none."""
+    """The mark of a topic id that the cluster reported; None: it reported no id."""
     if topic_id in ("", NO_ID):
         return None
     return FIRST_MARK + (xxhash.xxh64_intdigest(topic_id.encode()) >> 2)
 
 
 class Marked(NamedTuple):
-    """A progress's ranges, taken apart."""
+    """A progress's ranges, split into ranges and marks."""
 
-    #: What is done beyond a gap.
+    #: The ranges done beyond a gap.
     ranges: Sequence[tuple[int, int]]
-    #: The marks of the topics it was done in: one, unless something is wrong.
+    #: The marks of the topics where it was done: one, unless something is wrong.
     marks: frozenset[int]
 
 
 def split(ranges: Sequence[tuple[int, int]]) -> Marked:
-    """Take the marks out of a progress's ranges; those ascend."""
+    """Split the marks off a progress's ranges, which must ascend."""
     if not ranges or ranges[-1][1] < FIRST_MARK:
         return Marked(ranges, frozenset())
     marks = [mark for first, last in ranges if first >= FIRST_MARK for mark in {first, last}]
@@ -84,18 +84,18 @@ def split(ranges: Sequence[tuple[int, int]]) -> Marked:
 
 
 def counts_in(topic_id: str, progress: Progress) -> bool:
-    """Whether the log says that this was done in the topic with this id. (Where nothing is done, any one will do.)"""
+    """Whether the log marks this progress as done in the topic with this id. (True if nothing is done, or no id.)"""
     mark = mark_of(topic_id)
     return mark is None or progress.stable < 0 or split(progress.ranges).marks == {mark}
 
 
 class TopicMarks:
-    """Which topics one consumer's positions count in: compared before a partition begins, told to the log after."""
+    """The topics where one consumer's positions are valid: compared before a partition begins, committed later."""
 
     def __init__(self, source: PartitionSource, subscription: Subscription) -> None:
         self._source = source
         self._subscription = subscription
-        #: Those whose topic the log does not name yet.
+        #: Assignments whose topic has no mark in the log yet.
         self._unmarked: deque[Assignment] = deque()
 
     def begun(self, assignment: Assignment) -> None:
@@ -107,7 +107,7 @@ class TopicMarks:
         return frozenset() if progress is None else split(progress.ranges).marks
 
     def lacking(self) -> set[str]:
-        """Topics that we have worked on, whose ids neither the log nor the cluster has told us."""
+        """Topics with work done whose ids are known neither from the log nor from the cluster."""
         return {
             assignment.key[0]
             for assignment in self._unmarked
@@ -118,11 +118,11 @@ class TopicMarks:
         }
 
     def learn(self, topics: Mapping[str, TopicInfo]) -> None:
-        """The ids of some topics, asked for out of turn."""
+        """Store the ids of some topics that were looked up early."""
         self._subscription.learn(topics)
 
     def is_made_anew(self, key: Key) -> bool | None:
-        """Whether the position was reached in another topic of this name. None: that can't be told yet."""
+        """Whether the position was reached in another topic of this name. None: not known yet."""
         marks = self._known(key)
         if not marks:
             return False
@@ -133,7 +133,7 @@ class TopicMarks:
         return mark is not None and marks != {mark}
 
     def send(self, now: float) -> None:
-        """Have marks appended where the log has none, some of them."""
+        """Commit some of the marks that the log lacks."""
         sent = 0
         for _ in range(min(len(self._unmarked), LOOKED_AT)):
             assignment = self._unmarked.popleft()
@@ -148,11 +148,11 @@ class TopicMarks:
             return False
         if sent_at is not None and now < sent_at + assignment.lease.heartbeat_interval_ms:
             return False
-        # Where nothing is done, any topic of this name will do.
+        # If nothing is done, any topic of this name will do.
         return (progress.stable >= 0 or bool(progress.ranges)) and self._send(assignment, now)
 
     def released(self, assignment: Assignment, now: float) -> None:
-        """A lease is about to be released with what is done: a short life is marked, too."""
+        """A lease is about to be released with its progress: mark it now if no mark was sent before."""
         if assignment.told.mark_sent_at is None and not self._known(assignment.key):
             self._send(assignment, now)
 
@@ -166,26 +166,26 @@ class TopicMarks:
 
 
 class TopicIds:
-    """Whether the ids of topics are to be looked up, for all consumers of a member (P12)."""
+    """Whether to look up the ids of topics, for all consumers of a member."""
 
     def __init__(self) -> None:
-        #: Whether ``Topics`` with ids is to come soon.
+        #: Whether ``Topics`` with ids is needed soon.
         self.wanted: bool = False
 
     def want(self) -> None:
-        """Something can't begin before they are known."""
+        """Request the ids: an assignment can't begin before they are known."""
         self.wanted = True
 
     def take_wanted(self) -> bool:
-        """Whether they are wanted; from here on they are promised."""
+        """Whether ids are wanted; resets the request, so the caller must fetch them."""
         wanted, self.wanted = self.wanted, False
         return wanted
 
     def has_marks(self, topics: Iterable[str], progress: Callable[[Key], Progress | None]) -> bool:
-        """Whether the log knows in which topic of one of these names positions count; the first partition tells.
+        """Whether the log has a mark for one of these topics, judged by partition 0.
 
-        (Where it does not, and others are marked, those wait for the ids by themselves.) progress: of a partition, as
-        our replica knows it.
+        (If only other partitions have marks, those request the ids themselves.) progress: of a partition, as our
+        replica knows it.
         """
         known = (progress((topic, 0)) for topic in topics)
         return any(found is not None and split(found.ranges).marks for found in known)
