@@ -1,7 +1,7 @@
 """A run: consecutive messages of one partition under one epoch, delivered together.
 
-Plain iteration has a cursor: everything before it is done, and asking Python's own list iterator where it stands costs
-nothing a message. All other ways are explicit: ``done(message)`` in any order, from any thread.
+Plain iteration has a cursor: everything before it is done. The cursor is the position of Python's own list iterator, so
+it costs nothing per message. All other ways are explicit: ``done(message)`` in any order, from any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kafka_marshal.ports import Message
 
 __all__ = ["ALL", "Run", "Taken", "first_in_hand", "offset_of"]
 
-#: In ``Taken.out``: all of its messages.
+#: In ``Taken.out``: all of its messages have left.
 ALL = sys.maxsize
 
 #: What getrefcount returns for a message that only its run refers to: the run's list, and getrefcount's argument.
@@ -26,7 +26,7 @@ OWN_REFERENCES = 2
 
 
 def offset_of(message: Message) -> int:
-    """The offset of a fetched message, which always has one."""
+    """The offset of a fetched message. Raises ValueError if it has none: it was not fetched."""
     offset = message.offset()
     if offset is None:
         raise ValueError("a message without an offset was not fetched from Kafka; it can't be tracked")
@@ -34,7 +34,7 @@ def offset_of(message: Message) -> int:
 
 
 def _offset_in_c(messages: Sequence[Message]) -> Callable[[Message], Any]:
-    """``offset_of``, for these messages, of one type: its own method, without a step of the interpreter."""
+    """``offset_of`` for messages of this type: the type's own method, which runs no Python code."""
     return type(messages[0]).offset
 
 
@@ -42,15 +42,15 @@ class Taken(NamedTuple):
     """Messages that one call of a user's thread took from a run."""
 
     messages: list[Message]
-    #: One number: how many of them have left the library. Stored in the instruction before they leave it, which fails
-    #: where ``withhold`` has taken the number away.
+    #: One number: how many of them have left the library. It is stored one instruction before they leave; that store
+    #: fails if ``withhold`` has removed the number.
     out: list[int]
     #: When they were taken (ms, own clock).
     at: float
 
 
 class Counted(Protocol):
-    """What a run needs to know of its assignment."""
+    """An assignment, as its runs see it."""
 
     @property
     def at_most_once(self) -> bool: ...
@@ -62,8 +62,8 @@ A = TypeVar("A", bound=Counted)
 class Run(Generic[A]):
     """Consecutive messages of one assignment, handed out together.
 
-    User threads take messages from ``walk`` and nothing else; one step of an iterator is one step of the
-    interpreter, which no signal and no other thread can part. ``recall`` takes the rest in one such step, too.
+    User threads take messages only from ``walk``. One step of its iterator is one step of the interpreter, which no
+    signal or other thread can interrupt. ``recall`` takes the rest in one such step, too.
     """
 
     __slots__ = (
@@ -94,15 +94,15 @@ class Run(Generic[A]):
     def __init__(self, assignment: A, messages: list[Message], covers_from: int, iterating: bool, now: float):
         self.assignment: A = assignment
         self.messages: list[Message] = messages
-        #: What user threads take the messages from; see ``handed_out``.
+        #: The iterator from which user threads take messages; see ``handed_out``.
         self.walk: Iterator[Message] = iter(messages)
-        #: What says how many are left in it.
+        #: The iterator whose length is the number of messages left in ``walk``.
         self._ahead: Iterator[object] = self.walk
-        #: The last messages, taken back from ``walk`` before any thread got them.
+        #: The last messages, taken back from ``walk`` before any thread took them.
         self.recalled: list[Message] = []
-        #: What a thread took from ``walk`` and must not hand out any more.
+        #: Messages that a thread took from ``walk`` and must no longer hand out.
         self.refused: list[Message] = []
-        #: What calls have taken (not while iterating at least once, which the cursor follows).
+        #: What each call took (unused by iteration at least once, which the cursor follows).
         self.taken: list[Taken] = []
         #: Offsets of the first and the last message.
         self.first: int
@@ -115,13 +115,13 @@ class Run(Generic[A]):
         #: Followed by its cursor (plain iteration); else explicitly.
         self.iterating: bool = iterating
         self._cursor = 0
-        #: What is asked for whether the user has the batch still, which alone can say that it is done; None: no batch.
+        #: Returns the user's batch object, None once it is dropped; only that object can say done. None: no batch.
         self.holder: Callable[[], object] | None = None
         #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
         self.in_lanes: bool = False
-        #: Split off a run that threads took messages from: what they note there is about this one, too.
+        #: A piece of a split run; it shares ``taken`` with that run, so threads' notes there apply to both.
         self._is_piece = False
-        #: Known of a run of which nothing is left to be taken.
+        #: All messages are known to have been taken and to have left the library.
         self._is_settled = False
         #: Since when (ms, own clock) the message under the cursor, or the run, is in flight.
         self.since: float = now
@@ -132,7 +132,7 @@ class Run(Generic[A]):
 
     @property
     def is_marked(self) -> bool:
-        """Whether threads say of each message that it is done."""
+        """Whether threads mark each message as done."""
         return not (self.iterating or self.in_lanes) and bool(self.messages) and not self.assignment.at_most_once
 
     @property
@@ -159,7 +159,7 @@ class Run(Generic[A]):
     @property
     @reading
     def cursor(self) -> int:
-        """Messages before this index are done: those before the one that ``walk`` gave out last, at least."""
+        """Messages before this index are done: at least those before the last message taken from ``walk``."""
         return max(self._cursor, self.handed_out - 1)
 
     @cursor.setter
@@ -168,18 +168,18 @@ class Run(Generic[A]):
         self._cursor = cursor
 
     def walked(self, last: Message | None) -> None:
-        """``walk`` came to its end, and the message that it gave out last (None: it gave none) is done, too."""
+        """``walk`` has ended, so the last message taken from it (None: there is none) is done, too."""
         if last is not None:
             self._cursor = bisect_right(self.messages, offset_of(last), key=offset_of)
 
     def recall(self) -> list[Message]:
-        """End ``walk`` before its next message; what no thread has taken."""
+        """End ``walk`` before its next message. Returns the messages that no thread has taken."""
         self.recalled = self.take_rest() + self.recalled
         return self.recalled
 
     @reading
     def take_rest(self) -> list[Message]:
-        """What is left in ``walk``, in one step."""
+        """Take all messages left in ``walk``, in one step."""
         return list(self.walk)
 
     def resume(self, again: Sequence[Message] = ()) -> None:
@@ -190,26 +190,26 @@ class Run(Generic[A]):
         self.recalled = []
         self.refused.clear()
         self._is_settled = False
-        # By number: a list of messages would count as one that has them all (``astray``).
+        # By index: a new list of messages would add a reference to each, which ``astray`` would count.
         ahead: Iterator[int] = iter(numbers)
         self._ahead, self.walk = ahead, map(self.messages.__getitem__, ahead)
 
     def into_lanes(self) -> list[Message]:
-        """All messages, for lanes: they alone know who has which."""
+        """Return all messages, for lanes, which from now on track which handler has which."""
         self.in_lanes = self._is_settled = True
         self.taken, self.walk, self._ahead = [], iter(()), iter(())
         return self.messages
 
     def take(self, count: int) -> list[Message]:
-        """The next messages of ``walk``, as handed out."""
+        """Take the next messages of ``walk``; they count as handed out."""
         messages = list(islice(self.walk, count))
         self.taken.append(Taken(messages, [ALL], self.since))
         return messages
 
     def withhold(self, withheld: dict[int, tuple[list[int], list[int]]]) -> None:
-        """What has not left the library by now never will: the thread that is about to hand it out fails to.
+        """Keep in the library what has not left it: a thread that is about to hand it out fails.
 
-        withheld: by its id, each number that was taken away, and what it was; one call may take from several runs.
+        withheld: by its id, each removed number and its value; one call may take messages from several runs.
         """
         for place, taken in enumerate(self.taken):
             if id(taken.out) not in withheld:
@@ -217,10 +217,10 @@ class Run(Generic[A]):
             self.taken[place] = taken._replace(out=withheld[id(taken.out)][1])
 
     def astray(self, *, final: bool = False) -> list[Message]:
-        """What a thread has taken from ``walk``, which is recalled by this, and will never leave the library.
+        """Recall ``walk``, and return messages that threads took from it and that will never leave the library.
 
-        An exception has ended the call in between, and with it the last reference but our own. What a thread is
-        about to hand out, or a traceback still shows, is not among them yet, but with final.
+        An exception ended the call in between, and dropped every reference but our own. Messages that a thread is
+        about to hand out, or that a traceback still refers to, are included only with final.
         """
         if self.is_settled:
             return []
@@ -228,7 +228,7 @@ class Run(Generic[A]):
 
     @reading
     def strays(self, recalled: list[Message], final: bool) -> list[Message]:
-        """What of the messages that threads have taken will never leave the library; see ``astray``."""
+        """Messages that threads have taken and that will never leave the library; see ``astray``."""
         ahead = {id(message) for message in recalled}
         noted = {id(message) for taken in self.taken for message in taken.messages}
         lost = set(map(id, self.refused))
@@ -245,7 +245,7 @@ class Run(Generic[A]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that threads have taken has left the library."""
+        """Whether all messages that threads have taken have left the library."""
         if not self._is_settled:
             is_taken = not self.has_left  # asked first: another thread may take the last one meanwhile
             settled = self.handed_out == self.left
@@ -263,7 +263,7 @@ class Run(Generic[A]):
         return sum(id(message) in left for message in self.messages)
 
     def dropped(self, before: float) -> list[Message]:
-        """What was delivered before that time, is not done, and that the user has dropped."""
+        """Messages delivered before that time (ms, own clock) that are not done and that the user has dropped."""
         if (is_dropped := self.is_batch_dropped(before)) is not None:
             return self.messages if is_dropped else []
         return self.unreferenced(before) if self.is_settled else []
@@ -275,7 +275,7 @@ class Run(Generic[A]):
 
     @reading
     def unreferenced(self, before: float) -> list[Message]:
-        """What was delivered before that time and is not done, though only the library has it still."""
+        """Messages delivered before that time and not done, to which only the library still refers."""
         old = {id(message) for taken in self.taken if taken.at < before for message in taken.messages}
         return [
             self.messages[index]
@@ -326,7 +326,7 @@ class Run(Generic[A]):
         return piece
 
     def index(self, offset: int) -> int | None:
-        """Where the message with this offset stands, None if it is not here."""
+        """The index of the message with this offset; None: it is not in this run."""
         messages = self.messages
         guess = offset - self.first
         if 0 <= guess < len(messages) and messages[guess].offset() == offset:

@@ -84,7 +84,7 @@ def split(ranges: Sequence[tuple[int, int]]) -> Marked:
 
 
 def counts_in(topic_id: str, progress: Progress) -> bool:
-    """Whether the log marks this progress as done in the topic with this id. (True if nothing is done, or no id.)"""
+    """Whether the log marks this progress as done in the topic with this id. (Also if nothing is done, or no id.)"""
     mark = mark_of(topic_id)
     return mark is None or progress.stable < 0 or split(progress.ranges).marks == {mark}
 
@@ -118,7 +118,7 @@ class TopicMarks:
         }
 
     def learn(self, topics: Mapping[str, TopicInfo]) -> None:
-        """Store the ids of some topics that were looked up early."""
+        """Store the ids of some topics that were looked up outside the regular refresh."""
         self._subscription.learn(topics)
 
     def is_made_anew(self, key: Key) -> bool | None:

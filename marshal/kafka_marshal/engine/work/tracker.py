@@ -1,7 +1,7 @@
-"""What of one assignment is in hand, and what is done (C14, P6).
+"""The messages of one assignment that are in flight, and the offsets that are done.
 
 Messages are handed out in *runs* (:mod:`.run`).
-Offsets that Kafka never delivers (compaction, transaction markers) are done with the next delivered one (P6).
+Offsets that Kafka never delivers (compaction, transaction markers) are done with the next delivered one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Tracker", "beyond"]
 
 
 def _consecutive(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last of each stretch of ascending numbers without a gap."""
+    """The first and last number of each stretch without a gap; the numbers must ascend."""
     first = last = numbers[0]
     for number in numbers:
         if number > last + 1:
@@ -32,7 +32,7 @@ def _consecutive(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def beyond(islands: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of the islands is in none of the known intervals; both ascend, and so does the answer."""
+    """The parts of the islands that no known interval covers. Both inputs must ascend; the result does, too."""
     found: list[tuple[int, int]] = []
     place = 0
     for first, last in islands:
@@ -57,25 +57,25 @@ class Tracker(Generic[A]):
     """Follows the messages of one assignment from hand-out to done."""
 
     def __init__(self, stable: int, ranges: Sequence[tuple[int, int]], moved: Moved | None = None) -> None:
-        """moved: counts what is done."""
-        #: What is done, as far as we know: the log's progress at the start, and what was done here since.
+        """moved: the counters to use; moved.done counts messages that are done."""
+        #: All that we know to be done: the log's progress at the start, and offsets done here since.
         self.done: Progress = Progress()
         if stable >= 0:
             self.done.through(stable)
         if ranges:
             self.done.commit(list(ranges), MAX_OFFSET)
-        #: In hand, by first offset, in the order in which they were handed out.
+        #: Runs in flight by first offset, in the order in which they were handed out.
         self.runs: dict[int, Run[A]] = {}
-        #: What is done is counted there, and nowhere else: once for each message.
+        #: The only counter of messages that are done; counts each message once.
         self.moved: Moved = moved or Moved()
-        #: What was handed out and has not come back, and what had been done before that.
+        #: moved.done at the start, plus messages handed out since, less those that came back.
         self._out = self.moved.done
-        #: The same first offsets, ascending: runs do not overlap.
+        #: The first offsets of the runs, ascending: runs do not overlap.
         self._firsts: list[int] = []
         self._iterating = 0
-        #: Offsets behind the last message, of which a reader is never given any (P6): done when all before is.
+        #: Offsets after the last message that no reader ever receives (P6): done once all before them are.
         self._tail: tuple[int, int] | None = None
-        #: When (ms, own clock) an iterating thread was last seen to go on.
+        #: When (ms, own clock) an iterating thread was last seen to advance.
         self.last_moved: float = 0.0
 
     @property
@@ -84,27 +84,27 @@ class Tracker(Generic[A]):
         return self._out - self.moved.done
 
     def detach(self) -> None:
-        """The assignment is over: what is said to be done from now on counts for nothing."""
+        """The assignment is over: a later done is not counted."""
         self.moved = Moved(done=self.moved.done)
 
     @property
     def has_news(self) -> bool:
-        """May there be anything to commit beyond a gap: an island, or what an iterating thread has got done since?"""
+        """Whether there may be something to commit beyond a gap: an island, or progress of an iterating thread."""
         return self._iterating > 0 or self.has_islands
 
     @property
     def has_islands(self) -> bool:
-        """Is anything done beyond a gap?"""
+        """Whether anything is done beyond a gap."""
         return len(self.done.intervals) > 0
 
     def hand_out(self, run: Run[A]) -> None:
-        """A run goes to the user."""
+        """Hand out a run: it is in flight from now on."""
         self._add(run)
         self._iterating += run.iterating
         self._out += run.size
 
     def _take_back(self, run: Run[A]) -> bool:
-        """A run is not in hand any more. False: it was not."""
+        """Remove a run from those in flight. False: it was not in flight."""
         if self.runs.get(run.first) is not run:
             return False
         del self.runs[run.first]
@@ -113,7 +113,7 @@ class Tracker(Generic[A]):
         return True
 
     def mark(self, messages: Iterable[Message]) -> list[Message]:
-        """These, of explicit runs, are done. Returns those that are not in hand here, or were done before."""
+        """These messages of explicit runs are done. Returns those not in flight here, or done before."""
         refused: list[Message] = []
         marked: dict[Run[A], list[int]] = {}
         run: Run[A] | None = None
@@ -132,7 +132,7 @@ class Tracker(Generic[A]):
         return refused
 
     def _marked(self, marked: Mapping[Run[A], list[int]]) -> None:
-        """These indices of runs were marked as done."""
+        """Commit and count these indices of runs, which were marked as done."""
         done: list[tuple[int, int]] = []
         for run, indices in marked.items():
             indices.sort()
@@ -149,7 +149,7 @@ class Tracker(Generic[A]):
             self.done.commit(done, MAX_OFFSET)
 
     def _shrink(self, run: Run[A]) -> None:
-        """Half of a run is done: what is not becomes a run of its own, so that one message does not keep all."""
+        """Half of a run is done: move the rest to a new run, so that one message does not keep all in memory."""
         self._take_back(run)
         first = run.marks.find(0)
         left = [message for message, is_done in zip(run.messages, run.marks, strict=True) if not is_done]
@@ -162,12 +162,12 @@ class Tracker(Generic[A]):
         insort(self._firsts, piece.first)
 
     def run_at(self, offset: int) -> Run[A] | None:
-        """The run in hand that may have this offset."""
+        """The run in flight that may have this offset; None: there is none."""
         place = bisect_right(self._firsts, offset)
         return self.runs[self._firsts[place - 1]] if place else None
 
     def mark_run(self, run: Run[A]) -> bool:
-        """A whole run is done. False: it is not in hand here (any more)."""
+        """A whole run is done. False: it is not, or no longer, in flight here."""
         if not self._take_back(run):
             return False
         self.moved.done += run.size - run.done_count
@@ -175,17 +175,17 @@ class Tracker(Generic[A]):
         return True
 
     def requeue(self, run: Run[A]) -> None:
-        """A run that was never handed out is not in hand any more, nor done."""
+        """Take back a run that was never handed out: it is neither in flight nor done."""
         if self._take_back(run):
             self._out -= run.size
 
     def pass_over(self, first: int, last: int) -> None:
-        """The reader has passed these offsets, and will be given none of them (P6)."""
+        """The reader has passed these offsets, and will never receive any of them."""
         self._tail = (first, last)
         self.follow()
 
     def follow(self) -> None:
-        """Take over what iterating threads have got done since the last look."""
+        """Record what iterating threads have done since the last call."""
         if self._iterating:
             for run in self.runs.values():
                 if run.iterating:
@@ -198,12 +198,12 @@ class Tracker(Generic[A]):
         cursor = run.cursor
         if cursor > run.done_count:
             self._commit(run, run.done_count, cursor - 1)
-            # In this order: who reads both meanwhile counts none of them twice.
+            # In this order, so that a concurrent reader of both counts no message twice.
             count, run.done_count = cursor - run.done_count, cursor
             self.moved.done += count
 
     def close_run(self, run: Run[A]) -> list[Message]:
-        """An iterating thread leaves its run; what it has not got done comes back, to be handed out again."""
+        """An iterating thread leaves its run. Returns the messages that are not done, to be handed out again."""
         if not self._take_back(run):
             return []
         self._follow(run)
@@ -212,9 +212,9 @@ class Tracker(Generic[A]):
         return rest
 
     def split(self, run: Run[A], back: Collection[Message]) -> list[tuple[list[Message], int]]:
-        """These messages of an explicit run are not in hand any more, nor done.
+        """Take back these messages of an explicit run: they are neither in flight nor done.
 
-        Returns them as (consecutive messages, first offset they cover). What stays in hand becomes runs of its own.
+        Returns them as (consecutive messages, first offset they cover). The others stay in flight, as new runs.
         """
         if not back or not self._take_back(run):
             return []
@@ -237,11 +237,11 @@ class Tracker(Generic[A]):
         if first <= self.done.stable + 1 <= last:
             self.done.through(last)
         else:
-            # The log's limit on intervals (P5) is not ours: what is done stays known here until the log takes it.
+            # The log limits intervals (P5), we do not: offsets stay known as done here until the log accepts them.
             self.done.commit([(first, last)], MAX_OFFSET)
 
     def open_from(self) -> int:
-        """The lowest offset that is neither done nor in hand."""
+        """The lowest offset that is neither done nor in flight."""
         offset = self.done.stable + 1
         while True:
             offset = self.done.intervals.end_of_run(offset - 1) + 1
@@ -252,18 +252,18 @@ class Tracker(Generic[A]):
 
     @property
     def in_hand_to(self) -> int:
-        """The last offset in hand; -1: none is."""
+        """The last offset in flight; -1: there is none."""
         return self.runs[self._firsts[-1]].last if self._firsts else -1
 
     def next_in_hand(self, offset: int) -> int | None:
-        """The first offset in hand above offset, None: nothing above it is."""
+        """The lowest first offset, above this one, of a run in flight; None: there is none."""
         place = bisect_right(self._firsts, offset)
         return self._firsts[place] if place < len(self._firsts) else None
 
     def oldest_in_hand(self, now: float) -> float | None:
-        """Since when (ms, own clock) something is in hand; None: nothing is.
+        """Since when (ms, own clock) the oldest message in flight has been so; None: nothing is in flight.
 
-        For the message under a cursor: since it was first seen there, which is at most one look too late.
+        For the message under a cursor: since it was first seen there, which is late by at most one call of this.
         """
         oldest: float | None = None
         for run in self.runs.values():
