@@ -321,7 +321,7 @@ class Assignment:
         self.consumer.on_answered(self, last_offset, accepted, code, now)
 
     def progress_to_report(self) -> int | None:
-        """The last_offset for a beat: what is done without a gap; None: nothing that the log does not know."""
+        """The last_offset for a beat: what is done without a gap; None: nothing that is new to the log."""
         if self.stage not in REPORTING:
             return None
         done = self.done_through()

@@ -70,7 +70,7 @@ class Buffer:
     ) -> None:
         """Add fetched messages, except those that are done or were fetched under an older assignment.
 
-        wants: for a partition shared by key, which messages are ours; Kafka might as well not have delivered the rest.
+        wants: for a partition shared by key, whether a message is ours; others count as never delivered by Kafka.
         """
         self.is_given_up = False
         first = offset_of(messages[0])

@@ -9,8 +9,8 @@ from kafka_marshal.engine.work.delivery import Delivery
 
 __all__ = ["Hand", "Delivers"]
 
-#: The most messages of a hand. After an interrupt, all messages that have not left are put back; so the next hand has
-#: twice as many as were handed out of the last one, at least LEAST_HAND. The size doubles with each hand.
+#: The most messages of a hand. An interrupt puts back all messages that have not left: the next hand is then smaller,
+#: twice what was handed out of the last one, at least LEAST_HAND. The size doubles with each hand.
 HAND_SIZE = 10_000
 LEAST_HAND = 64
 

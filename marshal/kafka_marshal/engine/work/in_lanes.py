@@ -142,9 +142,9 @@ class InLanes:
     def holds_up(self, assignment: Assignment) -> bool:
         """Whether a partition hands out nothing more until some of its messages in flight have ended.
 
-        Each message in flight may become a gap, and the log keeps a limited number. And a partition may have as many
-        in flight as there is room left for all others: one that waits for a stuck message takes at most half of the
-        memory, two take a third each (the dynamic threshold of Choudhury and Hahne, 1998).
+        Each message in flight may become a gap, and the log keeps a limited number of gaps. Besides, a partition may
+        have as many in flight as there is room left for all others: one that waits for a stuck message takes at most
+        half of the memory, two take a third each (the dynamic threshold of Choudhury and Hahne, 1998).
         """
         in_hand = assignment.tracker.in_hand
         if not self.is_active or in_hand == 0:

@@ -133,7 +133,7 @@ class Lanes:
     def __init__(self, order: Order, lock: Lock, stop_signal: list[bool], grace_ms: float):
         """lock: guards the lanes. stop_signal: once it is not empty, no try begins.
 
-        grace_ms: how long after ``handler_timeout``, when a handler is cancelled, its lease is lost.
+        grace_ms: the lease is lost this long after ``handler_timeout``, at which the handler is cancelled.
         """
         self._lock = lock
         self._stop = stop_signal

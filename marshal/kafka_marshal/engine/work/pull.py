@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     at: float = 0.0
     #: How many messages and faults the last ``Fetch`` returned; None: the last step was no ``Fetch``.
     came: int | None = None
-    #: When the last wait began (s, same clock); None: there was none. If it began at the deadline, it was the last.
+    #: When the last wait began (s, same clock); None: there was none. If it began past the deadline, it was the last.
     waited: float | None = None
 
 

@@ -30,9 +30,9 @@ class OffsetRange:
     partition: int
     first: int
     last: int
-    #: The fencing token: store it, and last, with what is written (C9).
+    #: The fencing token: store it, and last, with what is written.
     epoch: int
-    #: Intervals (first, last) inside the range that are done already and must be left out (P6), ascending.
+    #: Intervals (first, last) inside the range that are done already and must be left out, ascending.
     done: tuple[tuple[int, int], ...] = ()
 
     @property

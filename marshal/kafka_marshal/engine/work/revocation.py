@@ -140,7 +140,7 @@ class Revocation:
         was_claiming = assignment.stage is Stage.CLAIMING
         assignment.tracker.follow()
         if assignment.tracker.runs:
-            # The handler of messages in flight may hang: claim nothing until one of the user's threads is back.
+            # The handler of messages in flight may hang: ``is_hung`` then releases all until a thread comes back.
             self._consumer.delivery.overdue()
         self._consumer.enter(assignment, Stage.LOST)
         self._consumer.delivery.in_lanes.recall(assignment, keep=False)

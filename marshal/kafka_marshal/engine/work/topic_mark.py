@@ -2,7 +2,7 @@
 
 A position is valid only in the topic where it was reached: the same name may be another topic tomorrow. So a holder
 commits a one-offset range, made from the topic's id, at an offset that no partition ever reaches. Replicas need not
-know of it, and snapshots carry it. To reposition the group drops it with the progress it belongs to.
+know of it, and snapshots carry it. Repositioning the group drops it with the progress it belongs to.
 """
 
 from __future__ import annotations
