@@ -1,7 +1,7 @@
 """What every kind of consumer has in common: topics, callbacks, assignments, errors, and a clean end.
 
-The kinds differ in what they hand out: :mod:`.consumer` messages, :mod:`.ranges` ranges of
-offsets. Which partitions, when, and from where, is the same engine's business for both.
+The kinds differ in what they deliver: :mod:`.consumer` messages, :mod:`.ranges` ranges of offsets.
+For both, the same engine decides which partitions they get, when, and from which offset.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from kafka_marshal.types import Key, TopicPartition
 
 __all__ = ["Membership", "TopicPartition", "calling", "check_partitions", "take_handle"]
 
-#: A call without a timeout that comes after stop() waits this long (s): a loop that overlooks it must not spin.
+#: After stop(), a call without a timeout waits this long (s): a loop that does not check for stop() must not spin.
 STOPPED_S = 0.1
 
-#: The longest one such wait lasts before it is checked whether its caller is still there (s).
+#: During such a wait, this often (s) it is checked whether the caller is still there.
 STOPPED_SLICE_S = 0.2
 
 S = TypeVar("S")
@@ -63,7 +63,7 @@ _NUMBERS = (float, int)
 class Host(Protocol):
     """The Marshal of a consumer, as the consumer sees it."""
 
-    #: As its user gave it: settings of librdkafka.
+    #: Settings of librdkafka, as the user passed them.
     config: Mapping[str, object]
 
     @property
@@ -71,7 +71,7 @@ class Host(Protocol):
 
 
 class _Loops:
-    """What a consumer needs of its Marshal, without a reference to it."""
+    """What a consumer needs from its Marshal, without a reference to it."""
 
     __slots__ = ("config", "group_id")
 
@@ -85,16 +85,16 @@ def _partition(piece: Piece, callback: Callback) -> TopicPartition:
 
 
 class Membership(OneProcess, WithBlock, Generic[S]):
-    """A consumer of some kind (S: the class that its callbacks get). Made on a thread of ours; any thread may call.
+    """A consumer of some kind (S: the class passed to its callbacks). Made on our threads; any thread may call it.
 
-    There are two objects of it with one state: the user has the handle, threads of ours the other (see ``.dropped``).
+    Two objects share one state: the user has the handle, our threads have the other (see ``.dropped``).
     """
 
     __slots__ = ("__dict__", "__weakref__", "_keeps")
 
-    #: Of a handle: the Marshal, which lives as long.
+    #: Of a handle: its Marshal, kept alive by this reference.
     _keeps: object
-    #: What a callback gets in place of a piece.
+    #: Converts a piece to what the callback gets.
     _named: ClassVar[staticmethod[[Piece, Callback], Any]] = staticmethod(_partition)
 
     def __init__(
@@ -108,12 +108,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._driver = driver
         self._options = options
         self._closed = False
-        #: Not empty: loops end. A list, since iterating threads look at it before each message.
+        #: Not empty: loops end. A list, since iterating threads check it before each message.
         self._stop_signal: list[bool] = []
         self._drained_at = 0.0
         self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
-        #: What threads take messages from, but for iterating and batches at least once.
+        #: What threads take messages from. (At least once, iterating and batches do not use it.)
         self._hand: Hand
         self._leaving: Leaving
         self._entered = False
@@ -121,7 +121,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         handle = cast("Self", object.__new__(type(self)))
         handle.__dict__ = self.__dict__
         handle._keeps = marshal
-        #: The handle, until the user has it, and as long as it is there.
+        #: The handle until the user takes it, and a weak reference to it.
         self._unfetched: list[Self] = [handle]
         self._user: ref[Self] = ref(handle)
         self._enter(subscription, options.settings, count_partitions)
@@ -180,7 +180,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         return False
 
     def _begin(self, timeout: float | None) -> float | None:
-        """A call for messages begins: its deadline, None: it has none. Raises ClosedError. (A user's thread.)"""
+        """Begin a call for messages; returns its deadline or None. Raises ClosedError. (A user's thread.)"""
         driver = self._driver
         if (self._closed or driver.is_over) and not exiting:
             driver.refuse_fork()
@@ -195,7 +195,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         return driver.monotonic() + timeout
 
     def _wait_stopped(self, deadline: float | None) -> None:
-        """After stop() there is nothing to hand out: wait until the deadline all the same. (A user's thread.)"""
+        """After stop() nothing is delivered, but the call still waits until its deadline. (A user's thread.)"""
         driver = self._driver
         driver.refuse_fork()
 
@@ -227,18 +227,18 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     @property
     def ignored_done(self) -> int:
-        """What was said to be done after its lease had ended (or when it was done before); it committed nothing."""
+        """How many messages or ranges were reported done after their lease ended, or twice; they committed nothing."""
 
         def ask() -> int:
             with self._driver.locked(step=False):
-                self._drain()  # what was said after close()
+                self._drain()  # reports that came after close()
                 return sum(self._engine.delivery.ignored_done.values())
 
         return self._driver.call(ask)
 
     @property
     def unprocessed(self) -> list[tuple[str, int, int, int]]:
-        """At most once: what was granted and never handed out, as (topic, partition, first, last offset) (C13)."""
+        """At most once: what was granted and never delivered, as (topic, partition, first, last offset)."""
 
         def ask() -> list[tuple[str, int, int, int]]:
             with self._driver.locked(step=False):
@@ -249,17 +249,17 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     @property
     def gaps(self) -> list[tuple[str, int, int, int]]:
-        """What retention took before this consumer got it, as (topic, partition, first, last offset) (P9)."""
+        """What retention removed before this consumer got it, as (topic, partition, first, last offset)."""
         return [(*key, first, last) for key, first, last in self._engine.positions.gaps]
 
     @property
     def stuck(self) -> list[Stuck]:
-        """Partitions that stand still though there is something to read, each with why and the way past it."""
+        """Partitions that are stuck though there is something to read, each with the reason and the remedy."""
         return self._engine.positions.stuck.found
 
     @property
     def lost_positions(self) -> list[Stuck]:
-        """Those of ``stuck`` whose position is lost (P11): no member works on them until it is set."""
+        """Those of ``stuck`` whose position is lost: no member works on them until it is set."""
         return self._engine.positions.stuck.lost
 
     # What the driver asks of it (ConsumerPort).
@@ -268,13 +268,13 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Carry out StartFetch and StopFetch."""
 
     def _reclaim(self, before: float) -> None:
-        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
+        """Deliver again what was delivered before that time (ms), and then dropped; the lock is held."""
 
     def _drain(self) -> None:
-        """Tell the engine what user threads have said; the lock is held."""
+        """Pass what user threads have reported to the engine; the lock is held."""
 
     def _log_end(self, key: Key) -> int | None:
-        """The log end as of the last look, None if there was none."""
+        """The log end, as last read; None if it was never read."""
         raise NotImplementedError
 
     def _call(self, call: Call) -> None:
@@ -297,7 +297,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def stop(self) -> None:
         """Ask the loops, and ``run``, of this consumer alone to end. Safe in a signal handler; returns at once.
 
-        It keeps its partitions, and hands out nothing more, until ``close()``. ``marshal.stop()`` is for all consumers.
+        Until ``close()`` it keeps its partitions, but delivers nothing more. ``marshal.stop()`` is for all consumers.
         """
         self._stop_signal.append(True)
 
@@ -307,15 +307,15 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         return bool(self._stop_signal)
 
     def _say_in_hand(self, error: Exception) -> None:
-        """An exception leaves a ``with`` block: say what it has left undone."""
+        """An exception leaves a ``with`` block: log which message is not done."""
 
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Release all partitions with their offsets; what is in hand and not done is not done. Twice does nothing.
+        """Release all partitions with their offsets. Messages in flight stay not done. A second call does nothing.
 
-        Handlers of ``run`` and callbacks have returned by then, but for one that calls it, or those that have not
-        within ``timeout`` seconds (None: wait as long as it takes): a warning names them. The partitions of a callback
-        that runs on are released when it returns, all others at once. ``close()`` ends a second after ``timeout`` at
-        the latest. Any thread may call it, and a signal's handler.
+        Waits up to ``timeout`` seconds (None: without a limit) until handlers of ``run`` and callbacks have returned,
+        except one that calls it. A warning names those that have not. The partitions of a callback that still runs
+        are released when it returns, all others at once. ``close()`` returns at most one second after ``timeout``.
+        Any thread may call it, and so may a signal handler.
         """
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)
@@ -332,7 +332,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         )
 
     def _end(self, in_callback: bool) -> None:
-        """Carry out ``close``. in_callback: the caller is one, so none is waited for."""
+        """Carry out ``close``. in_callback: the caller is a callback, so it waits for none."""
         if self._closed:
             return
         if not in_callback:
@@ -345,7 +345,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._free()
 
     def _free(self) -> None:
-        """Give up what the driver holds for it."""
+        """Remove what the driver keeps for this consumer."""
         if self._closed:
             return
         self._closed = True
@@ -362,7 +362,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._freed()
 
     def _freed(self) -> None:
-        """Give up what the kind of consumer holds itself."""
+        """Close what this kind of consumer keeps itself."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None and isinstance(error, ClosedError):
@@ -373,7 +373,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
 
 def take_handle(consumer: C) -> C:
-    """What the user gets of a consumer, once: as soon as nothing refers to it, the consumer is closed."""
+    """The handle for the user, returned once. When nothing refers to it any more, the consumer is closed."""
     handle: C = consumer._unfetched.pop()
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""How consumers and Marshals end: within a limit, whatever the user's callbacks, or our own threads, do meanwhile."""
+"""How consumers and Marshals end: within a time limit, even if callbacks or our own threads do not return."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ __all__ = [
 #: How long close() waits for callbacks that have not returned (s), as other clients of Kafka do.
 DEFAULT_TIMEOUT_S = 30.0
 
-#: How long it waits, once they have, for its releases to show in the log (s). They are sent in any case. By this much
-#: a close() may last longer than the timeout it was given.
+#: After that, how long it waits for the log to show its releases (s). They are sent in any case. A close() may last
+#: longer than its timeout by this much.
 CLOSE_TIMEOUT_S = 1.0
 
-#: What comes after that may take this much longer than the limit (s), of what CLOSE_TIMEOUT_S leaves.
+#: The steps after the release may last this much longer than the limit (s); it is part of CLOSE_TIMEOUT_S.
 LAST_S = 0.5
 
-#: How long close() may take to learn which topics were worked on, where nobody has told yet (s).
+#: How long close() may take to look up the ids of topics that are not known yet (s).
 IDENTIFY_TIMEOUT_S = 0.5
 
-#: The same at the interpreter's end, where nobody has called close().
+#: The timeout of the close at the interpreter's end, if close() was never called (s).
 EXIT_TIMEOUT_S = 1.0
 
 #: The consumer whose callback this thread is in: it must not wait for itself.
@@ -56,12 +56,12 @@ calling: ContextVar[object] = ContextVar("calling", default=None)
 
 
 class Leaving:
-    """How one consumer lets go of what it holds."""
+    """How one consumer releases what it holds."""
 
     def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
         self._driver = driver
         self._engine = engine
-        #: Called first, with the limit of the wait: end what works on it (*blocking*).
+        #: Called first, with the limit of the wait: ends what works on its messages (*blocking*).
         self.settle: Callable[[Limit], object] = lambda limit: None
         #: Called before anything is released; the lock is held.
         self.before: Callable[[], object] = lambda: None
@@ -72,7 +72,7 @@ class Leaving:
         return self._driver.engine.take(event, self._driver.now_ms())
 
     def identify(self) -> None:
-        """Learn the ids of topics that it worked on for less time than the first look at them took (P12)."""
+        """Look up the ids of topics with done messages that the log and the cluster have not given yet (P12)."""
         with self._driver.locked():
             names = self._take(LackingIds(self._engine.number))
         if names:
@@ -98,44 +98,44 @@ class Leaving:
 
     @property
     def is_released(self) -> bool:
-        """Whether the log shows all released, but for what a callback is still at work on; the lock is held."""
+        """Whether the log shows all released, except what a callback still works on; the lock is held."""
         left = self._engine.assignments.values()
         return all(x.callbacks_running for x in left) and (bool(left) or self._engine.source.has_left)
 
     def end(self, limit: Limit) -> None:
-        """Once releases were waited for: do what comes after them (*blocking*). Limit: of the wait for callbacks."""
+        """After the wait for releases: do what follows them (*blocking*). limit: of the wait for callbacks."""
         with self._driver.condition:
             is_released = self.is_released and self._driver.engine.failure is None
-        if is_released:  # else Kafka is away, and time is short
+        if is_released:  # otherwise Kafka does not answer, and time is short
             left_s = limit.left_s
             self.after(inf if left_s is None else left_s + LAST_S)
 
     def abandon(self) -> None:
-        """Stop handing out without releasing (terminate)."""
+        """Stop delivering, without a release (terminate)."""
         with self._driver.locked():
             self._take(Abandon(self._engine.number))
 
     def await_answers(self) -> None:
-        """After ``abandon``, and once all is sent: hear what was granted at the last moment, and is lost now (C13)."""
+        """After ``abandon``, with all sent: wait for last grants, to report what they lose (C13)."""
         with self._driver.condition:
             self._driver.wait_for(lambda: not self._engine.delivery.grants.awaited, CLOSE_TIMEOUT_S)
 
 
 class Member(Protocol):
-    """A consumer, as far as its end goes."""
+    """What the end needs of a consumer."""
 
     _leaving: Leaving
 
 
 class Limit:
-    """Until when callbacks are waited for; of several calls of close() the one with the least patience counts."""
+    """Until when to wait for callbacks; of several calls of close(), the earliest limit counts."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._monotonic = runtime.monotonic
         self._until = inf
 
     def lower(self, timeout: float | None) -> None:
-        """One call waits this long (s); None: as long as it takes."""
+        """One call waits this long (s); None: without a limit."""
         if timeout is not None:
             self._until = min(self._until, self._monotonic() + max(0.0, timeout))
 
@@ -146,19 +146,19 @@ class Limit:
 
     @property
     def left_s(self) -> float | None:
-        """How long it is until then; None: for ever."""
+        """The time left (s); None: no limit."""
         return None if self._until == inf else max(0.0, self._until - self._monotonic())
 
 
 def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, late: Callable[[], str]) -> None:
-    """Have end() carried out by a thread of ours, and wait for it (*blocking*).
+    """Have one of our threads carry out end(), and wait for it (*blocking*).
 
-    That takes timeout and CLOSE_TIMEOUT_S at most. Where end() has not returned then, it goes on by itself, and what
-    late() says is logged. Where no thread of ours is left, nothing is done.
+    Waits for timeout and CLOSE_TIMEOUT_S at most. If end() has not returned by then, it continues in the background,
+    and the text of late() is logged. While the interpreter finalizes, nothing is done.
     """
     if sys.is_finalizing():
-        return  # our threads are frozen, perhaps with the lock in hand; leases end by themselves
-    if is_ours.get():  # a destructor of the user's, which the collector has run here
+        return  # our threads are frozen and may hold the lock; leases end by themselves
+    if is_ours.get():  # a destructor of the user's, run here by the garbage collector
         driver.post(end)
     elif under_lock.get() or driver.is_over:
         end()
@@ -172,19 +172,19 @@ def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, 
 
 
 def _if_possible(driver: Driver, end: Callable[[], object]) -> None:
-    """Another close() was faster: what is left needs none of our threads."""
+    """Another close() was faster; the rest needs none of our threads."""
     if driver.is_over and not sys.is_finalizing():
         end()
 
 
 def late_text(driver: Driver, what: str, timeout: float | None) -> str:
-    """What keeps a close(), for people."""
+    """Why a close() is late, for people."""
     problems = "; ".join(examine(driver, closed=False).problems) or "the brokers, or this machine, are slow"
     return f"{what} has not ended {CLOSE_TIMEOUT_S:g} s after its timeout of {timeout or 0.0:g} s: {problems}."
 
 
 def cut_off(driver: Driver) -> None:
-    """End it without its lock, which somebody may keep: no beat is sent any more, and no call waits (any thread)."""
+    """End it without its lock, which a thread may hold: heartbeats stop, and no call waits (any thread)."""
     driver.life.ended = True
     driver.servants.over = True
 
@@ -198,9 +198,9 @@ def end_all(
     *,
     for_good: bool = False,
 ) -> None:
-    """Wait until what these consumers hold, and these leases, are released (on a thread of ours).
+    """Wait until what these consumers hold, and these leases, are released (on one of our threads).
 
-    in_callback: a callback of the user's asks for it, and none is waited for. for_good: the Marshal ends with them.
+    in_callback: the caller is a user's callback, so callbacks are not waited for. for_good: the Marshal ends, too.
     """
     with driver.condition:
         left = "" if in_callback else _await_callbacks(driver, consumers, limit, for_good)
@@ -217,7 +217,7 @@ def end_all(
 
 
 def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, for_good: bool) -> str:
-    """Wait until all callbacks have returned, or the time is up; what was left then (the lock is held)."""
+    """Wait until all callbacks have returned, or the limit is over; returns what is left (the lock is held)."""
 
     def is_running() -> bool:
         return any(c._leaving.callbacks_running for c in consumers)
@@ -238,7 +238,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
 
 
 def _patience(driver: Driver) -> str:
-    """How long others wait for a member that says nothing, for people."""
+    """How long other members wait for a silent member, for people."""
     session_ms = max((member.session_timeout_ms for member in driver.engine.groups.values()), default=0)
     if session_ms:
         return f"this member's session ({session_ms / 1000:g} s)"
@@ -246,7 +246,7 @@ def _patience(driver: Driver) -> str:
 
 
 def _left_text(driver: Driver, dropped: list[str], for_good: bool) -> str:
-    """What was not waited for, and what that means, for people."""
+    """Which callbacks were not waited for, and what that means, for people."""
     told = []
     if (call := driver.effects.callbacks.running) is not None:
         kept = (

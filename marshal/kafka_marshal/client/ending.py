@@ -28,15 +28,15 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """The end of one Marshal, whoever asks for it, and how often."""
+    """The end of one Marshal: it happens once, however often it is asked for."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._limit = Limit(runtime)
         self._lock = runtime.lock()
         self._has_ended = False
-        #: All that there ever were.
+        #: All consumers ever made, closed ones included.
         self.consumers: list[Membership[Any]] = []
-        #: They answer to the last.
+        #: Closed last: they answer until the end.
         self.servers: list[MetricsServer] = []
 
     def stop_all(self) -> None:
@@ -45,7 +45,7 @@ class Ending:
             consumer.stop()
 
     def run(self, driver: Driver, watchdog: Watchdog | None, release: bool, timeout: float | None) -> None:
-        """End everything (*blocking*), on a thread of ours; a warning tells of what takes longer than timeout."""
+        """End everything (*blocking*), on one of our threads; a warning names what takes longer than timeout."""
         self._limit.lower(timeout)
         in_callback = calling.get() is not None
         carry_out(
@@ -61,13 +61,13 @@ class Ending:
         return self._has_ended
 
     def end_dropped(self, driver: Driver, watchdog: Watchdog | None) -> None:
-        """End everything: nobody refers to the Marshal any more (*blocking*; on a thread of ours)."""
+        """End everything: nothing refers to the Marshal any more (*blocking*; on one of our threads)."""
         self._limit.lower(DEFAULT_TIMEOUT_S)
         self._carry_out(driver, watchdog, True, False)
 
     def _carry_out(self, driver: Driver, watchdog: Watchdog | None, release: bool, in_callback: bool) -> None:
         with driver.condition:
-            driver.condition.notify_all()  # whoever waits may have to be less patient
+            driver.condition.notify_all()  # threads that wait may have a shorter limit now
         with self._lock:
             if self._has_ended:
                 return
@@ -76,7 +76,7 @@ class Ending:
                 if release:
                     self._release_all(driver, in_callback)
                 else:
-                    _call_off(watchdog)  # what it would release is to be kept
+                    _call_off(watchdog)  # it would release what must be kept
                     for consumer in self.consumers:
                         consumer._leaving.abandon()
                     with driver.locked() as engine:
@@ -98,7 +98,7 @@ class Ending:
 
     @staticmethod
     def _release_unseen(driver: Driver) -> bool:
-        """What is granted later than this is released by nobody else: its holder beats no more."""
+        """Release what the log may grant after this: no heartbeat follows that would. Whether there was any."""
         with driver.locked() as engine:
             return engine.failure is None and bool(engine.take(ReleaseUnseen(), driver.now_ms()))
 
@@ -120,7 +120,7 @@ class Ending:
 
 
 def _cut_off(driver: Driver, timeout: float | None) -> str:
-    """The end is held up: beats end now, all waiting calls end, and the rest in the background; what that means."""
+    """The end is late: stop heartbeats and all waiting calls, leave the rest to the background; returns a text."""
     text = late_text(driver, "close() of a Marshal", timeout)
     cut_off(driver)
     return (
