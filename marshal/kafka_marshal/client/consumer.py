@@ -1,8 +1,8 @@
 """Consumer: messages of the partitions that this member holds.
 
-This module is what user threads run, and may be interrupted anywhere in it. A thread of our own fetches and takes out
-a run that may be handed over (:mod:`.fetching`); the user's takes message after message from the run's
-iterator: no lock, and a look at the clock (T4).
+User threads run this module, and a signal may interrupt them anywhere in it. A thread of our own fetches messages and
+prepares a run of them (:mod:`.fetching`). The user's thread takes one message after another from the run's iterator:
+without a lock, and with a check of the clock before each (T4).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["Consumer", "PartitionsCallback", "TopicPartition"]
 
 DEFAULT_BATCH_SIZE = 1_000
 
-#: At most once, when so many messages in a row took less than this together, the clock is looked at once for the next
-#: so many. (They are granted: were the process stopped among them, the few it still gets are nobody else's, ever.)
+#: At most once: if CLOCK_STRIDE messages in a row took less than CLOCK_STRIDE_MS in total, the next as many share one
+#: check of the clock. (They are granted: if the process is stopped among them, no other member ever gets them.)
 CLOCK_STRIDE = 8
 CLOCK_STRIDE_MS = 1.0
 
-#: How long ``run`` waits for handlers that have begun, once it is to end (s).
+#: How long ``run`` waits at its end for handlers that have begun (s).
 DRAIN_TIMEOUT_S = 30.0
 
 DEFAULT_RETRY = Retry()
@@ -54,11 +54,11 @@ PartitionsCallback = Callable[["Consumer", list[TopicPartition]], object]
 
 
 class Consumer(FetchingConsumer["Consumer"]):
-    """Hands out the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
+    """Delivers the messages of the partitions this member holds. Made by :meth:`Marshal.consumer`.
 
-    Any thread may call anything. Several may ask for messages: each message goes to one of them, and those of a
-    partition are handed out in order. An exception raised in here by a signal (Ctrl-C, an alarm) loses nothing: the
-    loop may go on with the same consumer.
+    Any thread may call any method. Several threads may ask for messages: each message goes to one of them, and those
+    of a partition are delivered in order. An exception raised in here by a signal (Ctrl-C, an alarm) loses nothing:
+    the loop may continue with the same consumer.
     """
 
     # Getting messages: user threads.
@@ -67,23 +67,23 @@ class Consumer(FetchingConsumer["Consumer"]):
         """Messages, one by one. Ends after ``stop()`` or ``close()``.
 
         Each is done when the next one is asked for, unless the consumer was made with ``auto_done=False``.
-        A message in hand when the loop is left by ``break`` or by an exception is not done: it comes again, here or
-        at the next holder.
+        If the loop is left by ``break`` or by an exception, the message in flight is not done: it comes again, here
+        or at the next holder.
         """
         if self._options.settings.at_most_once:
             return self._iterate_granted()
         return self._iterate() if self._options.auto_done else self._poll_on()
 
     def _iterate(self) -> Iterator[Message]:
-        """Run after run; between two messages no lock, no store, and a look at what the engine allows.
+        """Run after run; between two messages no lock, no store, and one check of the engine's limit.
 
-        The engine ends a lease by setting hand_out_until_s to 0, which is seen before the very next message. For the
-        case that the whole process was stopped, the clock is compared, too, before each message: a look at it for
-        several would hand out the others while somebody else has the partition (T4).
+        The engine ends a lease by setting hand_out_until_s to 0, which is seen before the very next message. As the
+        whole process may have been stopped, the clock is compared before each message, too: one check for several
+        would deliver the others while another member has the partition (T4).
         """
         runtime, stop = self._driver.cluster.runtime, self._stop_signal
-        # Handed over as the tuple that clock_gettime takes, which is made anew for each message otherwise: a fifth of
-        # all that is done here between two messages.
+        # The arguments of clock_gettime are one tuple, made once: to make it for each message costs a fifth of the
+        # time between two messages.
         clock, clock_id = runtime.clock_gettime, (runtime.clock_id,)
         while True:
             try:
@@ -106,15 +106,15 @@ class Consumer(FetchingConsumer["Consumer"]):
                 self._left = message
                 raise
             finally:
-                # From here on, and where not even this is reached, ``undo`` sees to the rest of the run.
+                # From here on ``undo`` returns the rest of the run, also if this line is never reached.
                 answer.receipt.left = True
                 self._nudge()
 
     def _iterate_granted(self) -> Iterator[Message]:
-        """At most once: batch after granted batch, looked after as in _iterate.
+        """At most once: one granted batch after another, with the checks of _iterate.
 
-        What counts here is whether the lease is proven; that it is being let go does not matter to what is granted.
-        Leaving the loop leaves the rest of the batch to the next loop.
+        Here the lease only has to be proven: what is granted may be delivered while the lease is being released.
+        If the loop is left, the next loop gets the rest of the batch.
         """
         runtime, stop = self._driver.cluster.runtime, self._stop_signal
         clock, clock_id = runtime.clock_gettime, runtime.clock_id
@@ -139,15 +139,15 @@ class Consumer(FetchingConsumer["Consumer"]):
                     if now >= lease.proven_until or stop:
                         self._refuse(run, [message])
                         break
-                    count += 1  # noqa: SIM113 - not of those that must not be handed out
+                    count += 1  # noqa: SIM113 - counts only those that may be delivered
                     out[0] = count; yield message  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException as error:
             if _is_withheld(error, out):
-                return  # close() came in between, and has reported it
+                return  # close() came in between, and has reported the message
             self._left = message if isinstance(error, GeneratorExit) else None
             self._hand.in_doubt = True
             if message is not None and run is not None:
-                self._refuse(run, [message, *messages])  # but for those that have left
+                self._refuse(run, [message, *messages])  # except those that were delivered
             raise
 
     def _poll_on(self) -> Iterator[Message]:
@@ -163,8 +163,8 @@ class Consumer(FetchingConsumer["Consumer"]):
     def poll(self, timeout: float | None = None) -> Message | None:
         """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``).
 
-        Not done before ``done(message)``. Loop ``while not marshal.stopping``: after ``stop()`` every call waits its
-        timeout out (without one, a tenth of a second) and returns None, after ``close()`` it raises ClosedError.
+        It is not done before ``done(message)``. Loop ``while not marshal.stopping``: after ``stop()`` every call waits
+        for its timeout (without one, a tenth of a second) and returns None; after ``close()`` it raises ClosedError.
         """
         message: Message | None = None
         out = [0]
@@ -182,7 +182,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     hand.since = now
                     hand.taken.append(Taken([message], out, now))
                     if self._closed:
-                        return None  # close() reports it, at most once
+                        return None  # at most once, close() reports it
                     out[0] = 1; return message  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 self._refuse(hand, [message])
                 message = None
@@ -190,18 +190,18 @@ class Consumer(FetchingConsumer["Consumer"]):
         except BaseException as error:
             self._hand.in_doubt = True  # first: another interrupt may come at once
             if _is_withheld(error, out):
-                return None  # close() came in between, and has reported it
+                return None  # close() came in between, and has reported the message
             if message is not None and hand is not None:
-                self._refuse(hand, [message])  # unless it has left
+                self._refuse(hand, [message])  # unless it was delivered
             raise
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
         """Up to num_messages, as many as came within timeout seconds (None: wait for all of them, or ``stop()``).
 
-        Fewer, and at once, where the lease of one that came is being released, or is in doubt: it should not wait here.
-        What waited here until its lease was over (a process that was stopped) is not returned (T4): at least once it
-        comes again, here or elsewhere; at most once it is in ``unprocessed``. After ``stop()`` and ``close()`` as
-        ``poll``, with an empty list.
+        Returns early, with fewer, if the lease of a collected message is being released or in doubt. Messages whose
+        lease ended while they waited here (the process was stopped) are not returned. At least once they come again,
+        here or elsewhere; at most once they are in ``unprocessed``. After ``stop()`` it returns an empty list, and
+        after ``close()`` it raises, as ``poll`` does.
         """
         num_messages = arguments.a_whole("num_messages", num_messages, 1)
         found: _Found = []
@@ -232,11 +232,11 @@ class Consumer(FetchingConsumer["Consumer"]):
             if _is_withheld(error, out):
                 return []
             for run, messages in found:
-                self._refuse(run, messages)  # but for those that have left
+                self._refuse(run, messages)  # except those that were delivered
             raise
 
     def _collect(self, found: _Found, num_messages: int, deadline: float | None) -> None:
-        """Run after run, until there are so many messages, or the time is up."""
+        """Run after run, until there are num_messages, or the deadline is over."""
         wanted = num_messages
         while wanted > 0 and (hand := self._hand_for(deadline, [run for run, _ in found])) is not None:
             found.append((hand, list(islice(hand.walk, wanted))))
@@ -244,12 +244,12 @@ class Consumer(FetchingConsumer["Consumer"]):
             if not found[-1][1]:
                 found.pop()
             if self._options.settings.at_most_once and deadline is not None and self._driver.monotonic() >= deadline:
-                break  # there may be more to claim, but each claim takes its time
+                break  # more could be claimed, but each claim takes time
 
     def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[Batch]:
         """Batches of one partition each, of at most max_messages, not done before ``batch.done()``.
 
-        A batch is handed over when it is full, or when timeout seconds have passed since something for it was there.
+        A batch is delivered when it is full, or timeout seconds after its first message was there.
         Ends after ``stop()`` or ``close()``.
         """
         max_messages = arguments.a_whole("max_messages", max_messages, 1)
@@ -303,7 +303,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 return
             self._hand.in_doubt = True
             if hand is not None:
-                self._refuse(hand, messages)  # unless they have left
+                self._refuse(hand, messages)  # unless they were delivered
             raise
 
     def _ask(self, function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None) -> Answer[T]:
@@ -315,20 +315,20 @@ class Consumer(FetchingConsumer["Consumer"]):
 
     @staticmethod
     def _waited(answer: Answer[Run | None]) -> Run | None:
-        """The run that was asked for; None where another thread has closed the Marshal meanwhile."""
+        """The run that was asked for; None if another thread has closed the Marshal meanwhile."""
         try:
             return answer.wait()
         except EndedError:
             return None
 
     def _refuse(self, run: Run, messages: Sequence[ports.Message]) -> None:
-        """What was taken must not be handed out any more: it goes back."""
+        """These messages were taken, but must not be delivered any more: give them back."""
         run.refused.extend(messages)
         self._hand.in_doubt = True
         self._nudge()
 
     def _hand_for(self, deadline: float | None, collected: Sequence[Run] = ()) -> Run | None:
-        """The run that threads take messages from now; a new one where that has come to its end."""
+        """The run that threads take messages from; a new one if the present one is used up."""
         hand = self._hand.run
         is_good = hand is not None and not self._hand.in_doubt and not self._engine.errors and not self._closed
         if is_good and hand is not None and hand.has_left and self._may_leave(hand, self._driver.now_ms()):
@@ -339,7 +339,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 return answer.wait(None if deadline is None else deadline - self._driver.monotonic() + LOOK_S)
             finally:
                 answer.receipt.left = True
-        except (EndedError, LateError):  # late where our own threads are held up
+        except (EndedError, LateError):  # late: our own threads are blocked
             return None
 
     # Many handlers.
@@ -367,24 +367,24 @@ class Consumer(FetchingConsumer["Consumer"]):
         """Call handle(message) for each message, many at a time, until ``stop()``; each is done when it returns.
 
         ``handle``: a function, called in ``concurrency`` threads, or a coroutine function, awaited in as many tasks of
-        one event loop in a thread of its own. What it returns is ignored, but work that has not run (a coroutine, a
+        one event loop in a separate thread. Its result is ignored, but one whose work has not run (a coroutine, a
         future, a generator) ends the run with ConfigurationError. ``Attempt.current()`` says which try it is.
-        ``order``: no handling of a message begins before that of the one before it has ended, retries included, among
-        those with the same key (``"key"``; one without a key waits for none), of the same partition, or
-        ``"none"``. Keys never wait for each other. It holds across rebalances and restarts, for first handlings: a
+        ``order``: which messages are handled one after another, retries included: those with the same key (``"key"``;
+        messages without a key wait for none), those of the same partition (``"partition"``), or ``"none"``. With
+        ``"key"``, keys never wait for each other. First handlings keep this order across rebalances and restarts; a
         crash may repeat what was not reported, and a dead letter is out of order.
         ``retry``: a message whose handler raises is tried again in its place. After the last failure it goes to the
-        topic ``dead_letters``, with headers that say where it is from and why, and is done then: a crash in between
-        repeats the dead letter. Without that topic the exception ends the run and is raised here; the message is not
-        done, and comes again. Errors of this library make no dead letter, and what fails once the lease is not proven
-        has no effect: docs/handlers.md says which does what.
-        A message that takes for ever holds back its key alone; its partition goes on until 50,000 messages of it, or
-        its share of ``max_bytes_in_flight``, are in hand. With ``handler_timeout`` (of the consumer) a coroutine is
-        cancelled after that time, as a failure with TimeoutError; a thread can't be: its partition is
-        released, and the thread left behind.
-        ``drain_timeout`` (seconds): after ``stop()``, and when the run ends by an exception, handlers that run have
-        this long to return; what they have by then comes again. A second Ctrl-C waits no longer.
-        ``hooks``: functions called before and after each try. ``deserialize``: handle gets what it makes of the
+        topic ``dead_letters``, with headers that give its source and the reason, and then it is done: a crash in
+        between repeats the dead letter. Without that topic the exception ends the run and is raised here; the message
+        is not done, and comes again. Errors of this library make no dead letter, and a failure after the lease is no
+        longer proven has no effect: see docs/handlers.md.
+        A handler that never returns delays its own key only; its partition continues until 50,000 of its messages, or
+        its share of ``max_bytes_in_flight``, are in flight. With ``handler_timeout`` (of the consumer) a coroutine is
+        cancelled after that time and fails with TimeoutError. A thread can't be cancelled: its partition is released,
+        and the thread is left behind.
+        ``drain_timeout`` (seconds): how long running handlers may take to return after ``stop()``, or after an
+        exception has ended the run; what is not done by then comes again. A second Ctrl-C ends this wait.
+        ``hooks``: functions called before and after each try. ``deserialize``: handle gets its result instead of the
         message; its failures count as the handler's.
 
         Raises what ended the run: a handler's last exception, or one that is no Exception (SystemExit …). Raises
@@ -401,21 +401,21 @@ class Consumer(FetchingConsumer["Consumer"]):
         except EndedError:
             return
         except BaseException:
-            if not call.is_over:  # an interrupt, here: what is in hand ends first
+            if not call.is_over:  # interrupted here: wait until what is in flight ends
                 call.stop()
                 with suppress(EndedError):
                     self._ask(finish, self, call).wait()
             raise
         finally:
-            call.stop(abandon=True)  # an interrupt while that was waited for
+            call.stop(abandon=True)  # interrupted again during that wait
 
     # Saying what is done.
 
     def done(self, message: ports.Message) -> None:
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; any order, any thread.
 
-        After its lease ended, or after ``close()``, this commits nothing and is counted in ``ignored_done``, as what
-        is not in hand is. Raises ConfigurationError for what is of a partition that this consumer never had.
+        After its lease ended, after ``close()``, or for a message not in flight, this commits nothing and is counted
+        in ``ignored_done``. Raises ConfigurationError for a message of a partition that this consumer never had.
         """
         try:
             is_known = (message.topic(), message.partition()) in self._fetcher.ever_fetched
@@ -432,19 +432,19 @@ class Consumer(FetchingConsumer["Consumer"]):
     # Looking, and steering.
 
     def position(self) -> list[TopicPartition]:
-        """The next offset to be handed out, of each assigned partition."""
+        """The next offset to be delivered, of each assigned partition."""
         return self.assignment()
 
     def pause(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
-        """Hand out nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept.
+        """Deliver nothing of these partitions (None: of all assigned now) until ``resume``; the leases are kept.
 
-        What is not assigned now is left as it is; ConfigurationError for a partition that does not exist.
-        At most once, what is granted already waits for ``resume``, too, and so does the partition's release.
+        It has no effect on partitions not assigned now. Raises ConfigurationError if one does not exist. At most once,
+        what is granted already waits for ``resume``, too, and so does the partition's release.
         """
         self._set_paused(partitions, True)
 
     def resume(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None = None) -> None:
-        """Hand out messages of these partitions (None: of all) again."""
+        """Deliver messages of these partitions (None: of all) again."""
         self._set_paused(partitions, False)
 
     def _set_paused(self, partitions: Sequence[tuple[str, int] | TopicPartition] | None, paused: bool) -> None:
@@ -462,8 +462,8 @@ class Consumer(FetchingConsumer["Consumer"]):
     def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
         """Go forward to offset: everything below it is done already, in a sink that is ahead of the log.
 
-        Raises ConfigurationError for a partition not assigned, for going back (only an admin may: C11), and, without
-        force, for an offset beyond the partition's log end; KafkaUnavailableError where that can't be looked up.
+        Raises ConfigurationError for a partition not assigned, for going back (only an admin may do that), and, without
+        force, for an offset beyond the partition's log end; KafkaUnavailableError if that can't be looked up.
         """
         arguments.text("topic", topic)
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
@@ -474,7 +474,7 @@ class Consumer(FetchingConsumer["Consumer"]):
     def _carry_out_seek(self, topic: str, partition: int, offset: int, force: bool) -> None:
         with self._driver.locked(step=False):
             check_partitions(self._engine.subscription, [(topic, partition)])
-        if not force and not under_lock.get():  # nobody else may wait for a look-up
+        if not force and not under_lock.get():  # no thread may wait for the lock during a look-up
             marks = self._driver.cluster.watermarks([(topic, partition)], LOOKUP_TIMEOUT_S)
             end = marks.get((topic, partition), (0, offset))[1]
             if offset > end:
@@ -495,12 +495,12 @@ class Consumer(FetchingConsumer["Consumer"]):
 
 
 def _is_withheld(error: BaseException, out: list[int]) -> bool:
-    """Whether messages could not leave the library any more (``Run.withhold``)."""
+    """Whether messages could not be delivered any more (``Run.withhold``)."""
     return not out and isinstance(error, IndexError)
 
 
 class _Pace:
-    """How fast messages went lately, one look at the clock after the other."""
+    """How fast messages were taken lately, from one check of the clock to the next."""
 
     __slots__ = ("_messages", "_took_ms")
 
@@ -509,12 +509,12 @@ class _Pace:
         self._took_ms = 0.0
 
     def stride(self, messages: int, took_ms: float) -> int:
-        """How many messages the next look is for, after so many since the last one took so long."""
-        if messages == 0:  # a run begins: what there was before it was no handling
+        """How many messages the next check covers; ``messages`` were taken since the last one, in ``took_ms``."""
+        if messages == 0:  # a run begins: the time before it was not spent on handling
             return 1
         self._messages += messages
         self._took_ms += took_ms
-        if self._took_ms >= CLOCK_STRIDE_MS:  # slow, or one of them was: count anew
+        if self._took_ms >= CLOCK_STRIDE_MS:  # slow, or one of them was: count again from 0
             self._messages, self._took_ms = 0, 0.0
         if self._messages < CLOCK_STRIDE:
             return 1

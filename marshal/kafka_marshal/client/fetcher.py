@@ -1,6 +1,6 @@
-"""What reads the messages of one consumer, and notes them in its engine. Threads of our own call it.
+"""Reads the messages of one consumer, and notes them in its engine. Threads of our own call it.
 
-Whoever waits for messages reads, for all that wait; :mod:`.fetching` says who, and when.
+A thread that waits for messages reads for all that wait; :mod:`.fetching` decides which one, and when.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from kafka_marshal.rights import grant
 
 __all__ = ["Fetcher", "collector_resting"]
 
-#: Whether it rests now because of us.
+#: Whether the garbage collector is off now because of us.
 _resting = False
 
 
 @contextmanager
 def collector_resting() -> Iterator[None]:
-    """Have it rest meanwhile, unless it is off anyway; afterwards it looks at once at all that was made.
+    """Switch the garbage collector off in this block (if it is on); then it examines all new objects at once.
 
-    A fetch of 10,000 messages sets it off some twelve times, and again for all that is still there: 2 ms of the 7 that
-    such a batch takes. It rests for the whole process, so this is for a few milliseconds.
+    A fetch of 10,000 messages would start it some twelve times, each time for all messages so far: 2 ms of the 7 that
+    such a batch takes. It is off for the whole process, so a block may take a few milliseconds only.
     """
     global _resting
     if not gc.isenabled():
@@ -61,7 +61,7 @@ def collector_resting() -> Iterator[None]:
 
 
 def _wake_in_child() -> None:
-    """A fork while it rests would leave the child without it for good."""
+    """After a fork in such a block, the child would never switch the collector on again."""
     global _resting
     if _resting:
         _resting = False
@@ -71,36 +71,36 @@ def _wake_in_child() -> None:
 os.register_at_fork(after_in_child=_wake_in_child)
 
 
-#: Messages taken from the reader at a time: with 500 the lock, taken for each read, costs a tenth of all time; with
-#: 5,000 what one thread has read falls out of the processor's caches before another one gets it.
+#: Messages taken from the reader at a time. With 500, taking the lock for each read costs a tenth of all time; with
+#: 5,000, messages have left the processor's caches before the user's thread gets them.
 READ_SIZE = 2_000
 
-#: Messages fetched in a row with the collector at rest: some 3 ms.
+#: Messages fetched in a row with the collector off: some 3 ms.
 BURST = 10_000
 
-#: The longest one wait for messages lasts before stop() and errors are looked at. (A longer one would wake the thread
-#: twice: confluent-kafka cuts waits into pieces of this.)
+#: A wait for messages is cut into slices of this length (s), to check for stop() and errors. (confluent-kafka cuts
+#: waits into slices of this length, too: a longer one would wake the thread twice.)
 SLICE_S = 0.2
 
 
-#: A partition of which a read failed says why nothing comes for this long.
+#: For this long (s) after a failed read, the failure explains why a partition delivers nothing.
 FAILS_FOR_S = 10.0
 
-#: How soon a reader is replaced a third time, and so on.
+#: After the first replacement of a reader, the least time before the next one (s).
 RENEWED_EVERY_S = 60.0
 
 
 class Fetching(Protocol):
-    """The consumer that is fetched for."""
+    """The consumer that messages are fetched for."""
 
     _engine: ConsumerEngine
     _closed: bool
-    #: When a read last took all that had come (own clock, ms).
+    #: When a read last left nothing fetched behind (own clock, ms).
     _drained_at: float
 
 
 class Fetcher:
-    """One reader, what is assigned to it, and what of it was noted."""
+    """One reader, the partitions assigned to it, and how far their messages were noted."""
 
     def __init__(self, consumer: Fetching, driver: Driver, config: Mapping[str, object], max_bytes: int) -> None:
         self._consumer = consumer
@@ -109,23 +109,23 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._reading = driver.cluster.runtime.lock()
         self.reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
-        #: What is being fetched, with a number for each time it was assigned. Replaced, never changed: a reading
-        #: thread compares what it was before its read with what it is now.
+        #: Partition → the number of its latest assignment. The dict is replaced, never changed: a thread that reads
+        #: compares the dict of before its read with the present one.
         self._fetched: dict[Key, int] = {}
         self._assigns = 0
-        #: What was fetched at any time: other messages are not ours to be done.
+        #: All partitions ever fetched: messages of others can't be reported done here.
         self.ever_fetched: set[Key] = set()
-        #: A read is under way, or was parted from its note.
+        #: A read has begun whose messages are not noted yet.
         self._is_torn = False
-        #: Partitions of which nothing is fetched until there is room for them.
+        #: Partitions that are not fetched until there is room for them.
         self._held_up: set[Key] = set()
-        #: What it is to hear of what is fetched, and when it was replaced last (s, monotonic).
+        #: Notices partitions that the reader delivers nothing of; ``_renewed_at``: its last replacement (s, monotonic).
         self.monitor: FetchMonitor[Key] = FetchMonitor(driver.cluster.runtime, "the reader of messages", self._ends)
         self.monitor.be_patient(driver.engine.settings.heartbeat_interval_ms)
         self._renewed_at = float("-inf")
-        #: When reading a partition failed last (s, monotonic): why nothing comes of it is known. inf: it is forbidden.
+        #: When reading a partition last failed (s, monotonic): this explains its silence. inf: it is forbidden.
         self._failed_at: dict[Key, float] = {}
-        #: How often messages were fetched again, as a read was not noted.
+        #: How often messages were fetched again because a read was not noted.
         self.reread: int = 0
 
     @property
@@ -133,11 +133,11 @@ class Fetcher:
         return self._consumer._engine
 
     def partition_counts(self, topics: Iterable[str], timeout_s: float) -> dict[str, int]:
-        """By topic, how many there are (*blocking*)."""
+        """Topic → its number of partitions (*blocking*)."""
         return self.reader.partition_counts(topics, timeout_s)
 
     def fetch(self, changes: Mapping[Key, int | None]) -> None:
-        """Fetch these from an offset on, or (None) no more; the lock is held."""
+        """Fetch each partition from its offset on, or (None) stop fetching it; the lock is held."""
         self._held_up.difference_update(changes)
         self._change(changes)
 
@@ -150,14 +150,14 @@ class Fetcher:
             self.reader.unassign(ended)
         if begun:
             self.reader.assign(begun)
-        # Last: who reads meanwhile counts what comes as of before, and it is fetched again.
+        # Last: a thread that reads meanwhile takes its messages for older ones, and they are fetched again.
         self.monitor.end(ended)
         self.monitor.begin(begun)
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
         self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
 
     def fill(self, room: int, enough: Callable[[], bool] = lambda: False) -> int:
-        """Fetch what is there, for room messages at most, until it is enough. How many messages and faults came."""
+        """Fetch what is there, ``room`` messages at most, until enough(). Returns the number of messages and faults."""
         came = 0
         room = min(room, BURST)
         if room > 0:
@@ -167,16 +167,16 @@ class Fetcher:
         return came
 
     def wait(self, until: float) -> float:
-        """Fetch what is there, waiting for the first message until then (s, monotonic), or for the length of a slice.
+        """Fetch what is there; wait for the first message until then (s, monotonic), for one slice at most.
 
-        Returns when the wait has begun.
+        Returns when the wait began.
         """
         now = self._driver.monotonic()
         self.pump(max(0.0, min(until - now, SLICE_S)))
         return now
 
     def _room(self) -> int:
-        """How many messages more may be fetched: half of ``max_bytes_in_flight`` may wait here, half be in hand."""
+        """How many more may be fetched: half of ``max_bytes_in_flight`` is for messages that wait to be delivered."""
         memory = self._engine.delivery.memory
         if not memory.message_bytes:
             return FIRST_READ
@@ -184,9 +184,9 @@ class Fetcher:
             return memory.room(self._engine.delivery.buffered)
 
     def _hold_up(self, room: int) -> None:
-        """Fetch nothing more of partitions that fill the memory, so that others can go on; and again, once they don't.
+        """Stop fetching partitions that fill the memory, so that others can continue; resume when there is room.
 
-        They are assigned again where they stand: what librdkafka had fetched ahead of that is fetched anew.
+        They are assigned again at their position: what librdkafka had fetched beyond it is fetched again.
         """
         if room > 0 and not self._held_up:
             return
@@ -200,7 +200,7 @@ class Fetcher:
                 self._held_up = {key for key in self._held_up if key in self._engine.assignments}.difference(changes)
 
     def hold_up_stuck(self) -> None:
-        """Fetch nothing more of partitions that are stuck in lanes, so that a read can wait for the others."""
+        """Stop fetching partitions that are stuck in lanes, so that a read can wait for the others."""
         with self._reading, self._driver.locked(step=False) as engine:
             full = HoldUpStuck(self._engine.number, tuple(self._fetched))
             changes = engine.take(full, self._driver.now_ms()) or {}
@@ -208,10 +208,10 @@ class Fetcher:
             self._change(changes)
 
     def pump(self, timeout_s: float) -> int:
-        """Fetch what is there, waiting up to timeout_s for the first message. How many messages and faults came.
+        """Fetch what is there, waiting up to timeout_s for the first message. Returns how many messages and faults.
 
-        What is read is noted before anybody else reads. A read that was not, as something raised in between, would
-        leave a hole that looks like one of Kafka's (P6): the next one begins where the last noted one ended.
+        A read is noted before another thread reads. If an exception prevented that, the messages would be missing as
+        if Kafka had removed them (P6): so the next read begins where the last noted one ended.
         """
         with self._reading:
             if self._consumer._closed:
@@ -259,7 +259,7 @@ class Fetcher:
                 self._judge(fault)
 
     def _go_back(self) -> None:
-        """Fetch again from where the last read that was noted has ended: a read since then was not."""
+        """Fetch again from the end of the last read that was noted: a later one was not."""
         self._is_torn = False
         self.reread += 1
         log(
@@ -278,7 +278,7 @@ class Fetcher:
         return {key: end for key, (_, end) in ask(keys, LOOKUP_TIMEOUT_S).items()}
 
     def _mend(self, missing: list[Key]) -> None:
-        """Read again what does not come though the log holds it, with a new client where that did not help."""
+        """Read again partitions that deliver nothing though the log has messages; the next try uses a new client."""
         monitor = self.monitor
         with self._driver.locked(step=False):
             assignments, recent = self._engine.assignments, self._driver.monotonic() - FAILS_FOR_S
@@ -308,7 +308,7 @@ class Fetcher:
         monitor.tried(stalled, new=tries > 0)
 
     def _renew(self) -> None:
-        """Read on with a new client, from what was noted: librdkafka's may stand still for good (a frozen broker)."""
+        """Continue with a new client from what was noted: librdkafka's may be stuck for good (a frozen broker)."""
         self._renewed_at = self._driver.monotonic()
         new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self.config)
         with self._driver.locked(step=False):
@@ -317,11 +317,11 @@ class Fetcher:
             self._fetched = {}
             self._change({key: x.buffer.fetch_next for key, x in found.items()})
             self.reader.pause([key for key, x in found.items() if x.user_paused])
-        # It may be stuck as a whole: nobody waits for its end.
+        # The old client may never close: no thread waits for it.
         self._driver.cluster.runtime.start(old.close, "kafka-marshal-close")
 
     def _fetch_anew(self, key: Key) -> None:
-        """Assigned again during the read: these may be messages of the older assignment, so the lot is fetched anew."""
+        """Fetch it again: it was assigned again during the read, so its messages may be of the old assignment."""
         assignment = self._engine.assignments.get(key)
         if assignment is not None and not assignment.over:
             self.fetch({key: assignment.buffer.fetch_next})
@@ -334,7 +334,7 @@ class Fetcher:
         elif fault.kind is FaultKind.RECREATED and fault.topic is not None:
             take(Recreated(number, fault.topic, fault.message), now)
             for key in [key for key in self._fetched if key[0] == fault.topic]:
-                self._fetch_anew(key)  # where that was known, and its position is of the new topic
+                self._fetch_anew(key)  # if the engine knew it already, and the position is of the new topic
         elif fault.topic is None or fault.partition is None:
             self._driver.effects.rate_limited.unanswered("fault", ("fetching", number), f"fetching: {fault.message}")
         elif fault.kind is FaultKind.OUT_OF_RANGE:
@@ -347,16 +347,16 @@ class Fetcher:
             take(ReadFailed(number, (fault.topic, fault.partition), f"{fault.message}{needs}", is_forbidden), now)
 
     def close(self) -> None:
-        """Read nothing more (*blocking*)."""
+        """Close the reader (*blocking*)."""
         with self._reading:
             self.reader.close()
 
 
 def _runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:
-    """Cut at every change of partition or topic, as cheaply as what is being fetched allows.
+    """Split the messages at every change of partition or topic, as cheaply as possible.
 
-    one: the only partition fetched, before and after the read. The unbound methods of the messages' own type run
-    in C, a tenth of the time of a Python key function.
+    one: the only partition fetched, before and after the read; None: there are others. The unbound methods of the
+    messages' own type run in C, in a tenth of the time of a Python key function.
     """
     if not messages:
         return

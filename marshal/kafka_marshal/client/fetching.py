@@ -1,7 +1,7 @@
-"""What threads of our own do for the calls of user threads on a consumer (:mod:`kafka_marshal.node.serving`).
+"""What our own threads do for the calls of user threads on a consumer (:mod:`kafka_marshal.node.serving`).
 
-They do what a pull says (:mod:`kafka_marshal.engine.work.pull`), step by step: read, wait, hand a run over. What user
-threads do with the run stands in :mod:`kafka_marshal.client.consumer`.
+They carry out the steps of a pull (:mod:`kafka_marshal.engine.work.pull`): read, wait, pass a run to the user's thread.
+What user threads do with the run is in :mod:`kafka_marshal.client.consumer`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from kafka_marshal.types import Key
 
 __all__ = ["FetchingConsumer", "Undone"]
 
-#: So many messages handed out, and none of them done: that is meant for once, or forgotten.
+#: With this number of messages delivered and none done, the program probably does not report what is done.
 MANY = 1_000
 
-#: Fewer are no news before another call for messages is this long ago (ms): a handler may take its time.
+#: With fewer, this long (ms) after a second call for messages: a handler may take a while.
 LONG_MS = 60_000.0
 
 
@@ -54,11 +54,11 @@ class Undone:
 
     def __init__(self) -> None:
         self._is_told = False
-        #: When a second call for messages was seen, with nothing done (own clock, ms).
+        #: When a second call for messages was first seen, with nothing done (own clock, ms).
         self._since: float | None = None
 
     def look(self, runs: Iterable[Run], dropped: int, now: float) -> str:
-        """What to say of it, once; "": nothing. dropped: messages that the program had, and has dropped."""
+        """The warning, once; "": none is due. dropped: how many messages the program had, and has dropped."""
         if self._is_told:
             return ""
         handed_out = dropped
@@ -79,18 +79,18 @@ class Undone:
         )
 
 
-#: Messages an iteration takes at a time. What it has not reached yet is not in hand and can still be given up.
+#: Messages an iteration takes at a time. Those that it has not reached are not in flight, and can be given back.
 RUN_SIZE = 10_000
 
-#: close() looks this often (s) whether ``run`` has ended.
+#: close() checks this often (s) whether ``run`` has ended.
 END_LOOK_S = 0.02
 
-#: What user threads have said to be done waits for the next beat or call; so many are told at once.
+#: Reports of done messages wait for the next heartbeat or call; with this number the engine gets them at once.
 SAID_AT_ONCE = 10_000
 
 
 class FetchingConsumer(Membership[S]):
-    """The part of a consumer that runs on threads of our own."""
+    """The part of a consumer that runs on our own threads."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class FetchingConsumer(Membership[S]):
         self._fetcher = Fetcher(self, driver, config, options.settings.max_bytes_in_flight)
         self._undone = Undone()
         self._handled = Handled(driver.cluster.runtime.lock())
-        #: The message, or the first of the batch, that a loop which was left had in hand.
+        #: The message in flight (or the first of the batch) when a loop was left.
         self._left: Message | None = None
-        #: What user threads have said to be done, and the engine does not know yet.
+        #: What user threads have reported as done, and the engine does not know yet.
         self._inbox: deque[Message | Run] = deque()
         self._nudged = False
         super().__init__(marshal, driver, options, self._fetcher.partition_counts)
@@ -112,7 +112,7 @@ class FetchingConsumer(Membership[S]):
 
     @property
     def _kind(self) -> GroupKind:
-        """Who shares out its partitions."""
+        """How its partitions are assigned."""
         return "claimed" if self._options.settings.group is None else "coordinated"
 
     @property
@@ -120,14 +120,14 @@ class FetchingConsumer(Membership[S]):
         return self._engine.delivery
 
     def _may_leave(self, run: Run, now: float) -> bool:
-        """Whether a message that was taken from a run may be handed out now (T4, T5)."""
+        """Whether a message that was taken from a run may be delivered now (T4, T5)."""
         if self._closed or self._stop_signal:
             return False
         lease = run.assignment.lease
         return lease.may_hand_over(now) if self._options.settings.at_most_once else now < lease.hand_out_until
 
     def _say(self, what: Message | Run) -> None:
-        """This is done (any thread)."""
+        """Report a message or a whole run as done (any thread)."""
         if self._options.settings.at_most_once:
             return
         if self._driver.life.forked:
@@ -139,7 +139,7 @@ class FetchingConsumer(Membership[S]):
             self._driver.call(self._hear)
 
     def _nudge(self) -> None:
-        """What was said is waited for, if an assignment moves: it ends a revocation."""
+        """If an assignment moves, pass reports on at once: a revocation may wait for them."""
         if self._engine.schedule.is_moving and not self._nudged:
             self._nudged = True
             self._driver.post(self._hear)
@@ -147,12 +147,12 @@ class FetchingConsumer(Membership[S]):
     def _hear(self) -> None:
         self._nudged = False
         with self._driver.locked():
-            self._drain()  # what was said after close()
+            self._drain()  # reports that came after close()
 
-    # Getting messages: threads of our own, for a call of a user's thread (serving.py).
+    # Getting messages: our own threads, for a call of a user's thread (serving.py).
 
     def _drain(self) -> None:
-        """Tell the engine what user threads have said; the lock is held."""
+        """Pass what user threads have reported to the engine; the lock is held."""
         number = self._engine.number
         if (lanes := self._delivery.in_lanes.lanes) is not None and lanes.has_returned:
             self._take(LanesReturned(number))
@@ -172,7 +172,7 @@ class FetchingConsumer(Membership[S]):
             self._take(Regather(number))
 
     def _reclaim(self, before: float) -> None:
-        """Hand out again what was handed out before that time (ms), and dropped; the lock is held."""
+        """Deliver again what was delivered before that time (ms), and then dropped; the lock is held."""
         if self._options.settings.at_most_once:
             return
         if not self._delivery.is_done_said:
@@ -182,7 +182,7 @@ class FetchingConsumer(Membership[S]):
         self._take(Reclaim(self._engine.number, before))
 
     def _undo(self, run: Run | None) -> None:
-        """A run did not reach the thread that had asked for it, or that thread has left it."""
+        """Take back a run that did not reach the thread that asked for it, or that the thread has left."""
         if run is not None and not self._closed:
             with self._driver.locked(step=False):
                 self._take(UndoRun(self._engine.number, run))
@@ -196,7 +196,7 @@ class FetchingConsumer(Membership[S]):
         return self._pull(Pull(self._engine, fill_s=timeout), is_gone, max_messages)
 
     def _recall_hand(self) -> None:
-        """What ``poll`` has not taken from its hand yet comes first."""
+        """Put back what ``poll`` has not taken yet: it comes first."""
         if self._hand.run is not None or self._hand.in_doubt:
             with self._driver.locked(step=False):
                 self._take(Regather(self._engine.number))
@@ -212,7 +212,7 @@ class FetchingConsumer(Membership[S]):
     def _pull(
         self, pull: Pull, is_gone: Callable[[], bool], max_messages: int = RUN_SIZE, iterating: bool = False
     ) -> Run | None:
-        """Do what the pull says, step by step, until it hands out a run, ends, or the consumer does."""
+        """Carry out the pull step by step. Returns its run; None if the pull or the consumer ends."""
         number, fetcher, came, waited = self._engine.number, self._fetcher, None, None
         while True:
             with self._driver.locked(step=False):
@@ -235,7 +235,7 @@ class FetchingConsumer(Membership[S]):
                     return None
 
     def _await(self, pull: Pull, grant: Grant) -> None:
-        """Wait until our replica has applied the ClaimingMessages (C13); fetching the next batch fills the time."""
+        """Wait until our replica has applied the ClaimingMessages (C13); meanwhile, fetch the next batch."""
         with self._driver.locked(step=False):
             room = self._take(Room(self._engine.number, pull))
         self._fetcher.fill(room, lambda: grant.is_answered)
@@ -249,7 +249,7 @@ class FetchingConsumer(Membership[S]):
         if not (self._closed or self._driver.is_over or self._driver.life.forked):
             with suppress(EndedError):
                 found = self._driver.call(self._first_undone)
-        # Asked last: a loop notes its message before it gives it back.
+        # Read last: a loop notes its message before it gives it back.
         left, self._left = self._left if found is None else found, None
         if left is not None:
             say_in_hand(error, left, self._marshal.config, self._driver.engine.settings)
@@ -272,18 +272,18 @@ class FetchingConsumer(Membership[S]):
             self._fetcher.fetch(changes)
 
     def _look_at_ends(self) -> None:
-        """Have ``_log_end`` know what is known without asking a broker (any thread; it waits for nobody)."""
+        """Update ``_log_end`` from what the client knows, without a request to a broker (any thread; no wait)."""
         if not self._closed:
             self._fetcher.reader.look_at_ends()
 
     def _log_end(self, key: Key) -> int | None:
-        """The log end as of the last fetch."""
+        """The log end, as of the last fetch."""
         return None if self._closed else self._fetcher.reader.high_watermark(*key)
 
     # Ending.
 
     def _end_run(self, limit: Limit) -> None:
-        """Before it is closed, ``run`` begins nothing more, and what handlers have in hand ends (*blocking*)."""
+        """Before the close: ``run`` begins nothing more; wait for its handlers, up to the limit (*blocking*)."""
         if (owner := self._delivery.in_lanes.owner) is None:
             return
         owner.is_ending = True

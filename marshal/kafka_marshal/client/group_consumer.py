@@ -27,22 +27,22 @@ from rationalizer import Outcome
 
 __all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
 
-#: How long ``commit`` waits for the log, unless told otherwise (s).
+#: The default timeout of ``commit`` (s).
 COMMIT_TIMEOUT_S = 5.0
 
-#: Topics in one message.
+#: How many topics a log message names.
 _SOME = 5
 
 
 class Piece(NamedTuple):
-    """Key hashes lo … hi of a partition (P7), all of them for a whole one; epoch is its fencing token (G5)."""
+    """Key hashes lo … hi of a partition (all of them: the whole partition); epoch is its fencing token."""
 
     topic: str
     partition: int
     lo: int
     hi: int
     epoch: int
-    #: It is meant for another member: finished, and let go.
+    #: Another member gets it next: this one finishes it, and releases it.
     revoked: bool
 
 
@@ -56,7 +56,7 @@ def _piece(piece: effects.Piece, callback: effects.Callback) -> Piece:
 
 
 class GroupConsumer(Consumer):
-    """A member of a coordinated group. Made by :meth:`Marshal.group_consumer`; it has all that a Consumer has."""
+    """A member of a coordinated group, with all methods of a Consumer. Made by :meth:`Marshal.group_consumer`."""
 
     _named: ClassVar[staticmethod[[effects.Piece, effects.Callback], Any]] = staticmethod(_piece)
 
@@ -94,7 +94,7 @@ class GroupConsumer(Consumer):
             self._driver.listeners.remove(self._applied)
 
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
-        """Say that this member has joined (a listener of the driver; its lock is held)."""
+        """Log that this member has joined (a listener of the driver; its lock is held)."""
         settings, message = self._driver.engine.settings, outcome.message
         if outcome.member is None or (message.instance_id, message.client_id, message.group_id) != settings.ids:
             return
@@ -103,7 +103,7 @@ class GroupConsumer(Consumer):
         self._look_at_shares()
 
     def _look_at_shares(self) -> None:
-        """Warn once if partitions may not be shared by key though this member would (the driver's lock is held)."""
+        """Warn once if this member allows key sharing but its group does not (the driver's lock is held)."""
         options, group = self._options.settings.group, self._member.member.group
         if options is None or not options.allow_key_share or self._share_said or group is None:
             return
@@ -127,17 +127,17 @@ class GroupConsumer(Consumer):
 
     @property
     def generation(self) -> int:
-        """The group's generation: the offset of the record that began it; 0 before the first (G5)."""
+        """The group's generation: the offset of the record that began it; 0 before the first."""
         return self._look(lambda now: self._member.member.generation)
 
     @property
     def member_id(self) -> str:
-        """The id that the group gave this member (G6); "": it is none at present."""
+        """The id that the group gave this member; "": it is not a member at present."""
         return self._look(lambda now: self._member.member.member_id)
 
     @property
     def state(self) -> str:
-        """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` (not proven at present) or ``"DOWN"`` (G7)."""
+        """``"STARTUP"``, ``"PART_OF_GROUP"``, ``"REDISCOVER"`` (not proven at present) or ``"DOWN"``."""
         return self._look(self._state)
 
     def pieces(self) -> list[Piece]:
@@ -145,15 +145,16 @@ class GroupConsumer(Consumer):
         return self._look(self._pieces)
 
     def committed(self, partitions: Sequence[Key | TopicPartition]) -> list[TopicPartition]:
-        """Of each, what the group reads next (−1: nobody has begun), and under which epoch this member has it (−1)."""
+        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none)."""
         keys = arguments.partitions("partitions", partitions)
         return self._look(lambda now: [self._committed(key) for key in keys])
 
     def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
-        """What is done of the pieces that this member has is in the log when this returns.
+        """When this returns, the log has all that is done of this member's pieces.
 
-        Without it that happens by itself, three times a session. Raises KafkaUnavailableError where the log does not
-        show it within timeout seconds: it is committed later, or the messages come again; what ended the membership.
+        Without this call it is committed three times a session. Raises KafkaUnavailableError if the log does not show
+        it within timeout seconds: then it is committed later, or the messages come again. Raises what ended the
+        membership.
         """
         timeout = arguments.seconds("timeout", timeout)
         self._begin(None)
@@ -200,7 +201,7 @@ class GroupConsumer(Consumer):
         return self._member.reports.is_committed and not any(map(self._has_islands, self._engine.assignments.values()))
 
     def _has_islands(self, assignment: Assignment) -> bool:
-        """Whether something is done beyond a gap that the log does not know yet (P6)."""
+        """Whether something beyond a gap is done that the log does not know yet (P6)."""
         is_reported = assignment.stage in REPORTING and assignment.lease.held and not self._engine.at_most_once
         progress = self._member.view.progress(assignment.key)
         return is_reported and progress is not None and bool(beyond(assignment.tracker.done.ranges, progress.ranges))

@@ -13,18 +13,18 @@ from kafka_marshal.node.driver import Driver
 
 __all__ = ["Lease"]
 
-#: How long a record of ours may take to come back through the log before the caller is told, in intervals (HI).
+#: How long our record may take to come back through the log before the call fails, in heartbeat intervals.
 ANSWER_INTERVALS = 2
 
 
 class Lease(OneProcess, WithBlock):
-    """One lease that this process holds; beats go out by themselves until it is released or lost.
+    """One lease that this process holds; heartbeats are sent in the background until it is released or lost.
 
-    Made by :meth:`Marshal.claim`. Any thread may use it. As a context manager it is released at the end.
+    Made by :meth:`Marshal.claim`. Any thread may use it. A ``with`` block releases it at its end.
 
     Attributes:
         topic, partition: what it is a lease of.
-        epoch: the fencing token. Store it with every write to an outside system, and refuse older ones there (C9).
+        epoch: the fencing token. Store it with every write to an outside system, and refuse older ones there.
     """
 
     def __init__(self, driver: Driver, manual: ManualLease) -> None:
@@ -34,17 +34,17 @@ class Lease(OneProcess, WithBlock):
         self.partition: int
         self.topic, self.partition = manual.key
         self.epoch: int = manual.lease.epoch
-        #: Its Marshal, which lives as long.
+        #: Its Marshal, kept alive by this reference.
         self._keeps: object = None
 
     @property
     def valid(self) -> bool:
-        """Is it ours for certain, by this process's own clock (T4, T5)?"""
+        """Whether this process certainly holds it, by its own clock."""
         return self._driver.now_ms() < self._manual.lease.hand_out_until
 
     @property
     def last_offset(self) -> int | None:
-        """Everything up to this offset is done, as far as the log knows; None: nothing is (P2)."""
+        """Everything up to this offset is done, as far as the log knows; None: nothing is."""
         return self._driver.call(self._last_offset)
 
     def _last_offset(self) -> int | None:
@@ -53,13 +53,13 @@ class Lease(OneProcess, WithBlock):
             return None if lease is None or lease.progress.stable < 0 else lease.progress.stable
 
     def require(self) -> None:
-        """Raise LeaseLostError unless the lease is valid. Call it before what can't be undone."""
+        """Raise LeaseLostError unless the lease is valid. Call it before a step that can't be undone."""
         if not self.valid:
             self._driver.refuse_fork()
             raise LeaseLostError(self._lost_message())
 
     def heartbeat(self, last_offset: int | None = None) -> None:
-        """Report that everything up to last_offset is done, and wait until the log has it (C5, C14)."""
+        """Report that everything up to last_offset is done, and wait until the log has it."""
         self._driver.call(self._heartbeat, _checked(last_offset))
 
     def _heartbeat(self, last_offset: int | None) -> None:
@@ -69,10 +69,10 @@ class Lease(OneProcess, WithBlock):
         self._await(answer, f"heartbeat({last_offset})")
 
     def grant(self, last_offset: int) -> None:
-        """Claim all messages up to last_offset, at most once: nobody else will ever get them (C12).
+        """Claim all messages up to last_offset, at most once: no other member will ever get them.
 
-        Go on with them only when this has returned. Raises ConfigurationError where they, or some of them, were
-        granted or done before, LeaseLostError where the lease is not ours any more.
+        Process them only after this has returned. Raises ConfigurationError if some of them were granted or done
+        before, LeaseLostError if this process does not hold the lease any more.
         """
         self._driver.call(self._grant, arguments.a_whole("last_offset", last_offset))
 
@@ -83,7 +83,7 @@ class Lease(OneProcess, WithBlock):
         self._await(answer, f"grant({last_offset})")
 
     def release(self, last_offset: int | None = None) -> None:
-        """Release the lease, with everything up to last_offset done (C8). Releasing one that is over does nothing."""
+        """Release the lease, with everything up to last_offset done. Releasing one that is over does nothing."""
         self._driver.call(self._release, _checked(last_offset))
 
     def _release(self, last_offset: int | None) -> None:

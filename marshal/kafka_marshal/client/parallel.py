@@ -3,8 +3,8 @@
 ::
 
     user's thread       waits, as in any other call; an interrupt ends the run in order
-    feeder              a thread of ours: reads, spreads messages over lanes, says which are ready
-    workers             threads or tasks: take a ready lane, call the handler, say done, and the lane is ready again
+    feeder              one of our threads: reads, spreads messages over lanes, reports ready lanes to the workers
+    workers             threads or tasks: take a ready lane, call the handler, report done; then the lane is ready again
     timer               gives failed messages their next try (:mod:`.tries`)
 """
 
@@ -38,20 +38,20 @@ from kafka_marshal.logs import log
 
 __all__ = ["Call", "Runner", "carry_out", "finish"]
 
-#: Messages that are spread over lanes at a time: the shell's lock is held meanwhile.
+#: Messages that are spread over lanes at a time, with the driver's lock held.
 SPREAD = 1_000
 
-#: So many lanes should be ready for each handler, and so many at least: with fewer more is read.
+#: How many lanes should be ready for each handler, and at least in total; with fewer, more messages are read.
 READY_EACH = 2
 READY_LEAST = 64
 
-#: What was fetched of a partition waits so long (s) for one of its messages in hand; then it is fetched again later.
+#: Fetched messages of a partition wait this long (s) for one of its messages in flight; then they are fetched later.
 STUCK_S = 1.0
 
-#: The end of another run is looked for this often (s).
+#: How often to check whether another run has ended (s).
 SOON_S = 0.01
 
-#: What has held a partition back for so long (ms) is shown, and looked for this often.
+#: A message that holds its partition back for this long (ms) is reported; this is checked as often.
 HELD_BACK_MS = 1_000.0
 
 
@@ -62,9 +62,9 @@ def carry_out(
     call: Call,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> None:
-    """Do what ``run`` is to do, from beginning to end (a thread of ours; *blocking*).
+    """Carry out ``run``, from beginning to end (one of our threads; *blocking*).
 
-    loop: where coroutines run; None: in one of its own.
+    loop: where coroutines run; None: in a new one.
     """
     call.has_begun = True
     try:
@@ -80,7 +80,7 @@ def carry_out(
 
 
 def finish(is_gone: Callable[[], bool], consumer: FetchingConsumer[Any], call: Call) -> None:
-    """Wait until a run that is ending has ended; one that has not begun begins nothing (*blocking*)."""
+    """Wait until a run that is ending has ended; one that has not begun needs no wait (*blocking*)."""
     _wait(consumer, lambda: is_gone() or call.is_over or not call.has_begun)
 
 
@@ -117,11 +117,11 @@ class Runner:
         self._told: set[tuple[str, int]] = set()
 
     def _made(self) -> Lanes:
-        """The lanes, which know of handlers that a run before has left behind."""
+        """The lanes: those of the previous run, if it has left handlers behind."""
         consumer, order = self._consumer, self._options.order
         timeout = consumer._engine.settings.handler_timeout_ms
         in_lanes = consumer._delivery.in_lanes
-        _wait(consumer, lambda: (before := in_lanes.owner) is None or not before.is_ending)  # who began it may be gone
+        _wait(consumer, lambda: (before := in_lanes.owner) is None or not before.is_ending)  # its caller may be gone
         with self._driver.locked(step=False):
             lanes = in_lanes.lanes
             if in_lanes.owner is not None:
@@ -142,7 +142,7 @@ class Runner:
     # The feeder.
 
     def feed(self, is_gone: Callable[[], bool]) -> None:
-        """Until the end, which it sees to (a thread of ours; *blocking*)."""
+        """Run until the end, and clean up (one of our threads; *blocking*)."""
         try:
             self._workers.start()
             number, pull, came, waited = self._consumer._engine.number, Pull(self._consumer._engine), None, None
@@ -157,7 +157,7 @@ class Runner:
                     self._look(now)
                     is_enough = self._lanes.ready >= self._tries.ready_wanted
                     if is_enough:
-                        self._consumer._take(Heard(number))  # else asking for more says that handlers are alive
+                        self._consumer._take(Heard(number))  # otherwise Next shows that handlers are alive
                     wanted = Wanted(SPREAD, False, self._runtime.monotonic(), came, waited)
                     step = None if is_enough else self._consumer._take(Next(number, wanted, pull))
                     if isinstance(step, Take):
@@ -172,7 +172,7 @@ class Runner:
                             waited = self._read_on()
                     case Wait(_):
                         waited = self._read_on()
-        except BaseException as error:  # noqa: BLE001 - it is raised when all that is in hand has ended
+        except BaseException as error:  # noqa: BLE001 - it is raised when all that is in flight has ended
             self._tries.end(error)
         finally:
             self._drain(is_gone)
@@ -180,7 +180,7 @@ class Runner:
             raise self._tries.error
 
     def _read_on(self) -> float | None:
-        """Nothing can be handed out: wait for messages; where some wait for what is in hand, for that."""
+        """Nothing can be delivered: wait for messages, or, if some wait for messages in flight, for those."""
         fetcher = self._consumer._fetcher
         with self._driver.locked(step=False):
             is_waiting = self._consumer._delivery.is_waiting
@@ -195,7 +195,7 @@ class Runner:
         return None
 
     def _look(self, now: float) -> None:
-        """Note what is held back, and warn of it once (the shell's lock is held)."""
+        """Note which partitions are held back, and warn of each once (the driver's lock is held)."""
         if now < self._looked_at + HELD_BACK_MS:
             return
         self._looked_at, found = now, self._lanes.held_back(now, HELD_BACK_MS)
@@ -212,7 +212,7 @@ class Runner:
                 self._consumer._take(Say(self._consumer._engine.number, text))
 
     def _drain(self, is_gone: Callable[[], bool]) -> None:
-        """What is in hand ends, or is left behind; what waits is not in hand any more."""
+        """End, or leave behind, what is in flight; give back what waits."""
         tries = self._tries
         self._call.is_ending = self._lanes.is_ended = True
         with tries.news:
@@ -238,6 +238,6 @@ class Runner:
             )
 
     def _give_back(self) -> None:
-        """What no handler has is not in hand any more: it comes again, here or elsewhere."""
+        """Give back messages in flight that no handler has: they come again, here or elsewhere."""
         with self._driver.locked():
             self._consumer._take(GiveBack(self._consumer._engine.number))

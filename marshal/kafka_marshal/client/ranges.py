@@ -1,7 +1,7 @@
-"""RangeConsumer: ranges of offsets of the partitions that this member holds, for whoever reads them by himself.
+"""RangeConsumer: ranges of offsets of the partitions that this member holds, for callers that do their own reading.
 
-Nothing is fetched here. The user's thread asks the leaders where the logs end, the engine cuts ranges from there down
-to what is done, and what the user says is done goes into the log with the beats.
+Nothing is fetched here. Our threads ask the leaders where the logs end, and the engine cuts ranges between what
+is done and there. What the user reports as done goes into the log with the heartbeats.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ RangesCallback = Callable[["RangeConsumer", list[TopicPartition]], object]
 
 
 class RangeConsumer(Membership["RangeConsumer"]):
-    """Hands out offset ranges of the partitions this member holds. Made by :meth:`Marshal.ranges`.
+    """Delivers offset ranges of the partitions this member holds. Made by :meth:`Marshal.ranges`.
 
-    ``done``, ``give_back``, ``is_valid``, ``close`` … may be called from any thread; ``take`` by one at a time.
+    Any thread may call ``done``, ``give_back``, ``is_valid``, ``close`` …; only one at a time may call ``take``.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class RangeConsumer(Membership["RangeConsumer"]):
         options: ConsumerOptions,
         committed: bool,
     ) -> None:
-        #: Ranges end at the last stable offset, as a read_committed reader does.
+        #: Ranges end at the last stable offset, as for a read_committed reader.
         self.committed = committed
         self._marks = Watermarks(driver.cluster, committed=committed)
-        #: Called when it has ended; for what serves its readers.
+        #: Called when the consumer has ended, to end what serves its readers.
         self.at_end: Callable[[], object] = lambda: None
         self._taker = RangeTaker(self, driver, self._marks)
         super().__init__(marshal, driver, options)
@@ -56,18 +56,18 @@ class RangeConsumer(Membership["RangeConsumer"]):
     def take(
         self, max_records: int, ends: Mapping[Key, int] | None = None, timeout: float | None = None
     ) -> list[OffsetRange]:
-        """Ranges of at most max_records records in all, in hand from here on; at most one of each partition.
+        """Ranges of at most max_records records in total, at most one of each partition; they are in flight then.
 
-        They run from the first offset that is neither done nor in hand to where the log ends now (its last stable
-        offset under read_committed), leave out what is done (P6), and share max_records fairly. ``ends`` bounds them:
-        (topic, partition) → the first offset not wanted; partitions that it does not name are left alone. Waits up to
-        timeout seconds (None: until there is something) and returns [] then, and when ``stop()`` or ``close()`` ends
-        the wait. After ``stop()`` it waits its timeout out, after ``close()`` it raises ClosedError.
+        They begin at the first offset that is neither done nor in flight, end where the log ends now (under
+        read_committed, at the last stable offset), leave out what is done, and share max_records fairly. ``ends``
+        limits them: (topic, partition) → the first offset not wanted; other partitions give no range. Waits up to
+        timeout seconds (None: until there is something), then returns []; so it does if ``stop()`` or ``close()``
+        ends the wait. After ``stop()`` it waits for its timeout; after ``close()`` it raises ClosedError.
 
-        At most once, every range is granted by the log before it is returned (C12, C13).
+        At most once, the log grants every range before it is returned.
 
-        Raises KafkaUnavailableError where the leaders do not answer, what ended the Marshal, and, made with
-        ``position_lost="raise"``, PositionLostError (P11).
+        Raises KafkaUnavailableError if the leaders do not answer, what ended the Marshal, and, if the consumer was
+        made with ``position_lost="raise"``, PositionLostError.
         """
         max_records = arguments.a_whole("max_records", max_records, 1)
         if ends is not None:
@@ -78,14 +78,14 @@ class RangeConsumer(Membership["RangeConsumer"]):
             return []
         answer = self._driver.servants.ask(self._taker.serve, max_records, ends, timeout, undo=self.give_back)
         try:
-            # At most once, what is granted late is as good as lost: it is waited for.
+            # At most once, a grant that comes after the timeout would be lost: so this waits without one.
             found = answer.wait(None if timeout is None or self._options.settings.at_most_once else timeout + LOOK_S)
             answer.receipt.out = True; return found  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except EndedError:
             return []
         except BaseException as error:
             answer.receipt.left = True
-            if isinstance(error, LateError):  # our own threads are held up
+            if isinstance(error, LateError):  # our own threads are blocked
                 return []
             raise
 
@@ -100,13 +100,13 @@ class RangeConsumer(Membership["RangeConsumer"]):
             keys = [key for key, x in self._engine.assignments.items() if x.shown and not x.releasing]
         self._marks.look_ahead(keys)
 
-    # Saying what becomes of them.
+    # Reporting results.
 
     def done(self, ranges: Iterable[OffsetRange], *, flush: bool = False, together: bool = False) -> list[OffsetRange]:
-        """These ranges are done: the next beats say so in the log (C14), with flush at once. Returns what counted.
+        """These ranges are done: the next heartbeats report it; with flush, it is sent at once. Returns what counted.
 
-        A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together`` nothing
-        is done, nor counted, unless all of them are still in hand.
+        A range whose lease has ended commits nothing, and is counted in ``ignored_done``. With ``together``, the call
+        has no effect unless all of them are still in flight.
         """
         arguments.a_flag("flush", flush)
         arguments.a_flag("together", together)
@@ -117,9 +117,9 @@ class RangeConsumer(Membership["RangeConsumer"]):
             return self._take(DoneRanges(self._engine.number, ranges, flush, together)) or []
 
     def give_back(self, ranges: Iterable[OffsetRange]) -> None:
-        """These ranges are in hand no longer, and not done: they come again, here or at the next holder.
+        """Give these ranges back, not done: they come again, here or at the next holder.
 
-        At most once they can't: they are reported in ``unprocessed``, and nobody gets them (C13).
+        At most once they can't come again: they are reported in ``unprocessed``, and no member gets them.
         """
         self._driver.call(self._give_back, _checked(ranges))
 
@@ -128,12 +128,12 @@ class RangeConsumer(Membership["RangeConsumer"]):
             self._take(GiveBackRanges(self._engine.number, ranges))
 
     def is_valid(self, given: OffsetRange) -> bool:
-        """Whether the range's lease is proven at this moment, by this process's own clock (T4)."""
+        """Whether the range's lease is proven at this moment, by this process's own clock."""
         until = self._driver.call(self._proven_until, *_checked([given]))
         return until is not None and self._driver.now_ms() < until
 
     def _proven_until(self, given: OffsetRange) -> float | None:
-        """Until when its lease is proven; None: it is not in hand."""
+        """Until when its lease is proven (ms, own clock); None: the range is not in flight."""
         with self._driver.locked(step=False):
             run = self._delivery.find(given)
             return None if run is None else run.assignment.lease.proven_until
@@ -141,7 +141,10 @@ class RangeConsumer(Membership["RangeConsumer"]):
     # Looking.
 
     def ends(self) -> dict[Key, int]:
-        """Where the logs of all subscribed partitions end now, held here or not (*blocking*)."""
+        """Partition → log end, of all subscribed partitions, held here or not (*blocking*).
+
+        Raises KafkaUnavailableError if one has no leader, or is gone.
+        """
         keys, _ = self._driver.call(self._subscribed)
         marks = self._marks.look_up(keys)
         if missing := [key for key in keys if key not in marks]:
@@ -153,7 +156,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         return {key: marks[key][1] for key in keys}
 
     def starts(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """Where these partitions' logs begin now (*blocking*); those without a leader are left out."""
+        """Partition → log start (*blocking*); partitions without a leader are left out."""
         return {key: low for key, (low, _) in self._marks.look_up(arguments.partitions("keys", keys)).items()}
 
     def missing_topics(self) -> list[str]:
@@ -162,7 +165,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         return sorted(names.difference(topic for topic, _ in partitions))
 
     def _subscribed(self) -> tuple[Collection[Key], frozenset[str]]:
-        """Partitions that there are, and topics asked for by name."""
+        """Partitions that exist, and topics asked for by name."""
         with self._driver.locked(step=False):
             return self._engine.subscription.partitions, self._engine.subscription.names
 
@@ -172,11 +175,11 @@ class RangeConsumer(Membership["RangeConsumer"]):
         return self._closed
 
     def holds(self, given: OffsetRange) -> bool:
-        """Whether the range is in hand still: its lease is not over, as far as we know."""
+        """Whether the range is still in flight: its lease is not over, as far as this member knows."""
         return self._driver.call(self._proven_until, *_checked([given])) is not None
 
     def wait_lost(self, ranges: Iterable[OffsetRange], timeout: float) -> bool:
-        """Wait until one of the ranges is not in hand any more, at most timeout seconds; whether that came."""
+        """Wait until one of the ranges is not in flight any more, at most timeout seconds; whether that happened."""
         timeout = arguments.seconds("timeout", timeout)
         return self._driver.servants.ask(self._wait_lost, _checked(ranges), timeout).wait()
 
@@ -196,7 +199,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
     def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
         """Wait for ``is_done``, or for a partition to take from, at most timeout seconds; whether all is done.
 
-        What has lost its position is not waited for: nobody works on it (``lost_positions``).
+        It does not wait for partitions that have lost their position: no member works on them (``lost_positions``).
         """
         arguments.offsets("ends", ends)
         timeout = arguments.seconds("timeout", timeout)
@@ -217,7 +220,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         return all_done()
 
     def _log_end(self, key: Key) -> int | None:
-        """The log end as of the last look."""
+        """The log end, as last read."""
         return self._marks.end_of(key)
 
     def _freed(self) -> None:

@@ -1,4 +1,4 @@
-"""What threads of our own do for ``RangeConsumer.take``: find open ranges, or wait until there are some."""
+"""What our own threads do for ``RangeConsumer.take``: find open ranges, or wait until there are some."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Marks", "RangeTaker", "Watermarks"]
 #: (log start, log end) by partition.
 Marks = dict[Key, tuple[int, int]]
 
-#: How long the leaders may take to answer.
+#: How long the leaders may take to answer (s).
 LOOKUP_TIMEOUT_S = 10.0
 
 
 class Watermarks:
-    """What one consumer has asked the leaders of its partitions."""
+    """The log starts and ends of one consumer's partitions, as their leaders answered."""
 
     def __init__(self, cluster: Cluster, *, committed: bool) -> None:
         """committed: logs end at the last stable offset, as for a read_committed reader."""
@@ -44,22 +44,22 @@ class Watermarks:
         self.ahead = self._aside.submit(self.look_up, keys) if keys else None
 
     def take_ahead(self) -> Marks | None:
-        """What they have answered to ``look_ahead``, once; None: nothing (yet)."""
+        """The answer to ``look_ahead``, returned once; None: there is none (yet)."""
         ahead, self.ahead = self.ahead, None
         if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
             return None
         return ahead.result()
 
     def end_of(self, key: Key) -> int | None:
-        """The log end as of the last look."""
+        """The log end, as last read."""
         return self._ends.get(key)
 
     def close(self) -> None:
-        """Ask for nothing more."""
+        """Send no more requests."""
         self._aside.shutdown(wait=False, cancel_futures=True)
 
 
-#: While there is nothing new, the leaders are asked again this often.
+#: While there is nothing new, the leaders are asked again this often (s).
 POLL_S = 0.1
 
 
@@ -92,7 +92,7 @@ class RangeTaker:
     def serve(
         self, is_gone: Callable[[], bool], max_records: int, ends: Mapping[Key, int] | None, timeout: float | None
     ) -> list[OffsetRange]:
-        """Carry out a ``take``, on a thread of our own."""
+        """Carry out a ``take``, on one of our threads."""
         deadline = None if timeout is None else self._driver.monotonic() + timeout
         while not is_gone():
             keys = self.open_keys(ends)
@@ -108,7 +108,7 @@ class RangeTaker:
         return []
 
     def open_keys(self, ends: Mapping[Key, int] | None) -> list[Key] | None:
-        """Partitions to take from, None: it is over."""
+        """Partitions to take from; None: the consumer has ended."""
         with self._driver.locked(step=False):
             if self._consumer._is_over():
                 return None
@@ -120,7 +120,7 @@ class RangeTaker:
         return found or []
 
     def _pause(self, keys: list[Key], ends: Mapping[Key, int] | None, timeout_s: float) -> None:
-        """Wait until other partitions can be taken from, or it is time to ask for the log ends again."""
+        """Wait until there are other partitions to take from, or it is time to ask for the log ends again."""
         known = set(keys)
 
         def changed() -> bool:
@@ -132,7 +132,7 @@ class RangeTaker:
             self._driver.wait_for(changed, timeout_s)
 
     def _take_known(self, max_records: int, ends: Mapping[Key, int] | None, keys: Collection[Key]) -> list[RangeRun]:
-        """Take from what ``look_ahead`` has found, if that fills a round: then nobody need be asked."""
+        """Take from what ``look_ahead`` has found, if that fills a round: then no request is needed."""
         ahead = self._marks.take_ahead()
         if ahead is None:
             return []
@@ -157,7 +157,7 @@ class RangeTaker:
         return self._await_grants(runs) if self._consumer._engine.at_most_once else runs
 
     def _await_grants(self, runs: list[RangeRun]) -> list[RangeRun]:
-        """Wait until our replica has applied all proposals (C13); those that were granted."""
+        """Wait until our replica has applied all proposals (C13); returns those that were granted."""
         granted: list[RangeRun] = []
         waiting = list(runs)
         try:
@@ -168,7 +168,7 @@ class RangeTaker:
                     run = waiting.pop()
                     if self._consumer._take(CollectRange(self._number, run)):
                         granted.insert(0, run)
-        except BaseException:  # Ctrl-C while waiting: what was granted will reach nobody
+        except BaseException:  # Ctrl-C while waiting: the caller won't get what was granted
             with self._driver.locked():
                 self._consumer._take(LoseRanges(self._number, granted, waiting))
             raise
