@@ -13,7 +13,7 @@ from kafka_marshal.errors import ConfigurationError, LeaseLostError
 
 __all__ = ["Attempt", "GroupKind", "Order", "current"]
 
-#: Who shares out the partitions: claims, or a coordinated group.
+#: How partitions are assigned: by claims, or by a coordinated group.
 GroupKind = Literal["claimed", "coordinated"]
 
 
@@ -24,7 +24,7 @@ class Attempt:
         message: what is handled.
         number: 1 for the first try, 2 for the first retry …
         attempts: how many tries there are at most.
-        epoch: the fencing token of its partition (C9); for a part that is shared by key a ``SharedEpoch``.
+        epoch: the fencing token of its partition; a ``SharedEpoch`` if the partition is shared by key.
         group_id, kind: of the consumer.
         order: as passed to ``run``.
         stable: everything of the partition up to this offset is done; −1: nothing is.
@@ -58,9 +58,9 @@ class Attempt:
         keep_headers: bool = False,
         held: Callable[[], bool] | None = None,
     ) -> None:
-        """held: what ``is_held`` asks; None: it says True."""
+        """held: the answer of ``is_held``; None: it is always True."""
         self.message: Message = message
-        #: As in Kafka, whatever the handler makes of them. (Headers cost 0.3 µs each, so few need to keep them.)
+        #: As in Kafka, even if the handler changes them. (A header costs 0.3 µs, so they are kept only if needed.)
         self._key: bytes | None = message.key()
         self._value: bytes | None = message.value()
         self._headers: Headers = tuple(headers_of(message) or ()) if keep_headers else None
@@ -89,7 +89,7 @@ class Attempt:
         return self.number >= self.attempts
 
     def _restore(self, topic: str) -> None:
-        """Undo what the handler has changed in the message: its next try, and its order, want what is in Kafka."""
+        """Undo the handler's changes to the message: its next try, and its order, need what is in Kafka."""
         message: Any = self.message
         self._restore_topic(topic)
         if message.key() is not self._key:
@@ -101,21 +101,21 @@ class Attempt:
             message.set_headers(list(self._headers) or None)
 
     def _restore_topic(self, topic: str) -> None:
-        """By its topic what is done is found: a handler may have set another one."""
+        """Undo a handler's change of the topic: a done message is found by its topic."""
         message: Any = self.message  # typed by stubs that lack some setters
         if message.topic() != topic:
             message.set_topic(topic)
 
     @property
     def is_held(self) -> bool:
-        """Whether this process can prove, by its own clock, that the message's partition is its own still."""
+        """Whether this process can prove, by its own clock, that it still holds the message's partition."""
         return self._held is None or self._held()
 
     def require(self) -> None:
-        """Raise LeaseLostError unless ``is_held``: before something leaves the process that nothing else fences.
+        """Raise LeaseLostError unless ``is_held``. Call it before a side effect that nothing else fences.
 
-        A process that was stopped (SIGSTOP, a suspended machine) may have lost the partition to another member
-        meanwhile. Sinks of this library call it before they commit.
+        If the process was stopped (SIGSTOP, a suspended machine), another member may have the partition by now. Sinks
+        of this library call it before they commit.
         """
         if not self.is_held:
             message = self.message

@@ -17,8 +17,8 @@ class Batch:
 
     Attributes:
         topic, partition: where they are from.
-        epoch: the fencing token; store it, and the last offset, with what the batch writes (C9).
-        messages: in the order of their offsets; the list is the caller's own, to be sorted or emptied at will.
+        epoch: the fencing token; store it, and the last offset, with what the batch writes.
+        messages: in the order of their offsets; the caller may change the list.
         first_offset, last_offset: of the first and the last message.
     """
 
@@ -46,7 +46,7 @@ class Batch:
         self.last_offset: int = self.messages[-1].offset()
 
     def done(self) -> None:
-        """The whole batch is done. After its lease ended this commits nothing, and is counted (``ignored_done``)."""
+        """The whole batch is done. After its lease ended, this commits nothing, and ``ignored_done`` counts it."""
         self._done(self._run)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Claims by hand: one lease, waited for, or why there is none."""
+"""Claims by hand: wait for one lease, or raise why there is none."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["serve_claim"]
 
 
 def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
-    """Carry out ``Marshal.claim``, on a thread of our own; is_gone: the caller has left. Raises as it does."""
+    """Carry out ``Marshal.claim`` on one of our threads. is_gone: the caller has left. Raises the same errors."""
     key = (topic, partition)
     driver.read_all()
     deadline = driver.monotonic() + timeout
     _check_partition(driver, topic, partition)
     with driver.condition:
-        # While our own release of before is under way, the lease is neither ours nor free.
+        # While our earlier release is under way, the lease is neither ours nor free.
         is_going = driver.engine.book.is_releasing
         driver.wait_for(lambda: is_gone() or not is_going(key), max(0.0, timeout))
     with driver.locked() as engine:
@@ -45,7 +45,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
             raise ConfigurationError(f"{topic} [{partition}]: this Marshal has, or is getting, this lease already")
         manual: ManualLease = engine.take(ClaimLease(key), driver.now_ms())
     with driver.condition:
-        # One answer of the log is waited for in any case, so that timeout=0 means: one try.
+        # Wait for one answer of the log in any case: timeout=0 means one try.
         answer_s = 2 * driver.engine.settings.heartbeat_interval_ms / 1000
         driver.wait_for(lambda: manual.is_proven or bool(manual.refusal or manual.loss), answer_s)
         driver.wait_for(
@@ -62,7 +62,7 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
 
 
 def _check_partition(driver: Driver, topic: str, partition: int) -> None:
-    """Refuse a partition that its topic does not have: nobody would ever get a message under that lease."""
+    """Refuse a partition that its topic does not have: there would never be a message under that lease."""
     try:
         info = driver.cluster.topic_info([topic], LOOKUP_TIMEOUT_S).get(topic)
     except MarshalError as error:

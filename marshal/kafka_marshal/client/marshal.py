@@ -68,7 +68,7 @@ M = TypeVar("M", bound=Membership[Any])
 
 DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
-#: As a lease's two intervals, and a little more patient: a death moves what one member has.
+#: A little longer than two heartbeat intervals of a lease: after a death, its member's partitions move.
 DEFAULT_SESSION_TIMEOUT_MS = 10_000
 
 
@@ -81,30 +81,31 @@ class _Opened(NamedTuple):
     meter: Meter
 
     def undo(self) -> None:
-        """It reached no caller."""
+        """End it again: it did not reach the caller."""
         self.driver.shut_down()
         if self.watchdog is not None:
             self.watchdog.close()
 
 
 class Marshal(Watched, OneProcess, WithBlock):
-    """One member of a group: claims partitions through the log, and keeps them with heartbeats (C1 … C17).
+    """One member of a group: claims partitions through the log, and keeps them with heartbeats.
 
-    ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member: unique in the
-    group at a time; keep it over restarts and a restarted process takes its partitions over at once (C7). Without
-    one, a unique one is made. ``topic`` is the coordination topic. ``heartbeat_interval_ms`` (100 … 600,000): a silent
-    member is replaced after two intervals. ``watchdog`` (Linux): a small process beside this one releases what it holds
-    as soon as it dies without a goodbye (kill -9, a segfault, out of memory), so that others need not wait for two
-    intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka; progress restarts it.
+    ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member, unique in the
+    group at any time. If a restarted process keeps it, it takes over its partitions at once; None: a unique one is
+    made. ``topic`` is the coordination topic. ``heartbeat_interval_ms`` (100 … 600,000): a silent member is replaced
+    after two intervals. ``watchdog`` (Linux): a small process beside this one. If this one dies without a release
+    (kill -9, a segfault, out of memory), the watchdog releases what it held at once, so that others need not wait for
+    two intervals; see docs/watchdog.md. ``timeout`` (seconds): how long a start waits for Kafka without progress.
 
-    Made, it has read the log to its end. Raises KafkaUnavailableError if no broker answers, CoordinationTopicError
-    where the topic can't be trusted (the message names the remedy), ConfigurationError for settings that can't work.
+    The constructor returns when the log is read to its end. Raises KafkaUnavailableError if no broker answers,
+    CoordinationTopicError if the topic can't be trusted (the message names the remedy), ConfigurationError for settings
+    that can't work.
 
     Attributes:
         world: what the log says about this group, read-only (WorldView): leases, holders, positions.
-        watchdog: the process that releases for this one should it die; None: there is none.
+        watchdog: the process that releases for this one if it dies; None: there is none.
         bootstrap_servers, group_id, client_id, topic, heartbeat_interval_ms, config: as given, or the defaults.
-        instance_id: names this run of this Marshal, for ever (HOST/PID/RELEASE/RANDOM).
+        instance_id: identifies this run of this Marshal; never used again (HOST/PID/RELEASE/RANDOM).
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         self._is_stopped = False
         self._closed = False
         self._ending = Ending(cluster.runtime)
-        #: The process that speaks for this one should it die; None: there is none.
+        #: The process that releases for this one if it dies; None: there is none.
         self.watchdog: Watchdog | None = None
         self._driver: Driver
         #: What the log says about this group, read-only.
@@ -184,14 +185,14 @@ class Marshal(Watched, OneProcess, WithBlock):
             answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=_Opened.undo)
             opened = answer.wait()
             answer.receipt.out = True; self._driver, self.watchdog, self.world, self._meter = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
-        except BaseException:  # Ctrl-C, too: nobody else will end what has begun
+        except BaseException:  # Ctrl-C, too: nothing else would end what has begun
             if answer is not None:
                 answer.receipt.left = True
             servants.end()
             raise
 
     def _open(self, cluster: Cluster, servants: Servants, *, watchdog: bool) -> _Opened:
-        """Open everything, on a thread of our own: no signal can part that."""
+        """Open everything, on one of our threads, where no signal can interrupt it."""
         beside: Watchdog | None = None
         try:
             if watchdog:
@@ -264,26 +265,26 @@ class Marshal(Watched, OneProcess, WithBlock):
         ``topics``: names, or regular expressions starting with ``^``. ``delivery``: ``"at-least-once"`` (done is
         reported; a crash repeats what was not) or ``"at-most-once"`` (each batch of ``batch_size`` is claimed in the
         log first; a crash loses it). ``start``: where the group begins on partitions it never held: ``"earliest"``,
-        ``"latest"`` or a datetime (P9). ``handler_timeout`` (seconds): a message in flight for longer costs the lease;
-        if none of your threads has come back for as long, all partitions are released, and none claimed until one
-        does.
-        ``auto_done=False``: iterating marks nothing; call ``consumer.done(message)``.
+        ``"latest"`` or a datetime. ``handler_timeout`` (seconds): a message in flight for longer costs the lease; if
+        none of your threads has come back for that long, all partitions are released, and none is claimed until one
+        comes back.
+        ``auto_done=False``: iterating marks nothing as done; call ``consumer.done(message)``.
         ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
-        there; faster where handlers wait. A crash loses up to two batches, a ``close()`` in between up to one and what
-        is left of the one in flight, reported as ever (C13).
+        there; faster if handlers wait. A crash loses up to two batches. A ``close()`` in between loses up to one, and
+        the rest of the one in flight; both are in ``unprocessed``.
         ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half
-        fetched, half delivered and not done. Beyond it batches are smaller than asked for, and of a partition of
-        which something is in flight nothing more comes until some of that is done; one message of each partition
-        comes in any case. (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
-        ``position_lost``: a partition whose log does not hold the group's position (P11) is ``"leave"``: left alone by
-        all members until the position is set, reported by ``on_lost``, an ERROR log and ``lost_positions``; the others
-        continue; ``"raise"``: the next call raises PositionLostError besides, once. ``partition_stuck``: the same for
-        one that can't be read (``stuck``, PartitionStuckError).
-        The callbacks get (consumer, partitions) and run on a separate thread; ``on_revoke`` is the place to finish
-        and to call ``done``: a partition is released when it has returned and every message of it in flight is done.
-        ``revoke_timeout`` (seconds; by default ``handler_timeout`` or, without one, 60): it waits no longer than this.
-        What is still in flight is left behind then and comes again at the next owner; ``on_lost`` is called and an
-        ERROR is logged. If what the release is for ends before it (a pause), the partition stays: ``on_assign`` follows
+        fetched, half delivered and not done. At this limit batches are smaller than requested, and a partition with
+        messages in flight gets no more until some are done; one message of each partition is delivered in any case.
+        (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
+        ``position_lost``: what to do with a partition whose log does not hold the group's position. ``"leave"``: no
+        member works on it until the position is set; ``on_lost``, an ERROR log and ``lost_positions`` report it, and
+        other partitions continue. ``"raise"``: the next call raises PositionLostError as well, once.
+        ``partition_stuck``: the same for one that can't be read (``stuck``, PartitionStuckError).
+        The callbacks get (consumer, partitions) and run on a separate thread. Finish work and call ``done`` in
+        ``on_revoke``: a partition is released when it has returned and every message in flight is done.
+        ``revoke_timeout`` (seconds; default: ``handler_timeout`` or, without one, 60): the longest wait for that. What
+        is still in flight then is left behind and comes again at the next owner; ``on_lost`` is called and an ERROR
+        is logged. If the reason for the release (a pause) ends before it, the partition stays: ``on_assign`` follows
         ``on_revoke``. ``config``: librdkafka properties for the fetching consumer.
         """
         options = ConsumerOptions.checked(
@@ -326,17 +327,18 @@ class Marshal(Watched, OneProcess, WithBlock):
         on_lost: PiecesCallback | None = None,
         config: Mapping[str, object] | None = None,
     ) -> GroupConsumer:
-        """A member of a coordinated group: the group shares out partitions, and moves as few as can be (section 5).
+        """A member of a coordinated group: the group assigns partitions, and moves as few as possible.
 
         ``strategy``: ``"sticky"``, ``"range"`` or ``"roundrobin"``, the same for all members. ``session_timeout_ms``:
-        who is silent for longer is replaced. What stays with a member never stops; what is to go is finished, committed
-        and released. With the same ``client_id``, a restart moves nothing. ``handler_timeout`` (seconds): a message in
-        flight for longer costs the membership, and it joins again when nothing is in flight. ``mirror_offsets=True``:
-        progress is committed to the Kafka group of the same name, too, without joining it, every few seconds, so that
-        Kafka's own tools show the group's lag. It overwrites what that group has committed. The other arguments are
-        those of ``consumer``; the callbacks get (consumer, pieces). One Marshal has one such consumer, and no other
-        besides. The group's coordination topic must be at level 2. What refuses this member (another strategy, a
-        claimed group, a session that is too long …) is raised from its next call, as a GroupError.
+        a member that is silent for longer is replaced. In a rebalance, partitions that stay with a member never pause;
+        those that move are finished, committed and released. With the same ``client_id``, a restart moves nothing.
+        ``handler_timeout`` (seconds): a message in flight for longer costs the membership; the member joins again when
+        nothing is in flight. ``mirror_offsets=True``: progress is also committed to the Kafka group of the same name,
+        without joining it, every few seconds, so that Kafka's own tools show the group's lag. This overwrites what
+        that group has committed. The other arguments are those of ``consumer``; the callbacks get (consumer, pieces).
+        A Marshal with such a consumer has no other consumer. The group's coordination topic must be at level 2. If the
+        group refuses this member (another strategy, a claimed group, a session that is too long …), its next call
+        raises a GroupError.
         """
         options = ConsumerOptions.checked(
             checked_topics(topics, self.topic),
@@ -414,12 +416,12 @@ class Marshal(Watched, OneProcess, WithBlock):
             raise
 
     def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
-        """Claim one lease by hand, waiting up to timeout seconds for it to fall free.
+        """Claim one lease by hand; wait up to timeout seconds until it is free.
 
-        ``topic`` need not exist: then the lease is on its name alone. Where it does, the partition has to exist, too.
-        Raises HeldError (who holds it), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
+        ``topic`` need not exist: then the lease is on its name alone. If it exists, so must the partition. Raises
+        HeldError (it names the holder), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
         our own release yet), UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError
-        where this Marshal holds it already, or the topic has no such partition.
+        if this Marshal holds it already, or the topic has no such partition.
         """
         arguments.text("topic", topic)
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
@@ -463,17 +465,17 @@ class Marshal(Watched, OneProcess, WithBlock):
     def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Release everything with its offsets, and end. A second call does nothing.
 
-        Waits for callbacks (``on_assign``, ``on_revoke``, ``on_lost``) that have not returned, but for one that calls
-        it, for at most ``timeout`` seconds (None: as long as it takes). Then a warning names what was not waited for,
-        all other partitions are released, and those of a callback that runs on end by themselves after two heartbeat
-        intervals. It ends a second after ``timeout`` at the latest, whatever holds it up, from any thread, in a
-        callback, in a signal's handler and at the interpreter's end (in a destructor that runs when threads have been
-        stopped it does nothing). In Kubernetes, choose a timeout well below ``terminationGracePeriodSeconds``.
+        Waits up to ``timeout`` seconds (None: without a limit) for callbacks (``on_assign``, ``on_revoke``,
+        ``on_lost``) to return, except one that calls it. A warning names those that have not; the leases of their
+        partitions end by themselves after two heartbeat intervals, and all other partitions are released. It returns
+        at most one second after ``timeout``: in any thread, a callback, a signal handler, and at the interpreter's
+        end (after threads have been stopped there, it does nothing). In Kubernetes, choose a timeout well below
+        ``terminationGracePeriodSeconds``.
         """
         self._end(True, None if timeout is None else arguments.seconds("timeout", timeout))
 
     def terminate(self) -> None:
-        """End without releasing: a restart of the same client_id takes over within a heartbeat interval (C7)."""
+        """End without releasing: a restart of the same client_id takes over within a heartbeat interval."""
         self._end(False, CLOSE_TIMEOUT_S)
 
     def _end(self, release: bool, timeout: float | None) -> None:
@@ -501,7 +503,7 @@ class Marshal(Watched, OneProcess, WithBlock):
 
 
 def _end_at_exit(mine: ref[Marshal], ending: Ending, driver: Driver, watchdog: Watchdog | None) -> None:
-    """The interpreter ends, and it was not closed; the main() that had it may have returned."""
+    """End a Marshal that was not closed when the interpreter ends; the user's handle may be gone."""
     if (marshal := mine()) is not None:
         marshal._end(True, EXIT_TIMEOUT_S)
     else:

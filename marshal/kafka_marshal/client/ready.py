@@ -1,8 +1,8 @@
 """Lanes that a worker may begin, and which of them is the next (:mod:`.parallel`).
 
-In turn alone, the lane of a frequent key would wait for all others after each of its messages, and continue alone when
-they have ended. The longest first, a rare key would wait as long as there is a backlog of frequent ones. So half of the
-workers do each.
+If all workers took lanes in turn, the lane of a frequent key would wait for all others after each of its messages, and
+be left alone at the end. If all took the longest first, a rare key would wait for the whole backlog of frequent ones.
+So half of the workers do each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Ready", "check_result", "deserialized"]
 
 
 def check_result(result: object) -> None:
-    """Refuse a result whose work has not run: its message is not done."""
+    """Raises ConfigurationError for a result whose work has not run: its message is not done."""
     if what := arguments.unfinished(result):
         arguments.drop(result)
         raise ConfigurationError(
@@ -31,7 +31,7 @@ def check_result(result: object) -> None:
 
 
 def deserialized(deserialize: Callable[[Message], Any], message: Message) -> Any:
-    """What the handler gets; refuses what would have to be awaited first."""
+    """What the handler gets. Raises ConfigurationError if it would have to be awaited first."""
     value = deserialize(message)
     if arguments.is_awaited(value):
         arguments.drop(value)
@@ -42,21 +42,21 @@ def deserialized(deserialize: Callable[[Message], Any], message: Message) -> Any
     return value
 
 
-#: Lanes are as long as others with as many binary digits in their numbers of waiting messages; these are as long, too.
+#: Lanes are sorted by the number of binary digits of their waiting messages; longer ones than this count the same.
 MOST_DIGITS = 12
 
-#: With this number in turn, all workers take them in turn: those that should may all be stuck.
+#: With this number of lanes waiting, all workers take them in turn: the workers for that may all be stuck.
 MOST_IN_TURN = 10_000
 
 
 class Ready:
-    """What waits for a worker. Any thread calls it, and no lock is taken: each step is one of the interpreter.
+    """The lanes that wait for a worker. Any thread calls it, without a lock: each step is atomic in the interpreter.
 
-    A worker takes no more lanes than were put; then it finds one, unless another has asked for more than that.
+    Workers that take no more lanes than were put find one each.
     """
 
     def __init__(self) -> None:
-        #: Each lane in a cell, which the worker that takes the lane empties: it is in the other queue, too.
+        #: Each lane is in a cell that is in both queues; the worker that takes the lane empties the cell.
         self._in_turn: deque[list[Lane]] = deque()
         self._by_length: list[deque[list[Lane]]] = [deque() for _ in range(MOST_DIGITS + 1)]
 
@@ -65,7 +65,7 @@ class Ready:
         return len(self._in_turn)
 
     def put(self, lane: Lane) -> None:
-        """It may begin."""
+        """This lane may begin."""
         cell = [lane]
         as_long = self._by_length[min(len(lane.rest or ()).bit_length(), MOST_DIGITS)]
         _forget_empty(as_long)
@@ -73,7 +73,7 @@ class Ready:
         self._in_turn.append(cell)
 
     def take(self, longest: bool) -> Lane | None:
-        """The longest of all, or the one that has waited longest; None: there is none."""
+        """The lane with the most messages (longest), or the one that has waited longest; None: there is none."""
         if longest and len(self._in_turn) < MOST_IN_TURN:
             for cells in reversed(self._by_length):
                 if cells and (lane := _first(cells)) is not None:
@@ -91,7 +91,7 @@ def _first(cells: deque[list[Lane]]) -> Lane | None:
 
 
 def _forget_empty(cells: deque[list[Lane]]) -> None:
-    """Those in front, where all are that were taken in turn."""
+    """Drop empty cells at the front: there are all whose lanes were taken in turn."""
     try:
         while cells and not cells[0]:
             if cell := cells.popleft():

@@ -18,7 +18,7 @@ __all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info"]
 
 
 def lease_info(lease: Lease, world: World) -> LeaseInfo:
-    """Freeze a lease as its CP knows it now."""
+    """A copy of a lease, as its partition of the coordination topic has it now."""
     progress = lease.progress
     return LeaseInfo(
         topic=lease.topic,
@@ -37,9 +37,9 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
 
 
 def holdings(world: World, group_id: str | None = None) -> Iterator[tuple[LeaseInfo, Progress]]:
-    """All that is known of partitions in a CP, leases and pieces of coordinated groups, each with its progress.
+    """All leases in one partition of the coordination topic, then all pieces of coordinated groups; with progress.
 
-    group_id: of this group only. Sorted by group, topic, partition and keys within each kind.
+    group_id: those of this group only. Each kind is sorted by group, topic, partition and keys.
     """
     for lease in world.leases():
         if group_id is None or lease.group_id == group_id:
@@ -92,8 +92,8 @@ def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress
 class WorldView(OneProcess):
     """What the log says about this Marshal's group. Every call reads the present state.
 
-    A member of a coordinated group reads its group's part of the log only. The first call here has it read all, as a
-    start does (it may raise what a start raises), and from then on.
+    A member of a coordinated group reads only its group's part of the log. From the first call here on, it reads all
+    of it. That call waits, and may raise, as a start does.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -103,7 +103,7 @@ class WorldView(OneProcess):
         return f"WorldView(group_id={self._driver.engine.settings.group_id!r})"
 
     def lease(self, topic: str, partition: int) -> LeaseInfo | None:
-        """One lease; None: nobody of the group ever held it."""
+        """One lease; None: no member of the group ever held it."""
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         return self._driver.call(self._lease, arguments.text("topic", topic), partition)
 
@@ -130,10 +130,10 @@ class WorldView(OneProcess):
         return sorted(found, key=lambda lease: (lease.topic, lease.partition, lease.lo))
 
     def digests(self) -> dict[int, tuple[int, str]]:
-        """Partition of the coordination topic → (its next offset, the digest of the state there), live (S1).
+        """Partition of the coordination topic → (its next offset, the digest of the state there), live.
 
-        Members that stand at the same next offset have the same digest. ``kafka-marshal status --json``,
-        ``replay --state`` and the audit say it, too.
+        Members at the same next offset have the same digest. ``kafka-marshal status --json``, ``replay --state`` and
+        the audit show it, too.
         """
         return self._driver.call(self._digests)
 
@@ -146,7 +146,7 @@ class WorldView(OneProcess):
 
     @property
     def log_time(self) -> int:
-        """The latest log time (ms) of any partition of the coordination topic (T1)."""
+        """The latest log time (ms) of any partition of the coordination topic."""
         return self._driver.call(self._log_time)
 
     def _log_time(self) -> int:
@@ -157,8 +157,8 @@ class WorldView(OneProcess):
     def wait_for(self, predicate: Callable[[WorldView], object], timeout: float | None = None) -> bool:
         """Wait until predicate(this view) is true, at most timeout seconds; whether it became true.
 
-        The predicate is asked after every change. It must be quick: it runs under this Marshal's lock, on a thread
-        of this Marshal's.
+        The predicate is called after every change. It must be quick: it runs under this Marshal's lock, on one of its
+        threads.
         """
         arguments.a_function("predicate", predicate, "view")
         if timeout is not None:
@@ -172,7 +172,7 @@ class WorldView(OneProcess):
         self._driver.read_all()
 
         def is_met() -> bool:
-            token = under_lock.set(True)  # it may call what takes the lock
+            token = under_lock.set(True)  # the predicate may call methods that take the lock
             try:
                 return is_gone() or bool(arguments.a_result("predicate", predicate(self)))
             finally:

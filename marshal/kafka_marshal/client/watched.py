@@ -19,24 +19,24 @@ __all__ = ["Watched"]
 
 
 class Watched:
-    """The part of a Marshal that only looks: at once, from any thread, without a lock."""
+    """The part of a Marshal that only reads: at once, from any thread, without a lock."""
 
     _meter: Meter
     _closed: bool
     _ending: Ending
 
     def health(self) -> Health:
-        """How this member is at this moment: for probes, and for people (``str()`` of it).
+        """The present state of this member: for probes, and for people (``str()`` of it).
 
-        Returns at once, from any thread, also in a signal's handler: it takes no lock and asks no thread. A readiness
-        probe wants ``health().ready``, a liveness probe ``not health().needs_restart``.
+        Returns at once, from any thread, also in a signal handler: it takes no lock and waits for no thread. Use
+        ``health().ready`` for a readiness probe, ``not health().needs_restart`` for a liveness probe.
         """
         return self._meter.health(closed=self._closed)
 
     def metrics(self) -> Metrics:
-        """What can be measured now: lag, leases, messages, the log, handlers (docs/metrics.md).
+        """The present measurements: lag, leases, messages, the log, handlers (docs/metrics.md).
 
-        Returns at once, from any thread. What is not read costs nothing.
+        Returns at once, from any thread. A metric that is not read costs nothing.
         """
         return self._meter.read(closed=self._closed)
 
@@ -47,10 +47,10 @@ class Watched:
     def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
         """Answer over HTTP: ``/metrics`` (for Prometheus), ``/livez``, ``/readyz``, and ``/lag`` (JSON, of the group).
 
-        On threads of our own, which no handler and no outage of Kafka holds up, until this Marshal ends, or
-        ``close()`` of what is returned. ``port`` 0: a free one, in ``.port``; ``.url`` has it, too. ``host``: loopback
-        by default; anybody who reaches another address can read what is served. ``/metrics`` needs the extra
-        ``[prometheus]``. Raises ConfigurationError where the address can't be listened on, ClosedError.
+        It runs on separate threads, which no handler and no outage of Kafka can block, until this Marshal ends or
+        ``close()`` of the result. ``port`` 0: a free one, given by ``.port`` and ``.url``. ``host``: loopback by
+        default; at another address, everyone on that network can read what is served. ``/metrics`` needs the extra
+        ``[prometheus]``. Raises ConfigurationError if the server can't listen on the address, ClosedError.
         """
         from kafka_marshal.metrics.server import MetricsServer, checked_address  # not for a Marshal that serves nothing
 
@@ -65,5 +65,5 @@ class Watched:
 
     @property
     def alarms(self) -> tuple[SnapshotDifferenceError, ...]:
-        """Snapshots that contradict this member's replica, each reported once (S2). Also logged as errors."""
+        """Snapshots that contradict this member's replica, each reported once. Also logged as errors."""
         return tuple(self._meter.driver.upkeep.snapshots.alarms)
