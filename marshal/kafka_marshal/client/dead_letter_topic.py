@@ -1,4 +1,4 @@
-"""Whether a topic will do for dead letters: checked once, before ``consumer.run`` calls a handler."""
+"""Whether a topic can take dead letters: checked once, before ``consumer.run`` calls a handler."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kafka_marshal.rights import grant
 
 __all__ = ["check_topic"]
 
-#: Of a pattern that matches many topics, the settings of this number are compared: each is a question to the brokers.
+#: If a pattern matches many topics, the settings of this number are compared: each costs a request to the brokers.
 MOST_SOURCES: Final = 20
 
-#: Letters that are removed sooner than this (ms) may be gone before anybody looks.
+#: Letters that are removed sooner than this (ms) may be gone before they are read.
 SHORT_MS: Final = 86_400_000
 
 
 def check_topic(consumer: FetchingConsumer[Any], topic: str) -> None:
-    """Raises ConfigurationError if letters would be lost or come back, AuthorizationError if none may be written.
+    """Warn if dead letters may be too large, or will soon be removed (*blocking*).
 
-    Warns if some may not fit, or will soon be removed (*blocking*).
+    Raises ConfigurationError if they would be lost or come back, AuthorizationError if none may be written.
     """
     driver, subscription = consumer._driver, consumer._engine.subscription
     if topic in (driver.replica.topic, snapshots_topic(driver.replica.topic)):
@@ -66,7 +66,7 @@ def _check_settings(cluster: Cluster, topic: str, sources: Iterable[str]) -> Non
         return
     letters, *others = found
     if letters is None:
-        return  # deleted in between: the first letter finds out
+        return  # deleted in between: the first letter will fail
     if "compact" in letters.settings.get("cleanup.policy", ""):
         raise ConfigurationError(
             f"dead_letters={topic!r} is compacted: of the dead letters with one key only the last would be kept, and "
@@ -117,12 +117,12 @@ def _compare_retention(letters: TopicConfig, source: TopicConfig) -> None:
 
 
 def _kept(config: TopicConfig) -> float | None:
-    """For how long (ms); None: the brokers do not say."""
+    """The retention (ms), inf: without a limit; None: the brokers do not say."""
     kept = _number(config, "retention.ms")
     return inf if kept is not None and kept < 0 else kept
 
 
 def _number(config: TopicConfig, name: str) -> int | None:
-    """None: the brokers do not say."""
+    """A number in the settings; None: the brokers do not say."""
     value = config.settings.get(name, "")
     return int(value) if value.lstrip("-").isdigit() else None

@@ -1,4 +1,4 @@
-"""Puts aside what ``consumer.run`` could not handle: a record in a topic of dead letters, and the message is done."""
+"""Puts aside what ``consumer.run`` could not handle: it writes a dead letter, and then the message is done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACK_WAIT_S = 0.1
 
 
 class Call(Protocol):
-    """The run that it is about."""
+    """The run whose messages these are."""
 
     @property
     def is_ending(self) -> bool: ...
@@ -39,13 +39,13 @@ class Settling(Protocol):
     def failures(self) -> Failures: ...
 
     def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
-        """The cluster has it: the message is done."""
+        """The cluster has the letter: the message is done."""
 
     def given_back(self, lane: Lane) -> None:
         """The run is over, or the partition may be another member's: the message comes again."""
 
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
-        """It can't be written."""
+        """The letter can't be written."""
 
     def secured(self, lane: Lane) -> AbstractContextManager[None]:
         """What is raised in here ends the run."""
@@ -64,16 +64,16 @@ class DeadLetterWriter:
         check_topic(consumer, topic)
         cluster = consumer._driver.cluster
         self._producer = cluster.producer(consumer._fetcher.config)
-        #: Guards what is under way.
+        #: Guards what is in flight.
         self._news = cluster.runtime.condition()
-        #: Whose lanes wait for an ack.
+        #: Letters in flight, each with the lane that waits for its ack.
         self._under_way: dict[Attempt, Lane] = {}
         self._is_over = False
         cluster.runtime.start(self._serve, "kafka-marshal-dead-letters")
 
     def send(self, lane: Lane, attempt: Attempt, error: Exception, with_trace: bool = True) -> None:
-        """Put a message aside as it is in Kafka; its lane continues when that is acknowledged (any thread)."""
-        if not attempt.is_held:  # another member may have it by now, and decides about it
+        """Put a message aside, as it is in Kafka; its lane continues when that is acknowledged (any thread)."""
+        if not attempt.is_held:  # another member may have the partition now, and decides about the message
             self._tries.given_back(lane)
             return
         headers = headers_of(
@@ -113,7 +113,7 @@ class DeadLetterWriter:
         elif failure is None:
             self._tries.put_aside(lane, attempt, error, self.topic)
         elif with_trace and isinstance(failure, ProduceError) and not failure.retry:
-            self.send(lane, attempt, error, with_trace=False)  # it may be too large for the traceback alone
+            self.send(lane, attempt, error, with_trace=False)  # perhaps only the traceback makes it too large
         elif isinstance(failure, KafkaUnavailableError) and not self._tries.call.is_ending:
             log(
                 logging.WARNING,
@@ -129,7 +129,7 @@ class DeadLetterWriter:
             self._tries.give_up(lane, attempt, failure)
 
     def _serve(self) -> None:
-        """Wait for acks while some are under way (a thread of the library). Should it fail, no lane waits for ever."""
+        """Wait for acks while letters are in flight (a thread of the library). If it fails, their lanes continue."""
         try:
             self._await_acks()
         except BaseException as error:  # noqa: BLE001 - the run ends with it
@@ -152,7 +152,7 @@ class DeadLetterWriter:
             self._producer.poll(ACK_WAIT_S)
 
     def close(self) -> None:
-        """Fail what is under way: its message is not done."""
+        """Fail what is in flight: its message is not done."""
         with self._news:
             self._is_over = True
             self._news.notify_all()

@@ -1,6 +1,6 @@
-"""Dead letters: what a record of a dead-letter topic says about the message that failed, written and read.
+"""Dead letters: the headers of a record in a dead-letter topic, which describe the message that failed.
 
-The headers are those of Kafka's share groups (KIP-1191), as text in UTF-8, and two of our own behind them. Every
+They are those of Kafka's share groups (KIP-1191), as text in UTF-8, and some more after them (see below). Every
 function here is pure. The format is described in docs/dead-letters.md.
 """
 
@@ -18,7 +18,7 @@ from kafka_marshal.client.error_texts import class_name, reason_of, trace_of
 
 __all__ = ["MOST_ADDED", "PREFIX", "REMEMBERED", "DeadLetter", "OddLetter", "headers_of", "mark_repeats", "read_letter"]
 
-#: What the names of all headers of dead letters begin with.
+#: The prefix of all headers of dead letters.
 PREFIX: Final = "__dlq."
 
 TOPIC: Final = "__dlq.errors.topic"
@@ -32,16 +32,16 @@ EPOCH: Final = "__dlq.errors.epoch"
 CLASS_NAME: Final = "__dlq.errors.exception.class.name"
 STACKTRACE: Final = "__dlq.errors.exception.stacktrace"
 
-#: A letter is at most this many bytes larger than its message: the traceback has half of them.
+#: A letter is at most this many bytes larger than its message; half of them are for the traceback.
 MOST_ADDED: Final = 8_192
 
-#: Letters between two copies of one, at most, for the later one to be known as a repeat: 50 MB of memory.
+#: A repeat is noticed if at most this many letters are between it and its original: 50 MB of memory.
 REMEMBERED: Final = 250_000
 
-#: No number of Kafka's has more digits.
+#: No number in Kafka has more digits.
 _MOST_DIGITS = 19
 
-#: Of a header that is odd, this many bytes are shown.
+#: How many bytes of an invalid header are shown.
 _SHOWN = 40
 
 
@@ -49,11 +49,11 @@ _SHOWN = 40
 class DeadLetter:
     """One record of a dead-letter topic: a message that failed for good, and why.
 
-    What Kafka's share groups write has no ``error`` and no ``epoch``; key and value are None there unless the group
-    copies them, and it may lack ``delivery_count`` and ``reason``.
+    Letters of Kafka's share groups have no ``error`` and no ``epoch``, and may lack ``delivery_count`` and ``reason``;
+    key and value are None unless the group copies them.
     """
 
-    #: Where the message was. A share group names the topic's id where it can't find its name.
+    #: Where the message was. A share group writes the topic's id if it can't find the name.
     topic: str
     partition: int
     offset: int
@@ -87,16 +87,16 @@ class DeadLetter:
 
     @staticmethod
     def of(message: Message) -> DeadLetter | None:
-        """The dead letter in a record; None where it does not say which message failed: it is no dead letter."""
+        """The dead letter in a record; None if it does not name the message that failed: it is no dead letter."""
         found = read_letter(message)
         return found if isinstance(found, DeadLetter) else None
 
 
 @dataclass(frozen=True, slots=True)
 class OddLetter:
-    """A record with headers of a dead letter that do not name a message; it has what a DeadLetter has."""
+    """A record with headers of a dead letter that do not name a message; it has the fields of a DeadLetter."""
 
-    #: Which header is missing or odd.
+    #: Which header is missing or invalid.
     why: str
     #: The group that gave the message up; None: not said.
     group: str | None
@@ -116,17 +116,17 @@ class OddLetter:
 
     @property
     def reason(self) -> str:
-        """What is wrong with it, in place of what an exception said."""
+        """What is wrong with it, in place of an exception's text."""
         return f"this letter can't be read: {self.why}"
 
 
 def read_letter(message: Message) -> DeadLetter | OddLetter | None:
-    """What a record of a dead-letter topic says; None: no header of a dead letter is in it."""
+    """The letter in a record of a dead-letter topic; None: it has no header of a dead letter."""
     ours: dict[str, bytes | None] = {}
     others: list[tuple[str, bytes | None]] = []
     for name, value in own_headers(message) or ():
         if name.startswith(PREFIX):
-            ours[name] = value  # of several the last counts, as in Java's Headers.lastHeader
+            ours[name] = value  # of several, the last one counts, as in Java's Headers.lastHeader
         else:
             others.append((name, value))
     if not ours:
@@ -180,10 +180,10 @@ def headers_of(
     secrets: Iterable[str] = (),
     with_trace: bool = True,
 ) -> list[tuple[str, bytes | None]]:
-    """The headers of the dead letter of a message: its own, unchanged and in their order, then why it was put aside.
+    """The headers of a message's dead letter: those of the message, unchanged and in order, then the failure.
 
     Headers of an earlier dead letter are left out, so that each letter names one source: the record that failed now.
-    Key and value are the message's own. own: its headers, where it may have others by now. secrets: hidden in texts.
+    own: the message's headers as in Kafka, if a handler may have changed them. secrets: hidden in texts.
     """
     own = own_headers(message) if own is None else own
     kept = [(name, value) for name, value in own or () if not name.startswith(PREFIX)]
@@ -208,9 +208,9 @@ L = TypeVar("L", DeadLetter, DeadLetter | OddLetter)
 def mark_repeats(letters: Iterable[L], *, remembered: int = REMEMBERED) -> Iterator[L]:
     """The same letters, with ``repeated`` set on each that is a copy of one before it.
 
-    A process that dies between the acknowledgement of a dead letter and the commit of its message leaves a copy: the
-    message comes again, and fails again. ``remembered``: how many sources are kept in memory; a copy that comes later
-    than that is not noticed.
+    If a process dies after the acknowledgement of a dead letter and before the commit of its message, the message comes
+    again, and may fail again: that makes a copy. ``remembered``: how many sources are kept in memory; a copy that comes
+    later than that is not noticed.
     """
     seen: OrderedDict[tuple[str, str, int, int], None] = OrderedDict()
     for letter in letters:

@@ -1,6 +1,6 @@
-"""Says in the log that handlers of ``consumer.run`` fail: each kind once with its traceback, then how often.
+"""Logs failures of the handlers of ``consumer.run``: each kind once with its traceback, then how often.
 
-A kind is a class and the line that raised it. What is counted is said once a minute, and when the run ends.
+A kind is a class and the line that raised it. Counts are logged once a minute, and when the run ends.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from kafka_marshal.secret import values_of
 
 __all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures"]
 
-#: A kind of failure, and the fate of letters, is logged again this often (ms), with how often it was since.
+#: How often a kind of failure, and dead letters, are logged again (ms), with their number since the last time.
 EVERY_MS: Final = 60_000.0
 
-#: Kinds that are distinguished; classes that a program makes as it runs are without end. Others are one kind.
+#: How many kinds are distinguished (a program may create classes without end); all others are one kind.
 MOST_KINDS: Final = 32
 
-#: Dead letters in a minute that get a line each.
+#: How many dead letters in a minute get a line each.
 LETTERS: Final = 20
 
-#: A key is cut to this many bytes in a line.
+#: A line shows this many bytes of a key.
 _KEY_SHOWN: Final = 60
 
 
 @dataclass(slots=True)
 class _Kind:
-    """One kind of failure, since it was said last."""
+    """One kind of failure, since it was last logged."""
 
     said_at: float
     text: str
@@ -45,10 +45,10 @@ class _Kind:
 
 
 class Failures:
-    """What is said of one run. Any thread may call."""
+    """The failures of one run. Any thread may call."""
 
     def __init__(self, now_ms: Callable[[], float], lock: Lock, secrets: tuple[str, ...], **whose: Any) -> None:
-        """secrets: hidden in every text. whose: fields of each line."""
+        """secrets: hidden in every text. whose: log fields of each line."""
         self._now_ms = now_ms
         self._lock = lock
         self.secrets = secrets
@@ -119,13 +119,13 @@ class Failures:
         return {**self._whose, **where}
 
     def look(self, now: float) -> None:
-        """Say what is due (own clock, ms)."""
+        """Log what is due (now: own clock, ms)."""
         if now < self._next_look:
             return
         self._say(now - EVERY_MS)
 
     def end(self) -> None:
-        """The run ends: say what was not said."""
+        """The run ends: log what was only counted."""
         self._say(inf)
 
     def _say(self, said_before: float) -> None:
@@ -157,9 +157,9 @@ class Failures:
 
 
 def say_in_hand(error: Exception, message: ports.Message, config: Mapping[str, object], ids: EngineSettings) -> None:
-    """An exception has left a program's own loop: say, with it and in the log, which message that was about."""
+    """An exception has left a program's own loop: name the message in flight, in the exception and in the log."""
     where = f"{_shown(message, message.key())} was in hand"
-    with suppress(Exception):  # an exception may refuse it
+    with suppress(Exception):  # an exception may refuse a note
         error.add_note(f"{where}. At least once, what was in hand and not done comes again, here or elsewhere")
     log(
         logging.WARNING,

@@ -1,4 +1,4 @@
-"""The options of ``consumer.run``: when to try again, what else to call, and the limits of it all."""
+"""The options of ``consumer.run``: retries, hooks, and their limits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kafka_marshal.errors import ConfigurationError
 
 __all__ = ["Handler", "Hooks", "Retry", "RunOptions", "RunSettings"]
 
-#: Threads are the system's, and each costs memory; tasks of an event loop cost a few kB.
+#: Each thread costs memory, and the system limits their number; a task of an event loop costs a few kB.
 MOST_THREADS = 1_000
 MOST_TASKS = 100_000
 
-#: More tries of one message than this are a mistake: with the longest back-off they take weeks.
+#: More tries of one message than this are a mistake: with the default back-off they take weeks.
 MOST_ATTEMPTS = 100_000
 
-#: A back-off is drawn from this share of itself to the whole: keys that failed together do not try again together.
+#: Jitter: a back-off is drawn between this share of it and all of it, so that keys do not retry at the same time.
 JITTER = 0.5
 
 Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
@@ -32,19 +32,19 @@ Handler = Callable[[Any], object] | Callable[[Any], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a message whose handler failed is tried again, in its place: later ones of its key wait.
+    """When a message whose handler failed is tried again, in its place: later messages of its key wait.
 
-    The n-th retry begins backoff[0] · 2ⁿ⁻¹ seconds after the failure, backoff[1] at most, less up to half of that at
-    random.
+    The n-th retry begins backoff[0] · 2ⁿ⁻¹ seconds after the failure, at most backoff[1], less a random part of up to
+    half of that.
     """
 
-    #: How often a message is tried at most, the first time included.
+    #: How often a message is tried at most, the first try included.
     attempts: int = 5
     #: Seconds before the second try, and the most between two.
     backoff: tuple[float, float] = (0.1, 30.0)
-    #: Failures that are worth another try; others are final at once, as after the last try.
+    #: Failures that are retried; others are final at once, as after the last try.
     on: tuple[type[Exception], ...] = (Exception,)
-    #: Those among them that are final at once all the same.
+    #: Exceptions to ``on``: failures that are final at once.
     not_on: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Retry:
         object.__setattr__(self, "not_on", _kinds("not_on", self.not_on))
 
     def is_worth(self, error: BaseException, fate: Fate) -> bool:
-        """Whether a failure is worth another try. (Errors of this library about what passes always are.)"""
+        """Whether to retry a failure. (Temporary errors of this library are retried, unless ``not_on`` has them.)"""
         return not isinstance(error, self.not_on) and (fate is Fate.RETRIED or isinstance(error, self.on))
 
     def delay(self, failures: int, rng: Random) -> float:
@@ -64,7 +64,7 @@ class Retry:
         return longest * rng.uniform(1 - JITTER, 1)
 
     def checked_delay(self, failures: int, rng: Random) -> float:
-        """What ``delay`` says, which a subclass may have changed. Raises ConfigurationError for what is no time."""
+        """The result of ``delay`` (s), which a subclass may override. Raises ConfigurationError if it is invalid."""
         return arguments.seconds(f"what {type(self).__name__}.delay() returns", self.delay(failures, rng))
 
 
@@ -84,25 +84,25 @@ def _kinds(name: str, given: object) -> tuple[type[Exception], ...]:
     return kinds
 
 
-#: Where there is no ``retry``: the first failure is final.
+#: Without ``retry``, the first failure is final.
 ONCE = Retry(attempts=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Functions called around each try, in the handler's thread or task; what they raise is logged and ends there.
+    """Functions called around each try, in the handler's thread or task; what they raise is only logged.
 
-    What ``before`` sets in context variables is there for the handler, and for the others.
+    Context variables that ``before`` sets are visible to the handler and to the other functions.
     """
 
     #: before(attempt)
     before: Callable[[Attempt], object] | None = None
     #: after(attempt, seconds): the handler has returned.
     after: Callable[[Attempt, float], object] | None = None
-    #: failed(attempt, seconds, error): it has raised, or could not be given the message.
+    #: failed(attempt, seconds, error): the handler has raised, or ``deserialize`` has.
     failed: Callable[[Attempt, float, BaseException], object] | None = None
-    #: lost(attempt, seconds, error): it has raised after its lease was over, or could not be proven by this process's
-    #: own clock: the failure counts for nothing, and the message comes again. Called instead of ``failed``.
+    #: lost(attempt, seconds, error): it has raised when this process could not prove its lease any more, by its own
+    #: clock: the failure does not count, and the message comes again. Called instead of ``failed``.
     lost: Callable[[Attempt, float, BaseException], object] | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Hooks:
 
 
 class RunSettings(TypedDict, total=False):
-    """The options of ``run`` beside the handler and what makes its argument."""
+    """The options of ``run``, except the handler and ``deserialize``."""
 
     concurrency: int
     order: Order
@@ -154,7 +154,7 @@ class RunOptions:
         hooks: Sequence[Hooks],
         deserialize: Callable[[Message], Any] | None,
     ) -> RunOptions:
-        """Raises ConfigurationError for what can't work."""
+        """Raises ConfigurationError for options that can't work."""
         if consumer.settings.at_most_once:
             raise ConfigurationError(
                 "run(…) is for delivery='at-least-once': it tries again what failed, and reports each message by "
@@ -186,5 +186,5 @@ class RunOptions:
 
 
 def is_async(handle: object) -> bool:
-    """Whether it is a coroutine function, a partial of one, or an object whose call is one."""
+    """Whether it is a coroutine function, a partial of one, or an object whose ``__call__`` is one."""
     return iscoroutinefunction(handle) or iscoroutinefunction(arguments.function_of(handle))

@@ -25,32 +25,32 @@ FORKED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How a Marshal is at one moment; ``str()`` of it is a text for people.
+    """The state of a Marshal at one moment; ``str()`` of it is a text for people.
 
-    ``ready`` is for a readiness probe, ``needs_restart`` for a liveness probe: a Kafka that is away makes a member
-    unwell, and to restart it would not help. ``ok`` is for alerts.
+    Use ``ready`` for a readiness probe, ``needs_restart`` for a liveness probe, ``ok`` for alerts. An outage of Kafka
+    makes ``ok`` false, but a restart of the member would not help.
     """
 
-    #: It works, as far as can be seen from here.
+    #: It works, as far as this member can see.
     ok: bool
     #: One sentence or two each: what happened, what it means for the data, what to do.
     problems: tuple[str, ...]
-    #: It has read the log to its end, and its heartbeats go out; whether or not it holds anything.
+    #: It has read the log to its end, and its heartbeats are sent; it may hold nothing.
     ready: bool
-    #: Only a new process, or a new Marshal, continues to work.
+    #: It will not recover: only a new process, or a new Marshal, will work.
     needs_restart: bool
-    #: Milliseconds since the background thread has turned. It turns at least once a second, and whenever there is
-    #: something to do. By the clock that counts the time in which a machine or a process was stopped.
+    #: Milliseconds since the background thread last ran its loop: at least once a second, and whenever there is work.
+    #: The clock includes the time in which a machine or a process was stopped.
     turned_ago_ms: float
-    #: It was closed, or closes.
+    #: It was closed, or is closing.
     closed: bool
-    #: The error that has ended it; None: nothing has.
+    #: The error that has ended it; None: there is none.
     failure: Exception | None
     #: How many leases, or pieces of a coordinated group, it holds.
     leases: int
-    #: Where a member of a coordinated group stands (``GroupConsumer.state``); "": it is not a member.
+    #: The state of a coordinated group's member (``GroupConsumer.state``); "": it is not a member.
     state: str = ""
-    #: Partitions that do not move though there is something to read; they make nothing unwell: others continue.
+    #: Partitions that are stuck though there is something to read. ``ok`` ignores them: others continue.
     stuck: tuple[Stuck, ...] = ()
     #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed.
     held_back: tuple[HeldBack, ...] = ()
@@ -67,7 +67,7 @@ class Health:
 
 
 def examine(driver: Driver, *, closed: bool) -> Health:
-    """Read a driver's state, from any thread, also in a signal's handler: it takes no lock and waits for no thread."""
+    """Read a driver's state, from any thread, also in a signal handler: it takes no lock and waits for no thread."""
     now = driver.now_ms()
     failure = driver.engine.failure
     if driver.life.forked:
@@ -112,14 +112,14 @@ def examine(driver: Driver, *, closed: bool) -> Health:
 
 
 def _handlers(driver: Driver) -> tuple[int, int]:
-    """How many handlers there are, and how many there should be, of all runs."""
+    """How many handlers all runs have, and how many they should have."""
     found = [each.delivery.in_lanes.handlers for each in list(driver.engine.consumers.values())]
     counts = [each.count for each in found if each is not None]
     return sum(there for there, _ in counts), sum(wanted for _, wanted in counts)
 
 
 def _standing(driver: Driver, now: float) -> Iterator[str]:
-    """What ends only with the process."""
+    """Problems that end only with the process."""
     if driver.pulse.is_stalled(now):
         yield driver.pulse.stalled_text(now)
     for consumer in list(driver.engine.consumers.values()):
@@ -134,7 +134,7 @@ def _standing(driver: Driver, now: float) -> Iterator[str]:
 
 
 def _unwell(driver: Driver, now: float) -> Iterator[str]:
-    """What may pass, or others have to mend."""
+    """Problems that may pass, or that must be fixed elsewhere."""
     interval_ms = driver.engine.settings.heartbeat_interval_ms
     if driver.servants.refusal:
         yield (
