@@ -12,7 +12,7 @@ from tests import style
 CEILINGS: dict[str, int] = {
     "marshal/kafka_marshal/admin": 23,
     "marshal/kafka_marshal/cli": 10,
-    "marshal/kafka_marshal/client": 166,
+    "marshal/kafka_marshal/client": 43,
     "marshal/kafka_marshal/engine": 4,
     "marshal/kafka_marshal/engine/claims": 1,
     "marshal/kafka_marshal/engine/groups": 5,

@@ -1,6 +1,6 @@
-"""The same for asyncio: what blocks is awaited, and a run of messages comes to the loop in one step.
+"""The same API for asyncio: blocking calls are awaited, and a run of messages comes to the loop in one step.
 
-A Marshal of :mod:`.marshal` does the work, on its own threads. Nothing here waits in the loop's thread.
+A Marshal of :mod:`.marshal` does the work, on its own threads. Nothing here blocks the loop's thread.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoopBox:
         self.future: asyncio.Future[Any] = loop.create_future()
 
     def put(self, thing: Any) -> None:
-        """Wake the task (any thread); a loop that has ended needs nothing any more."""
+        """Wake the task (any thread); no effect if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(self._set, thing)
         except RuntimeError:
@@ -61,7 +61,7 @@ class LoopBox:
             self.future.set_result(thing)
 
     def get(self, timeout: float) -> Any:
-        """For a caller that would wait in a thread: there is none."""
+        """For a caller that would wait in a thread: it returns at once, as there is none."""
         return EMPTY
 
 
@@ -71,9 +71,9 @@ async def awaited(
     *args: object,
     undo: Callable[[T], object] | None = None,
 ) -> tuple[T, Answer[T]]:
-    """Have ``function(is_gone, *args)`` carried out; its value, and the answer, whose ``receipt`` the caller keeps.
+    """Have ``function(is_gone, *args)`` carried out; returns its value, and the answer with its ``receipt``.
 
-    Cancelled, it leaves: the value is undone. Raises what the function raises, EndedError if no thread is left.
+    If it is cancelled, the value is undone. Raises what the function raises, EndedError if no thread is left.
     """
     box = LoopBox(asyncio.get_running_loop())
     answer = servants.ask(function, *args, undo=undo, box=box)
@@ -94,10 +94,10 @@ async def awaited(
 
 C = TypeVar("C", bound=plain.Consumer)
 
-#: Calls that wait at a time, each in a thread: polls without an end, mostly.
+#: How many calls may wait at a time, each in a thread: mostly polls without a timeout.
 MOST_CALLS = 256
 
-#: An iteration that finds a message ready each time lets other tasks go first after this number.
+#: After this many messages in a row that were ready, an iteration yields to other tasks.
 IN_A_ROW = 500
 
 
@@ -108,7 +108,7 @@ class _Calls:
         self._threads = THREADS.executor(MOST_CALLS, "kafka-marshal-aio")
 
     async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
-        """Its value. Cancelled, no task waits for it any more, and it continues."""
+        """Returns the function's value. If it is cancelled, no task waits any more, but the function continues."""
         return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
 
     def end(self) -> None:
@@ -116,7 +116,7 @@ class _Calls:
 
 
 def _as_a_user(function: Callable[[], T]) -> T:
-    """Call it as a thread of the user's does, which waits for ours."""
+    """Call it as one of the user's threads would, which waits for ours."""
     is_ours.set(False)
     return function()
 
@@ -203,7 +203,7 @@ class Marshal:
 
     @property
     def sync(self) -> plain_marshal.Marshal:
-        """The Marshal that does the work: what has no form here is there. (Most of its calls block.)"""
+        """The Marshal that does the work, with all its methods. (Most of its calls block.)"""
         if self._marshal is None:
             raise ConfigurationError("this Marshal is not open: use it in `async with Marshal(…) as marshal:`")
         return self._marshal
@@ -228,7 +228,7 @@ class Marshal:
         on_lost: PartitionsCallback | None = None,
         config: Mapping[str, object] | None = None,
     ) -> Consumer[plain.Consumer]:
-        """As :meth:`kafka_marshal.Marshal.consumer`, to be used in ``async with``.
+        """As :meth:`kafka_marshal.Marshal.consumer`. Use it in ``async with``.
 
         Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop.
         """
@@ -273,7 +273,7 @@ class Marshal:
         return self._is_stopped or (self._marshal is not None and self._marshal.stopping)
 
     def health(self) -> Health:
-        """How this member is at this moment; it waits for nothing."""
+        """The present state of this member; it waits for nothing."""
         return self.sync.health()
 
     async def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
@@ -322,7 +322,7 @@ class Consumer(Generic[C]):
             THREADS.start(entering.result().close, "kafka-marshal-close")
 
     def _callback(self, loop: asyncio.AbstractEventLoop, function: Any) -> Callable[[object, list[Any]], object]:
-        """A callback runs on a thread of the library; a coroutine function's runs in the loop meanwhile."""
+        """A callback runs on a thread of the library, which waits while a coroutine function runs in the loop."""
         if not inspect.iscoroutinefunction(function):
             return lambda _, found: function(self, found)
 
@@ -340,7 +340,7 @@ class Consumer(Generic[C]):
 
     @property
     def sync(self) -> C:
-        """The consumer that does the work: what has no form here is there. (Most of its calls block.)"""
+        """The consumer that does the work, with all its methods. (Most of its calls block.)"""
         if self._consumer is None:
             raise ConfigurationError(
                 "this consumer is not open: use it in `async with marshal.consumer(…) as consumer:`"
@@ -400,11 +400,11 @@ class Consumer(Generic[C]):
             yield message
 
     async def poll(self, timeout: float | None = None) -> Message | None:
-        """The next message, or None after timeout seconds. Cancelled, the one that comes then comes again later."""
+        """The next message, or None after timeout seconds. If it is cancelled, its message comes again later."""
         return await self._calls(self.sync.poll, timeout)
 
     async def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
-        """Up to num_messages, as many as came within timeout seconds; as ``poll`` where it is cancelled."""
+        """Up to num_messages, as many as came within timeout seconds; as ``poll`` if it is cancelled."""
         return await self._calls(self.sync.consume, num_messages, timeout)
 
     async def batches(self, max_messages: int = 500, timeout: float = 1.0) -> AsyncIterator[Batch]:
@@ -436,7 +436,8 @@ class Consumer(Generic[C]):
     ) -> None:
         """As :meth:`kafka_marshal.Consumer.run`; a coroutine function runs in this loop, a function in threads.
 
-        Cancelled, it begins nothing more, and ends when what is in flight has ended, or after ``drain_timeout``.
+        If it is cancelled, it begins nothing more, and ends when what is in flight has ended, or after
+        ``drain_timeout``.
         """
         consumer = self.sync
         options = RunOptions.checked(
@@ -493,7 +494,7 @@ class Consumer(Generic[C]):
         return self.sync.stopping
 
     async def close(self, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Release all partitions with their offsets. Twice does nothing."""
+        """Release all partitions with their offsets. A second call does nothing."""
         if self._consumer is not None:
             await _to_its_end(self._calls(self._consumer.close, timeout))
 
@@ -522,11 +523,11 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         return await self._calls(self.sync.pieces)
 
     async def committed(self, partitions: Sequence[Any]) -> list[TopicPartition]:
-        """Of each, what the group reads next, and under which epoch this member has it."""
+        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none)."""
         return await self._calls(self.sync.committed, partitions)
 
     async def commit(self, timeout: float = plain_group.COMMIT_TIMEOUT_S) -> None:
-        """What is done of the pieces that this member has is in the log when this returns."""
+        """When this returns, the log has all that is done of this member's pieces."""
         await self._calls(self.sync.commit, timeout)
 
 
@@ -534,7 +535,7 @@ PiecesCallback = Callable[[GroupConsumer, list[Piece]], object]
 
 
 async def _to_its_end(call: Awaitable[T]) -> T:
-    """Await it even where this task is cancelled meanwhile: what it ends must not be left half ended."""
+    """Await it to its end even if this task is cancelled meanwhile: a close must not be left half done."""
     ending = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(ending)

@@ -1,11 +1,11 @@
-"""A handle that nothing refers to any more is closed, with a warning: a notebook's cell that runs again drops one.
+"""Closes a handle that nothing refers to any more, with a warning: a notebook cell that runs again drops one.
 
-Threads of the library would work for it for ever, and keep its leases. So they never refer to what the user has: to a
-Marshal weakly, to a consumer by a twin that shares its state. The collector may run anywhere, with any lock held;
-what it calls here takes none, and leaves the rest to a thread of the library.
+Otherwise threads of the library would work for it for ever, and keep its leases. So they never refer to the user's
+object: to a Marshal only weakly, to a consumer by a twin that shares its state. The garbage collector may run anywhere,
+with any lock held; what it calls here takes no lock, and leaves the rest to a thread of the library.
 
-A program whose main() returns drops its handles as well, just before the interpreter ends. That is no mistake: the
-thread waits for a moment, and the interpreter's end releases everything without a warning.
+A program whose main() returns drops its handles, too, just before the interpreter ends. That is no mistake: the thread
+waits for a moment, and the interpreter's end releases everything without a warning.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kafka_marshal.runtime import THREADS
 
 __all__ = ["close_if_dropped"]
 
-#: A handle that is dropped works on for this long (s): the interpreter may be about to end.
+#: A dropped handle is closed after this time (s), as the interpreter may be about to end.
 GRACE_S = 1.0
 
 
 def close_if_dropped(handle: object, driver: Driver, is_closed: Callable[[], bool], end: Callable[[], object]) -> None:
-    """Have end() called by a thread of the library, with a warning, if nothing refers to a handle that is not closed.
+    """If nothing refers to an open handle any more, have a thread of the library warn, and call end().
 
-    is_closed and end must not refer to the handle. A simulated process ends without it, as a killed one does.
+    is_closed and end must not refer to the handle. It has no effect in a simulation, where a process ends as if killed.
     """
     if driver.cluster.runtime is THREADS:
         weakref.finalize(handle, _dropped, driver, is_closed, end, repr(handle)).atexit = False
@@ -58,6 +58,6 @@ def _close(driver: Driver, is_closed: Callable[[], bool], end: Callable[[], obje
     log(logging.WARNING, "dropped", "%s", text)
     try:
         warnings.warn(text, ResourceWarning, stacklevel=1)
-    except ResourceWarning:  # asked for as an error, which no caller is here to get; the log has it
+    except ResourceWarning:  # a filter turns it into an error, but there is no caller to get it; the log has it
         log(logging.DEBUG, "dropped", "%s: as an error, it reaches nobody", name)
     end()

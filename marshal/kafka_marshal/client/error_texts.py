@@ -1,6 +1,6 @@
-"""What is said of an exception that a handler raised: its class, its text, its place and its traceback.
+"""The texts about an exception that a handler raised: its class, its message, its place and its traceback.
 
-Whatever the exception is: its own methods may raise. Secrets that a text names as such are hidden (:mod:`.secret`).
+They work for every exception, even if its own methods raise. Secrets that a text names are hidden (:mod:`.secret`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from kafka_marshal.secret import hide, scrub
 
 __all__ = ["MOST_REASON", "MOST_TRACE", "class_name", "place_of", "reason_of", "trace_of"]
 
-#: The text of an exception is cut to this many characters: a record that failed may not grow by a whole page of HTML.
+#: The text of an exception is cut to this many characters: it might be a whole page of HTML.
 MOST_REASON: Final = 1_000
 
-#: A secret may be cut in two only beyond this many characters, all of which are searched for some.
+#: This many characters are searched for secrets: a secret that is cut in two lies beyond MOST_REASON.
 _SEARCHED: Final = 2 * MOST_REASON
 
-#: A traceback has this many of the last frames of each exception, and bytes in all.
+#: A traceback has the last FRAMES frames of each exception, and at most MOST_TRACE bytes.
 FRAMES: Final = 8
 MOST_TRACE: Final = 4_096
 
 #: An exception, its cause, and the cause of that.
 _CHAIN: Final = 3
 
-#: The frames that call handlers say nothing of what failed.
+#: Our own frames, which call handlers, do not help: they are left out.
 _OURS: Final = str(Path(__file__).parent)
 
 _DIRECT = "\n\nThe above exception was the direct cause of the following exception:\n\n"
@@ -44,17 +44,17 @@ def class_name(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """What an exception says; its class where it says nothing, or can't say it. secrets: hidden, besides."""
+    """The text of an exception; its class if it has none, or can't return it. secrets: hidden, too."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - a user's class may fail to say what it is
+    except Exception:  # noqa: BLE001 - the __str__ of a user's class may raise
         text = ""
     text = hide(scrub(text[:_SEARCHED].strip()), secrets) or type(error).__name__
     return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
 
 
 def place_of(error: BaseException) -> tuple[str, int]:
-    """File and line at which it was raised, or its cause, if that was all that was; ("", 0): not known."""
+    """File and line that raised it, or, if it was never raised, its cause; ("", 0): not known."""
     at = error.__traceback__
     if at is None and error.__cause__ is not None:
         at = error.__cause__.__traceback__
@@ -64,7 +64,7 @@ def place_of(error: BaseException) -> tuple[str, int]:
 
 
 def trace_of(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """Its traceback, as Python prints it: the last frames of it and of what it came from, cut to MOST_TRACE bytes."""
+    """Its traceback, as Python prints it: the last frames of it and of its causes, cut to MOST_TRACE bytes."""
     text, secrets = "", tuple(secrets)
     each: BaseException | None = error
     for _ in range(_CHAIN):
@@ -86,7 +86,7 @@ def _frames(tb: TracebackType | None) -> traceback.StackSummary:
 
 
 def _before(error: BaseException) -> tuple[BaseException | None, str]:
-    """What an exception came from, and how that is said."""
+    """The exception that caused this one (None: none), and the text that links them."""
     if error.__cause__ is not None:
         return error.__cause__, _DIRECT
     if isinstance(error, BaseExceptionGroup):

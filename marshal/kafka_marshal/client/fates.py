@@ -1,7 +1,7 @@
 """What an error that a handler of ``consumer.run`` raises means for its message.
 
-The library's own errors say that a program is wrong, a cluster is away, or a lease is another member's. None of that is
-the message's fault, so none of them makes a dead letter. docs/handlers.md has the same table.
+The library's own errors mean that a program is wrong, a cluster does not answer, or another member has the lease. The
+message is not the reason, so none of them makes a dead letter. docs/handlers.md has the same table.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = ["FATES", "Fate", "fate_of"]
 
 
 class Fate(IntEnum):
-    """The strongest first: of a group of exceptions that one counts."""
+    """What follows an error. Of a group of exceptions, the strongest counts: the one with the lowest number."""
 
     #: The run ends at once, and the message comes again.
     ENDS = 0
-    #: It is tried again, whatever ``Retry.on`` says; after the last try the run ends, and the message comes again.
+    #: It is tried again, even if ``Retry.on`` lacks it; after the last try the run ends, and the message comes again.
     RETRIED = 1
-    #: The message has failed: it is tried again, and is a dead letter, or ends the run, after the last try.
+    #: The message has failed: it is tried again. After the last try it is a dead letter, or ends the run.
     FAILED = 2
 
 
-#: By class; of a class that is not here, that of the nearest one above it.
+#: Class → fate; a class that is not here has the fate of its nearest base class.
 FATES: dict[type[errors.MarshalError], Fate] = {
     errors.MarshalError: Fate.ENDS,
     errors.KafkaUnavailableError: Fate.RETRIED,
@@ -40,7 +40,7 @@ FATES: dict[type[errors.MarshalError], Fate] = {
 
 
 def fate_of(error: BaseException) -> Fate:
-    """What an error means; of a group, what the strongest in it does."""
+    """The fate of an error; of a group, the strongest fate in it."""
     if isinstance(error, BaseExceptionGroup):
         return min(fate_of(each) for each in error.exceptions)
     if not isinstance(error, Exception):

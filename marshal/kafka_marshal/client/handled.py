@@ -10,10 +10,10 @@ from kafka_marshal.runtime import Lock
 
 __all__ = ["MOST_ERRORS", "OTHER", "ErrorTypes", "Handled", "ProcessTimes", "error_type"]
 
-#: Durations that wait to be sorted into histograms, if they are not read.
+#: How many durations wait to be sorted into histograms, unless they are read before.
 MOST_NOTED = 1_000
 
-#: Classes of errors that metrics tell apart: some programs make classes as they run, and each would be a time series.
+#: How many error classes metrics distinguish: a program may create classes without end, each a time series.
 MOST_ERRORS = 32
 OTHER = "other"
 
@@ -25,7 +25,7 @@ def error_type(error: BaseException) -> str:
 
 
 class ErrorTypes:
-    """The first MOST_ERRORS names of classes; any other is OTHER. Its caller sees to threads."""
+    """The first MOST_ERRORS names of classes; any other is OTHER. Not thread-safe by itself."""
 
     def __init__(self) -> None:
         self._known: set[str] = {""}
@@ -41,7 +41,7 @@ class ErrorTypes:
 
 
 class Handled:
-    """Of one consumer, over all its runs. Any thread may call; what has gone well is not counted here."""
+    """Failures, retries and dead letters of one consumer, over all its runs. Any thread may call."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -76,7 +76,7 @@ class ProcessTimes:
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
-        #: What is not in a histogram yet: to append is one step, and cheaper for a handler's thread than a lock.
+        #: What is not in a histogram yet: an append is atomic, and cheaper for a handler's thread than a lock.
         self._noted: deque[tuple[str, str, float]] = deque()
         self._found: dict[tuple[str, str], Histogram] = {}
         self._is_sorting = False

@@ -18,18 +18,18 @@ from rationalizer import Progress
 
 __all__ = ["OffsetMirror"]
 
-#: How long one try may take (s).
+#: How long one commit may take (s).
 COMMIT_TIMEOUT_S = 10.0
 
-#: The same for the last one, which close() waits for.
+#: How long the last commit, which close() waits for, may take (s).
 LAST_TIMEOUT_S = 1.0
 
-#: A failure that continues is logged this often.
+#: A failure that continues is logged this often (ms).
 SAID_EVERY_MS = 3_600_000.0
 
 
 class OffsetMirror:
-    """A job of the driver's upkeep (see there), from its first turn until ``end``."""
+    """A job of the driver's upkeep (see there), until ``end``."""
 
     def __init__(self, driver: Driver, member: Membership) -> None:
         self._driver = driver
@@ -58,11 +58,11 @@ class OffsetMirror:
                 self._driver.condition.notify_all()
 
     def before_release(self) -> None:
-        """What is owned now is released next, and committed in ``last``; the lock is held."""
+        """Note what is owned now: it is released next, and ``last`` commits it; the lock is held."""
         self._mirror.note_owned()
 
     def last(self, timeout_s: float) -> None:
-        """Commit what is due, once all is released, and nothing more (*blocking*, for up to timeout_s or so)."""
+        """Commit what is due after the release, and end (*blocking*, for about timeout_s at most)."""
         until = self._driver.monotonic() + min(LAST_TIMEOUT_S, timeout_s)
         with self._driver.condition:
             self.end()
@@ -75,7 +75,7 @@ class OffsetMirror:
             self._commit(left_s)
 
     def end(self) -> None:
-        """Look no more; twice does nothing. The lock is held."""
+        """Leave the driver's upkeep; a second call does nothing. The lock is held."""
         jobs = self._driver.upkeep.jobs
         jobs[:] = [job for job in jobs if job is not self]
 
@@ -100,10 +100,10 @@ class OffsetMirror:
             return self._mirror.due(self._driver.now_ms())
 
     def _still_due(self, keys: Collection[Key], infos: Mapping[str, TopicInfo]) -> dict[Key, Position]:
-        """Of these, as the log shows it now: reading the topics took its time."""
+        """The positions of these keys that are still due: they may have changed during the look-up of topics."""
 
         def counts(key: Key, progress: Progress) -> bool:
-            """Whether the topic is the one that the position was reached in (P12)."""
+            """Whether the topic is still the one that the position is of (P12)."""
             info = infos.get(key[0])
             return info is not None and key[1] < info.partitions and counts_in(info.topic_id, progress)
 

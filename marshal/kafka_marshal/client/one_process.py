@@ -1,4 +1,4 @@
-"""What belongs to the process that made it: it can't be sent to another one, and a ``with`` block ends it."""
+"""Objects that belong to one process: they can't be sent to another one, and a ``with`` block ends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["OneProcess", "WithBlock"]
 
 
 class OneProcess:
-    """Refuses to be pickled, and to be copied: connections, threads and leases belong to one object of one process."""
+    """Can't be pickled or copied: connections, threads and leases belong to one object of one process."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class OneProcess:
 
 
 class _Itself(property):
-    """A reference that is called returns what it refers to; ``ExitStack`` asks the class, and calls what it finds."""
+    """A property whose value is a weak reference: to call it returns the object. ``ExitStack`` calls it itself."""
 
     def __call__(self, entered: object) -> object:
         return entered
@@ -32,7 +32,7 @@ class _Itself(property):
 class WithBlock:
     """``__enter__`` that returns the object itself.
 
-    It is written in C: no signal's handler can raise between the call that makes the object and the block that ends it.
+    It is written in C: no signal handler can raise between the call that makes the object and the block that ends it.
     """
 
     __slots__ = ()

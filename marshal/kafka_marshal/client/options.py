@@ -1,4 +1,4 @@
-"""What a consumer can be made with, checked."""
+"""The options of a consumer, checked."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = [
     "is_topic_name",
 ]
 
-#: Enough for 20 ms of a fast backlog, and little beside what librdkafka itself stores (as much again).
+#: Enough for 20 ms of a fast backlog, and no more than what librdkafka itself stores.
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
 
-#: What a broker takes as a topic's name, but for "." and "..".
+#: The names of topics that a broker accepts, except "." and "..".
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -51,7 +51,7 @@ class ConsumerOptions:
     """A consumer's options, checked."""
 
     topics: tuple[str, ...]
-    #: What the engine does with them.
+    #: The options in the form that the engine uses.
     settings: ConsumerSettings
     #: The user's functions by the names of their arguments; None: not given.
     callbacks: Mapping[str, Any]
@@ -78,7 +78,7 @@ class ConsumerOptions:
         group: GroupOptions | None = None,
         ranges: bool = False,
     ) -> ConsumerOptions:
-        """Raises ConfigurationError for what can't work."""
+        """Raises ConfigurationError for options that can't work."""
         policy = Balanced() if policy is None else policy
         arguments.one_of("delivery", delivery, get_args(Delivery))
         if not isinstance(start, datetime):
@@ -125,7 +125,7 @@ class ConsumerOptions:
 
 
 def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool) -> GroupOptions:
-    """How a member joins its group; raises ConfigurationError for what can't work."""
+    """How a member joins its group; raises ConfigurationError for options that can't work."""
     arguments.one_of("strategy", strategy, get_args(Strategy))
     session = arguments.a_whole(
         "session_timeout_ms", session_timeout_ms, MIN_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS
@@ -134,7 +134,7 @@ def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool)
 
 
 def check_callback(name: str, callback: object) -> None:
-    """Raises ConfigurationError for a callback (None: there is none) that can't be called."""
+    """Raises ConfigurationError for a callback that can't be called (None is allowed)."""
     if callback is not None:
         arguments.a_function(name, callback, "consumer, partitions")
 
@@ -164,7 +164,7 @@ def check_log_name(topic: object) -> str:
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether Kafka lets a topic be called so."""
+    """Whether Kafka allows a topic of this name."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 

@@ -25,22 +25,22 @@ class Tasks:
     """As many tasks as handlers may run at a time."""
 
     def __init__(self, tries: Tries, loop: asyncio.AbstractEventLoop | None) -> None:
-        """loop: where they run; None: in a new one, in a new thread."""
+        """loop: where they run; None: in a new loop, in a new thread."""
         self._tries = tries
         self._theirs = loop
         self._have_ended = threading.Event()
-        #: Lanes for the tasks; any thread adds to it, the loop's takes.
+        #: Lanes for the tasks; any thread adds lanes, the loop's thread takes them.
         self._ready = Ready()
-        #: Tasks that wait for a lane, each for one of these.
+        #: A future for each task that waits for a lane.
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_started = False
         #: How many tasks there are, and how many there should be.
         self._tasks = self._wanted = 0
         self._is_over = False
-        #: The lane of each task that a handler runs in.
+        #: Lane → the task in which its handler runs.
         self._running: dict[Lane, asyncio.Task[None]] = {}
-        #: Those that were cancelled as they took too long.
+        #: Lanes whose handlers were cancelled because they took too long.
         self._late: set[Lane] = set()
 
     def start(self) -> None:
@@ -118,11 +118,11 @@ class Tasks:
             self._have_ended.wait(timeout)
 
     async def _work(self, longest: bool) -> None:
-        """What a task does until the end."""
+        """Handle messages until the end (a task)."""
         try:
             await self._handle_on(longest)
         except BaseException as error:
-            self._tries.end(_noted(error))  # a handler fewer: nobody may take the run for whole
+            self._tries.end(_noted(error))  # without this handler, the run must not seem complete
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
@@ -144,7 +144,7 @@ class Tasks:
                 if attempt is None:
                     continue
                 if await self._handle(lane, attempt, began):
-                    self._ready.put(lane)  # this task takes the next one: no other need be woken for it
+                    self._ready.put(lane)  # this task takes the next one, so no other must be woken
             except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
                 tries.broken(lane, turn + 1, error)
             in_a_row += 1
@@ -153,7 +153,7 @@ class Tasks:
                 await asyncio.sleep(0)
 
     async def _handle(self, lane: Lane, attempt: Attempt, began: float) -> bool:
-        """Call the handler for its message, and see to what comes of it; whether the lane is ready again."""
+        """Call the handler, and deal with its result; whether the lane is ready again."""
         tries, options, task = self._tries, self._tries.options, asyncio.current_task()
         handle, deserialize, message = cast("Any", options.handle), options.deserialize, attempt.message
         self._running[lane] = cast("asyncio.Task[None]", task)
@@ -179,13 +179,13 @@ class Tasks:
     async def _wait(self) -> None:
         future = asyncio.get_running_loop().create_future()
         self._idle.append(future)
-        if self._ready or self._is_over:  # the thread that put it there has seen none idle
+        if self._ready or self._is_over:  # the thread that put the lane there saw no idle task
             self._idle.pop()
         else:
             await future
 
     def _was_late(self, lane: Lane) -> bool:
-        """Whether we have cancelled its handler. What it made of that does not concern the task's next one."""
+        """Whether we have cancelled its handler; clears the cancellation, for the task's next handler."""
         if lane not in self._late:
             return False
         self._late.discard(lane)
@@ -194,7 +194,7 @@ class Tasks:
         return True
 
     def _named(self, error: BaseException) -> BaseException:
-        """What a handler that we have cancelled has raised; a TimeoutError where it is that."""
+        """The error of a handler that we have cancelled: a TimeoutError, unless it raised another one."""
         if not isinstance(error, asyncio.CancelledError):
             return error
         timeout_s = (self._tries.handler_timeout_ms or 0.0) / 1000
@@ -204,7 +204,7 @@ class Tasks:
 
 
 def _noted(error: BaseException) -> BaseException:
-    """A cancellation says nothing itself."""
+    """Explain a cancellation, whose own text is empty."""
     if isinstance(error, asyncio.CancelledError) and not hasattr(error, "__notes__"):
         error.add_note(
             "the program has cancelled a task that calls handlers, or has stopped its event loop: this ends run(…). "

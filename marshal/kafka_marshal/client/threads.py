@@ -22,7 +22,7 @@ class Threads:
     def __init__(self, tries: Tries) -> None:
         self._tries = tries
         self._ready = Ready()
-        #: A True for each lane that is ready, a None for each thread that is to end.
+        #: True for each lane that is ready, None for each thread that has to end.
         self._calls = tries.runtime.mailbox()
         #: How many there are, and how many there should be: one more for each that hangs.
         self._lock = tries.runtime.lock()
@@ -67,17 +67,17 @@ class Threads:
         return self._threads, self._wanted
 
     def _work(self, longest: bool) -> None:
-        """What a worker does until the end."""
+        """Handle messages until the end (a worker)."""
         try:
             if self._handle_on(longest):
                 return
-        except BaseException as error:  # noqa: BLE001 - a handler fewer: nobody may take the run for whole
+        except BaseException as error:  # noqa: BLE001 - without this handler, the run must not seem complete
             self._tries.end(error)
         with self._lock:
             self._threads -= 1
 
     def _handle_on(self, longest: bool) -> bool:
-        """Until the end, or (True) there is one thread too many: no lock is held while the handler runs."""
+        """Handle until the end; True: there was one thread too many. No lock is held while the handler runs."""
         tries, handle, deserialize = self._tries, self._tries.options.handle, self._tries.options.deserialize
         call, take, now_ms = self._calls.get, self._ready.take, tries.runtime.now_ms
         is_ours.set(False)
@@ -101,7 +101,7 @@ class Threads:
                     tries.failed(lane, attempt, began, cancelled(error))
                 else:
                     is_called = tries.done(lane, attempt, began)
-                    if is_called:  # by itself: to wake another thread for it costs more than all else
+                    if is_called:  # this thread takes it: to wake another one costs more than all the rest
                         self._ready.put(lane)
             except BaseException as error:  # noqa: BLE001 - what follows a handler ends the run
                 tries.broken(lane, turn + 1, error)

@@ -1,4 +1,4 @@
-"""What workers of ``consumer.run`` ask: what is there to do in this lane, and what follows a try."""
+"""For the workers of ``consumer.run``: the next try of a lane, and what follows its result."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ LOOK_S = 0.1
 
 
 class Workers(Protocol):
-    """What calls the handlers: threads, or tasks of an event loop."""
+    """They call the handlers: threads, or tasks of an event loop."""
 
     def start(self) -> None: ...
 
     def put(self, lanes: Iterable[Lane]) -> None:
-        """These are ready (any thread)."""
+        """These lanes are ready (any thread)."""
 
     def look(self, now: float) -> None:
-        """See to handlers that take too long (ms, own clock; the feeder calls)."""
+        """Cancel or replace handlers that take too long (now: ms, own clock; the feeder calls)."""
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many handlers there are, and how many there should be (any thread; no lock)."""
+        """(how many handlers there are, how many there should be) (any thread; no lock)."""
 
     def end(self, timeout: float) -> None:
-        """No lane is ready any more: have them end (*blocking*, at most that many seconds)."""
+        """End the workers: no lane gets ready any more (*blocking*, at most timeout seconds)."""
 
 
 class Call:
-    """One call of ``run``, as the user's thread has it, which may be interrupted anywhere: it stores, and no more."""
+    """One call of ``run``, for the user's thread, which may be interrupted anywhere: it only sets flags."""
 
     def __init__(self) -> None:
-        #: Nothing more is begun.
+        #: No new handling begins.
         self.is_ending: bool = False
-        #: Handlers are not waited for any more.
+        #: Do not wait for handlers any more.
         self.is_abandoned: bool = False
-        #: A thread of the library carries it out, and has done all that it will.
+        #: Whether a thread of the library has begun to carry it out, and whether it has finished.
         self.has_begun = self.is_over = False
 
     def stop(self, *, abandon: bool = False) -> None:
@@ -69,10 +69,10 @@ class Call:
 
 
 class Tries:
-    """The tries of one call of ``run``, and whom they wake."""
+    """The tries of one call of ``run``, and the threads that they wake."""
 
     workers: Workers
-    #: Where messages go whose last try has failed; None: it ends the run.
+    #: Takes messages whose last try has failed; None: such a failure ends the run.
     letters: DeadLetterWriter | None = None
 
     def __init__(
@@ -84,7 +84,7 @@ class Tries:
         ready_wanted: int,
         give_back: Callable[[], None],
     ) -> None:
-        """give_back: what is in flight, and no handler has, is so no more. (The run is over, and one has failed.)"""
+        """give_back: gives back messages in flight that no handler has. (Called if one fails after the run's end.)"""
         self.options = options
         self.call = call
         self.lanes = lanes
@@ -102,7 +102,7 @@ class Tries:
         #: Guards nothing: it wakes the feeder and the timer.
         self.news: Condition = self.runtime.condition()
         self._is_awaited = False
-        #: What ends the run; None: nothing has, or it was asked to end.
+        #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
         self._timer_runs = False
         self._about = consumer._marshal.group_id, consumer._kind, options.order
@@ -110,7 +110,7 @@ class Tries:
     # The feeder.
 
     def wait(self, is_enough: Callable[[], bool]) -> bool:
-        """Wait for a report of the workers, for a while; whether one came."""
+        """Wait for a report of the workers, at most LOOK_S; whether one came."""
         with self.news:
             self._is_awaited = True
             came = is_enough() or self.call.is_ending or self.news.wait(LOOK_S)
@@ -122,16 +122,16 @@ class Tries:
             self.news.notify_all()
 
     def end(self, error: BaseException) -> None:
-        """The run ends with this, unless something has ended it before."""
+        """End the run with this error, unless another one has ended it before."""
         if self.error is None:
             self.error = error
         self.call.is_ending = True
         self._wake()
 
-    # Workers. What is raised anywhere in here ends the run (``broken``), and loses no lane.
+    # Workers. An exception anywhere in here ends the run (``broken``), but no lane is lost.
 
     def begin(self, lane: Lane, now: float) -> Attempt | None:
-        """A worker takes up a ready lane; None: there is nothing to handle."""
+        """A worker begins a ready lane; None: there is nothing to handle."""
         message = self.lanes.begin(lane, now, self.call)
         if self._is_awaited and self.lanes.ready < self.ready_wanted / 2:
             self._wake()
@@ -148,14 +148,14 @@ class Tries:
         return attempt
 
     def is_held(self, assignment: Assignment) -> bool:
-        """Whether our own clock proves that a partition is this member's, also while it is being released (T4).
+        """Whether our own clock proves that this member holds a partition, also while it is being released (T4).
 
-        A process that was stopped asks here before anything leaves it: another member may have the partition by now.
+        Checked before a side effect: if the process was stopped, another member may have the partition by now.
         """
         return not assignment.over and self.runtime.now_ms() < assignment.lease.proven_until
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
-        """A handler has returned; whether its lane is ready again, for the caller to see to."""
+        """A handler has returned; whether its lane is ready again: then the caller takes it or puts it back."""
         attempt._restore_topic(lane.assignment.key[0])
         if self.options.hooks:
             took = (self.runtime.now_ms() - began) / 1000
@@ -170,7 +170,7 @@ class Tries:
             self.workers.put((lane,))
 
     def _settle(self, lane: Lane, message: Message) -> bool:
-        self.consumer._say(message)  # before the lane continues: what ends its partition waits for all that runs
+        self.consumer._say(message)  # before the lane continues: a partition's release waits for it
         is_ready = self.lanes.done(lane, self.call)
         if self._is_awaited or self.call.is_ending:
             self._wake()
@@ -222,7 +222,7 @@ class Tries:
         self._put_aside(lane, None)
 
     def given_back(self, lane: Lane) -> None:
-        """This try counts for nothing, as its partition is not proven to be ours or the run is over."""
+        """This try does not count: its partition is not proven to be ours, or the run is over."""
         if self.lanes.give_back(lane, self.call):
             self.workers.put((lane,))
         self._returned()
@@ -241,9 +241,9 @@ class Tries:
             self._wake()
 
     def broken(self, lane: Lane, turn: int, error: BaseException) -> None:
-        """This was raised while a try began or ended: the run ends with it, and the message comes again.
+        """This error was raised while a try began or ended: the run ends with it, and the message comes again.
 
-        turn: the lane's, of that try. A failure that was being dealt with is the error's ``__context__``.
+        turn: the lane's turn of that try. A failure that was being handled is the error's ``__context__``.
         """
         self.end(error)
         self.lanes.abandon(lane, turn)
@@ -252,7 +252,7 @@ class Tries:
 
     @contextmanager
     def secured(self, lane: Lane) -> Iterator[None]:
-        """A try ends in here, on another thread than its handler's: what is raised ends the run."""
+        """A try ends in this block, on another thread than its handler's: an exception ends the run."""
         turn = lane.turn
         try:
             yield
@@ -284,7 +284,7 @@ class Tries:
             self.news.notify_all()
 
     def _time(self) -> None:
-        """Give failed messages their next try, until the end."""
+        """Give failed messages their next try, until the run ends."""
         try:
             while not (self.call.is_over or self.lanes.is_ended):
                 self.workers.put(self.lanes.due(self.runtime.now_ms(), self.call))
@@ -298,7 +298,7 @@ class Tries:
 
 
 def cancelled(error: BaseException) -> BaseException:
-    """A CancelledError that a handler raised though it was not cancelled is a failure like others."""
+    """Turn a CancelledError of a handler that was not cancelled into a failure like others."""
     if not isinstance(error, asyncio.CancelledError):
         return error
     failure = CancelledError("something that the handler waited for was cancelled, not the handler itself")
