@@ -1,1 +1,1 @@
-"""One thread and one lock: reads the log, applies it, passes it to the engine, carries out its effects."""
+"""One thread and one lock: read the log, apply it, pass it to the engine, carry out its effects."""

@@ -20,7 +20,7 @@ __all__ = ["AppendFailures", "Appends"]
 
 
 class AppendFailures:
-    """Of each reason a line now and then, and what the last append came to."""
+    """Logs failures, rate-limited by reason, and keeps the result of the last append."""
 
     def __init__(self, topic: str, rate_limited: RateLimitedLog) -> None:
         self._topic = topic
@@ -29,18 +29,18 @@ class AppendFailures:
         self.failing: tuple[str, float] | None = None
 
     def hear(self, reason: str | None, now: float) -> None:
-        """The result of an append, at now (own clock, ms): why it failed, None if it did not."""
+        """The result of an append: why it failed, None: it did not. now: own clock, ms."""
         if reason is None:
             self.failing = None
             return
         self.failing = (reason, now if self.failing is None else self.failing[1])
-        # "… (after 3ms in state CONNECT)": the same but for how long it took.
+        # "… (after 3ms in state CONNECT)": the time does not make it another reason.
         text = f"an append to {self._topic} failed: {reason}"
         self._rate_limited.unanswered("append_failed", ("append", reason.partition(" (after ")[0]), text)
 
 
 class Appends:
-    """The appender of one driver, and the next one if it has failed for good (C17)."""
+    """The appender of one driver; it is replaced if it has failed for good (C17)."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Appends:
         failures: AppendFailures,
         written: Callable[[int, int], object],
     ) -> None:
-        """written: called with the CP and the offset of each own record that is in the log."""
+        """written: called with the CP and the offset of each of our records that is in the log."""
         self.failures = failures
         self._cluster = cluster
         self._topic = topic
@@ -69,7 +69,7 @@ class Appends:
         return self._cluster.appender(self._topic, delivery_timeout_ms=interval_ms)
 
     def append(self, wanted: Append) -> None:
-        """Hand a record over; the lock is held."""
+        """Append a record; the lock is held."""
         self._pacing.appended()
         self._appender.append(wanted.cp, encode(wanted.record), partial(self._acked, wanted.cp, wanted.token))
 
@@ -95,7 +95,7 @@ class Appends:
             self._lock.engine.take(Acked(token, ack.offset), now_ms())
 
     def poll(self) -> None:
-        """Hear what was answered; the lock is held."""
+        """Collect acknowledgements; the lock is held."""
         self._appender.poll()
 
     def replace_broken(self) -> None:
@@ -110,6 +110,6 @@ class Appends:
         self._appender.flush(timeout_s)
 
     def close(self) -> None:
-        """Drop what is not answered, free the connections."""
+        """Drop what is not acknowledged; free the connections."""
         for appender in (*self._retired, self._appender):
             appender.close()

@@ -1,4 +1,4 @@
-"""What a coordination topic must be like while it is read (L1, L2): nothing of what is checked here is mended here."""
+"""Checks of the coordination topic while it is read (L1, L2). They report and refuse; they repair nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDY = (
 )
 
 
-#: Brokers' clocks differ by less than this; what is behind log time by more was set back.
+#: Brokers' clocks differ by less than this (ms); a clock that is further behind log time was set back.
 SET_BACK_MS = 1_000
 
 
@@ -37,7 +37,7 @@ def clock_set_back(topic: str, steps_ms: Mapping[int, int]) -> str:
 
 
 class TopicChecks:
-    """Holds what one replica reads against the topic as it was at the start."""
+    """Compares what one replica reads with the topic as it was at the start."""
 
     def __init__(self, info: TopicInfo) -> None:
         """info: of the coordination topic, at the start."""
@@ -48,7 +48,7 @@ class TopicChecks:
         self._back: dict[int, int] = {}
 
     def first(self, cp: int, first: LogEntry) -> None:
-        """What a replay from the beginning begins with (L1, L2); raises TopicUnsafeError or TopicChangedError."""
+        """Check the first record of a full replay (L1, L2); raises TopicUnsafeError or TopicChangedError."""
         if first[0] > 0:
             raise TopicUnsafeError(
                 f"partition {cp} of {self._info.name!r} begins at offset 0, but its first record has offset "
@@ -59,7 +59,7 @@ class TopicChecks:
         self.marker(cp, first[2])
 
     def marker(self, cp: int, value: bytes | None) -> None:
-        """The first record says how many CPs there were when the topic was made (L2); raises TopicChangedError."""
+        """Compare the number of CPs with that in the first record (L2); raises TopicChangedError if they differ."""
         count = said_in(value)
         if count is not None and count != str(self._info.partitions):
             raise TopicChangedError(
@@ -117,7 +117,7 @@ class TopicChecks:
         return clock_set_back(self._info.name, dict(self._back))
 
     def fault(self, fault: TailFault) -> None:
-        """The consequence of a fault of reading: it is raised if reading can't continue, else logged."""
+        """Handle a fault of reading: raise an error if reading can't continue, else log it."""
         topic = self._info.name
         where = f"{topic!r}" if fault.partition is None else f"{topic!r} partition {fault.partition}"
         match fault.kind:
@@ -136,7 +136,7 @@ class TopicChecks:
             case FaultKind.FATAL:
                 text = "%s: reader replaced after a fatal error: %s"
                 log(logging.WARNING, "reader_replaced", text, where, fault.message)
-            case FaultKind.UNREACHABLE:  # one line reports the outage, and it is not this one
+            case FaultKind.UNREACHABLE:  # another line reports the outage
                 log(logging.DEBUG, "fault", "%s: %s", where, fault.message)
             case _:
                 log(logging.WARNING, "fault", "%s: %s", where, fault.message)

@@ -25,7 +25,7 @@ def new_client_id() -> str:
 
 
 def check_bootstrap(bootstrap_servers: str) -> None:
-    """Raises ConfigurationError for what names no broker."""
+    """Raises ConfigurationError if it names no broker."""
     wanted = "a string such as 'host:9092' or 'host-1:9092,host-2:9092'"
     if not arguments.text("bootstrap_servers", bootstrap_servers, wanted).strip(" ,"):
         raise arguments.wrong("bootstrap_servers", wanted, bootstrap_servers)
@@ -50,7 +50,7 @@ def check_ids(group_id: str, client_id: str, heartbeat_interval_ms: int) -> None
 def check_threads() -> None:
     """Refuse to work on green threads; raises ConfigurationError.
 
-    librdkafka waits outside of Python: it would hold up every greenlet, and with them the one that sends heartbeats.
+    librdkafka waits outside of Python: it would block every greenlet, and with them the one that sends heartbeats.
     """
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent is not None and gevent.is_module_patched("threading"):

@@ -1,4 +1,4 @@
-"""The coordination topic and its log of snapshots: what they must be like (L1, S2), how to make them, what is wrong."""
+"""The coordination topic and its log of snapshots: their settings (L1, S2), how to create them, what is wrong."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ DEFAULT_PARTITIONS = 8
 #: Twice the largest value of E2: a record of any allowed size fits with its headers (L1).
 MAX_MESSAGE_BYTES = 2_097_152
 
-#: What a broker counts of a batch of one record beside its value, at most.
+#: The most that a broker counts for a batch of one record, in addition to its value (bytes).
 RECORD_OVERHEAD = 100
 
 
-#: What the name of a coordination topic's log of snapshots ends in (S2).
+#: The name of a coordination topic's log of snapshots ends in this (S2).
 SNAPSHOTS_SUFFIX = "_snapshots"
 
 
@@ -84,7 +84,7 @@ def required_settings(brokers: int) -> dict[str, str]:
 
 
 def find_problems(config: TopicConfig) -> list[Problem]:
-    """Everything in which the topic differs from L1, the fatal ones first."""
+    """All settings in which the topic differs from L1, the fatal ones first."""
     problems = [
         Problem(name, config.settings.get(name, "unknown"), wanted, why, fatal=True)
         for name, wanted, why in _FIXED
@@ -109,7 +109,7 @@ _FIXED_FOR_SNAPSHOTS = (
 
 
 def find_snapshot_problems(config: TopicConfig, partitions: int) -> list[Problem]:
-    """Everything in which a log of snapshots differs from S2. Nothing of it is fatal: the log itself says everything.
+    """All settings in which a log of snapshots differs from S2. None is fatal: the log itself has everything.
 
     partitions: of the coordination topic.
     """
@@ -135,7 +135,7 @@ ADDRESSES_S = 0.25
 def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
     """Raise ConfigurationError if the bootstrap addresses that answered belong to more than one cluster.
 
-    The first call begins to ask; wait_s: how long for addresses that are neither up nor known to be down.
+    The first call begins to ask. wait_s: how long to wait for addresses not known to be up or down.
     """
     found = cluster.cluster_ids(wait_s)
     if len(set(found.values())) > 1:
@@ -149,7 +149,7 @@ def check_one_cluster(cluster: Cluster, wait_s: float = 0.0) -> None:
 def check_topic(cluster: Cluster, topic: str, timeout_s: float) -> tuple[TopicConfig, list[Problem]]:
     """The topic's configuration and its harmless problems (*blocking*).
 
-    Raises TopicMissingError or TopicUnsafeError, each naming the command that mends it.
+    Raises TopicMissingError or TopicUnsafeError, each naming the command that repairs it.
     """
     config = cluster.topic_config(topic, timeout_s)
     if config is None:
@@ -175,7 +175,7 @@ def topic_option(topic: str) -> str:
 def create_snapshots_topic(cluster: Cluster, topic: str, partitions: int, replicas: int, timeout_s: float) -> None:
     """Create the log of snapshots beside a coordination topic with these partitions and replicas (*blocking*, S2).
 
-    One that another client creates at the same moment is as good.
+    If another client creates it at the same moment, that one is used.
     """
     name = snapshots_topic(topic)
     try:

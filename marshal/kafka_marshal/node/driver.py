@@ -40,7 +40,7 @@ __all__ = ["Driver"]
 
 T = TypeVar("T")
 
-#: How long a Marshal that ends waits for its background thread.
+#: How long a Marshal that ends waits for its background thread (s).
 END_TIMEOUT_S = 2.0
 
 #: Records applied per lock acquisition in a process of several members: with ten members, 500 kept the lock for 100 ms.
@@ -48,7 +48,7 @@ END_TIMEOUT_S = 2.0
 #: records it took most of the time, and a member fell behind at 12,000 records a second.
 AT_ONCE = 16
 
-#: Look-ups side by side: one that waits for a leader must not hold up the others.
+#: How many look-ups run at a time: one that waits for a leader must not delay the others.
 LOOKUP_THREADS = 4
 
 
@@ -233,12 +233,12 @@ class Driver:
             return function(*args)
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have function called by a thread of the library, soon."""
+        """Have a thread of the library call function soon."""
         if not self.is_over and not self.life.forked:
             self.servants.post(function)
 
     def read_all(self) -> None:
-        """Know the state of all CPs from now on (*blocking*); see ``Scope.read_all``. Without the lock."""
+        """Read all CPs from now on (*blocking*); see ``Scope.read_all``. The lock is not held."""
         self.upkeep.scope.read_all()
 
     @property
@@ -255,7 +255,7 @@ class Driver:
         return self.lock.locked(step=step)
 
     def check(self) -> None:
-        """Raise why this driver can't continue, if it can't; the lock is held."""
+        """Raise the error that has ended this driver, if there is one; the lock is held."""
         self.lock.check()
 
     def wait_for(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
@@ -263,7 +263,7 @@ class Driver:
         return self.lock.wait_for(predicate, timeout_s)
 
     def say(self, event: str, text: str, **fields: object) -> None:
-        """Say something of this member in its turn, at INFO (any thread)."""
+        """Log an event of this member at INFO, after earlier ones (any thread)."""
         with self.condition:
             self.effects.events.say(event, text, **fields)
 

@@ -39,8 +39,8 @@ from kafka_marshal.runtime import Executor
 __all__ = ["Effects"]
 
 
-#: At the latest this long after a topic grew, all working members know its new partitions and claim them: twice the
-#: time between two of their checks.
+#: This long after a topic grew, at the latest, all working members know its new partitions and claim them: twice the
+#: interval of their checks.
 GROWTH_SEEN_MS = 10_000
 
 
@@ -59,7 +59,7 @@ class Effects:
         lookups: Executor,
     ) -> None:
         self.appends = appends
-        #: What happens, for people.
+        #: Events of the member, for people.
         self.events = events
         self.callbacks: UserCalls = UserCalls(cluster.runtime)
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""The lock around one engine: on leaving it, what the engine wants done is carried out."""
+"""The lock around one engine: when it is released, the engine's effects are carried out."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ __all__ = ["ConsumerPort", "EngineLock", "LockUse", "under_lock"]
 
 T = TypeVar("T")
 
-#: Whether this thread runs code of the user's with the lock held (a predicate of ``WorldView.wait_for``).
+#: Whether this thread runs the user's code with the lock held (a predicate of ``WorldView.wait_for``).
 under_lock: ContextVar[bool] = ContextVar("under_lock", default=False)
 
 
 class ConsumerPort(Protocol):
-    """What the node needs of a consumer of the shell."""
+    """What the node needs of a consumer."""
 
     def _fetch(self, changes: Mapping[Key, int | None]) -> None:
-        """Fetch these from an offset on, or (None) no more."""
+        """Fetch each partition from its offset on, or (None) stop fetching it."""
 
     def _call(self, call: Call) -> None:
         """Run the user's callback; runs on the callback thread."""
 
-    #: When a read last took all that had come (own clock, ms); 0: nothing is read.
+    #: When a read last left nothing fetched behind (own clock, ms); 0: nothing is read.
     _drained_at: float
 
     def _log_end(self, key: Key) -> int | None: ...
 
     def _reclaim(self, before: float) -> None:
-        """Deliver again what was delivered before that time (ms) and dropped; the lock is held."""
+        """Deliver again what was delivered before that time (ms), and then dropped; the lock is held."""
 
     def _drain(self) -> None:
-        """Pass on to the engine what user threads have reported since; the lock is held."""
+        """Pass what user threads have reported to the engine; the lock is held."""
 
 
 class LockUse:
     """The lock as a context manager; see ``EngineLock.locked``.
 
-    A class, and one made once: four of them come with each run of messages, and a generator takes five times as long.
+    A class with one instance: each run of messages uses it four times, and a generator takes five times as long.
     """
 
     __slots__ = ("_lock", "_step")
@@ -76,7 +76,7 @@ class LockUse:
 
 
 class EngineLock:
-    """One engine, its lock, and the consumers that use it. All but ``locked`` and ``fail``: the lock is held."""
+    """One engine, its lock, and its consumers. The lock is held for all methods except ``locked`` and ``fail``."""
 
     def __init__(self, condition: Condition, life: Life, engine: Engine, now_ms: Callable[[], float]) -> None:
         self.condition = condition
@@ -91,26 +91,25 @@ class EngineLock:
         self._use, self._use_and_step = LockUse(self, step=False), LockUse(self, step=True)
 
     def locked(self, *, step: bool = True) -> LockUse:
-        """Use the engine; on leaving, what it wants done is carried out.
+        """Use the engine; at the end, its effects are carried out.
 
-        With step=False what is due by time is left to the background thread: for delivering and reading, which are
-        frequent.
+        step=False leaves what is due by time to the background thread: for deliveries and reads, which are frequent.
         """
         return self._use_and_step if step else self._use
 
     def drain(self) -> None:
-        """Pass on to the engine what user threads have reported since."""
+        """Pass what user threads have reported to the engine."""
         for port in list(self.ports.values()):
             port._drain()
 
     def empty_outbox(self) -> None:
-        """Carry out what the engine wants done, if anything."""
+        """Carry out the engine's effects, if there are any."""
         if self.engine.outbox.effects:
             self.carry_out(self.engine.take_effects())
             self.condition.notify_all()
 
     def settle(self) -> None:
-        """Let the engine do what is due, and carry it out."""
+        """Have the engine do what is due, and carry out its effects."""
         if self.started and not self.life.ended:
             self.engine.take(Step(), self._now_ms())
         self.carry_out(self.engine.take_effects())
@@ -129,7 +128,7 @@ class EngineLock:
         self.engine.take(RaiseError(error), self._now_ms())
 
     def check(self) -> None:
-        """Raise why the engine can't continue, if it can't."""
+        """Raise the error that has ended the engine, if there is one."""
         if self.life.ended:
             raise ClosedError("this Marshal is closed; make a new one")
         if self.engine.failure is not None:

@@ -1,4 +1,4 @@
-"""What happens to a member, for its operator: one line for all that happened together, not one a partition."""
+"""A member's events, for its operator: one line for all that happens together, not one per partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kafka_marshal.logs import Event, log
 
 __all__ = ["Events", "spans"]
 
-#: Leases that come or go are one line once none has for this time, and after the second at the latest (ms).
+#: Grants and releases are gathered into one line until none has come for the first time, or for the second (ms).
 QUIET_MS = 250.0
 GATHER_MS = 1_000.0
 
@@ -35,14 +35,14 @@ _LOSS_MEANS_TOO = {
 
 
 class Events:
-    """Gathers what the driver sees, and says it. Under the driver's lock, but for :meth:`tell`."""
+    """Gathers events of the driver, and logs them. The driver's lock is held, except for :meth:`tell`."""
 
     def __init__(self, settings: EngineSettings, now: float) -> None:
         self._interval_ms = settings.heartbeat_interval_ms
         self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
         #: (event, topic, reason, words) and partitions, in order.
         self._notes: list[tuple[tuple[str, str, str, str], set[int]]] = []
-        #: When they are logged, unless more come; and at the latest.
+        #: When they are logged if no more come, and when at the latest.
         self._due = self._latest = inf
         #: The client that has paused the group; "": none.
         self.paused_by: str = ""
@@ -51,7 +51,7 @@ class Events:
         #: Why it has not answered since, and since when that is known (own clock, ms).
         self._trouble, self._trouble_at = "", inf
         self._is_away = False
-        #: Two threads may take them.
+        #: Two threads may take the lines.
         self._lines: deque[partial[None]] = deque()
 
     def note(self, note: Note, now: float) -> None:
@@ -127,11 +127,11 @@ class Events:
             self._add(level, event, text, topic=topic, partitions=numbers, **fields)
 
     def say(self, event: str, text: str, **fields: Any) -> None:
-        """Say something of this member in its turn, at INFO."""
+        """Log an event of this member at INFO, after earlier ones."""
         self._add_last(logging.INFO, event, text, **fields)
 
     def _add_last(self, level: int, event: str, text: str, **fields: Any) -> None:
-        """Behind all that was noted before."""
+        """Add a line after all that was noted before."""
         self.gather()
         self._add(level, event, text, **fields)
 
@@ -140,7 +140,7 @@ class Events:
         self._lines.append(partial(log, level, event, "%s: %s", who, text, **{**self._who, **fields}))
 
     def write(self) -> None:
-        """Log the lines. Without the lock: a handler of the user's may take its time. It may also raise."""
+        """Log the lines. The lock is not held: a logging handler of the user may be slow. It may also raise."""
         with suppress(IndexError):
             while True:
                 Guard("the log", self._lines.popleft())()

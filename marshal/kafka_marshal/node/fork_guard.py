@@ -1,4 +1,4 @@
-"""The end of drivers when their process forks, or its interpreter ends."""
+"""Ends drivers when their process forks, or its interpreter ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ exiting: list[bool] = []
 
 
 class Life:
-    """Whether one driver may continue: it ends, its process forks, or the interpreter ends."""
+    """Whether one driver may continue: not after its end, a fork, or the interpreter's end."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -43,12 +43,12 @@ class Life:
             )
 
     def mark_forked(self) -> None:
-        """This process is a forked child: what the parent had fetched, and its leases, are the parent's alone."""
+        """In a forked child: what the parent had fetched, and its leases, belong to the parent alone."""
         self.forked = True
         self.on_fork()
 
 
-#: Those of all drivers of this process that have not ended.
+#: The lives of all drivers of this process that have not ended.
 WATCHED: weakref.WeakSet[Life] = weakref.WeakSet()
 
 
@@ -58,13 +58,13 @@ def _mark_forked() -> None:
 
 
 def _end_all() -> None:
-    """The interpreter ends: release what was not released. Our threads continue until this has returned."""
+    """At the interpreter's end: release what is still held. Our threads continue until this has returned."""
     exiting.append(True)
-    if not LOGGER.hasHandlers():  # otherwise programs that have not asked for any log would get some now
+    if not LOGGER.hasHandlers():  # otherwise programs that have not configured logging would get lines now
         LOGGER.addHandler(logging.NullHandler())
     until = THREADS.monotonic() + EXIT_S
     for life in list(WATCHED):
-        is_real = life.runtime is THREADS and not life.forked  # else a simulation's, or the parent's
+        is_real = life.runtime is THREADS and not life.forked  # otherwise it is a simulation's, or the parent's
         at_exit = life.at_exit  # a thread of the library may end the driver meanwhile
         if at_exit is None or not is_real or life.ended or THREADS.monotonic() >= until:
             continue

@@ -22,18 +22,18 @@ from rationalizer import Progress, World
 
 __all__ = ["LogGuard", "progress_of_all"]
 
-#: It is checked once a heartbeat interval, but no more often than this.
+#: The topic is checked once a heartbeat interval, but no more often than this (ms).
 SHORTEST_MS = 1_000.0
 
-#: Positions are written again after this, while the log is harmed.
+#: While the log is harmed, positions are written this often (ms).
 SAVE_EVERY_MS = 5_000.0
 
 
 class LogGuard:
-    """The regular looks of one driver; a job of its upkeep."""
+    """The regular check of one driver; a job of its upkeep."""
 
     def __init__(self, cluster: Cluster, replica: Replica, lock: EngineLock, *, keep: bool) -> None:
-        """keep: it is a member's, which has positions to keep."""
+        """keep: the driver is a member's, which has positions to keep; otherwise nothing is checked."""
         self._cluster = cluster
         self._replica = replica
         self._lock = lock
@@ -41,7 +41,7 @@ class LogGuard:
         self._now_ms = cluster.runtime.now_ms
         self._next_at = self._now_ms() + self._interval_ms
         self._is_running = False
-        #: Where the logs began when a start was known to be possible.
+        #: Where the logs began when a start was last known to be possible.
         self._begins = {cp: start.log_start for cp, start in replica.starts.items()}
         self._save_at = 0.0
         self._saved: Mapping[TopicPartition, int] = {}
@@ -53,7 +53,7 @@ class LogGuard:
         return max(SHORTEST_MS, self._lock.engine.settings.heartbeat_interval_ms)
 
     def is_due(self, now: float) -> bool:
-        """Whether :meth:`run` is to be called now; the lock is held."""
+        """Whether :meth:`run` has to be called now; the lock is held."""
         if not self._keep or self._is_running or now < self._next_at:
             return False
         self._is_running = True
@@ -78,7 +78,7 @@ class LogGuard:
         return "; ".join([*self._cut(), *found])
 
     def _cut(self) -> list[str]:
-        """The CPs whose log was cut so that no member can start on it; a prune leaves the snapshots that it takes."""
+        """Texts about CPs whose log was cut so that no member can start; a prune leaves the snapshots needed."""
         topic, cps = self._replica.topic, sorted(self._begins)
         marks = self._cluster.watermarks([(topic, cp) for cp in cps], LOOKUP_TIMEOUT_S)
         begins = {cp: low for (_, cp), (low, _) in marks.items()}
@@ -116,7 +116,7 @@ class LogGuard:
             log(logging.ERROR, "topic_harmed", "%s", self.harm)
 
     def _save(self) -> str:
-        """Keep the group's positions in Kafka's own group of that name, now and then; what that came to."""
+        """Write the group's positions to Kafka's own group of that name, if due; returns the result in words."""
         group_id, now = self._lock.engine.settings.group_id, self._now_ms()
         kept = f"Its positions are kept in Kafka's own consumer group {group_id!r}"
         if now < self._save_at:
@@ -144,7 +144,7 @@ class LogGuard:
 
 
 def progress_of_all(worlds: Mapping[int, World], group_id: str) -> dict[TopicPartition, Progress]:
-    """What the group has done, of all its partitions, live."""
+    """Partition → the group's live progress."""
     found: dict[TopicPartition, Progress] = {}
     for world in worlds.values():
         group = world.group(group_id)

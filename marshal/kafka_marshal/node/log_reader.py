@@ -1,4 +1,4 @@
-"""Reads a topic from here to there, once: where its partitions begin and end, and the records between (*blocking*)."""
+"""Reads a range of a topic once: where its partitions begin and end, and the records between (*blocking*)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafka_marshal.rights import grant
 
 __all__ = ["SLICE_S", "bounds", "judge", "read_range"]
 
-#: A wait for records looks up this often, for Ctrl-C and to report progress.
+#: A wait for records is cut into slices of this length (s), for Ctrl-C and to report progress.
 SLICE_S = 0.2
 
 
@@ -86,10 +86,10 @@ def read_range(
 
 
 def judge(topic: str, batch: TailBatch) -> str:
-    """Raise the faults that end reading; others pass by themselves: what the last of those says, in parentheses.
+    """Raise the faults that end reading; returns the text of the last other one (they pass), in parentheses.
 
-    Raises TopicChangedError if the position is not there (any more), AuthorizationError, and KafkaUnavailableError if
-    the client can't continue.
+    Raises TopicChangedError if the log does not have the position (any more), AuthorizationError, and
+    KafkaUnavailableError if the client can't continue.
     """
     trouble = ""
     for fault in batch.faults:

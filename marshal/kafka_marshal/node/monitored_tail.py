@@ -1,6 +1,6 @@
-"""A tail that notices when it is stalled (:mod:`.stalled_fetch`), and is opened again.
+"""A tail that notices when it is stalled (:mod:`.stalled_fetch`), and recovers.
 
-First the partitions are assigned again, then a new client reads on. If that does not help either, it ends.
+First the partitions are assigned again; if that does not help, a new client continues; if that fails, too, it ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kafka_marshal.ports import Cluster, Tail, TailBatch
 
 __all__ = ["MonitoredTail"]
 
-#: How long the question where logs end may take.
+#: How long a look-up of log ends may take (s).
 ASK_TIMEOUT_S = 5.0
 
-#: New clients before it gives up.
+#: How many new clients are tried before it ends.
 NEW_CLIENTS = 2
 
 
@@ -29,7 +29,7 @@ class MonitoredTail:
         """Read each partition from its position. ends: where logs are known to end."""
         self._cluster = cluster
         self._topic = topic
-        #: What it reads with now.
+        #: The tail that it reads with now.
         self.tail: Tail = cluster.tail(topic, positions)
         #: What it has to receive.
         self.monitor: FetchMonitor[int] = FetchMonitor(cluster.runtime, f"the reader of {topic!r}", self._ends)
@@ -43,7 +43,7 @@ class MonitoredTail:
         return {cp: high for (_, cp), (_, high) in marks.items()}
 
     def read(self, timeout_s: float) -> TailBatch:
-        """As a tail; raises KafkaUnavailableError if no client gets what the log holds."""
+        """As a tail; raises KafkaUnavailableError if no new client gets what the log holds."""
         monitor = self.monitor
         monitor.begin_read()
         if missing := monitor.missing():
@@ -77,9 +77,9 @@ class MonitoredTail:
         monitor.tried(stalled, new=tries > 0)
 
     def renew(self) -> None:
-        """Read on with a new client (by the thread that reads)."""
+        """Continue with a new client (called by the thread that reads)."""
         old, self.tail = self.tail, self._cluster.tail(self._topic, self.monitor.next)
-        # It may be stuck as a whole: its end is not awaited.
+        # The old client may never close: no thread waits for it.
         self._cluster.runtime.start(old.close, "kafka-marshal-close")
         if self._closed:
             self.tail.close()
