@@ -19,7 +19,7 @@ from kafka_marshal.logs import Event, log
 
 __all__ = ["Events", "spans"]
 
-#: Grants and releases are gathered into one line until none has come for the first time, or for the second (ms).
+#: Grants and releases become one line when none has come for QUIET_MS, at the latest after GATHER_MS.
 QUIET_MS = 250.0
 GATHER_MS = 1_000.0
 

@@ -1,4 +1,4 @@
-"""How long the background thread waits for the log: acknowledgements are looked for, echoes of beats let gather."""
+"""How long the background thread waits for the log: it polls for acknowledgements, and reads beats in batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rationalizer import Heartbeat, HeartbeatBatch
 
 __all__ = ["Pacing"]
 
-#: The longest the background thread waits for the log before it checks the clock again. What another thread made due
-#: meanwhile is late by at most this. With 100 leases a check costs a third of a millisecond, and beats come as often.
+#: The background thread checks the clock at least this often: the most by which work that another thread made due is
+#: late. With 100 leases a check costs a third of a millisecond.
 MAX_WAIT_MS = 1_000.0
 
-#: While an acknowledgement is due, which is for this long after an append, it is polled this often.
+#: For ACK_WATCH_MS after an append, its acknowledgement is polled every ACK_WAIT_MS.
 ACK_WATCH_MS = 50.0
 ACK_WAIT_MS = 1.0
 
@@ -26,25 +26,25 @@ BEATS_WAIT_S = 0.012
 
 
 class Pacing:
-    """What was sent and not answered yet, and when the background thread looks next."""
+    """What was sent and is not acknowledged yet, and when the background thread checks next."""
 
     def __init__(self, lock: EngineLock, now_ms: Callable[[], float]) -> None:
         self._lock = lock
         self._now_ms = now_ms
-        #: Appends whose acknowledgement has not come, and when the last one was handed over.
+        #: Appends that are not acknowledged yet; ``_appended_at``: when the last one was appended.
         self.unanswered: int = 0
         self._appended_at = 0.0
-        #: What was carried out last were beats of several CPs, and nothing else waits for an answer.
+        #: The last effects were beats of several CPs, and nothing else waits for an answer.
         self.beats_sent: bool = False
-        #: When the engine is asked again at the latest, acknowledgement or not.
+        #: When the engine is asked again at the latest, even without an acknowledgement.
         self._settle_by = 0.0
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
-        """These are carried out next; the lock is held."""
+        """Note the effects that are carried out next; the lock is held."""
         self.beats_sent = self.unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
 
     def appended(self) -> None:
-        """A record is handed over; the lock is held."""
+        """A record is appended; the lock is held."""
         self.unanswered += 1
         self._appended_at = self._now_ms()
 
@@ -56,7 +56,7 @@ class Pacing:
         """How long to wait for the log now."""
         now, lock = self._now_ms(), self._lock
         with lock.condition:
-            # A grant counts once the acknowledgement of its sending is there, and nothing wakes us for that.
+            # A grant counts once its append is acknowledged, and nothing wakes this thread for that.
             soon = self.unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
             if not soon or now >= self._settle_by:
                 deadline = lock.engine.take(Deadline(), now) if lock.started else inf
@@ -64,16 +64,16 @@ class Pacing:
             return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
 
     def is_due(self) -> bool:
-        """Whether the engine is to be asked now, whatever has come."""
+        """Whether the engine must be asked now, even if nothing has come."""
         return self._now_ms() >= self._settle_by
 
     @property
     def looks_until(self) -> float:
-        """Until when (own clock, ms) nothing but an acknowledgement is looked for."""
+        """Until when (own clock, ms) only acknowledgements are polled."""
         return min(self._settle_by, self._appended_at + ACK_WATCH_MS)
 
     def let_beats_gather(self) -> None:
-        """Wait for the echoes of beats, briefly."""
+        """Wait briefly, to read the beats of several CPs in one batch."""
         with self._lock.condition:
             self.beats_sent = False
             self._lock.condition.wait(BEATS_WAIT_S)

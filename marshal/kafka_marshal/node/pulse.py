@@ -1,6 +1,6 @@
-"""The turns of the background thread as other threads see them, and what they say when it does not turn.
+"""Whether the background thread still turns (runs its loop), as other threads see it, and their reports if not.
 
-Everything here may be asked from any thread, also in a signal's handler: whole stores only, and no lock.
+Any thread may call this, also in a signal handler: it uses atomic stores only, and no lock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kafka_marshal.runtime import Runtime, is_ours
 
 __all__ = ["Pulse", "place_of", "say"]
 
-#: Of several outages in a row one is logged within this time (ms).
+#: Of several outages in a row, one is logged in this time (ms).
 SAID_EVERY_MS = 10_000.0
 
-#: A thread that waits is late when it has not turned this long after its wait was to end (ms): machines are busy.
+#: A thread may turn this late after the end of its wait (ms), as the machine may be busy.
 LATE_MS = 500.0
 
-#: A user's thread reports an outage that it has seen twice, this long apart (ms). What stopped the whole process is
-#: over by the second time: the background thread has turned meanwhile.
+#: A user's thread reports an outage only if it sees it twice, this long apart (ms). If the whole process was stopped,
+#: the background thread has turned by the second time.
 AGAIN_MS = 500.0
 
 #: A user's thread waits this long for its report to be written (s).
@@ -32,14 +32,14 @@ SAYING_S = 1.0
 
 
 class Pulse:
-    """When the background thread has turned last, and when it is to turn again."""
+    """When the background thread last turned, and when it should turn again."""
 
     def __init__(self, runtime: Runtime, whose: str, heartbeat_interval_ms: int) -> None:
         """whose: the member, for people."""
         self._runtime = runtime
         self._whose = whose
         self._interval_ms = heartbeat_interval_ms
-        #: Own clock (ms).
+        #: When it last turned (own clock, ms).
         self.turned_at: float = runtime.now_ms()
         self._due_at = self.turned_at
         #: The thread has ended with an error.
@@ -56,7 +56,7 @@ class Pulse:
         self.thread_id = threading.get_ident()
 
     def ended_by(self, error: BaseException) -> Exception:
-        """The thread ends with this error: the one that is raised in user threads from now on."""
+        """The thread ends with this error; returns the one that user threads raise from now on."""
         self.over = True
         if isinstance(error, MarshalError):
             return error
@@ -72,17 +72,17 @@ class Pulse:
         return found
 
     def turned(self, wait_s: float) -> float:
-        """The thread turns, and may wait this long for the log now; returns that."""
+        """The thread turns, and will wait this long for the log; returns wait_s."""
         self.turned_at = now = self._runtime.now_ms()
         self._due_at = now + wait_s * 1000
         return wait_s
 
     def is_stalled(self, now: float) -> bool:
-        """Whether it has not turned for a heartbeat interval, nor where it was to."""
+        """Whether it has not turned for a heartbeat interval, and is LATE_MS late."""
         return now > max(self.turned_at + self._interval_ms, self._due_at + LATE_MS)
 
     def place(self) -> str:
-        """Where the thread stands, for people: `` (it stands at FILE:LINE in FUNCTION)``, or nothing."""
+        """Where the thread is, for people: `` (it stands at FILE:LINE in FUNCTION)``; "": not known."""
         return place_of(self.thread_id)
 
     def stalled_text(self, now: float) -> str:
@@ -97,7 +97,7 @@ class Pulse:
         )
 
     def check(self) -> None:
-        """A user's thread waits for an answer: report an outage, once (*blocking*, briefly)."""
+        """Called by a user's thread that waits for an answer: report an outage, once (*blocking*, briefly)."""
         now = self._runtime.now_ms()
         turn = self.turned_at
         if self.over or self._said_of == turn or not self.is_stalled(now):
@@ -112,9 +112,9 @@ class Pulse:
 
 
 def place_of(thread_id: int | None) -> str:
-    """Where a thread stands, as `` (it stands at FILE:LINE in FUNCTION)``; nothing if that is not known."""
+    """Where a thread is, as `` (it stands at FILE:LINE in FUNCTION)``; "": not known."""
     frame = None if thread_id is None else sys._current_frames().get(thread_id)
-    # What waits is the standard library most often: whose call it was is of more use.
+    # Most waits are in the standard library; its caller is more useful.
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
         frame = frame.f_back
     if frame is None:
@@ -125,8 +125,8 @@ def place_of(thread_id: int | None) -> str:
 def say(runtime: Runtime, level: int, event: str, text: str) -> None:
     """Log from a user's thread (*blocking*, briefly).
 
-    Another thread writes it. Interrupted within ``logging``, this one would keep the lock of a handler for ever, and
-    every thread of the library that logs would wait for it.
+    Another thread writes it: if this one were interrupted within ``logging``, it would keep the lock of a handler for
+    ever, and every thread of the library that logs would wait for it.
     """
     write = partial(log, level, event, "%s", text)
     try:

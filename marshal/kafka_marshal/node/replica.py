@@ -86,7 +86,7 @@ class Replica:
         start.check(marks, self.info.partitions)
         self.checks: TopicChecks = TopicChecks(self.info)
         self.starts: dict[int, CpStart] = start.cps
-        #: The CPs that are read; of others nothing is known here.
+        #: The CPs that are read; nothing is known here of others.
         self.worlds: dict[int, World] = {cp: start.world(cp) for cp in cps}
         self._check_markers_passed_over(timeout_s)
         #: CPs that have not reached the high watermark found at start, with it (C15).
@@ -99,7 +99,7 @@ class Replica:
         self.on_record: Callable[[int, bytes | None], object] | None = None
         #: CPs whose start was refuted: they go further back at the next read.
         self._refuted: set[int] = set()
-        #: Where apply stops to look: the next place to compare, or where a snapshot may be due.
+        #: Where apply stops to check: the next place to compare, or where a snapshot may be due.
         self._stops = {cp: self._next_stop(cp) for cp in cps}
         for world in self.worlds.values():
             self._begin_hash(world)
@@ -107,7 +107,7 @@ class Replica:
             for cp, each in self.starts.items():
                 each.hashes.checks = HashChecks(start.snapshots.partitions[cp].hashes, self.worlds[cp].next_offset)
         check_one_cluster(cluster, ADDRESSES_S)
-        #: What it reads with: it is given what the log is known to hold, and reports what is missing.
+        #: The tail that it reads with: it learns what the log is known to hold, and reports what is missing.
         self.tail: MonitoredTail = self._open()
 
     def _open(self) -> MonitoredTail:
@@ -126,7 +126,7 @@ class Replica:
                 self.checks.marker(cp, entries[0][2])
 
     def _go_back(self) -> None:
-        """Start the refuted CPs again, further back, and read on from there (*blocking*)."""
+        """Start the refuted CPs again, further back, and continue to read from there (*blocking*)."""
         for cp in sorted(self._refuted):
             log(
                 logging.WARNING,
@@ -178,7 +178,7 @@ class Replica:
         return [cp for cp in range(self.info.partitions) if cp not in self.worlds]
 
     def leave(self, cps: Collection[int]) -> None:
-        """Read these no more (by the thread that reads). Their worlds are dropped: they would soon be wrong."""
+        """Stop reading these CPs (by the thread that reads). Their worlds are dropped: they would soon be wrong."""
         for cp in cps:
             del self.worlds[cp], self.starts[cp], self._stops[cp]
         self.tail.leave(cps)

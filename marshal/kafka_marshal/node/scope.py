@@ -1,8 +1,8 @@
 """Which CPs a driver reads: all, or the home of the one coordinated group of which it has a member (G2).
 
-A CP that is read no more leaves nothing behind. When it is wanted again, its state is determined as at a start: from
-snapshots, by a replica beside the one that works, which takes the result over. So it does not matter what happened to
-the log meanwhile, and no heartbeat waits for it.
+Nothing is kept of a CP that is not read any more. When it is needed again, a second replica determines its state from
+snapshots, as at a start, and the working one takes it over. So it does not matter what happened to the log meanwhile,
+and no heartbeat waits for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kafka_marshal.rate_limit import RateLimitedLog
 
 __all__ = ["Scope"]
 
-#: Reading all CPs is tried again this long after it failed.
+#: Reading all CPs is tried again this long (ms) after it failed.
 AGAIN_MS = 1_000.0
 
 
 class Scope:
-    """What of the coordination topic one driver reads."""
+    """The partitions of the coordination topic that one driver reads."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Scope:
         self._snapshots = snapshots
         self._timeout_s = timeout_s
         self._now_ms = cluster.runtime.now_ms
-        #: Something else than a member of a coordinated group was used: all CPs are read for good.
+        #: Something other than a member of a coordinated group was used: all CPs are read from then on.
         self._is_wanted = False
         #: Only the home is read, or is about to be.
         self._is_narrow = False
@@ -53,12 +53,12 @@ class Scope:
         self._again_at = 0.0
 
     def narrow(self) -> None:
-        """Read the group's home only, if nothing else is wanted (background thread; the lock is held)."""
+        """Read the group's home only, if nothing else is needed (background thread; the lock is held)."""
         replica, engine = self._replica, self._lock.engine
         home = None if self._was_used() or self._is_narrow else _home_of(engine)
         if home is None or len(replica.worlds) == 1:
             return
-        # Said before it is looked whether all are wanted: read_all does it the other way round, without the lock.
+        # Set before the check whether all are needed: read_all does both in the other order, without the lock.
         self._is_narrow = True
         if self._was_used():
             self._is_narrow = False
@@ -119,7 +119,7 @@ class Scope:
     # Both.
 
     def _widen(self) -> None:
-        """Determine the state of the CPs that are not read, and read them from there on."""
+        """Determine the state of the CPs that are not read, and continue to read them."""
         lock, replica = self._lock, self._replica
         try:
             unread = replica.unread  # no other thread changes it while this runs
@@ -143,7 +143,7 @@ class Scope:
 
 
 def _home_of(engine: Engine) -> int | None:
-    """The one CP that all of this engine's work needs (G2); None: there is no such one."""
+    """The only CP that this engine needs (G2); None: it needs others, too."""
     if not engine.groups or len(engine.groups) < len(engine.consumers) or engine.book.leases or engine.leases.manual:
         return None
     (client, *_) = engine.groups.values()  # all are of the Marshal's group

@@ -3,7 +3,7 @@
 A user's thread can be interrupted between any two instructions: a signal's handler, a soft time limit or a debugger
 raises there, and the user continues with the same consumer. So it never runs the engine, never holds one of our locks,
 and never reads from Kafka. It leaves a job and waits for the answer; both are one call into C. The job continues
-whatever happens to the caller, and an answer that did not reach it is undone.
+even if the caller is interrupted, and an answer that did not reach it is undone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["LOOK_S", "Answer", "EndedError", "LateError", "Servants", "have_done
 
 T = TypeVar("T")
 
-#: The most threads that wait for calls: a thread is kept for the next time that this many calls come at once.
+#: The most idle threads that are kept for calls.
 MOST_WAITING = 8
 
-#: A caller that waits checks this often that there is still a thread to answer it (s).
+#: A caller that waits checks this often whether there is still a thread to answer it (s).
 LOOK_S = 1.0
-#: If no thread is left, what is under way has this long to be answered (s).
+#: If the servants have ended, an answer in progress may take this long (s).
 LAST_LOOK_S = 0.05
 
 
@@ -37,16 +37,16 @@ class EndedError(ClosedError):
 
 
 class LateError(TimeoutError):
-    """The answer has not come in the time given; the job continues."""
+    """The answer has not come within the timeout; the job continues."""
 
 
 class _Receipt:
-    """The state of an answer. Whole stores only, so that each can be read at any time."""
+    """The state of an answer. It uses atomic stores only, so any thread can read it at any time."""
 
     __slots__ = ("left", "out")
 
     def __init__(self) -> None:
-        #: The value has left the library. Set in the instruction before it does.
+        #: The value has reached the user. Set in the instruction before that.
         self.out: bool = False
         #: The caller has gone, with or without the value.
         self.left: bool = False
@@ -65,7 +65,7 @@ class Answer(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """The value; raises what the job raised, or EndedError if no thread will carry it out (*blocking*).
 
-        LateError after timeout seconds (None: wait as long as it takes).
+        Raises LateError after timeout seconds (None: it waits without a limit).
         """
         servants = self._servants
         until = None if timeout is None else servants.runtime.monotonic() + timeout
@@ -77,7 +77,7 @@ class Answer(Generic[T]):
                 wait_s = min(wait_s, max(0.0, until - servants.runtime.monotonic()))
             if (found := self._box.get(wait_s)) is not EMPTY:
                 break
-            if was_over or not servants.over:  # else what is under way may be answered still
+            if was_over or not servants.over:  # otherwise a job in progress may still answer
                 servants.check()
             if until is not None and servants.runtime.monotonic() >= until:
                 raise LateError
@@ -87,7 +87,7 @@ class Answer(Generic[T]):
             try:
                 raise error
             finally:
-                # An error that its own traceback leads to keeps the frames of its callers, with all that they had.
+                # Break the cycle of the error and its traceback: it would keep the frames of its callers alive.
                 del found, error
         return value  # type: ignore[no-any-return]
 
@@ -112,12 +112,12 @@ class _Job:
         self.undo = undo
 
     def is_gone(self) -> bool:
-        """Whether the caller waits no longer: an exception has ended its call."""
+        """Whether the caller does not wait any more: an exception has ended its call."""
         return self.receipt.left or self.answer() is None
 
 
 def have_done(runtime: Runtime, function: Callable[[], T]) -> T:
-    """Have function carried out by a thread of our own, and wait for it (*blocking*): no interrupt parts it."""
+    """Have one of our threads call function, and wait for it (*blocking*): no signal can interrupt the function."""
     servants = Servants(runtime)
 
     def last(_: object) -> T:
@@ -136,27 +136,27 @@ def have_done(runtime: Runtime, function: Callable[[], T]) -> T:
 
 
 class Servants:
-    """Threads that carry out calls: one that waits for the next, and one for each call that is being carried out."""
+    """Threads that carry out calls: one for each call in progress, and one that waits for the next."""
 
     def __init__(self, runtime: Runtime, check_pulse: Callable[[], object] = lambda: None) -> None:
-        """check_pulse: called by callers that wait, now and then; it may wait briefly."""
+        """check_pulse: callers that wait call it from time to time; it may block briefly."""
         self.runtime = runtime
         self.check_pulse = check_pulse
         self._jobs = runtime.mailbox()
         self._lock = runtime.lock()
-        #: Held while something is undone: a call that follows finds it undone.
+        #: Held while values are undone, so that the next call finds them undone.
         self._undoing = runtime.lock()
         self._waiting = 0
         self._delivered: list[tuple[_Job, Any]] = []
         self._process_id = os.getpid()
-        #: Nothing is carried out any more.
+        #: No further call is carried out.
         self.over: bool = False
-        #: How many threads there are, and why no further one could be started; "": none was refused.
+        #: How many threads there are; ``refusal``: why the system refused to start another, "": it did not.
         self.threads: int = 0
         self.refusal: str = ""
 
     def begin(self) -> None:
-        """Start the first thread (a user's thread may ask)."""
+        """Start the first thread (a user's thread may call this)."""
         self._start(self.runtime.launch)
 
     def _start(self, start: Callable[[Callable[[], object], str], object]) -> None:
@@ -202,10 +202,10 @@ class Servants:
         return answer
 
     def post(self, function: Callable[[], object]) -> None:
-        """Have function called soon; its result is not awaited."""
+        """Have function called soon; no thread waits for its result."""
         self._jobs.put(function)
 
-    # Threads of our own.
+    # Our own threads.
 
     def _serve(self) -> None:
         is_ours.set(True)
@@ -241,8 +241,9 @@ class Servants:
                 self._waiting += 1
 
     def _start_another(self) -> str:
-        """Make sure that a thread waits for the next call; the lock is held. Why none could be started, if not yet
-        reported.
+        """Ensure that a thread waits for the next call; the lock is held.
+
+        Returns why none could be started, if that is not reported yet; "" otherwise.
         """
         if self._waiting:
             self.refusal = ""
@@ -278,7 +279,7 @@ class Servants:
         del error  # as in Answer.wait
 
     def undo_lost(self) -> None:
-        """Take back the values that did not reach a caller."""
+        """Undo the values that did not reach their callers."""
         if not self._delivered:
             return
         with self._undoing:
@@ -290,6 +291,6 @@ class Servants:
                     job.undo(value)
 
     def end(self) -> None:
-        """No further call is carried out; those under way are."""
+        """Carry out no further call; those in progress continue."""
         self.over = True
         self._jobs.put(None)

@@ -22,7 +22,7 @@ __all__ = ["SnapshotUpkeep"]
 
 
 class SnapshotUpkeep:
-    """The snapshots of one replica, where its driver keeps them and there is a topic for them."""
+    """The snapshots of one replica, if its driver keeps them and there is a topic for them."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SnapshotUpkeep:
         *,
         keep: bool,
     ) -> None:
-        """keep: whether there is anything to do. report: has each consumer raise it."""
+        """keep: False: do nothing. report: makes each consumer raise the error."""
         #: Snapshots that were found to differ from our replica.
         self.alarms: list[SnapshotDifferenceError] = []
         self._cluster = cluster
@@ -65,12 +65,12 @@ class SnapshotUpkeep:
         return SnapshotKeeper(self._cluster, reader, topic, runtime.random(), runtime.now_ms())
 
     def note(self, cp: int, next_offset: int, state: bytes, log_hash: LogHash | None) -> None:
-        """One is due, with this state, and the hash of the log since the one before; the lock is held."""
+        """A snapshot is due, with this state, and the hash of the log since the last one; the lock is held."""
         if self._keeper is not None:
             self._keeper.note(cp, next_offset, state, self._cluster.runtime.now_ms(), log_hash)
 
     def is_due(self, now: float) -> bool:
-        """Whether :meth:`run` is to be called now; the lock is held."""
+        """Whether :meth:`run` has to be called now; the lock is held."""
         if self._keeper is None or self._is_running or now < self._keeper.due_at():
             return False
         self._is_running = True
@@ -104,7 +104,7 @@ class SnapshotUpkeep:
             self._report(error)
 
     def find(self) -> None:
-        """The topic may have been made since (*blocking*)."""
+        """Use the topic if it was created meanwhile (*blocking*)."""
         start = self._replica.start
         if self._keep and self._keeper is None and start.snapshots is None:
             try:

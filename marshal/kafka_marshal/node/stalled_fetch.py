@@ -21,7 +21,7 @@ __all__ = ["FetchMonitor"]
 
 K = TypeVar("K")
 
-#: A record that is known to be in the log may take this long to come, with a short and with a long heartbeat interval.
+#: How long a record that is known to be in the log may take to arrive, with a short and a long heartbeat interval (s).
 SHORTEST_PATIENCE_S = 1.0
 LONGEST_PATIENCE_S = 3.0
 
@@ -31,10 +31,10 @@ WAITS = (1, 1, 2, 4)
 #: The leader of a partition that has been quiet this long is asked where its log ends.
 QUIET_S = 10.0
 
-#: How often it is checked which leaders to ask.
+#: How often to check which leaders to ask (s).
 LOOK_EVERY_S = 0.2
 
-#: A reader that was held up itself for this long has not read: what is missing gets its time once more.
+#: If the reader itself was blocked for this long (s), missing records get their full time again.
 HELD_UP_S = 0.5
 
 
@@ -55,7 +55,7 @@ class FetchMonitor(Generic[K]):
         self._owed: dict[K, float] = {}
         #: By partition: the end of what is known to be in the log.
         self._known: dict[K, int] = {}
-        #: When a partition is to be asked about.
+        #: By partition: when to ask its leader.
         self._ask_at: dict[K, float] = {}
         self._is_asking = False
         self._look_at = 0.0
@@ -72,7 +72,7 @@ class FetchMonitor(Generic[K]):
         self.patience_s = min(max(heartbeat_interval_ms / 1000, SHORTEST_PATIENCE_S), LONGEST_PATIENCE_S)
 
     def begin(self, positions: Mapping[K, int]) -> None:
-        """These are read, each from its offset."""
+        """These partitions are read now, each from its offset."""
         self.next.update(positions)
         self._new.update(positions)
         self._ask_at.update(dict.fromkeys(positions, self._monotonic() + QUIET_S))
@@ -80,7 +80,7 @@ class FetchMonitor(Generic[K]):
             self._owed.pop(key, None)
 
     def end(self, keys: Iterable[K]) -> None:
-        """These are read no more."""
+        """These partitions are not read any more."""
         for key in keys:
             for known in (self.next, self._ask_at, self._owed, self._known, self._stalled, self._tries):
                 known.pop(key, None)
@@ -124,14 +124,14 @@ class FetchMonitor(Generic[K]):
             self._runtime.start(lambda: self._ask(due), "kafka-marshal-log-end")
 
     def end_read(self, timeout_s: float) -> None:
-        """The reader has read, for at most this long if nothing held it up."""
+        """The reader has read; unless it was blocked, that took at most this long."""
         now = self._monotonic()
         if self._owed and now - self._read_at > timeout_s + HELD_UP_S:
             self._owed.update(dict.fromkeys(list(self._owed), now))
         self._read_at = now
 
     def received(self, key: K, position: int) -> None:
-        """All before this offset has arrived, or never will."""
+        """All records before this offset have arrived, or never will."""
         if position <= self.next.get(key, inf):
             return
         self.next[key] = position
@@ -180,7 +180,7 @@ class FetchMonitor(Generic[K]):
             self._stalled.setdefault(key, self._owed.get(key, self._read_at))
             self._owed.pop(key, None)
             self._ask_at[key] = self._read_at
-        if new:  # it has to connect
+        if new:  # a new reader has to connect
             self._owed.update(dict.fromkeys(list(self._owed), self._read_at))
 
     def what(self, keys: Collection[K]) -> str:

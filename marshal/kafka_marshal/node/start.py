@@ -27,12 +27,12 @@ class Begin(Enum):
 
 
 class ReplayStart:
-    """Reads snapshots, and finds each CP's start among them. In this order: read, found, look, world."""
+    """Reads snapshots, and finds each CP's start among them. Call in this order: read, found, check, world."""
 
     def __init__(self, cluster: Cluster, topic: str, timeout_s: float, begin: Begin) -> None:
         self.begin = begin
         self.snapshots_topic: str = snapshots_topic(topic)
-        #: The log of snapshots; None if it can't be used, and (for people) why; "" if it can.
+        #: The log of snapshots; None: it can't be used. ``lacks_snapshots``: why not, for people; "": it can.
         self.snapshots: SnapshotReader | None = None
         self.lacks_snapshots: str = ""
         self.cps: dict[int, CpStart] = {}
@@ -49,13 +49,13 @@ class ReplayStart:
             if reader is not None and self.begin is Begin.SNAPSHOT:
                 reader.read_newest(2)
         except AuthorizationError as error:
-            # Snapshots are a short cut. Without the right to read them the log itself is read, if it is whole.
+            # Without the right to read snapshots, the log itself is read, if it is complete.
             self._unreadable = error
             return None
         return reader
 
     def found(self, reader: SnapshotReader | None, partitions: int) -> None:
-        """Take the log of snapshots, if it fits a topic of this many partitions."""
+        """Use the log of snapshots, if it fits a topic of this many partitions."""
         if self._unreadable is not None:
             self.lacks_snapshots = f"{self.snapshots_topic!r} is not used ({self._unreadable})"
         elif reader is None:
@@ -92,7 +92,7 @@ class ReplayStart:
         return {cp: found for (_, cp), found in marks.items()}
 
     def world(self, cp: int) -> World:
-        """Where this CP's replay starts, or starts once more, further back (*blocking*)."""
+        """The state from which this CP's replay starts; at each further call, an earlier one (*blocking*)."""
         try:
             return self._find(cp)
         except LogCutError as error:

@@ -29,7 +29,7 @@ __all__ = ["TopicRounds"]
 
 
 class TopicRounds:
-    """The regular looks of one driver."""
+    """The regular checks of topics by one driver."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class TopicRounds:
         self._watch = TopicWatch(cluster, replica.topic)
         self._rng = cluster.runtime.random()
         self._now_ms = cluster.runtime.now_ms
-        #: When the next check is due (own clock, ms), and whether one is under way.
+        #: When the next check is due (own clock, ms), and whether one is in progress.
         self.next_at: float = 0.0
         self.is_running: bool = False
 
     def is_due(self, now: float) -> bool:
-        """Whether :meth:`run` is to be called now; the lock is held."""
+        """Whether :meth:`run` has to be called now; the lock is held."""
         if self._lock.engine.topic_ids.wanted:
             self._lock.engine.take(TopicIdsPromised(), now)
             self._watch.describe_next()
@@ -66,7 +66,7 @@ class TopicRounds:
         return True
 
     def add(self, number: int, subscription: Subscription, count: CountPartitions | None = None) -> None:
-        """Keep a consumer's topics in view; the first check happens now (*blocking*).
+        """Check a consumer's topics regularly; the first check happens now (*blocking*).
 
         count: a cheap count of partitions, for the first consumer. Their ids come with the next regular check, soon.
         """
@@ -92,7 +92,7 @@ class TopicRounds:
             self._watch.remove(number)
 
     def _pass_on(self, interest: Interest, topics: dict[str, TopicInfo]) -> bool:
-        """Pass it to the engine, unless a consumer came since the look-up: topics not asked for would seem deleted."""
+        """Pass the result to the engine, unless a consumer came meanwhile: its topics would seem deleted."""
         if interest is not self._watch.interest:
             return False
         if interest:
@@ -114,7 +114,7 @@ class TopicRounds:
                 lock.settle()
             self._find_snapshots()
         except (KafkaUnavailableError, AuthenticationError) as error:
-            # Refused looks like an outage, and a broker that goes down may look like a refusal: neither is final.
+            # A refusal may look like an outage, and a broker that stops may look like a refusal: neither is final.
             events.trouble(str(error), self._now_ms())
             self._rate_limited.unanswered("topics_not_found", "topics", f"topics not looked up this time: {error}")
         except MarshalError as error:

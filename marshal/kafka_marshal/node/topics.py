@@ -25,47 +25,46 @@ __all__ = [
     "TopicWatch",
 ]
 
-#: Called with topics and seconds: how many partitions each has, of those that are learned at once.
+#: Called with topics and a timeout (s): topic → number of partitions, of those that answer in time.
 CountPartitions = Callable[[Iterable[str], float], Mapping[str, int]]
 
-#: How long one look-up may take before it is tried again.
+#: How long one look-up may take before it is tried again (s).
 LOOKUP_TIMEOUT_S = 5.0
 
-#: How long the cheap check of a consumer's first topics may take, before the full one is made instead.
+#: How long the cheap check of a consumer's first topics may take, before the full one replaces it (s).
 COUNT_TIMEOUT_S = 1.0
 
-#: How often topics are checked: for new partitions, and within the 10 s of L2 for a recreated coordination topic.
+#: How often topics are checked: for new partitions, and (within the 10 s of L2) for a recreated coordination topic.
 METADATA_INTERVAL_MS = 5_000.0
 
 #: Jitter: ± this share, drawn for each check, so that members that start together do not ask together for ever.
 METADATA_JITTER = 0.25
 
-#: The ids of topics that were only counted are asked for after this, jittered: a topic recreated before that would pass
-#: for the old one. With few partitions at once; a thousand cost milliseconds, while every member is starting.
+#: The ids of topics that were only counted are asked for after this, with jitter: a topic recreated before that would
+#: seem the old one. With few partitions, at once; a thousand cost milliseconds while every member is starting.
 IDS_WITHIN_MS = 2_000.0
 FEW_PARTITIONS = 200
 
-#: Describing takes some 15 us for each partition: a thousandth of the time may go to it.
+#: Describing takes some 15 us for each partition, and may take a thousandth of the time.
 IDS_MS_PER_PARTITION = 15.0
 
-#: Data topics are described this often, however many partitions they have: a recreated one is noticed by then (P11).
+#: Data topics are described at least this often, to notice recreated ones (P11).
 IDS_AT_LEAST_EVERY_MS = 30_000.0
 
-#: Metadata that another client of this process fetched within this time is reused. So what is known is never older than
-#: 8.25 s (L2: 10 s). But never what was fetched before a member began, before a consumer came, or before the last own
-#: check.
+#: Metadata that another client of this process fetched within this time is reused, so none is older than 8.25 s (L2:
+#: 10 s). Metadata from before this member began, before a consumer came, or before our last check is not reused.
 SHARED_MS = 2_000.0
 
-#: Of data topics, whose ids are checked ever less often, this share of the time between two checks.
+#: The same for data topics, as a share of the interval between two checks of their ids.
 SHARED_PART = 0.25
 
-#: Listing a partition costs this many times less than describing it, and lists all that the cluster has.
+#: Listing a partition costs this many times less than describing it, but always lists the whole cluster.
 LISTING_GAIN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    """What one consumer wants: topics by name, and (patterns) whatever matches."""
+    """The topics of one consumer: by name, and (patterns) all that match."""
 
     names: frozenset[str]
     matches: Callable[[TopicInfo], bool] | None
@@ -78,32 +77,32 @@ Interest = Mapping[int, _Waiter]
 class TopicWatch:
     """Checks topics, for all consumers of one client.
 
-    ``interest`` is replaced, never changed: a check can find out whether it asked for all of them.
+    ``interest`` is replaced, never changed: so a check knows afterwards whether it asked for all topics.
     """
 
     def __init__(self, cluster: Cluster, coordination: str) -> None:
         self.interest: Interest = {}
         self._cluster = cluster
         self._coordination = coordination
-        #: When data topics are described again, and which of them were there when we looked last.
+        #: When data topics are described again; ``_there``: those that the last check found.
         self._ids_due = 0.0
-        #: When we began (on a coordination topic that was there), a consumer came, or we checked last: what others
-        #: fetched before that is of no use.
+        #: When we began (the coordination topic existed), a consumer came, or we last checked: metadata that others
+        #: fetched before that is not used.
         self._known_at = cluster.runtime.now_ms()
         self._there: frozenset[str] = frozenset()
-        #: How many partitions were described, and listed, last.
+        #: How many partitions the last description and the last list had.
         self._described = 0
         self._listed = 0
 
     def add(self, number: int, subscription: Subscription) -> None:
-        """A consumer wants its topics kept in view."""
+        """Check the topics of one more consumer."""
         matches = subscription.matches if subscription.patterns else None
         self.interest = {**self.interest, number: _Waiter(subscription.names, matches)}
         self._ids_due = 0.0
         self._known_at = self._cluster.runtime.now_ms()
 
     def describe_next(self) -> None:
-        """Ids are wanted: the next check is a full one."""
+        """Make the next check a full one: ids are needed."""
         self._ids_due = 0.0
 
     def remove(self, number: int) -> None:
@@ -112,7 +111,7 @@ class TopicWatch:
 
     @staticmethod
     def count(interest: Interest, count: CountPartitions | None) -> dict[str, TopicInfo]:
-        """The topics of the one consumer there is, if all of them are found so; nothing otherwise (*blocking*)."""
+        """The topics of the only consumer, if the cheap count finds all of them; otherwise nothing (*blocking*)."""
         (waiter, *others) = interest.values()
         if count is None or others or waiter.matches is not None:
             return {}
@@ -122,7 +121,7 @@ class TopicWatch:
         return {name: TopicInfo(name, partitions, "") for name, partitions in sorted(counts.items())}
 
     def check(self, interest: Interest) -> dict[str, TopicInfo]:
-        """All that these want and is there, and the coordination topic (*blocking*); data topics perhaps without ids.
+        """The existing topics of these consumers, perhaps without ids, and the coordination topic (*blocking*).
 
         Raises what the cluster raises.
         """

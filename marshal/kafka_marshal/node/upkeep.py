@@ -1,4 +1,4 @@
-"""What is due from time to time: begun, or done, by the background thread with the lock held."""
+"""Regular work of a driver: the background thread does it, or begins it, with the lock held."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["Upkeep"]
 
 
 class Levels:
-    """CPs that were raised above the level that this release knows (E4), which consumers raise. The lock is held."""
+    """CPs above the protocol level that this release knows (E4): consumers raise an error. The lock is held."""
 
     def __init__(self, replica: Replica, report: Callable[[UpgradeRequiredError], object]) -> None:
-        """report: has each consumer raise it."""
+        """report: makes each consumer raise the error."""
         self._replica = replica
         self._report = report
         self._stopped: set[int] = set()
 
     def raise_new(self) -> None:
-        """Pass on each once."""
+        """Report each CP once."""
         for cp, level in self._replica.stopped():
             if cp not in self._stopped:
                 self._stopped.add(cp)
@@ -50,11 +50,11 @@ class Levels:
         )
 
     def missed(self) -> list[UpgradeRequiredError]:
-        """What a consumer that comes now has missed."""
+        """The errors reported so far, for a new consumer."""
         return [self._error(cp, level) for cp, level in self._replica.stopped() if cp in self._stopped]
 
     def check(self, cp: int) -> None:
-        """Raise UpgradeRequiredError if this release can read nothing more of this CP."""
+        """Raise UpgradeRequiredError if this release can't read this CP any further."""
         level = self._replica.worlds[cp].required_level
         if level is not None:
             raise self._error(cp, level)
@@ -75,21 +75,21 @@ class Tally:
 
     def read(self) -> list[tuple[tuple[str, str], int]]:
         """((type, outcome), count), sorted; the type is "" if it is not known. Any thread, without the lock."""
-        return sorted(list(self._counts.items()))  # noqa: C414 - one step of the interpreter: it may grow meanwhile
+        return sorted(list(self._counts.items()))  # noqa: C414 - the copy is atomic: the dict may grow meanwhile
 
 
 class Job(Protocol):
-    """What takes longer than the lock may be held."""
+    """Work that takes longer than the lock may be held."""
 
     def is_due(self, now: float) -> bool:
-        """Whether :meth:`run` is to be called now; the lock is held."""
+        """Whether :meth:`run` has to be called now; the lock is held."""
 
     def run(self) -> None:
-        """Do it (*blocking*); no caller sees what this raises."""
+        """Do the work (*blocking*); no caller sees what this raises."""
 
 
 class Upkeep:
-    """The jobs of one driver, each with its own idea of when it is due."""
+    """The jobs of one driver; each decides when it is due."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Upkeep:
         self._next_measure = 0.0
 
     def check(self, now: float) -> None:
-        """Do what is due, and have done by look-up threads what blocks."""
+        """Do what is due; look-up threads do what blocks."""
         self._events.check(now)
         self.levels.raise_new()
         self._appends.replace_broken()

@@ -1,4 +1,4 @@
-"""The user's callbacks, one after the other on a thread of our own, and what is to be known of them meanwhile."""
+"""Runs the user's callbacks one after another on one of our threads, and describes the running one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka_marshal.runtime import Runtime
 
 __all__ = ["UserCall", "UserCalls"]
 
-#: Partitions of one call that are named to people.
+#: How many partitions of one call a text names.
 MOST_NAMED = 10
 
 
@@ -31,7 +31,7 @@ class UserCall:
         self.run: Run = run
         self.port: ConsumerPort | None = port
         self.call: Call = call
-        #: Own clock (ms).
+        #: When it began (own clock, ms).
         self.began_at: float = 0.0
         self.thread_id: int | None = None
 
@@ -47,13 +47,13 @@ class UserCall:
 
 
 class UserCalls:
-    """Runs callbacks in the order in which they were asked for."""
+    """Runs callbacks in the order of their requests."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._now_ms = runtime.now_ms
         self._executor = runtime.executor(1, "kafka-marshal-callback")
         self._waiting: deque[UserCall] = deque()
-        #: The one that runs; read without a lock.
+        #: The callback that runs now; read without a lock.
         self.running: UserCall | None = None
 
     def submit(self, run: Run, port: ConsumerPort | None, call: Call) -> None:
@@ -74,7 +74,7 @@ class UserCalls:
             self.running = None
 
     def drop(self, ports: Sequence[Any]) -> list[UserCall]:
-        """Those of these consumers that have not begun, and will not."""
+        """Cancel the calls of these consumers that have not begun; returns them."""
         dropped = []
         for call in list(self._waiting):
             if not any(call.port is port for port in ports):
@@ -87,12 +87,12 @@ class UserCalls:
         return dropped
 
     def shutdown(self, wait: bool = True) -> None:
-        """No further callback is asked for; those that were are called."""
+        """Accept no further callback; those requested before are called."""
         self._executor.shutdown(wait=wait)
 
 
 def named(pieces: tuple[Piece, ...]) -> str:
-    """For people: ``flights [3], flights [4]``, and of many how many more there are."""
+    """For people: ``flights [3], flights [4]``; of many, the first ones and the number of others."""
     names = [f"{topic} [{partition}]" for topic, partition in sorted(x.key for x in pieces)]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
