@@ -201,7 +201,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         Returns early, with fewer, if the lease of a collected message is being released or in doubt. Messages whose
         lease ended while they waited here (the process was stopped) are not returned. At least once they come again,
         here or elsewhere; at most once they are in ``unprocessed``. After ``stop()`` it returns an empty list, and
-        after ``close()`` it raises, as ``poll`` does.
+        after ``close()`` it raises ClosedError.
         """
         num_messages = arguments.a_whole("num_messages", num_messages, 1)
         found: _Found = []

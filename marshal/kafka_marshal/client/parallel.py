@@ -45,7 +45,7 @@ SPREAD = 1_000
 READY_EACH = 2
 READY_LEAST = 64
 
-#: Fetched messages of a partition wait this long (s) for one of its messages in flight; then they are fetched later.
+#: Fetched messages wait this long (s) for one of their partition in flight; then they are dropped, and fetched later.
 STUCK_S = 1.0
 
 #: How often to check whether another run has ended (s).
