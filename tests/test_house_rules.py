@@ -424,7 +424,7 @@ MOST_ATTRIBUTES = 15
 LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (26, 13),
     "kafka_marshal.admin.client.Admin": (27, 6),
-    "kafka_marshal.client.base.Membership": (26, 13),
+    "kafka_marshal.client.base.Membership": (26, 14),
     "kafka_marshal.engine.engine.Engine": (29, 15),
     "kafka_marshal.engine.groups.member.Membership": (25, 16),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (28, 16),

@@ -104,13 +104,16 @@ def test_times_of_day_are_local(text: str, time: str) -> None:
 
 
 @pytest.mark.usefixtures("in_kolkata")
-def test_a_time_of_day_that_is_still_to_come_is_not_taken_for_one_long_ago() -> None:
+def test_a_position_moves_to_no_time_of_day_that_is_still_to_come_and_was_long_ago() -> None:
     soon_after_midnight = parse_time("2026-11-25T00:10+05:30", 0)
-    assert parse_time("23:50", soon_after_midnight) == parse_time("2026-11-24T23:50+05:30", 0)
-    assert parse_time("12:10", soon_after_midnight) == parse_time("2026-11-24T12:10+05:30", 0)
+    for text in ("23:50", "12:10"):
+        expected = parse_time(f"2026-11-24T{text}+05:30", 0)
+        assert parse_time(text, soon_after_midnight) == parse_time(text, soon_after_midnight, moves=True) == expected
     with pytest.raises(ValueError, match=r"12 h 1 min ago \(2026-11-24T12:09:00.000\+05:30\).*write yesterday 12:09"):
-        parse_time("12:09", soon_after_midnight)
-    assert parse_time("yesterday 12:09", soon_after_midnight) == parse_time("2026-11-24T12:09+05:30", 0)
+        parse_time("12:09", soon_after_midnight, moves=True)
+    long_ago = parse_time("2026-11-24T12:09+05:30", 0)
+    assert parse_time("yesterday 12:09", soon_after_midnight, moves=True) == long_ago
+    assert parse_time("12:09", soon_after_midnight) == long_ago  # a question about the past moves nothing
 
 
 @pytest.mark.parametrize("text", ["03:14", "yesterday", "10m", "now", "2026-11-21 04:50", "2026-11-21"])

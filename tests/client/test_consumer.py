@@ -92,6 +92,17 @@ def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
     assert [lease.stable for lease in a.world.leases()] == [99, 99]
 
 
+def test_of_a_batch_that_is_dropped_what_is_done_does_not_come_again(scene: Scene) -> None:
+    topic = scene.topic(1, 10)
+    with scene.member("a") as a, a.consumer([topic]) as consumer:
+        batch = next(iter(consumer.batches(max_messages=10, timeout=5)))
+        for offset in range(4):
+            consumer.done(batch.messages[offset])
+        first, last = batch.first_offset, batch.last_offset
+        del batch
+        assert take(consumer, last - 3) == [(0, offset) for offset in range(first + 4, last + 1)]
+
+
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
 def test_lists_of_messages_are_the_callers_own(scene: Scene, delivery: Delivery) -> None:
     """Sorting or clearing a list changes neither what is done nor a batch's offsets."""

@@ -21,7 +21,7 @@ MODULES = tuple(
     f"kafka_marshal.{name}"
     for name in (
         *("client.attempt", "client.dead_letter_writer", "client.dead_letters", "client.fates", "client.handled"),
-        *("client.handling", "client.ready", "client.results", "client.tasks", "client.threads", "client.tries"),
+        *("client.handling", "client.ready", "client.tasks", "client.threads", "client.tries"),
         "engine.work.lanes",
     )
 )

@@ -27,11 +27,10 @@ def test_25_000_hostile_inputs_break_nothing() -> None:
     assert [str(finding) for finding in report.total.findings] == []
     assert report.holds, report.tell()
     assert report.total.inputs >= 25_000
-    # It has been everywhere: most of E6's outcomes, accepted and rejected, long values, logs that end at an Upgrade.
+    # It has been everywhere: most of E6's outcomes, accepted and rejected, long values.
     assert len(report.total.codes) >= 18, report.total.codes
     assert report.accepted > report.total.inputs / 10
     assert report.total.large > 25
-    assert report.total.stopped > 0
 
 
 def test_one_seed_is_one_log() -> None:

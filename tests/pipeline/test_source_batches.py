@@ -368,7 +368,7 @@ def test_a_batch_that_no_one_confirmed_is_named_when_the_query_ends(
     driver = drivers(options(scene, topic))
     driver.stream.plan(driver.next())
     driver.stream.close()
-    assert f"has not confirmed batch 1, which was handed out: {topic} [0] offsets 0 to 9" in caplog.text
+    assert f"has not confirmed batch 1, which was delivered: {topic} [0] offsets 0 to 9" in caplog.text
     again = drivers(options(scene, topic))
     again.stream.commit(again.stream.plan(end := again.next()) and end)
     caplog.clear()

@@ -226,10 +226,10 @@ def time_option(context: click.Context, parameter: click.Parameter, value: str |
         raise click.BadParameter(str(error), context, parameter) from None
 
 
-def read_time(options: Options, option: str, text: str) -> int:
+def read_time(options: Options, option: str, text: str, *, moves: bool = False) -> int:
     """Milliseconds since 1970. Times that depend on now or on this machine's zone are noted. Raises ValueError."""
     now_ms = int(time.time() * 1000)
-    found = parse_time(text, now_ms)
+    found = parse_time(text, now_ms, moves=moves)
     if not is_absolute(text):
         options.times.append((option, text, found))
     return found

@@ -46,7 +46,7 @@ def _position(options: Options, option: str, text: str) -> Target:
     if text.isascii() and text.isdigit():
         return int(text)
     now_ms = int(time.time() * 1000)
-    moment = read_time(options, option, text)
+    moment = read_time(options, option, text, moves=True)
     if moment > now_ms + _AHEAD_MS:
         raise ValueError(f"{text!r} is in the future: no message is as young as that, and all would be skipped")
     return _EPOCH + timedelta(milliseconds=moment)

@@ -111,6 +111,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         #: Not empty: loops end. A list, since iterating threads check it before each message.
         self._stop_signal: list[bool] = []
         self._drained_at = 0.0
+        #: Messages reported as done after ``close()``.
+        self._done_after_close = 0
         self._limit = Limit(driver.cluster.runtime)
         self._engine: ConsumerEngine
         #: What threads take messages from. (At least once, iterating and batches do not use it.)
@@ -232,7 +234,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         def ask() -> int:
             with self._driver.locked(step=False):
                 self._drain()  # reports that came after close()
-                return sum(self._engine.delivery.ignored_done.values())
+                return sum(self._engine.delivery.ignored_done.values()) + self._done_after_close
 
         return self._driver.call(ask)
 

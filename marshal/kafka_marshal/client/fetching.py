@@ -154,6 +154,11 @@ class FetchingConsumer(Membership[S]):
     def _drain(self) -> None:
         """Pass what user threads have reported to the engine; the lock is held."""
         number = self._engine.number
+        if number not in self._driver.engine.consumers:
+            while self._inbox:
+                said = self._inbox.popleft()
+                self._done_after_close += said.size if isinstance(said, RunOf) else 1
+            return
         if (lanes := self._delivery.in_lanes.lanes) is not None and lanes.has_returned:
             self._take(LanesReturned(number))
         done: list[Message] = []

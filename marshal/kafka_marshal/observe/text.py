@@ -49,11 +49,12 @@ def clock_text(time_ms: int, now_ms: int) -> str:
     return f"{moment:%m-%d %H:%M:%S}" if abs(today - moment) < timedelta(days=180) else f"{moment:%Y-%m-%d}"
 
 
-def parse_time(text: str, now_ms: int) -> int:
+def parse_time(text: str, now_ms: int, *, moves: bool = False) -> int:
     """Milliseconds since 1970 of a time as the commands take it.
 
-    ISO 8601, a time of day ("03:14", the last one, within 12 hours; "yesterday 03:14"), a span ago ("10m"), "now", or
-    a number of milliseconds. Times without an offset are local. Raises ValueError.
+    ISO 8601, a time of day ("03:14", the last one; "yesterday 03:14"), a span ago ("10m"), "now", or
+    a number of milliseconds. Times without an offset are local. With ``moves``, a position goes there: yesterday's time
+    of day then has to be named as such if it is over 12 hours ago. Raises ValueError.
     """
     text = text.strip()
     if text == "now":
@@ -76,7 +77,8 @@ def parse_time(text: str, now_ms: int) -> int:
         ) from None
     found = (moment - _EPOCH) // timedelta(milliseconds=1)
     # 14:00 entered at 13:55 hardly means yesterday: a move to that time would repeat a day's work.
-    if of_day is not None and text[0].isdigit() and _is_yesterdays(moment, now_ms) and now_ms - found > _WRAPPED_MS:
+    is_wrapped = of_day is not None and text[0].isdigit() and _is_yesterdays(moment, now_ms)
+    if moves and is_wrapped and now_ms - found > _WRAPPED_MS:
         raise ValueError(
             f"{visible(text)!r} is still to come today, and yesterday's is {span(now_ms - found)} ago "
             f"({time_text(found)}). If that is meant, write yesterday {visible(text)}"

@@ -265,7 +265,7 @@ class Run(Generic[A]):
     def dropped(self, before: float) -> list[Message]:
         """Messages delivered before that time (ms, own clock) that are not done and that the user has dropped."""
         if (is_dropped := self.is_batch_dropped(before)) is not None:
-            return self.messages if is_dropped else []
+            return [x for x, mark in zip(self.messages, self.marks, strict=True) if not mark] if is_dropped else []
         return self.unreferenced(before) if self.is_settled else []
 
     @reading

@@ -197,7 +197,7 @@ def _attributes(thing: object) -> tuple[str, ...]:
     found = _ATTRIBUTES.get(kind)
     if found is None:
         is_ours = kind.__module__.startswith(("kafka_marshal.", "rationalizer.")) and not issubclass(kind, dict | type)
-        slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
+        slots = [x for base in kind.__mro__ for x in getattr(base, "__slots__", ()) if x != "__weakref__"]
         found = _ATTRIBUTES[kind] = tuple(getattr(thing, "__dict__", slots)) if is_ours else ()
         _NUMBER_OF[id(kind)] = len(_THINGS)
         _THINGS.append(kind)
