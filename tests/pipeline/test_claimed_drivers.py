@@ -21,7 +21,8 @@ PARTITIONS, MESSAGES = 4, 400
 #: What takes seconds takes a minute and more where ten processes share two cores.
 BUSY_S = 150
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+#: Two Spark drivers for a minute or two; the demo kills a driver in every run of the tests.
+pytestmark = [pytest.mark.campaign, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Drivers(Places):
