@@ -132,7 +132,7 @@ class LogGuard:
             if there.members:
                 return (
                     "Its positions could not be kept: Kafka's own consumer group of that name has members. Stop them, "
-                    "or note the positions of Marshal.view()"
+                    "or note what marshal.world.leases() says"
                 )
             new = {key: offset for key, offset in offsets.items() if offset > there.committed.get(key, (0, ""))[0]}
             if new:
