@@ -24,10 +24,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from flights.ledger import GROUP, NAMES, NUMBERS
+
 __all__ = [
-    "GROUP",
-    "MEASURES",
-    "NAMES",
     "QUALITY",
     "Part",
     "Records",
@@ -44,27 +43,6 @@ __all__ = [
 
 #: Records as Spark's connector reads them: key, value, topic, partition, offset and more.
 Records: TypeAlias = DataFrame
-
-#: What delays are added up by; hour: of the planned departure, local time.
-GROUP: Final = ("carrier", "origin", "dest", "hour")
-
-#: What the joins add to each group; None where the other table does not know it.
-NAMES: Final = ("carrier_name", "destination")
-
-#: What is counted for each group. Sums and maxima in minutes; a maximum of None: no flight had one. Wet: it rained at
-#: the airport in the hour of the planned departure.
-MEASURES: Final = (
-    "flights",
-    "cancelled",
-    "departures",
-    "departure_delay_sum",
-    "departure_delay_max",
-    "arrivals",
-    "arrival_delay_sum",
-    "arrival_delay_max",
-    "wet_departures",
-    "wet_departure_delay_sum",
-)
 
 #: Checks that a flight may fail and still count, by the names under which they are reported.
 QUALITY: Final = (
@@ -136,7 +114,7 @@ class Round:
     """A round's result, small enough for the driver."""
 
     parts: tuple[Part, ...]
-    #: (*GROUP, *NAMES, *MEASURES)
+    #: (*GROUP, *NAMES, *NUMBERS)
     groups: tuple[tuple[object, ...], ...]
     #: Check → flights that fail it.
     quality: Mapping[str, int]
@@ -262,7 +240,7 @@ def enrich(parsed: DataFrame, tables: Tables) -> DataFrame:
 
 
 def delays(enriched: DataFrame) -> DataFrame:
-    """Flights added up: one row for each of GROUP, with NAMES, MEASURES and one column for each of QUALITY."""
+    """Flights added up: one row for each of GROUP, with NAMES, NUMBERS and one column for each of QUALITY."""
     wet, delay = F.coalesce(F.col("wet"), F.lit(False)), F.col("dep_delay")
     measures = {
         "flights": F.count(F.lit(1)),
@@ -287,7 +265,7 @@ def delays(enriched: DataFrame) -> DataFrame:
         "no weather": F.col("wet").isNull(),
     }
     names = [F.first(name).alias(name) for name in NAMES]
-    numbers = [measures[name].alias(name) for name in MEASURES]
+    numbers = [measures[name].alias(name) for name in NUMBERS]
     checks = [F.count_if(quality[name]).alias(name) for name in QUALITY]
     return enriched.groupBy(*GROUP).agg(*names, *numbers, *checks)
 
@@ -323,7 +301,7 @@ def summarize(records: DataFrame, tables: Tables) -> Iterator[Round]:
                 topic, partition, min(old.first, first), max(old.last, last), old.rows + rows, old.dead + letters
             )
         found = delays(enrich(parsed, tables)).collect()
-        width = len(GROUP) + len(NAMES) + len(MEASURES)
+        width = len(GROUP) + len(NAMES) + len(NUMBERS)
         quality = {check: sum(row[width + place] for row in found) for place, check in enumerate(QUALITY)}
         groups = tuple(tuple(row[:width]) for row in found)
         yield Round(tuple(parts[key] for key in sorted(parts)), groups, quality, troubles, dead_letters(parsed))
