@@ -59,8 +59,8 @@ def run_child(
         logging.error("%s", error)
         why, again = str(error), not lasts(error)
     except Exception as error:
-        logging.exception("The batch in hand is not done; another worker gets it.")
-        why = f"{type(error).__name__}: {error}. The batch in hand is not done; another worker gets it"
+        logging.exception("The batch in flight is not done; another worker gets it.")
+        why = f"{type(error).__name__}: {error}. The batch in flight is not done; another worker gets it"
         again = not lasts(error)
     else:
         return 0

@@ -128,7 +128,7 @@ class Findings:
         share = 100 * kill.rows_done / self.verdict.rows
         killed = (
             f"{kill.client_id} was killed with -9 when {share:.0f} % of the rows were done, with a batch of "
-            f"{kill.rows:,} row{_s(kill.rows)} in hand that was {_STAGES[kill.stage]} (seed {self.seed})."
+            f"{kill.rows:,} row{_s(kill.rows)} in flight that was {_STAGES[kill.stage]} (seed {self.seed})."
         )
         found = [killed, *self._fate_sentences(kill.client_id, self._killed_ms())]
         if added is not None:

@@ -102,10 +102,10 @@ def test_what_was_in_flight_is_said(
     with pytest.raises(ValueError, match="no") as raised:
         work_inside()
     (note,) = raised.value.__notes__
-    assert note.startswith(f"{TOPIC} [0] offset {first} was in hand")
+    assert note.startswith(f"{TOPIC} [0] offset {first} was in flight")
     (line,) = [x for x in caplog.records if getattr(x, "event", "") == "loop_failed"]
     assert (line.getMessage(), line.offset) == (  # type: ignore[attr-defined]
-        f"{TOPIC} [0] offset {first} was in hand when ValueError ended the loop: no",
+        f"{TOPIC} [0] offset {first} was in flight when ValueError ended the loop: no",
         first,
     )
 
@@ -141,7 +141,7 @@ def test_for_asyncio(cluster: MemoryCluster) -> None:
     with pytest.raises(ValueError, match="no") as raised:
         asyncio.run(work())
     (note,) = raised.value.__notes__
-    assert f"{TOPIC} [0] offset 7 was in hand" in note
+    assert f"{TOPIC} [0] offset 7 was in flight" in note
 
 
 def test_sharing_by_key_that_has_no_effect_is_warned_of_once(

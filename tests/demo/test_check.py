@@ -278,7 +278,7 @@ def test_the_story_of_drivers_is_reported() -> None:
         "were no flights: dead letters, each accounted for. Audit: 0 violations in 905 records."
     )
     text = " ".join(found.sentences())
-    assert "with a batch of 110 rows in hand that was not yet written, but for its dead letters" in text
+    assert "with a batch of 110 rows in flight that was not yet written, but for its dead letters" in text
     assert "Its JVM was gone 420 ms after the driver." in text
     assert "1 dead letter was written again" in text
     assert "Living drivers handed over 1 partition" in text

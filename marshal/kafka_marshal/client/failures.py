@@ -158,9 +158,9 @@ class Failures:
 
 def say_in_hand(error: Exception, message: ports.Message, config: Mapping[str, object], ids: EngineSettings) -> None:
     """An exception has left a program's own loop: name the message in flight, in the exception and in the log."""
-    where = f"{_shown(message, message.key())} was in hand"
+    where = f"{_shown(message, message.key())} was in flight"
     with suppress(Exception):  # an exception may refuse a note
-        error.add_note(f"{where}. At least once, what was in hand and not done comes again, here or elsewhere")
+        error.add_note(f"{where}. At least once, what was in flight and is not done comes again, here or elsewhere")
     log(
         logging.WARNING,
         "loop_failed",
