@@ -15,6 +15,8 @@ ARGS   ?=
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist clean distclean spark42
