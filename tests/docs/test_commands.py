@@ -85,7 +85,12 @@ def test_what_a_page_shows_is_what_happens(page: str, kafka_bootstrap: str, tmp_
         pytest.skip("curl is not on PATH")
     shutil.copytree(ROOT / "docs" / "monitoring", tmp_path, dirs_exist_ok=True)
     has_prometheus = shutil.which("prometheus") is not None and shutil.which("promtool") is not None
-    walk(ROOT / "docs" / page, tmp_path, kafka_bootstrap, skip=lambda command: not has_prometheus and page == METRICS and _asks(command))
+    walk(
+        ROOT / "docs" / page,
+        tmp_path,
+        kafka_bootstrap,
+        skip=lambda command: not has_prometheus and page == METRICS and _asks(command),
+    )
 
 
 def _asks(command: str) -> bool:
