@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedError, Pause
+from kafka_marshal import Admin, AdminError, ConfigurationError, GroupPausedError, Lease, Pause
+from kafka_marshal.admin.repositioning import _Mover
 from tests.admin.conftest import HI, Group, wait_until
 
 
@@ -314,13 +315,29 @@ def test_a_client_id_that_only_ever_paused_may_pause_again(group: Group) -> None
     assert group.stable() == {0: None}
 
 
-def test_a_member_under_the_admins_client_id_is_noticed_in_time(group: Group) -> None:
+@pytest.mark.parametrize("comes", ["before", "meanwhile"])
+def test_a_member_under_the_admins_client_id_is_noticed_in_time(
+    group: Group, comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = group.fill(1, 3)
+    twins: list[Lease] = []
+    claim = _Mover.claim
+
+    def comes_in() -> None:
+        twins.append(group.member("ops", heartbeat_interval_ms=10_000).claim(topic, 0))
+
+    def late(mover: _Mover) -> None:
+        comes_in()
+        claim(mover)
+
     with group.admin("ops").pause(group.group) as pause:
-        twin = group.member("ops").claim(topic, 0)
+        if comes == "before":
+            comes_in()
+        else:
+            monkeypatch.setattr(_Mover, "claim", late)
         with pytest.raises(AdminError, match=r"acts as client_id 'ops'.*Nothing more was changed"):
             pause.reposition({(topic, 0): 2})
-        assert twin.valid
+        assert twins[0].valid
 
 
 def test_log_time_moves_so_that_a_silent_holder_goes_stale_without_traffic(group: Group) -> None:

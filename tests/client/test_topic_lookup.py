@@ -47,24 +47,26 @@ def test_a_look_up_that_began_before_the_consumer_does_not_declare_its_topics_de
 
 
 def test_the_first_look_only_counts_and_the_ids_come_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P11 needs the ids; describing a thousand partitions is postponed until all consumers have started."""
+    """P11 needs the ids; no consumer's start waits for the description of a thousand partitions."""
     topic = scene.topic(partitions=2, messages=3)
-    described: list[str] = []
+    #: What was described, and whether the thread that starts the consumer waited for it.
+    described: list[tuple[str, bool]] = []
     look_up = KafkaCluster.topic_info
 
     def watched(
         self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0
     ) -> dict[str, TopicInfo]:
         wanted = list(names)
-        described.extend(wanted)
+        is_waited_for = threading.current_thread() is threading.main_thread()
+        described.extend((name, is_waited_for) for name in wanted)
         return look_up(self, wanted, timeout_s, max_age_s)
 
     monkeypatch.setattr(KafkaCluster, "topic_info", watched)
     with scene.member().consumer([topic]) as consumer:
-        assert topic not in described
         assert len(take(consumer, 6)) == 6
-        wait_until(lambda: topic in described, what="looking the id up")
-        wait_until(lambda: consumer._engine.subscription._ids[topic], timeout_s=5, what="the id")
+        wait_until(lambda: (topic, False) in described, what="looking the id up")
+        wait_until(lambda: consumer._engine.subscription._ids[topic], what="the id")
+        assert (topic, True) not in described
 
 
 def test_a_topic_that_can_not_be_counted_is_looked_up(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

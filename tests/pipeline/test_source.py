@@ -91,6 +91,15 @@ class Stream:
     def holders(self) -> dict[int, str | None]:
         return {lease.partition: lease.client_id for lease in self.watcher.world.leases()}
 
+    def wait_for(self, event: threading.Event, query: StreamingQuery) -> None:
+        """Wait until the query's batch has got there."""
+
+        def there() -> bool:
+            assert query.exception() is None, query.exception()
+            return event.is_set()
+
+        wait_until(there, 60, "the batch has got there")
+
     def wait_stable(self, last: int, partitions: int, query: StreamingQuery | None = None) -> None:
         """Wait until, by the log, all is done up to last."""
 
@@ -286,8 +295,8 @@ def test_a_lease_lost_during_a_batch_is_refused_by_the_sink_and_not_committed(
             raise
 
     before = source_workers()
-    query = s.start(slow)
-    assert reached.wait(60)
+    query = s.start(slow, heartbeat_interval_ms=2_000)  # no lease may end while a busy machine runs Spark's first job
+    s.wait_for(reached, query)
     # The member stops for longer than its lease, as on a swapping machine; the batch continues.
     [worker] = source_workers() - before
     os.kill(worker, signal.SIGSTOP)
@@ -355,8 +364,8 @@ def test_a_batch_whose_lease_was_lost_is_not_committed_though_it_went_well(scene
         go_on.wait(60)
 
     before = source_workers()
-    query = s.start(slow)
-    assert reached.wait(60)
+    query = s.start(slow, heartbeat_interval_ms=2_000)
+    s.wait_for(reached, query)
     [worker] = source_workers() - before
     os.kill(worker, signal.SIGSTOP)
     lease = scene.member("other").claim(topic, 0, timeout=20)

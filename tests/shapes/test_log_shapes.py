@@ -189,7 +189,7 @@ def test_recreated_while_members_work(scene: Scene, work: Work, side: KafkaSide,
     for topic in (scene.coordination, snapshots_topic(scene.coordination)):
         side.delete_topic(topic)
     create_topic(scene.cluster, scene.coordination, CPS, 10)
-    work.fails_with(TopicChangedError, "made anew|not in the log any more|is gone")
+    work.fails_with(TopicChangedError, "deleted and recreated|not in the log any more|is gone")
     member = starts(scene, times)
     # A new log lacks the old one's positions, so members begin at the beginning. A member that has not noticed the
     # new log may have claimed in it before it failed, and reported its progress, which is correct.

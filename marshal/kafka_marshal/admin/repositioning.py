@@ -113,6 +113,7 @@ class _Mover:
                 self._before = {key: _Done.of(self._session.lease(key)) for key in self._targets}
                 self.moves = moves_to(self._targets, self._session.progress, keeps=self._keeps)
             if missing:
+                self._pause.check()  # a process under our client_id is the cause then, and is named
                 named = "; ".join(f"{k[0]} [{k[1]}]: {x.loss or x.refusal or 'no answer'}" for k, x in missing.items())
                 raise AdminError(f"not all partitions could be claimed ({named})")
             self._pause.extend_if_short()
