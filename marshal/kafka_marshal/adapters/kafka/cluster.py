@@ -17,6 +17,7 @@ from kafka_marshal.adapters.kafka import settings
 from kafka_marshal.adapters.kafka.addresses import AddressCheck
 from kafka_marshal.adapters.kafka.admin_client import SharedAdmin
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
+from kafka_marshal.adapters.kafka.committed import CommittedOffsets
 from kafka_marshal.adapters.kafka.data_reader import KafkaDataReader
 from kafka_marshal.adapters.kafka.errors import (
     Troubles,
@@ -30,6 +31,7 @@ from kafka_marshal.adapters.kafka.producer import KafkaProducer
 from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
+from kafka_marshal.adapters.kafka.transactional import KafkaTransactionalProducer
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
@@ -88,6 +90,9 @@ class KafkaCluster(GroupCalls):
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
         self._questions = Questions(self._admin, bootstrap_servers, self._troubles)
+        self._committed = CommittedOffsets(
+            bootstrap_servers, lambda: (self._properties(Role.DATA), self._new_troubles(None, self._logger))
+        )
 
     def _properties(self, role: Role, more: Mapping[str, object] | None = None) -> dict[str, object]:
         return settings.properties(role, self._bootstrap, {**self._config, **(more or {})})
@@ -292,6 +297,10 @@ class KafkaCluster(GroupCalls):
         with self._admin.use() as admin:
             return admin.list_topics(*args, **options)
 
+    def committed_offset(self, group_id: str, key: TopicPartition, timeout_s: float) -> tuple[int, str] | None:
+        self._admin.check_open()
+        return self._committed.ask(group_id, key, timeout_s)
+
     # Factory.
 
     def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
@@ -339,8 +348,24 @@ class KafkaCluster(GroupCalls):
         troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
         return KafkaProducer(self._properties(Role.PRODUCER, more), troubles, delivery_timeout_ms=delivery_timeout_ms)
 
+    def transactional_producer(
+        self, transactional_id: str, config: Mapping[str, object], *, transaction_timeout_ms: int
+    ) -> KafkaTransactionalProducer:
+        self._admin.check_open()
+        settings.check(config)
+        more = dict(config)
+        troubles = self._new_troubles(more.pop("error_cb", self._forward), more.pop("logger", self._logger))
+        return KafkaTransactionalProducer(
+            transactional_id,
+            self._properties(Role.TRANSACTION, more),
+            troubles,
+            transaction_timeout_ms=transaction_timeout_ms,
+            group_metadata=self._committed.group_metadata,
+        )
+
     def close(self) -> None:
         self._admin.close()
+        self._committed.close()
         while self._expected_tails:
             self._expected_tails.popitem()[1].close()
         while self._expected_appenders:

@@ -45,7 +45,8 @@ class KafkaDataReader:
         """
         self._list_topics = list_topics
         settings = {**settings, "logger": troubles, "group.id": group_id, "error_cb": troubles}
-        troubles.topic_ids = self._topic_ids = TopicIds(settings)
+        self._topic_ids = TopicIds(settings)
+        troubles.takes_line = self._topic_ids.take
         self._bootstrap = str(settings["bootstrap.servers"])
         self._reading = Reading("data reader", settings, troubles)
         #: Where each partition was assigned.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_marshal.adapters.kafka.topic_ids import TopicIds
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -176,8 +175,8 @@ class Troubles:
         self._secrets = tuple(secrets)
         self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
-        #: What takes its lines for debugging; None: they go where the others go.
-        self.topic_ids: TopicIds | None = None
+        #: (level, line) → whether the line was for this only; None: all lines go where the others go.
+        self.takes_line: Callable[[int, str], bool] | None = None
         self._lock = threading.Lock()
         self._last: tuple[float, KafkaError] | None = None
         self._faults: list[tuple[FaultKind, str]] = []
@@ -188,7 +187,7 @@ class Troubles:
         """Take a line of librdkafka's log (as a Logger would)."""
         try:
             text = message % args if args else message
-            if self.topic_ids is not None and self.topic_ids.take(level, text):
+            if self.takes_line is not None and self.takes_line(level, text):
                 return
             text = self.hide(text)
             if _HUNG_UP in text:

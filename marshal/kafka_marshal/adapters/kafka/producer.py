@@ -22,14 +22,15 @@ from kafka_marshal.adapters.kafka.errors import (
 from kafka_marshal.adapters.kafka.sending import Sending
 from kafka_marshal.ports import FaultKind
 
-__all__ = ["KafkaProducer"]
+__all__ = ["ANY_PARTITION", "CLOSED_CODES", "KafkaProducer"]
 
 #: The partitioner decides.
 ANY_PARTITION = -1
 
 _TOO_LARGE_CODES = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
-_CLOSED_CODES = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+#: librdkafka has dropped the record.
+CLOSED_CODES = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 #: What passes by itself, and did not in time.
 _TIMEOUT_CODES = RETRY_CODES | {KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND}
@@ -112,7 +113,7 @@ class KafkaProducer(Sending):
             return producing.forbidden(topic, self._troubles.fatal or text)
         if self._fatal or error.fatal():
             return producing.refused(topic, self._troubles.fatal or text, retry=True)
-        if code in _CLOSED_CODES:
+        if code in CLOSED_CODES:
             return producing.closed(topic)
         if code in _TOO_LARGE_CODES:
             return producing.too_large(topic, size)

@@ -86,6 +86,7 @@ class Role(StrEnum):
     TAIL = "tail"
     DATA = "data"
     PRODUCER = "producer"
+    TRANSACTION = "transaction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ FIXED: Mapping[str, _Fixed] = {
     "request.required.acks": _ACKS,
     "enable.idempotence": _Fixed(("true",), "a retry may not write a record twice or out of order"),
     "enable.gapless.guarantee": _Fixed(("false",), "one record given up must not end the whole appender"),
-    "transactional.id": _Fixed((), "records of the coordination log are not part of any transaction"),
+    "transactional.id": _Fixed((), "it names the input partition: use transactions=True of the consumer"),
+    "transaction.timeout.ms": _Fixed((), "use transaction_timeout= of the consumer"),
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
     "compression.type": _CODEC,
@@ -153,6 +155,8 @@ _DEFAULTS: Mapping[str, object] = {
 #: Producers and AdminClients allow it by default: a look-up by name, or a record for a deleted topic, would create one.
 _CREATES_NOTHING: Mapping[str, object] = {"allow.auto.create.topics": False}
 
+_PRODUCES: Mapping[str, object] = {"acks": "all", "enable.idempotence": True}
+
 _OWN: Mapping[Role, Mapping[str, object]] = {
     Role.ADMIN: {},
     Role.APPENDER: {
@@ -178,10 +182,21 @@ _OWN: Mapping[Role, Mapping[str, object]] = {
         # Reports what lies behind the last record: transaction markers, aborted records, a compacted tail (P6).
         "enable.partition.eof": True,
     },
-    Role.PRODUCER: {
-        "acks": "all",
-        "enable.idempotence": True,
-    },
+    Role.PRODUCER: _PRODUCES,
+    Role.TRANSACTION: _PRODUCES,
+}
+
+_PRODUCER_DEFAULTS: Mapping[str, object] = {
+    # The partition that Java's producer chooses for the key, and any for none.
+    "partitioner": "murmur2_random",
+    # Sources hold compressed batches: a value that fits there must fit here.
+    "compression.type": "lz4",
+    # The broker refuses a batch as a whole. As small as Java's, so that a record too large fails alone.
+    "batch.size": 16_384,
+    # The topic decides what is too large; this is what a broker reads at all.
+    "message.max.bytes": 100_000_000,
+    # A topic that is not known to the brokers is given up after this (30 s by default).
+    "topic.metadata.propagation.max.ms": 3_000,
 }
 
 _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
@@ -198,19 +213,9 @@ _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
         # slower, by a tenth: they fall out of the processor's caches before their turn comes.
         "queued.min.messages": 20_000,
     },
-    Role.PRODUCER: {
-        # The partition that Java's producer chooses for the key, and any for none.
-        "partitioner": "murmur2_random",
-        # Sources hold compressed batches: a value that fits there must fit here.
-        "compression.type": "lz4",
-        # The broker refuses a batch as a whole. As small as Java's, so that a record too large fails alone.
-        "batch.size": 16_384,
-        # The topic decides what is too large; this is what a broker reads at all.
-        "message.max.bytes": 100_000_000,
-        "linger.ms": 0,
-        # A topic that is not known to the brokers is given up after this (30 s by default).
-        "topic.metadata.propagation.max.ms": 3_000,
-    },
+    Role.PRODUCER: {**_PRODUCER_DEFAULTS, "linger.ms": 0},
+    # Records wait for their commit anyway, which sends at once what still lingers.
+    Role.TRANSACTION: {**_PRODUCER_DEFAULTS, "linger.ms": 5},
 }
 
 

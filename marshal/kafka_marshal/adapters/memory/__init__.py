@@ -12,6 +12,8 @@ calls give the same results on every run. Without one it keeps the time of day, 
 ``faults``          what can be made to go wrong
 ``appender``        the coordination topic's appender, the producer of data, and which partition a key goes to
 ``readers``         its tail, and the reader of data
+``transactions``    the broker's side of transactions: what is open, pending and fenced
+``transactional``   the producer of one transactional id
 ``cluster``         :class:`MemoryCluster`: look-ups, and the factory of the others
 ==================  ==================================================================================
 """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kafka_marshal.adapters import producing
 from kafka_marshal.adapters.memory.faults import Faults
+from kafka_marshal.adapters.memory.transactions import Transactions
 from kafka_marshal.errors import CoordinationTopicError, ProduceError
 from kafka_marshal.ports import TopicInfo, TopicPartition
 
@@ -125,6 +126,13 @@ class Partition:
     messages: list[MemoryMessage] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
+    #: Transactional id → the first offset of its open transaction here.
+    open: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def stable_end(self) -> int:
+        """The last stable offset: where readers of committed records end."""
+        return min(self.open.values(), default=self.end)
 
     def index(self, offset: int) -> int:
         """The place of the first message at or after an offset."""
@@ -135,6 +143,13 @@ class Partition:
         index = self.index(offset)
         self.start = max(self.start, min(offset, self.end))
         del self.messages[:index], self.offsets[:index], self.arrivals[:index]
+
+    def drop(self, offsets: Sequence[int]) -> None:
+        """Records of an aborted transaction: no reader gets them."""
+        for offset in offsets:
+            index = self.index(offset)
+            if index < len(self.offsets) and self.offsets[index] == offset:
+                del self.messages[index], self.offsets[index], self.arrivals[index]
 
 
 @dataclass(slots=True)
@@ -170,6 +185,7 @@ class MemoryBroker:
         self.existing: dict[str, Topic] = {}
         #: Of Kafka's own consumer groups, which have no members here.
         self.committed: dict[str, dict[TopicPartition, tuple[int, str]]] = {}
+        self.transactions: Transactions = Transactions(self)
         self._made = 0
 
     # Topics.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from kafka_marshal.adapters import transactions
 from kafka_marshal.adapters.memory.appender import MemoryAppender, MemoryProducer
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
+from kafka_marshal.adapters.memory.transactional import MemoryTransactionalProducer
 from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
@@ -96,7 +98,9 @@ class MemoryCluster:
     def committed_watermarks(
         self, partitions: Iterable[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int, int]]:
-        return self.watermarks(partitions, timeout_s)  # there are no transactions here
+        with self._asking("asking for log ends", timeout_s) as broker:
+            broker.transactions.expire()
+            return {key: (log.start, log.stable_end) for key, log in _logs(broker, partitions)}
 
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int, timeout_s: float
@@ -130,8 +134,17 @@ class MemoryCluster:
         self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_s: float
     ) -> None:
         with self._asking("committing offsets for a consumer group", timeout_s) as broker:
-            if offsets:
-                broker.committed.setdefault(group_id, {}).update(offsets)
+            broker.transactions.commit_plainly(group_id, offsets)
+
+    def committed_offset(self, group_id: str, key: TopicPartition, timeout_s: float) -> tuple[int, str] | None:
+        with self._asking("asking for a committed offset", timeout_s) as broker:
+            if not self._is_settled(lambda: not broker.transactions.is_pending(group_id, key), timeout_s):
+                raise transactions.pending(group_id, key, "an offset is pending")
+            return broker.committed.get(group_id, {}).get(key)
+
+    def _is_settled(self, settled: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for it, if there is anything to wait for; the lock is held."""
+        return self.broker.changed.wait_for(settled, timeout_s) if self.broker.waits else settled()
 
     def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
         pass
@@ -153,6 +166,12 @@ class MemoryCluster:
     ) -> MemoryProducer:
         self._check_open()
         return MemoryProducer(self.broker, self.client, delivery_timeout_ms)
+
+    def transactional_producer(
+        self, transactional_id: str, config: Mapping[str, object], *, transaction_timeout_ms: int
+    ) -> MemoryTransactionalProducer:
+        self._check_open()
+        return MemoryTransactionalProducer(self.broker, self.client, transactional_id, transaction_timeout_ms)
 
     def close(self) -> None:
         with self.broker.changed:

@@ -28,6 +28,10 @@ def _written(client: str, topic: str, partition: int, value: bytes) -> AppendFat
     return AppendFate.WRITTEN
 
 
+def _done(client: str, transactional_id: str, request: str) -> AppendFate:
+    return AppendFate.WRITTEN
+
+
 def _at_once(client: str, topic: str, partition: int, offset: int) -> int:
     return 0
 
@@ -45,6 +49,9 @@ class Faults:
 
     #: (client, topic, partition, value) → the result of the record.
     append: Callable[[str, str, int, bytes], AppendFate] = _written
+    #: (client, transactional id, "init", "send_offsets", "commit" or "abort") → the result of the request: WRITTEN,
+    #: UNACKNOWLEDGED, LOST or FATAL.
+    request: Callable[[str, str, str], AppendFate] = _done
     #: (client, topic, partition, offset) → ms that pass until this client's readers can see the record. Order within
     #: a partition is kept: a record that is held back holds back those after it.
     delay_ms: Callable[[str, str, int, int], int] = _at_once

@@ -69,10 +69,10 @@ class _Reader:
             self._closed = True
             self._broker.changed.notify_all()
 
-    def _visible(self, topic: str, partition: int, log: Partition, position: int) -> Iterator[MemoryMessage]:
-        """The messages from position on that have reached this client; the lock is held."""
+    def _visible(self, topic: str, partition: int, log: Partition, position: int, end: int) -> Iterator[MemoryMessage]:
+        """The messages from position on, below end, that have reached this client; the lock is held."""
         now = self._broker.clock()
-        for index in range(log.index(position), len(log.messages)):
+        for index in range(log.index(position), log.index(end)):
             offset = log.offsets[index]
             at = log.arrivals[index] + self._broker.faults.delay_ms(self._client, topic, partition, offset)
             if at > now:
@@ -156,7 +156,7 @@ class MemoryTail(_Reader):
             cast("list[TailFault]", batch.faults).append(TailFault(FaultKind.OUT_OF_RANGE, partition, text))
             return 0
         entries: list[LogEntry] = []
-        for message in self._visible(self._topic, partition, log, position):
+        for message in self._visible(self._topic, partition, log, position, log.end):
             if len(entries) == room:
                 break
             entries.append(entry_of(message))
@@ -258,6 +258,7 @@ class MemoryDataReader(_Reader):
             return [], [DataFault(FaultKind.UNREACHABLE, None, None, unreachable)]
         if self._told_unreachable:
             return None
+        self._broker.transactions.expire()
         messages: list[Message] = []
         faults: list[DataFault] = []
         keys = sorted(self._positions)
@@ -280,13 +281,14 @@ class MemoryDataReader(_Reader):
                 faults.append(DataFault(FaultKind.OUT_OF_RANGE, *key, text))
                 continue
             self._marks[key] = log.end
-            for message in self._visible(*key, log, position):
+            end = log.stable_end
+            for message in self._visible(*key, log, position, end):
                 if len(messages) >= max_messages:
                     break
                 messages.append(copy(message))  # a new object, as librdkafka makes it
                 self._positions[key] = message.offset() + 1
-            if log.index(self._positions[key]) == len(log.messages) and self._positions[key] < log.end:
-                self._positions[key] = self._ends[key] = log.end  # past offsets that no client gets
+            if log.index(self._positions[key]) == log.index(end) and self._positions[key] < end:
+                self._positions[key] = self._ends[key] = end  # past offsets that no client gets
         return (messages, faults) if messages or faults or self._ends else None
 
     def take_ends(self) -> dict[TopicPartition, int]:

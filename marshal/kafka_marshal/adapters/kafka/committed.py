@@ -1,0 +1,136 @@
+"""Committed offsets of Kafka's own groups, asked by consumers that never join them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from kafka_marshal.adapters import transactions
+from kafka_marshal.adapters.kafka.api_versions import ApiVersions
+from kafka_marshal.adapters.kafka.errors import (
+    RETRY_CODES,
+    Troubles,
+    configuration_error,
+    is_forbidden,
+    kafka_error,
+    marshal_error,
+)
+from kafka_marshal.errors import ClosedError
+from kafka_marshal.ports import TopicPartition
+from kafka_marshal.rights import grant
+
+__all__ = ["CommittedOffsets"]
+
+#: Wait between two tries of what passes by itself.
+RETRY_S = 0.05
+
+
+class _Asker:
+    """A consumer of one group that never joins it; one thread uses it at a time."""
+
+    def __init__(self, group_id: str, properties: dict[str, object], troubles: Troubles) -> None:
+        # A user's own isolation.level is for messages. Here it decides whether the answer is exact.
+        settings: dict[str, Any] = {
+            **properties,
+            "group.id": group_id,
+            "isolation.level": "read_committed",
+            "logger": troubles,
+            "error_cb": troubles,
+        }
+        self.versions = ApiVersions(settings)
+        troubles.takes_line = self.versions.take
+        self.troubles = troubles
+        try:
+            self.consumer = Consumer(settings)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise configuration_error(error) from error
+
+    def committed(self, key: TopicPartition, timeout_s: float) -> KafkaPartition:
+        """The answer for one partition; raises KafkaException."""
+        try:
+            (found,) = self.consumer.committed([KafkaPartition(*key)], timeout=timeout_s)
+        finally:
+            self.consumer.poll(0)  # has its log lines passed on
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return found
+
+
+class CommittedOffsets:
+    """Asks for committed offsets, from any thread; keeps the consumer of the last call for the next."""
+
+    def __init__(self, bootstrap: str, opened: Callable[[], tuple[dict[str, object], Troubles]]) -> None:
+        """opened: properties of a new consumer, and what takes its errors."""
+        self._bootstrap = bootstrap
+        self._opened = opened
+        self._lock = threading.Lock()
+        #: group_id → a consumer that no thread uses; None: closed.
+        self._idle: dict[str, _Asker] | None = {}
+        self._metadata: dict[str, Any] = {}
+
+    def group_metadata(self, group_id: str) -> Any:
+        """The metadata of a consumer that never joined: the broker checks no member and no generation."""
+        if group_id not in self._metadata:
+            with self._use(group_id) as asker:
+                self._metadata[group_id] = asker.consumer.consumer_group_metadata()
+        return self._metadata[group_id]
+
+    def ask(self, group_id: str, key: TopicPartition, timeout_s: float) -> tuple[int, str] | None:
+        """As ``ports.Cluster.committed_offset``."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.001, deadline - time.monotonic())
+            with self._use(group_id) as asker:
+                try:
+                    found = asker.committed(key, left_s)
+                except KafkaException as error:
+                    code = kafka_error(error).code()
+                    if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
+                        raise self._error(error, group_id, key, asker) from error
+                else:
+                    if asker.versions.lacking is not None:
+                        raise transactions.old_brokers(asker.versions.lacking)
+                    return None if found.offset < 0 else (found.offset, found.metadata or "")
+            time.sleep(RETRY_S)
+
+    def _error(self, error: KafkaException, group_id: str, key: TopicPartition, asker: _Asker) -> Exception:
+        cause = kafka_error(error)
+        doing = f"asking for the committed offset of {key[0]} [{key[1]}] of the consumer group {group_id!r}"
+        needs = grant("DESCRIBE", "topic", [key[0]]) if is_forbidden(cause) else grant("READ", "group", [group_id])
+        if cause.code() == KafkaError._TIMED_OUT and asker.troubles.recent() is None:
+            return transactions.pending(group_id, key, cause.str())
+        return marshal_error(error, doing, self._bootstrap, asker.troubles, needs=needs)
+
+    @contextmanager
+    def _use(self, group_id: str) -> Iterator[_Asker]:
+        """A consumer for this thread alone."""
+        with self._lock:
+            if self._idle is None:
+                raise ClosedError("The cluster was closed; nothing was asked. Open a new one.")
+            asker = self._idle.pop(group_id, None)
+        if asker is None:
+            asker = _Asker(group_id, *self._opened())
+        try:
+            yield asker
+        finally:
+            self._keep(group_id, asker)
+
+    def _keep(self, group_id: str, asker: _Asker) -> None:
+        """For the next call, if there is one."""
+        with self._lock:
+            kept = self._idle is not None and self._idle.setdefault(group_id, asker) is asker
+        if not kept:
+            asker.consumer.close()
+
+    def close(self) -> None:
+        """Close what is not in use; the rest is closed when it is no longer used. Idempotent."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        for asker in (idle or {}).values():
+            asker.consumer.close()

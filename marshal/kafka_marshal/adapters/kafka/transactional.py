@@ -1,0 +1,242 @@
+"""Produces to topics of users in transactions that also commit the offset of an input partition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from kafka_marshal.adapters import producing, transactions
+from kafka_marshal.adapters.kafka.errors import (
+    RETRY_CODES,
+    Troubles,
+    fault_kind,
+    is_forbidden,
+    is_of_groups,
+    is_refusal,
+    kafka_error,
+)
+from kafka_marshal.adapters.kafka.producer import ANY_PARTITION, CLOSED_CODES, KafkaProducer
+from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, FaultKind, TopicPartition
+
+__all__ = ["KafkaTransactionalProducer"]
+
+_FENCED_CODES = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    }
+)
+
+_OLD_CODES = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION})
+
+#: The longest one wait for room in the queue before the deadline is checked.
+ROOM_SLICE_S = 0.1
+
+
+class KafkaTransactionalProducer(KafkaProducer):
+    """One transactional id, by a librdkafka producer. After a fatal error, or a commit in doubt, it only closes."""
+
+    what = "transactional producer"
+
+    def __init__(
+        self,
+        transactional_id: str,
+        settings: dict[str, object],
+        troubles: Troubles,
+        *,
+        transaction_timeout_ms: int,
+        group_metadata: Callable[[str], Any],
+        producer: Callable[[dict[str, object]], Producer] = Producer,
+    ) -> None:
+        """group_metadata: of a consumer of a group that never joined."""
+        self._id = transactional_id
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._group_metadata = group_metadata
+        delivery_timeout_ms = transactions.delivery_timeout_ms(DELIVERY_TIMEOUT_MS, transaction_timeout_ms)
+        self._delivery_timeout_s = delivery_timeout_ms / 1000
+        settings = {
+            **settings,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": transaction_timeout_ms,
+            # Requests are given up before the transaction is, as librdkafka demands.
+            "socket.timeout.ms": min(int(str(settings["socket.timeout.ms"])), delivery_timeout_ms),
+        }
+        super().__init__(settings, troubles, delivery_timeout_ms=delivery_timeout_ms, producer=producer)
+        self._is_open = False
+        #: Of the transaction: its topics, why the first record was not written, whether librdkafka dropped any.
+        self._topics: set[str] = set()
+        self._lost: Exception | None = None
+        self._is_purged = False
+        #: A commit was sent, and it is not known whether it took place.
+        self._in_doubt = False
+
+    def init(self, timeout_s: float) -> None:
+        self._check_open()
+        doing = "taking over the transactional id"
+        self._call_broker(lambda: self._producer.init_transactions(timeout_s), partial(self._unfinished, doing))
+
+    def begin(self) -> None:
+        self._check_open()
+        if self._is_open or self._in_doubt:
+            raise transactions.not_in_order(self._id, "a transaction is open")
+        self._call_broker(self._producer.begin_transaction, partial(self._unfinished, "beginning a transaction of"))
+        self._is_open, self._lost, self._is_purged = True, None, False
+        self._topics.clear()
+
+    def send(  # type: ignore[override]
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
+    ) -> None:
+        self._check_in_transaction()
+        self._await_warmth()
+        self._topics.add(topic)
+        size = producing.size_of(value, key, headers)
+        place = ANY_PARTITION if partition is None else partition
+        answered = partial(self._answer, topic, size)
+        self._queue(
+            lambda: self._producer.produce(topic, value, key, place, answered, headers=list(headers)),
+            lambda error: self._note(topic, size, None if error is None else kafka_error(error)),
+        )
+
+    def _answer(self, topic: str, size: int, error: KafkaError | None, _message: object) -> None:
+        """The result of one record (librdkafka's delivery callback)."""
+        self._answered()
+        if error is None:
+            return
+        if error.code() in CLOSED_CODES:
+            self._is_purged = True
+        else:
+            self._note(topic, size, error)
+
+    def _note(self, topic: str, size: int, error: KafkaError | None) -> None:
+        """Keep why the first record was not written; error: None: the queue stayed full."""
+        if self._lost is None:
+            is_fenced = error is not None and error.code() in _FENCED_CODES
+            self._lost = self._fenced(error) if is_fenced and error else self._error(topic, size, error)
+
+    def _begin_again(self) -> None:
+        """A new librdkafka producer would fence its successor: only a new init() may make one."""
+
+    def _queue(self, produce: Callable[[], None], refused: Callable[[KafkaException | None], None]) -> None:
+        """Pass a record to librdkafka; wait for room in its queue."""
+        deadline = time.monotonic() + self._delivery_timeout_s
+        while True:
+            try:
+                self._count(produce)
+            except BufferError:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return refused(None)
+                self._serve(partial(self._producer.poll, min(left_s, ROOM_SLICE_S)))
+            except KafkaException as error:
+                return refused(error)
+            else:
+                return None
+
+    def commit(self, group_id: str, key: TopicPartition, offset: int, metadata: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._check_in_transaction()
+        # Here, since from a commit that is under way there is no way back.
+        left = self._flush(timeout_s)
+        if not self._fatal:
+            if self._lost is not None:
+                raise self._lost
+            if left > 0:
+                raise self._not_committed(f"{left:,} records have no answer")
+        where, group = [KafkaPartition(*key, offset, metadata)], self._group_metadata(group_id)
+        self._call_broker(
+            lambda: self._producer.send_offsets_to_transaction(where, group, _left_s(deadline)),
+            self._not_committed,
+            group_id=group_id,
+            topic=key[0],
+        )
+        if self._is_purged:
+            raise transactions.failed(self._id, "records were not sent", retry=True)
+        # Whatever this ends with, but success: the brokers may have it.
+        self._in_doubt = True
+        self._call_broker(
+            lambda: self._producer.commit_transaction(_left_s(deadline)), partial(transactions.in_doubt, self._id)
+        )
+        self._in_doubt = self._is_open = False
+
+    def abort(self, timeout_s: float) -> None:
+        self._check_open()
+        if self._in_doubt:
+            raise transactions.undecided(self._id)
+        if self._is_open:
+            late = partial(self._unfinished, "aborting a transaction of")
+            self._call_broker(lambda: self._producer.abort_transaction(timeout_s), late)
+            self._is_open = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise transactions.closed()
+
+    def _check_in_transaction(self) -> None:
+        self._check_open()
+        if not self._is_open or self._in_doubt:
+            raise transactions.not_in_order(self._id, "no transaction is open")
+
+    # Errors.
+
+    def _unfinished(self, doing: str, why: str) -> Exception:
+        return transactions.unfinished(self._id, doing, why)
+
+    def _not_committed(self, why: str) -> Exception:
+        return transactions.not_committed(self._id, why)
+
+    def _call_broker(
+        self, call: Callable[[], object], late: Callable[[str], Exception], *, group_id: str = "", topic: str = ""
+    ) -> None:
+        """Call librdkafka; late: the error if no answer came in time."""
+        try:
+            call()
+        except KafkaException as error:
+            raise self._translated(kafka_error(error), late, group_id, topic) from error
+
+    def _fenced(self, error: KafkaError) -> Exception:
+        return transactions.fenced(self._id, self._troubles.without_secrets(error).str())
+
+    def _translated(self, error: KafkaError, late: Callable[[str], Exception], group_id: str, topic: str) -> Exception:
+        code, text = error.code(), self._troubles.without_secrets(error).str()
+        if code in _FENCED_CODES:
+            return self._fenced(error)
+        if is_forbidden(error) or is_of_groups(error):
+            return self._forbidden(code, text, group_id, topic)
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return transactions.timeout_too_high(self._transaction_timeout_ms)
+        if code in _OLD_CODES:
+            return transactions.old_brokers(text)
+        if error.txn_requires_abort():
+            return transactions.failed(self._id, text, retry=True)
+        if error.retriable() or code in RETRY_CODES or fault_kind(error) is FaultKind.UNREACHABLE:
+            reason = self._troubles.recent()
+            if reason is not None and is_refusal(reason):
+                return transactions.shut_out(self._id, reason.str())
+            return late(text if reason is None else f"{text}; {reason.str()}")
+        return transactions.failed(self._id, text, retry=error.fatal())
+
+    def _forbidden(self, code: int, text: str, group_id: str, topic: str) -> Exception:
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            # What could not be added to the transaction is purged by librdkafka.
+            if self._is_purged or not topic:
+                return transactions.outputs_forbidden(sorted(self._topics), text)
+            return transactions.input_forbidden(topic, text)
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return transactions.group_forbidden(group_id, text)
+        return transactions.forbidden(self._id, text)
+
+
+def _left_s(deadline: float) -> float:
+    """Seconds left; librdkafka takes none for no limit."""
+    return max(0.001, deadline - time.monotonic())
