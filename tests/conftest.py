@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if hasattr(config, "workerinput"):
         for item in items:
-            if not _only_computes(item):
+            if not _only_computes(item) or item.path.parent == ROOT:
                 item.add_marker(pytest.mark.xdist_group(_group_of(item)))
         items.sort(key=_turn)
     for item in items:
@@ -71,12 +71,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _group_of(item: pytest.Item) -> str:
+    if item.path.parent == ROOT:
+        return "house"  # they read the same modules
     fixtures = getattr(item, "fixturenames", ())
     shared = next((name for name in ("spark", "kafka_cluster3") if name in fixtures), None)
     return shared or item.path.stem
 
 
 def _turn(item: pytest.Item) -> int:
+    if item.path.parent == ROOT:
+        return 2
     if _only_computes(item):
         return 3 if item.get_closest_marker("slow") is None else 2
     return 0 if "spark" in item.path.name or item.path.parent.name == "pipeline" or _group_of(item) == "spark" else 1

@@ -28,7 +28,7 @@ from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
 from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import layout
 from tests.rationalizer.strategies import by_seed, write_log
-from tests.test_house_rules import MODULES, PYTHON_FILES, ROOT, named, tree_of
+from tests.test_house_rules import MODULES, PYTHON_FILES, ROOT, named, nodes_of, tree_of
 
 NAMES = {number: kind.name for number, kind in KINDS.items()}
 TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
@@ -92,16 +92,14 @@ def test_messages_are_read_by_name_outside_the_core() -> None:
     found = []
     for name, path in MODULES.items():
         if name.startswith("kafka_marshal.") or "history" in name:
-            found += [
-                f"{named(path)}: {ast.unparse(node)}" for node in ast.walk(tree_of(path)) if reads_by_position(node)
-            ]
+            found += [f"{named(path)}: {ast.unparse(node)}" for node in nodes_of(path) if reads_by_position(node)]
     assert found == []
 
 
 def test_what_is_compared_with_the_name_of_a_record_type_is_one() -> None:
     """A misspelt ``outcome.type == "Hearbeat"`` would never be true."""
     for name, path in MODULES.items():
-        for node in ast.walk(tree_of(path)) if "outcome.type ==" in path.read_text(encoding="utf-8") else ():
+        for node in nodes_of(path) if "outcome.type ==" in path.read_text(encoding="utf-8") else ():
             if isinstance(node, ast.Compare) and ast.unparse(node.left) == "outcome.type":
                 texts = {each.value for each in node.comparators if isinstance(each, ast.Constant)}
                 assert texts <= set(NAMES.values()), f"{name}:{node.lineno}"
@@ -147,7 +145,7 @@ def test_who_lists_the_record_types_about_one_lease_lists_all() -> None:
 def test_every_effect_is_handled_wherever_effects_are_carried_out() -> None:
     carriers = 0
     for path in holding("match effect:"):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Match) and ast.unparse(node.subject) == "effect":
                 carriers += 1
                 patterns = [each.cls for each in ast.walk(node) if isinstance(each, ast.MatchClass)]
@@ -157,7 +155,7 @@ def test_every_effect_is_handled_wherever_effects_are_carried_out() -> None:
 
 
 def test_every_input_is_known_to_the_engine() -> None:
-    tables = [node for node in ast.walk(tree_of(MODULES[engine.__name__])) if isinstance(node, ast.Dict)]
+    tables = [node for node in nodes_of(MODULES[engine.__name__]) if isinstance(node, ast.Dict)]
     known = {ast.unparse(key).rpartition(".")[2] for table in tables for key in table.keys if key is not None}
     assert {each.__name__ for each in get_args(Input)} <= known
 

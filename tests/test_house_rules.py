@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import gc
 import importlib
 import re
 import subprocess
@@ -66,8 +67,26 @@ MODULES = modules()
 PYTHON_FILES = [path for path in OUR_FILES if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in FOLDERS]
 
 
+@cache  # tests/conftest.py keeps the tests that read modules in one process
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    gc.freeze()  # to look for garbage in a million nodes takes longer than to make them
+    return tree
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """A module's nodes, as ast.walk has them."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _trees() -> Iterator[None]:
+    """They are dropped at the end."""
+    yield
+    nodes_of.cache_clear()
+    tree_of.cache_clear()
+    gc.unfreeze()
 
 
 def named(path: Path) -> str:
@@ -123,7 +142,7 @@ def length_of(function: Function) -> int:
 def test_no_function_is_too_long() -> None:
     too_long = {}
     for path in PYTHON_FILES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, Function) and length_of(node) > LONGEST_FUNCTION:
                 too_long[f"{named(path)}:{node.name}"] = length_of(node)
     assert too_long == {}
@@ -260,7 +279,7 @@ def test_the_makefile_helps_with_each_of_its_targets() -> None:
 def imported_by(path: Path) -> set[str]:
     """Top-level names of the modules that a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -280,7 +299,7 @@ def test_the_engine_draws_no_numbers_but_from_a_generator_it_is_given() -> None:
     for name, path in MODULES.items():
         if not name.startswith("kafka_marshal.engine"):
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
                 assert node.attr == "Random", f"{named(path)}:{node.lineno}: random.{node.attr}"
             if isinstance(node, ast.ImportFrom) and node.module == "random":
@@ -294,7 +313,7 @@ def test_examples_use_what_pages_name() -> None:
         f"{named(path)}:{node.lineno}: {node.module}"
         for path in PYTHON_FILES
         if path.is_relative_to(ROOT / "examples")
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES
         for each in node.names
         if not re.search(rf"\b{node.module}(\.{each.name})?(?!\.?\w)", pages)
@@ -325,7 +344,7 @@ def names_taken_from_other_packages() -> dict[str, set[str]]:
     """Module → names that a module outside its package (and what lies below) imports from it."""
     taken: dict[str, set[str]] = {name: set() for name in MODULES}
     for name, path in MODULES.items():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module in MODULES:
                 source = node.module
                 if not f"{package_of(name)}.".startswith(f"{package_of(source)}."):
@@ -365,7 +384,7 @@ def is_trivial(function: Function) -> bool:
 @cache
 def documented_elsewhere() -> set[str]:
     """Names of methods that a Protocol or another of our base classes documents."""
-    classes = [node for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
+    classes = [node for path in MODULES.values() for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     bases = {getattr(base, "id", "") for node in classes for base in node.bases}
     found = set()
     for node in classes:
@@ -376,9 +395,7 @@ def documented_elsewhere() -> set[str]:
 
 @cache
 def classes() -> set[str]:
-    return {
-        node.name for path in MODULES.values() for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
-    }
+    return {node.name for path in MODULES.values() for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
 
 
 def has_a_foreign_base(node: ast.ClassDef) -> bool:
@@ -440,7 +457,7 @@ LARGE: dict[str, tuple[int, int]] = {
 def imports_of(name: str) -> set[str]:
     """Modules that a module imports, anywhere in it, for types alone, too."""
     found: set[str] = set()
-    for node in ast.walk(tree_of(MODULES[name])):
+    for node in nodes_of(MODULES[name]):
         if isinstance(node, ast.ImportFrom) and node.module in MODULES:
             inner = {f"{node.module}.{each.name}" for each in node.names}
             found |= inner & MODULES.keys() or {node.module}
@@ -472,7 +489,7 @@ def test_classes_stay_small() -> None:
     sizes = {
         f"{name}.{node.name}": size_of(node)
         for name, path in MODULES.items()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     }
     large = {name: size for name, size in sizes.items() if size[0] > MOST_METHODS or size[1] > MOST_ATTRIBUTES}

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.rationalizer.chapters import PROTOCOL
-from tests.test_house_rules import MODULES, OUR_FILES, PYTHON_FILES, ROOT, Function, named, text_files, tree_of
+from tests.test_house_rules import (
+    MODULES,
+    OUR_FILES,
+    PYTHON_FILES,
+    ROOT,
+    Function,
+    named,
+    nodes_of,
+    text_files,
+    tree_of,
+)
 
 #: The rules of docs/protocol, which users need not know. An audit's findings, and what tests say, name them.
 RULE_LETTERS = "".join(sorted(set(re.findall(r"^- \*\*([A-Z])\d+\*\*", PROTOCOL, re.MULTILINE))))
@@ -50,7 +60,7 @@ def test_the_library_logs_in_one_way() -> None:
     for name, path in MODULES.items():
         if name.startswith(("kafka_marshal.testing", "kafka_marshal.logs")):
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call):
                 call = ast.unparse(node.func)
                 if re.fullmatch(r"(logger|logging)\.(debug|info|warning|error|exception|critical|log)", call):
@@ -64,7 +74,7 @@ def test_no_field_of_a_log_line_is_one_that_logging_has_itself() -> None:
     for name, path in MODULES.items():
         if name == "kafka_marshal.logs":
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("log", "_add", "_add_last"):
                 names |= {keyword.arg for keyword in node.keywords if keyword.arg is not None}
     assert {"topic", "reason"} <= names

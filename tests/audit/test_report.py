@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from kafka_marshal.pipeline.audit import plots
 from kafka_marshal.pipeline.audit.audit import Audit
@@ -18,6 +17,9 @@ from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition
 from rationalizer.limits import MAX_KEY_HASH
 from tests.audit.group_logs import GroupLog
 from tests.cli.harness import Log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOON = 1_764_072_000_000  # 2025-11-25 12:00 UTC
 

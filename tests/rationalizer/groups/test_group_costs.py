@@ -47,7 +47,22 @@ def _commit(state: bytes, entries: list[CommitEntry]) -> bytes:
     return encode(Fleet(World.restore(state, 1)).commit(0, entries))
 
 
-@pytest.mark.parametrize("name", over_keys())
+#: Here as well: each process that collects the tests would pay for making the commits and the joins.
+OVER_KEYS = (
+    "one piece each",
+    "one piece each, at random",
+    "three pieces each, at random",
+    "all that are below",
+    "as far as the last",
+)
+JOINS = ("another strategy", "no strategy", "too many partitions, of a member", "too many partitions, short")
+
+
+def test_all_of_them_are_tried() -> None:
+    assert (tuple(over_keys()), tuple(hostile_joins())) == (OVER_KEYS, JOINS)
+
+
+@pytest.mark.parametrize("name", OVER_KEYS)
 def test_a_commit_over_thousands_of_key_pieces_costs_its_entries(name: str) -> None:
     state = in_key_pieces()
     assert _cost(state, _commit(state, over_keys()[name]), COMMIT_BOUND) < COMMIT_BOUND
@@ -61,7 +76,7 @@ def test_a_commit_over_a_partition_in_many_pieces_costs_its_entries(name: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", hostile_joins())
+@pytest.mark.parametrize("name", JOINS)
 def test_a_join_that_is_rejected_costs_its_length(name: str) -> None:
     state, _ = grown()
     assert _cost(state, encode(hostile_joins()[name]), BOUND) < BOUND
