@@ -57,7 +57,11 @@ def test_a_member_that_receives_nothing_reports_it_and_continues_with_a_new_clie
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_no_client_helps_it_ends_and_another_member_takes_over(cluster: MemoryCluster, kind: str) -> None:
+def test_where_no_client_helps_it_ends_and_another_member_takes_over(
+    cluster: MemoryCluster, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalled_fetch, "SHORTEST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(stalled_fetch, "LONGEST_PATIENCE_S", 0.1)
     with working(cluster, kind, "a") as (marshal, consumer), working(cluster, kind, "b") as (_, other):
         assert consumer.poll(5) is not None
         cluster.broker.faults.stalled = lambda client, topic, cp, tails, restarts: client == "a"

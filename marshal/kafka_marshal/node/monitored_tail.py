@@ -18,8 +18,9 @@ __all__ = ["MonitoredTail"]
 #: How long a look-up of log ends may take (s).
 ASK_TIMEOUT_S = 5.0
 
-#: How many new clients are tried before it ends.
-NEW_CLIENTS = 2
+#: How many new clients are tried before it ends, in 24 heartbeat intervals (of 1 to 3 s). A broker that has just thawed
+#: on a busy machine may need longer than two of them for the first answer.
+NEW_CLIENTS = 6
 
 
 class MonitoredTail:
