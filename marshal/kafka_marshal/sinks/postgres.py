@@ -258,8 +258,15 @@ class PostgresSink(FencedSink["Connection"]):
     def _check_still_open(self, connection: Connection) -> None:
         from psycopg.pq import TransactionStatus
 
-        if connection.info.transaction_status == TransactionStatus.IDLE:
+        status = connection.info.transaction_status
+        if status == TransactionStatus.IDLE:
             raise ended_early(self._name())
+        if status == TransactionStatus.INERROR:  # it would answer COMMIT with ROLLBACK, without an error
+            raise SinkError(
+                f"{self._name()}: a statement of the block failed, and the block went on: PostgreSQL has given up the "
+                f"whole transaction. {NOTHING_WRITTEN}. Let the error leave the block; or, to go on after it, run the "
+                "statement in a savepoint: with tx.connection.transaction(): …"
+            )
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         import psycopg
