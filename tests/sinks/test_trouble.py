@@ -245,7 +245,7 @@ def test_postgres_a_failed_statement_that_the_block_hides_is_no_success(database
         partial(sink.record, message(5), group_id="group", epoch=7, kind="claimed"),
     ):
         with (
-            pytest.raises(SinkError, match="went on: PostgreSQL has given up the whole transaction") as caught,
+            pytest.raises(SinkError, match="continued: PostgreSQL has given up the whole transaction") as caught,
             block() as tx,
         ):
             tx.execute(kind.insert(), (5, "lost"))

@@ -263,9 +263,9 @@ class PostgresSink(FencedSink["Connection"]):
             raise ended_early(self._name())
         if status == TransactionStatus.INERROR:  # it would answer COMMIT with ROLLBACK, without an error
             raise SinkError(
-                f"{self._name()}: a statement of the block failed, and the block went on: PostgreSQL has given up the "
-                f"whole transaction. {NOTHING_WRITTEN}. Let the error leave the block; or, to go on after it, run the "
-                "statement in a savepoint: with tx.connection.transaction(): …"
+                f"{self._name()}: a statement of the block failed, and the block continued: PostgreSQL has given up "
+                f"the whole transaction. {NOTHING_WRITTEN}. Let the error leave the block; or, to continue after it, "
+                "run the statement in a savepoint: with tx.connection.transaction(): …"
             )
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
