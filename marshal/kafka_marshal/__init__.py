@@ -16,6 +16,7 @@ from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.ranges import OffsetRange, RangeConsumer
+from kafka_marshal.client.transaction import Transaction
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.policies import (
     Balanced,
@@ -43,6 +44,8 @@ from kafka_marshal.errors import (
     PartitionStuckError,
     PositionLostError,
     ProduceError,
+    TransactionError,
+    TransactionFencedError,
 )
 from kafka_marshal.instance import release
 from kafka_marshal.metrics.rows import Metrics
@@ -95,6 +98,9 @@ __all__ = [
     "Start",
     "Stuck",
     "TopicPartition",
+    "Transaction",
+    "TransactionError",
+    "TransactionFencedError",
     "WholeTopic",
     "WorldView",
     "__version__",

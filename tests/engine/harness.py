@@ -14,7 +14,20 @@ from random import Random
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import (
+    Append,
+    Call,
+    Callback,
+    CloseProducer,
+    Effect,
+    LookUp,
+    Note,
+    StartFetch,
+    StopFetch,
+    TakeOver,
+    TakeOverStep,
+    Warn,
+)
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.recording import Recorder
@@ -25,6 +38,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.engine.work.stuck import UNREADABLE
+from kafka_marshal.engine.work.taking_over import metadata_of
 from kafka_marshal.ports import Message, TopicInfo
 from rationalizer import Lease, Record, ReleaseGroup, World, decode, encode, route_lease
 from rationalizer.levels import SUPPORTED_LEVEL
@@ -92,6 +106,9 @@ class Net:
     members: list[Member] = field(default_factory=list)
     #: Added to the broker's timestamps (T5: its clock was set).
     stamp_shift: float = 0.0
+    #: Kafka's committed offsets of the group, and the producer (member, attempt) that may commit transactions.
+    offsets: dict[Key, tuple[int, str]] = field(default_factory=dict)
+    producers: dict[Key, tuple[Member, int]] = field(default_factory=dict)
     #: Step of time, and how often all members run at one moment.
     step_ms: float = 10.0
     rounds: int = 4
@@ -235,6 +252,8 @@ class Member:
         self.held_calls: list[Call] = []
         self.hold_lookups = False
         self.held_lookups: list[LookUp] = []
+        self.hold_take_overs = False
+        self.held_take_overs: list[TakeOver] = []
         #: Key → (consumer number, next offset).
         self.fetching: dict[Key, tuple[int, int]] = {}
         self.handled: list[FakeMessage] = []
@@ -324,6 +343,13 @@ class Member:
                 self.held_lookups.append(effect)
                 if not self.hold_lookups:
                     self.answer_lookups()
+            case TakeOver():
+                self.held_take_overs.append(effect)
+                if not self.hold_take_overs:
+                    self.answer_take_overs()
+            case CloseProducer(key=key):
+                if self.net.producers.get(key, (None, 0))[0] is self:
+                    del self.net.producers[key]
             case Call():
                 self.callbacks.extend((effect.callback, x.key) for x in effect.pieces)
                 self.held_calls.append(effect)
@@ -365,6 +391,43 @@ class Member:
             elif isinstance(lookup.start, datetime):
                 start = log.at_datetime
             self.engine.take(inputs.Located(lookup, log.start, log.end, start), self.clock())
+
+    def answer_take_overs(self) -> None:
+        """Kafka's answers."""
+        asked, self.held_take_overs = self.held_take_overs, []
+        for each in asked:
+            self.engine.take(self.took_over(each), self.clock())
+
+    def took_over(self, asked: TakeOver) -> given.TookOver | given.TakeOverFailed:
+        """Carry out a step as Kafka would."""
+        match asked.step:
+            case TakeOverStep.OPEN:
+                self.net.producers[asked.key] = (self, asked.attempt)
+            case TakeOverStep.READ:
+                return given.TookOver(asked.consumer, asked, *self.net.offsets.get(asked.key, ()))
+            case TakeOverStep.SET:
+                if self.net.producers.get(asked.key) != (self, asked.attempt):
+                    return given.TakeOverFailed(asked.consumer, asked, "fenced")
+                self.net.offsets[asked.key] = (asked.offset, metadata_of(asked.token))
+        return given.TookOver(asked.consumer, asked)
+
+    def commit(self, run: Run) -> str:
+        """Commit a run's transaction; returns the result for the user: "committed", or why not."""
+        assignment, number = run.assignment, run.assignment.consumer.number
+        turn = self.engine.take(given.Turn(number, run), self.clock())
+        if not turn:
+            return "dropped" if turn is None else "not its turn"
+        if self.clock() >= assignment.lease.proven_until:
+            return "lease lost"
+        if not assignment.taking.is_done:
+            return "no producer"
+        if self.net.producers.get(assignment.key) != (self, assignment.taking.attempt):
+            self.engine.take(given.Untake(number, assignment.key, assignment.epoch), self.clock())
+            self.settle()
+            return "fenced"
+        self.net.offsets[assignment.key] = (run.last + 1, metadata_of(assignment.epoch))
+        self.done_run(run)
+        return "committed"
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]

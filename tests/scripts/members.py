@@ -13,6 +13,7 @@ What happens around them:
 What a member does:
 
     a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late] [revoke=5000]
+                     [transactions]
                                     again: its next instance
     a takes [3]                     what the user gets at once, at most that number; at most once, it is claimed first
     a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
@@ -24,10 +25,17 @@ What a member does:
     a hears nothing, a hears all    of the log
     a acks late, a acks arrive      how the broker acknowledges: now, late, lost, blank (without an offset)
     a asks in vain, a is answered   look-ups of where a partition's log begins
+    a takes a batch of 3            for a transaction
+    a commits flights:0@2           the transaction of its batch that begins with offset 2; or: a aborts
+    a loses track of flights:0      it does not know whether its commit succeeded; or: the producer of
+    producers hang, producers answer    a takes a partition over: what it asks of Kafka
     a callbacks run, a callbacks return
+
+    offset flights:0=7 [by=mirror]  another program commits an offset in Kafka for the group; flights:0 gone: it expires
 
 What is to be seen:
 
+    offset flights:0                Kafka's committed offset
     state                           of each member's partitions
     lease flights:0                 as a replica of the whole log has it
     log                             all records
@@ -44,7 +52,20 @@ from itertools import groupby, islice
 from random import Random
 
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.effects import Append, Call, Effect, LookUp, Note, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.consumer_inputs import Abort, Untake
+from kafka_marshal.engine.effects import (
+    Append,
+    Call,
+    CloseProducer,
+    Effect,
+    LookUp,
+    Note,
+    StartFetch,
+    StopFetch,
+    TakeOver,
+    TakeOverStep,
+    Warn,
+)
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Run
 from rationalizer import (
@@ -128,6 +149,8 @@ class TracedMember(Member):
         #: What the user was handed, by partition and offset.
         self.in_hand: dict[tuple[str, int], dict[int, FakeMessage]] = {}
         self.loop: Run | None = None
+        #: Batches by topic, partition and first offset.
+        self.batches: dict[tuple[str, int, int], Run] = {}
 
     def carry_out(self, effect: Effect) -> None:
         if text := self.what(effect):
@@ -150,6 +173,15 @@ class TracedMember(Member):
                 return f"lost {topic}:{partition}: {reason}"
             case Warn(message=message):
                 return f"{'errs' if effect.is_error else 'warns'}: {message}"
+            case TakeOver(key=(topic, partition), step=step):
+                name = f"{topic}:{partition}"
+                return {
+                    TakeOverStep.OPEN: f"makes the producer of {name}",
+                    TakeOverStep.READ: f"reads Kafka's offset of {name}",
+                    TakeOverStep.SET: f"sets Kafka's offset of {name} to {effect.offset}",
+                }[step]
+            case CloseProducer(key=(topic, partition)):
+                return f"closes the producer of {topic}:{partition}"
             case Append() | Note():
                 return ""  # a record says it when it is in the log
 
@@ -254,7 +286,7 @@ class Members:
     # -- a member ----------------------------------------------------------------------------------------
 
     def _starts(self, name: str, words: list[str], options: dict[str, str]) -> None:
-        flags = {"at-most-once", "ahead", "raises"} & set(words)
+        flags = {"at-most-once", "ahead", "raises", "transactions"} & set(words)
         topics = [word for word in words if word not in flags]
         self.starts[name] = instance = self.starts.get(name, 0) + 1
         hi = int(options.pop("hi", "1000"))
@@ -267,6 +299,7 @@ class Members:
             *topics,
             at_most_once="at-most-once" in flags,
             claim_ahead="ahead" in flags,
+            transactions="transactions" in flags,
             start=options.pop("start", "earliest"),
             batch_size=int(options.pop("batch", "5")),
             raises=frozenset({Why.POSITION} if "raises" in flags else ()),
@@ -275,6 +308,12 @@ class Members:
 
     def _does(self, member: TracedMember, *words: str) -> None:
         match words:
+            case ("takes", "a", "batch", "of", count):
+                self._takes_a_batch(member, int(count))
+            case ("commits" | "aborts" as how, place):
+                self._ends_a_batch(member, how, *place.split("@"))
+            case ("loses", "track" | "the" as what, *_, name):
+                self._loses_its_producer(member, name, is_known=what == "the")
             case ("takes", *limit):
                 self._takes(member, int(limit[0]) if limit else 5)
             case ("loops", count):
@@ -329,6 +368,56 @@ class Members:
             member.gets([] if run is None else run.messages)  # type: ignore[arg-type]
         if len(self.net.trace) == before:
             self.net.say(f"{member.client_id} is handed nothing")
+
+    def _takes_a_batch(self, member: TracedMember, count: int) -> None:
+        member.fetch()
+        run = member.take(count)
+        if run is None:
+            self.net.say(f"{member.client_id} is handed nothing")
+        else:
+            member.batches[*run.assignment.key, run.first] = run
+            member.gets(run.messages)  # type: ignore[arg-type]
+
+    def _ends_a_batch(self, member: TracedMember, how: str, name: str, first: str) -> None:
+        run = member.batches[*lease_name(name), int(first)]
+        if how == "commits":
+            found = member.commit(run)
+        else:
+            found = "aborted"
+            member.engine.take(Abort(run.assignment.consumer.number, run), member.clock())
+            member.settle()
+        self.net.say(f"{member.client_id} {name} {run.first}-{run.last}: {found}")
+
+    def _loses_its_producer(self, member: TracedMember, name: str, *, is_known: bool) -> None:
+        [(consumer, assignment)] = [
+            (each, each.assignments[lease_name(name)])
+            for each in member.consumers
+            if lease_name(name) in each.assignments
+        ]
+        member.engine.take(Untake(consumer.number, assignment.key, assignment.epoch, is_known), member.clock())
+        member.settle()
+
+    def _producers(self, words: list[str], options: dict[str, str]) -> None:
+        for member in [member for member in self.net.members if not member.paused]:
+            member.hold_take_overs = {"hang": True, "answer": False}[words[0]]
+            if not member.hold_take_overs:
+                member.answer_take_overs()
+                member.settle()
+
+    def _offset(self, words: list[str], options: dict[str, str]) -> None:
+        by = options.pop("by", "")
+        for name in list(options):
+            self.net.offsets[lease_name(name)] = (int(options.pop(name)), by.replace("_", " "))
+        if not words:
+            return
+        name, *gone = words
+        key = lease_name(name)
+        if gone:
+            del self.net.offsets[key]
+        found = self.net.offsets.get(key)
+        self.net.trace.append(
+            f"{name} " + ("is not in Kafka" if found is None else f"{found[0]} in Kafka, by {found[1]!r}")
+        )
 
     def _loops(self, member: TracedMember, count: int) -> None:
         if member.loop is None:
@@ -388,6 +477,8 @@ COMMANDS: dict[str, Callable[[Members, list[str], dict[str, str]], None]] = {
     "wait": Members._wait,
     "clock": Members._clock,
     "kafka": Members._kafka,
+    "producers": Members._producers,
+    "offset": Members._offset,
     "again": Members._again,
     "state": Members._state,
     "lease": Members._lease,

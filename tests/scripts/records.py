@@ -45,6 +45,8 @@ NO_GROUPS = Groups()
 MANY_RANGES = 6
 #: Offsets from here on say which topic the position is of (P12).
 FIRST_MARK = 1 << 62
+#: And that Kafka's committed offset counts (M3).
+MARKS = {(1 << 63) - 1: "that Kafka counts"}
 
 
 def options_of(words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -120,7 +122,10 @@ def words_of(record: Record, epoch: Epoch, began: int, groups: Groups = NO_GROUP
         case ClaimingMessages(topic=topic, partition=partition, epoch=token):
             return f"claims messages {topic}:{partition} to={record.proposed_last_offset}{of(topic, partition, token)}"
         case CommitRanges(topic=topic, partition=partition, epoch=token):
-            ranges = ["its topic" if first >= FIRST_MARK else f"{first}-{last}" for first, last in record.ranges]
+            ranges = [
+                MARKS.get(first, "its topic") if first >= FIRST_MARK else f"{first}-{last}"
+                for first, last in record.ranges
+            ]
             return f"commits {topic}:{partition} {' '.join(ranges)}{of(topic, partition, token)}"
         case HeartbeatBatch():
             return (

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from kafka_marshal.sinks import FencedSink, PostgresSink, Progress, SqliteSink
 from kafka_marshal.testing.ports import free_ports
 from tests.broker.helpers import REPOSITORY, eventually
 from tests.sinks.conftest import Kind, Postgres
-from tests.sinks.test_done_records import message
 
 CLAIM = [("flights", 0, 7, 9)]
 
@@ -230,34 +227,6 @@ def test_postgres_lost_at_commit_says_that_it_is_not_known(postgres: Postgres, d
     assert "last_offset() then shows it" in str(caught.value)
     with sink.transaction("group", CLAIM) as tx:
         assert tx.last_offset("flights", 0) == -1
-    sink.close()
-
-
-def test_postgres_a_failed_statement_that_the_block_hides_is_no_success(database: str) -> None:
-    """PostgreSQL answers its COMMIT with ROLLBACK, and no error."""
-    import psycopg
-
-    kind = Kind("postgres", database)
-    kind.setup()
-    sink = kind.sink()
-    for block in (
-        partial(sink.transaction, "group", CLAIM),
-        partial(sink.record, message(5), group_id="group", epoch=7, kind="claimed"),
-    ):
-        with (
-            pytest.raises(SinkError, match="continued: PostgreSQL has given up the whole transaction") as caught,
-            block() as tx,
-        ):
-            tx.execute(kind.insert(), (5, "lost"))
-            with suppress(psycopg.Error):
-                tx.execute("SELECT 1 / 0")
-        assert not caught.value.retry
-        assert kind.rows() == []
-    with sink.record(message(5), group_id="group", epoch=7, kind="claimed") as tx:
-        tx.execute(kind.insert(), (5, "x"))
-        with suppress(psycopg.Error), tx.connection.transaction():
-            tx.execute("SELECT 1 / 0")
-    assert kind.rows() == [(5, "x")], "as the message says"
     sink.close()
 
 

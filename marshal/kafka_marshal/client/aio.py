@@ -19,13 +19,21 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.client import consumer as plain
 from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
+from kafka_marshal.client.aio_transaction import Transaction
 from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
 from kafka_marshal.client.group_consumer import Piece
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
-from kafka_marshal.client.options import DEFAULT_BYTES_IN_FLIGHT, Delivery, Start, WhenStuck
+from kafka_marshal.client.options import (
+    DEFAULT_BYTES_IN_FLIGHT,
+    MOST_TRANSACTIONAL_PRODUCERS,
+    TRANSACTION_TIMEOUT_S,
+    Delivery,
+    Start,
+    WhenStuck,
+)
 from kafka_marshal.client.parallel import Call, carry_out
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -223,6 +231,9 @@ class Marshal:
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
+        transactions: bool = False,
+        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
+        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -252,6 +263,9 @@ class Marshal:
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
+        transactions: bool = False,
+        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
+        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
         on_assign: PiecesCallback | None = None,
         on_revoke: PiecesCallback | None = None,
         on_lost: PiecesCallback | None = None,
@@ -352,6 +366,7 @@ class Consumer(Generic[C]):
     def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, one by one; as iterating over :class:`kafka_marshal.Consumer`."""
         consumer = self.sync
+        consumer._refuse_in_transactions("iterating")
         if consumer._options.settings.at_most_once or not consumer._options.auto_done:
             return self._poll_on()
         return self._iterate(consumer)
@@ -413,6 +428,11 @@ class Consumer(Generic[C]):
         while (batch := await self._calls(next, batches, None)) is not None:
             yield batch
             del batch
+
+    def transaction(self, batch: Batch) -> Transaction:
+        """``async with consumer.transaction(batch) as tx:``; as :meth:`kafka_marshal.Consumer.transaction`."""
+        consumer = self.sync
+        return Transaction(consumer.transaction(batch), partial(awaited, consumer._driver.servants))
 
     @overload
     async def run(

@@ -29,7 +29,7 @@ from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine.consumer_inputs import Decide, RemoveConsumer, TakeError
-from kafka_marshal.engine.effects import Call, Callback, Piece
+from kafka_marshal.engine.effects import Call, Callback, Piece, TakeOver
 from kafka_marshal.engine.inputs import AddConsumer, Input, RaiseError
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
@@ -268,6 +268,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _fetch(self, changes: Mapping[Key, int | None]) -> None:
         """Carry out StartFetch and StopFetch."""
+
+    def _take_over(self, asked: TakeOver) -> None:
+        """Carry out a step of taking over; only for consumers that process in transactions."""
+
+    def _close_producer(self, key: Key, token: int) -> None:
+        """Close the transactional producer of a holding that is over."""
 
     def _reclaim(self, before: float) -> None:
         """Deliver again what was delivered before that time (ms), and then dropped; the lock is held."""

@@ -25,6 +25,7 @@ class Batch:
     __slots__ = (
         "__weakref__",
         "_done",
+        "_is_used",
         "_run",
         "epoch",
         "first_offset",
@@ -37,6 +38,8 @@ class Batch:
     def __init__(self, done: Callable[[Run], object], run: Run, messages: list[ports.Message]) -> None:
         self._done = done
         self._run = run
+        #: It has had its transaction.
+        self._is_used = False
         self.topic: str
         self.partition: int
         self.topic, self.partition = run.assignment.key

@@ -21,6 +21,7 @@ from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.parallel import Call, carry_out, finish
+from kafka_marshal.client.transaction import Transaction
 from kafka_marshal.engine.consumer_inputs import Pause, Seek
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import ALL, Taken
@@ -70,6 +71,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         If the loop is left by ``break`` or by an exception, the message in flight is not done: it comes again, here
         or at the next holder.
         """
+        self._refuse_in_transactions("iterating")
         if self._options.settings.at_most_once:
             return self._iterate_granted()
         return self._iterate() if self._options.auto_done else self._poll_on()
@@ -168,6 +170,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         """
         message: Message | None = None
         out = [0]
+        self._refuse_in_transactions("poll()")
         try:
             deadline = self._begin(timeout)
             if self._stop_signal:
@@ -204,6 +207,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         after ``close()`` it raises ClosedError.
         """
         num_messages = arguments.a_whole("num_messages", num_messages, 1)
+        self._refuse_in_transactions("consume()")
         found: _Found = []
         ours: list[Message] = []
         out = [0]
@@ -269,7 +273,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 run = self._waited(answer)
                 if run is None:
                     return
-                batch = Batch(self._say, run, list(run.messages))
+                batch = Batch(self._say_batch, run, list(run.messages))
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -278,6 +282,44 @@ class Consumer(FetchingConsumer["Consumer"]):
                     self._left = cast("Message", run.messages[0])
                 answer.receipt.left = True
                 raise
+
+    def _say_batch(self, run: Run) -> None:
+        self._refuse_in_transactions("batch.done()")
+        self._say(run)
+
+    def transaction(self, batch: Batch) -> Transaction:
+        """A transaction of a batch: ``with consumer.transaction(batch) as tx: tx.produce("invoices", value=…)``.
+
+        Leaving the block commits what was produced and that the batch is done, as one: readers with read_committed
+        see each output once. Transactions of one partition are committed in the order of their batches; one that is
+        ready early waits there for those before it. An exception in the block ends it: nothing is produced, and the
+        batch comes again, as do all later batches of its partition. Any thread may have one.
+
+        Raises on entering: TransactionError (retry) if the batch was dropped, since an earlier one failed; it comes
+        again. On leaving, with nothing committed: the same; LeaseLostError; TransactionError without retry if a record
+        can't be written; AuthorizationError. On leaving, if Kafka has the last word: TransactionError (retry) if the
+        outcome is not known, TransactionFencedError if another owner has taken over. In any case, what was not
+        committed comes again, here or at another member. Raises ConfigurationError without ``transactions=True``.
+        """
+        if self._transactions is None:
+            raise ConfigurationError(
+                "this consumer does not process in transactions. Nothing was committed. Make it with "
+                "transactions=True; or call batch.done()"
+            )
+        arguments.an_instance("batch", batch, Batch, "a Batch of this consumer's batches()")
+        if batch._run.assignment.consumer is not self._engine:
+            raise arguments.wrong("batch", "a Batch of this consumer", batch)
+        return Transaction(self, batch)
+
+    def _refuse_in_transactions(self, what: str) -> None:
+        """Raise ConfigurationError for another way of progress, on a consumer that processes in transactions."""
+        if self._transactions is not None:
+            raise ConfigurationError(
+                f"{what} reports progress to the log alone, and this consumer was made with transactions=True: what it "
+                "produces and its progress are committed together. Nothing was changed. Use `with "
+                "consumer.transaction(batch) as tx:` for each batch of consumer.batches(), or "
+                "run(handle, transactions=True)"
+            )
 
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
         messages: list[ports.Message] = []
@@ -390,6 +432,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         Raises what ended the run: a handler's last exception, or one that is no Exception (SystemExit …). Raises
         ConfigurationError for ``delivery="at-most-once"``.
         """
+        self._refuse_in_transactions("run() without transactions=True")
         options = RunOptions.checked(
             self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
         )
@@ -417,6 +460,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         After its lease ended, after ``close()``, or for a message not in flight, this commits nothing and is counted
         in ``ignored_done``. Raises ConfigurationError for a message of a partition that this consumer never had.
         """
+        self._refuse_in_transactions("done()")
         try:
             is_known = (message.topic(), message.partition()) in self._fetcher.ever_fetched
         except (AttributeError, TypeError):
@@ -465,6 +509,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         Raises ConfigurationError for a partition not assigned, for going back (only an admin may do that), and, without
         force, for an offset beyond the partition's log end; KafkaUnavailableError if that can't be looked up.
         """
+        self._refuse_in_transactions("seek()")
         arguments.text("topic", topic)
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
         offset = arguments.a_whole("offset", offset)

@@ -18,6 +18,7 @@ from kafka_marshal.client.failures import say_in_hand
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.handled import Handled
 from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.client.transactions import Transactions
 from kafka_marshal.engine.consumer_inputs import (
     Answered,
     Done,
@@ -31,6 +32,7 @@ from kafka_marshal.engine.consumer_inputs import (
     SettleHand,
     UndoRun,
 )
+from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Step, Take, Wait, Wanted
@@ -100,6 +102,10 @@ class FetchingConsumer(Membership[S]):
         config: Mapping[str, object],
     ) -> None:
         self._fetcher = Fetcher(self, driver, config, options.settings.max_bytes_in_flight)
+        #: Its transactional producers; None: it does not process in transactions.
+        self._transactions: Transactions | None = None
+        if options.transactions is not None:
+            self._transactions = Transactions(driver, options.transactions, config)
         self._undone = Undone()
         self._handled = Handled(driver.cluster.runtime.lock())
         #: The message in flight (or the first of the batch) when a loop was left.
@@ -276,6 +282,14 @@ class FetchingConsumer(Membership[S]):
         if not self._closed:
             self._fetcher.fetch(changes)
 
+    def _take_over(self, asked: TakeOver) -> None:
+        if self._transactions is not None:
+            self._transactions.take_over(asked)
+
+    def _close_producer(self, key: Key, token: int) -> None:
+        if self._transactions is not None:
+            self._transactions.close_producer(key, token)
+
     def _look_at_ends(self) -> None:
         """Update ``_log_end`` from what the client knows, without a request to a broker (any thread; no wait)."""
         if not self._closed:
@@ -297,4 +311,6 @@ class FetchingConsumer(Membership[S]):
                 self._driver.condition.wait(END_LOOK_S)
 
     def _freed(self) -> None:
+        if self._transactions is not None:
+            self._transactions.end()
         self._fetcher.close()

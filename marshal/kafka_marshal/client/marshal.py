@@ -27,6 +27,8 @@ from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
     DEFAULT_BYTES_IN_FLIGHT,
+    MOST_TRANSACTIONAL_PRODUCERS,
+    TRANSACTION_TIMEOUT_S,
     ConsumerOptions,
     Delivery,
     Start,
@@ -34,6 +36,7 @@ from kafka_marshal.client.options import (
     check_log_name,
     checked_group,
     checked_topics,
+    checked_transactions,
 )
 from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
 from kafka_marshal.client.view import WorldView
@@ -255,6 +258,9 @@ class Marshal(Watched, OneProcess, WithBlock):
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
+        transactions: bool = False,
+        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
+        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -280,6 +286,11 @@ class Marshal(Watched, OneProcess, WithBlock):
         member works on it until the position is set; ``on_lost``, an ERROR log and ``lost_positions`` report it, and
         other partitions continue. ``"raise"``: the next call raises PositionLostError as well, once.
         ``partition_stuck``: the same for one that can't be read (``stuck``, PartitionStuckError).
+        ``transactions=True``: what is produced and progress are committed to Kafka together, by ``transaction(batch)``
+        or ``run(…, transactions=True)``: exactly once for read_committed readers, see docs/transactions.md. Each
+        partition has a producer; at most ``max_transactional_producers`` are kept (4 threads, 8 descriptors and 0.5 MB
+        each), and the least recently used one is made again when it is needed. ``transaction_timeout`` (seconds): the
+        brokers end a transaction that its process does not; for as long, a frozen process can hold back readers.
         The callbacks get (consumer, partitions) and run on a separate thread. Finish work and call ``done`` in
         ``on_revoke``: a partition is released when it has returned and every message in flight is done.
         ``revoke_timeout`` (seconds; default: ``handler_timeout`` or, without one, 60): the longest wait for that. What
@@ -300,6 +311,7 @@ class Marshal(Watched, OneProcess, WithBlock):
             max_bytes_in_flight=max_bytes_in_flight,
             position_lost=position_lost,
             partition_stuck=partition_stuck,
+            transactions=checked_transactions(transactions, transaction_timeout, max_transactional_producers),
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
@@ -322,6 +334,9 @@ class Marshal(Watched, OneProcess, WithBlock):
         max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
         position_lost: WhenStuck = "leave",
         partition_stuck: WhenStuck = "leave",
+        transactions: bool = False,
+        transaction_timeout: float = TRANSACTION_TIMEOUT_S,
+        max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
         on_assign: PiecesCallback | None = None,
         on_revoke: PiecesCallback | None = None,
         on_lost: PiecesCallback | None = None,
@@ -352,10 +367,16 @@ class Marshal(Watched, OneProcess, WithBlock):
             position_lost=position_lost,
             partition_stuck=partition_stuck,
             group=checked_group(strategy, session_timeout_ms, allow_key_share),
+            transactions=checked_transactions(transactions, transaction_timeout, max_transactional_producers),
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
         mirrors = arguments.a_flag("mirror_offsets", mirror_offsets)
+        if mirrors and options.transactions is not None:
+            raise ConfigurationError(
+                "mirror_offsets=True is for progress that is in the log alone. With transactions=True, the offsets in "
+                "Kafka are exact already, and a mirror could overwrite them. Nothing was claimed. Leave it out"
+            )
         return self._made(lambda: GroupConsumer(self, self._driver, options, settings, mirrors))
 
     def ranges(

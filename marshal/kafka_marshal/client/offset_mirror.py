@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.mirror import Mirror, Position
-from kafka_marshal.engine.work.topic_mark import counts_in
+from kafka_marshal.engine.work.topic_mark import counts_in, kafka_counts
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -103,9 +103,10 @@ class OffsetMirror:
         """The positions of these keys that are still due: they may have changed during the look-up of topics."""
 
         def counts(key: Key, progress: Progress) -> bool:
-            """Whether the topic is still the one that the position is of (P12)."""
+            """Whether the topic is still the one that the position is of (P12), and the log's position counts (M3)."""
             info = infos.get(key[0])
-            return info is not None and key[1] < info.partitions and counts_in(info.topic_id, progress)
+            is_there = info is not None and key[1] < info.partitions and counts_in(info.topic_id, progress)
+            return is_there and not kafka_counts(progress)
 
         with self._driver.condition:
             return self._mirror.due(self._driver.now_ms(), keys, counts)

@@ -28,22 +28,42 @@ from rationalizer.limits import MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
 
 __all__ = [
     "DEFAULT_BYTES_IN_FLIGHT",
+    "MOST_TRANSACTIONAL_PRODUCERS",
+    "TRANSACTION_TIMEOUT_S",
     "ConsumerOptions",
     "Delivery",
     "Start",
+    "TransactionOptions",
     "WhenStuck",
     "check_callback",
     "check_log_name",
     "checked_group",
     "checked_topics",
+    "checked_transactions",
     "is_topic_name",
 ]
+
+#: The default of ``transaction_timeout`` (s), and the least; the brokers' ``transaction.max.timeout.ms`` is the most.
+TRANSACTION_TIMEOUT_S = 60.0
+LEAST_TRANSACTION_TIMEOUT_S = 1.0
+
+#: The default of ``max_transactional_producers``: 256 threads, 512 descriptors and 32 MB.
+MOST_TRANSACTIONAL_PRODUCERS = 64
 
 #: Enough for 20 ms of a fast backlog, and no more than what librdkafka itself stores.
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
 
 #: The names of topics that a broker accepts, except "." and "..".
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionOptions:
+    """How a consumer processes in transactions."""
+
+    #: The brokers end a transaction that is open for longer.
+    timeout_s: float
+    most_producers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +77,8 @@ class ConsumerOptions:
     callbacks: Mapping[str, Any]
     #: Iterating marks a message done when the next one is asked for.
     auto_done: bool
+    #: None: progress goes to the log alone.
+    transactions: TransactionOptions | None = None
 
     @classmethod
     def checked(
@@ -77,6 +99,7 @@ class ConsumerOptions:
         partition_stuck: WhenStuck = "leave",
         group: GroupOptions | None = None,
         ranges: bool = False,
+        transactions: TransactionOptions | None = None,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for options that can't work."""
         policy = Balanced() if policy is None else policy
@@ -119,9 +142,36 @@ class ConsumerOptions:
             claim_ahead=claim_ahead,
             max_bytes_in_flight=max_bytes_in_flight,
             group=group,
+            transactions=transactions is not None,
             revoke_timeout_ms=default_revoke_ms if revoke_timeout is None else revoke_timeout * 1000,
         )
-        return cls(topics, settings, callbacks, auto_done)
+        if transactions is not None:
+            _check_transactional(settings)
+        return cls(topics, settings, callbacks, auto_done, transactions)
+
+
+def checked_transactions(wanted: bool, timeout: float, most_producers: int) -> TransactionOptions | None:
+    """How to process in transactions; None: not at all. Raises ConfigurationError for options that can't work."""
+    timeout = arguments.seconds("transaction_timeout", timeout)
+    if timeout < LEAST_TRANSACTION_TIMEOUT_S:
+        raise arguments.wrong("transaction_timeout", "at least 1 second", timeout)
+    most = arguments.a_whole("max_transactional_producers", most_producers, 1)
+    return TransactionOptions(timeout, most) if arguments.a_flag("transactions", wanted) else None
+
+
+def _check_transactional(settings: ConsumerSettings) -> None:
+    """Raises ConfigurationError for options that contradict transactions (M8)."""
+    if settings.at_most_once:
+        raise ConfigurationError(
+            "transactions=True is for delivery='at-least-once', which is the default: with it, each message has its "
+            "effect exactly once. At most once, a crash loses messages instead. Nothing was claimed"
+        )
+    if settings.group is not None and settings.group.allow_key_share:
+        raise ConfigurationError(
+            "transactions=True is for whole partitions: Kafka keeps one offset for a partition, not one for some of "
+            "its keys. Nothing was claimed. Leave out allow_key_share=True; run(…, order='key', transactions=True) "
+            "handles many keys of a partition at a time"
+        )
 
 
 def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool) -> GroupOptions:

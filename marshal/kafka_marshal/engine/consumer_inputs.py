@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.effects import Key, TakeOver
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.lanes import HeldBack, Lanes
 from kafka_marshal.engine.work.pull import Pull, Wanted
@@ -14,6 +14,7 @@ from kafka_marshal.ports import Message, TopicInfo
 
 __all__ = [
     "Abandon",
+    "Abort",
     "Answered",
     "CheckStuck",
     "Close",
@@ -55,9 +56,13 @@ __all__ = [
     "SettleHand",
     "Spread",
     "TakeError",
+    "TakeOverFailed",
     "TakeRanges",
+    "TookOver",
     "TooLarge",
+    "Turn",
     "UndoRun",
+    "Untake",
 ]
 
 # A consumer's reader.
@@ -151,6 +156,53 @@ class HoldUpStuck(NamedTuple):
 
     consumer: int
     fetched: Collection[Key]
+
+
+# Transactions (M2 to M5).
+
+
+class TookOver(NamedTuple):
+    """A step of taking over is done. offset, metadata: Kafka's committed offset, if it was read and there is one."""
+
+    consumer: int
+    asked: TakeOver
+    offset: int | None = None
+    metadata: str = ""
+
+
+class TakeOverFailed(NamedTuple):
+    """A step of taking over failed; the text says why. error: what the user's next call is to raise; None: nothing."""
+
+    consumer: int
+    asked: TakeOver
+    text: str
+    error: Exception | None = None
+
+
+class Untake(NamedTuple):
+    """The partition's producer is gone, or the result of its commit unknown: take over again (M2).
+
+    is_known: it was closed with no transaction in progress; what is in flight stays so if nothing else has committed.
+    """
+
+    consumer: int
+    key: Key
+    token: int
+    is_known: bool = False
+
+
+class Turn(NamedTuple):
+    """Whether a run may be committed now. None: it was dropped, and comes again; False: it waits for earlier runs."""
+
+    consumer: int
+    run: Run
+
+
+class Abort(NamedTuple):
+    """The transaction of a run has failed: drop it and all later ones of its partition; they come again (M5)."""
+
+    consumer: int
+    run: Run
 
 
 # A consumer's user threads.
@@ -401,6 +453,11 @@ ConsumerInput = (
     | OutOfRange
     | Recreated
     | ReadFailed
+    | TookOver
+    | TakeOverFailed
+    | Untake
+    | Turn
+    | Abort
     | TooLarge
     | CheckStuck
     | HoldUp

@@ -18,6 +18,7 @@ __all__ = [
     "Append",
     "Call",
     "Callback",
+    "CloseProducer",
     "Effect",
     "Key",
     "LookUp",
@@ -26,6 +27,8 @@ __all__ = [
     "Piece",
     "StartFetch",
     "StopFetch",
+    "TakeOver",
+    "TakeOverStep",
     "Warn",
 ]
 
@@ -71,6 +74,40 @@ class LookUp:
     #: CP → offset of a record there. If such a record is older than members need to see that a topic has grown, the
     #: partition was added later, and it starts at the earliest offset (P9).
     claims_before: Mapping[int, int] = field(default_factory=dict)
+
+
+class TakeOverStep(StrEnum):
+    """A step of taking over a partition that is processed in transactions (M2)."""
+
+    #: Make the partition's producer: it fences its predecessor, and ends that one's transaction.
+    OPEN = "open"
+    #: Read Kafka's committed offset.
+    READ = "read"
+    #: Set Kafka's committed offset, by a transaction that has nothing else (M3).
+    SET = "set"
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Carry out a step of taking over; answer with ``TookOver``, or ``TakeOverFailed``. Each may block."""
+
+    consumer: int
+    key: Key
+    #: The holding that it is for, and its producer: an answer for an earlier one is ignored.
+    token: int
+    attempt: int
+    step: TakeOverStep
+    #: SET: the offset to be read next.
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CloseProducer:
+    """A holding is over: close its transactional producer. A commit in progress ends first, or is fenced."""
+
+    consumer: int
+    key: Key
+    token: int
 
 
 class Callback(StrEnum):
@@ -124,7 +161,7 @@ class Note:
     words: str = ""
 
 
-Effect = Append | StartFetch | StopFetch | LookUp | Call | Note | Warn
+Effect = Append | StartFetch | StopFetch | LookUp | TakeOver | CloseProducer | Call | Note | Warn
 
 
 class Outbox:

@@ -410,6 +410,11 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
         key, text, now, forbidden
     ),
+    given.TookOver: lambda consumer, *of: consumer.positions.take_overs.answered(*of),
+    given.TakeOverFailed: lambda consumer, *of: consumer.positions.take_overs.failed(*of),
+    given.Untake: ConsumerEngine.untake,
+    given.Turn: lambda consumer, *of: consumer.positions.take_overs.turn(*of),
+    given.Abort: lambda consumer, *of: consumer.positions.take_overs.abort(*of),
     given.TooLarge: lambda consumer, *of: consumer.positions.stuck.too_large(*of),
     given.CheckStuck: lambda consumer, drained_at, now: consumer.positions.stuck.look(now, drained_at),
     given.HoldUp: hold_up,

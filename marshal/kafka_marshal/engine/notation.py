@@ -45,7 +45,11 @@ _ROWS: Mapping[str, type] = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
 } | _named(ConsumerSettings, EngineSettings, GroupOptions, HeldBack, OffsetRange, TopicInfo, Wanted)
-_WORDS: Mapping[str, type[StrEnum]] = {"Callback": effects.Callback, "Why": Why}
+_WORDS: Mapping[str, type[StrEnum]] = {
+    "Callback": effects.Callback,
+    "TakeOverStep": effects.TakeOverStep,
+    "Why": Why,
+}
 
 #: Field that is not written → its value in a replay.
 _INSTEAD: Mapping[str, object] = {"policy_raised": lambda error: None}

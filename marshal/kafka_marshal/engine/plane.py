@@ -154,6 +154,10 @@ class Ownership(Protocol):
     def proven_until(self) -> float:
         """The same (ms) for messages granted earlier (at most once): a pending release does not end it."""
 
+    @property
+    def proven_by(self) -> int:
+        """The number of the newest of our records that the log accepted for it; see ``PartitionReports.prove``."""
+
     def is_ending(self, now: float) -> bool:
         """Whether no more messages are delivered: it is over, being released, or in doubt."""
 
@@ -211,6 +215,9 @@ class PartitionReports(Protocol):
 
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         """Report out of turn: where a partition starts (P9), or what was granted (C12)."""
+
+    def prove(self, own: Ownership, now: float) -> int:
+        """Send a heartbeat now. Returns its number: once ``proven_by`` reaches it, the log accepted a later record."""
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         """Commit what is done beyond a gap (P3)."""

@@ -26,6 +26,8 @@ class Proof:
     log_time: int
     #: (key, epoch) of every lease it kept alive.
     leases: tuple[tuple[Key, int], ...]
+    #: The token of the record: a record that was sent later has a larger one.
+    token: int
 
 
 class Proofs:
@@ -33,7 +35,7 @@ class Proofs:
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, float]] = {}
-        self._acked: dict[tuple[int, int], float] = {}
+        self._acked: dict[tuple[int, int], tuple[int, float]] = {}
         self._applied: dict[tuple[int, int], tuple[int, tuple[tuple[Key, int], ...], float]] = {}
 
     def sent(self, token: int, cp: int, now: float) -> None:
@@ -48,23 +50,24 @@ class Proofs:
         cp, sent_at = sending
         applied = self._applied.pop((cp, offset), None)
         if applied is None:
-            self._acked[cp, offset] = sent_at
+            self._acked[cp, offset] = (token, sent_at)
             return None
         log_time, leases, _ = applied
-        return Proof(sent_at, log_time, leases)
+        return Proof(sent_at, log_time, leases, token)
 
     def applied(
         self, cp: int, offset: int, log_time: int, leases: Sequence[tuple[Key, int]], now: float
     ) -> Proof | None:
         """Our replica applied our record, which moved the last beat of these leases."""
-        sent_at = self._acked.pop((cp, offset), None)
-        if sent_at is None:
+        sending = self._acked.pop((cp, offset), None)
+        if sending is None:
             self._applied[cp, offset] = (log_time, tuple(leases), now)
             return None
-        return Proof(sent_at, log_time, tuple(leases))
+        token, sent_at = sending
+        return Proof(sent_at, log_time, tuple(leases), token)
 
     def forget_before(self, time: float) -> None:
         """Drop what was sent or applied before time: too old to prove anything."""
         self._sent = {token: sending for token, sending in self._sent.items() if sending[1] >= time}
-        self._acked = {place: sent_at for place, sent_at in self._acked.items() if sent_at >= time}
+        self._acked = {place: sending for place, sending in self._acked.items() if sending[1] >= time}
         self._applied = {place: entry for place, entry in self._applied.items() if entry[2] >= time}

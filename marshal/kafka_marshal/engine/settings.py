@@ -99,6 +99,7 @@ class Why(StrEnum):
     SILENT = "silent"
     NO_LEADER = "no leader"
     POSITION = "position lost"
+    TRANSACTION = "no transaction"
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -138,5 +139,7 @@ class ConsumerSettings:
     max_bytes_in_flight: int = sys.maxsize
     #: How it joins a coordinated group; None: it claims partitions.
     group: GroupOptions | None = None
+    #: Each partition is processed in transactions: it is taken over before anything of it is delivered (M2).
+    transactions: bool = False
     #: A release waits this long for the messages in flight.
     revoke_timeout_ms: float = REVOKE_TIMEOUT_MS

@@ -13,6 +13,7 @@ from kafka_marshal.engine.effects import (
     Append,
     Call,
     Callback,
+    CloseProducer,
     Effect,
     Key,
     LookUp,
@@ -20,6 +21,7 @@ from kafka_marshal.engine.effects import (
     Piece,
     StartFetch,
     StopFetch,
+    TakeOver,
     Warn,
 )
 from kafka_marshal.engine.inputs import Called, Located
@@ -87,6 +89,12 @@ class Effects:
                     fetching.setdefault(number, {})[key] = None
                 case LookUp():
                     self._lookups.submit(self._look_up, effect)
+                case TakeOver(consumer=number):
+                    if (port := self._lock.ports.get(number)) is not None:
+                        port._take_over(effect)
+                case CloseProducer(consumer=number, key=key, token=token):
+                    if (port := self._lock.ports.get(number)) is not None:
+                        port._close_producer(key, token)
                 case Call(consumer=number, callback=callback, pieces=pieces):
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from kafka_marshal.engine.effects import Call, Effect, Key
+from kafka_marshal.engine.effects import Call, Effect, Key, TakeOver
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import Failed, RaiseError, Step
 from kafka_marshal.errors import ClosedError
@@ -30,6 +30,12 @@ class ConsumerPort(Protocol):
 
     def _call(self, call: Call) -> None:
         """Run the user's callback; runs on the callback thread."""
+
+    def _take_over(self, asked: TakeOver) -> None:
+        """Carry out a step of taking over a partition, on another thread; the lock is held."""
+
+    def _close_producer(self, key: Key, token: int) -> None:
+        """Close the transactional producer of a holding that is over; the lock is held."""
 
     #: When a read last left nothing fetched behind (own clock, ms); 0: nothing is read.
     _drained_at: float

@@ -258,15 +258,8 @@ class PostgresSink(FencedSink["Connection"]):
     def _check_still_open(self, connection: Connection) -> None:
         from psycopg.pq import TransactionStatus
 
-        status = connection.info.transaction_status
-        if status == TransactionStatus.IDLE:
+        if connection.info.transaction_status == TransactionStatus.IDLE:
             raise ended_early(self._name())
-        if status == TransactionStatus.INERROR:  # it would answer COMMIT with ROLLBACK, without an error
-            raise SinkError(
-                f"{self._name()}: a statement of the block failed, and the block continued: PostgreSQL has given up "
-                f"the whole transaction. {NOTHING_WRITTEN}. Let the error leave the block; or, to continue after it, "
-                "run the statement in a savepoint: with tx.connection.transaction(): …"
-            )
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         import psycopg

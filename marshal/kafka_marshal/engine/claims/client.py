@@ -102,6 +102,9 @@ class LeaseReports:
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         self._book.beat(_lease(own), last_offset, now)
 
+    def prove(self, own: Ownership, now: float) -> int:
+        return self._book.beat(_lease(own), None, now)
+
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._outbox.append(own.cp, CommitRanges(*self._ids, *own.key, own.epoch, tuple(ranges)))
 

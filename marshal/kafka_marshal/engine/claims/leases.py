@@ -119,6 +119,8 @@ class LastProof:
     log_time: int = 0
     #: Our own clock (ms): a new grant without any proof is lost then.
     due: float = 0.0
+    #: The token of the newest record that proved it.
+    token: int = 0
 
 
 @dataclass(slots=True)
@@ -186,6 +188,11 @@ class HeldLease:
     def held(self) -> bool:
         """Whether the log granted it, and nothing ended it since."""
         return self.state is LeaseState.HELD
+
+    @property
+    def proven_by(self) -> int:
+        """The number of the newest of our records that proved it."""
+        return self.proof.token
 
     @property
     def ends_at(self) -> float:
@@ -310,10 +317,11 @@ class LeaseBook:
         self._due = 0.0
         lease.owner.granted(now)
 
-    def beat(self, lease: HeldLease, last_offset: int | None, now: float) -> None:
-        """Send a heartbeat for one lease out of turn, with an offset (P9, or a user's own heartbeat)."""
+    def beat(self, lease: HeldLease, last_offset: int | None, now: float) -> int:
+        """Send a heartbeat for one lease out of turn, with an offset (P9, or a user's own heartbeat); its token."""
         token = self._outbox.append(lease.cp, Heartbeat(*self._settings.ids, *lease.key, lease.epoch, last_offset))
         self._proofs.sent(token, lease.cp, now)
+        return token
 
     def beat_soon(self, cp: int, now: float) -> None:
         """Beat the leases of a CP at the next wake."""
@@ -368,6 +376,7 @@ class LeaseBook:
                 continue
             if lease.in_doubt_since is None or proof.log_time >= lease.proof.log_time:
                 self._prove(lease, proof.sent_at, proof.log_time)
+                lease.proof.token = max(lease.proof.token, proof.token)
                 credited.append(lease)
         return credited
 

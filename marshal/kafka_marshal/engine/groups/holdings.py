@@ -183,7 +183,8 @@ class Holdings:
 
     def prove(self) -> None:
         """Pass the member's proof to all pieces; it may have changed."""
-        until = self._member.proof.valid_until
+        until, proven_by = self._member.proof.valid_until, self._member.proof.token
         for piece in self.pieces.values():
+            piece.proven_by = proven_by
             if piece.valid_until != until:
                 piece.prove(until)

@@ -86,6 +86,7 @@ class HeldPiece:
         "letting_go",
         "most_intervals",
         "owner",
+        "proven_by",
         "proven_until",
         "stopped",
         "valid_until",
@@ -119,6 +120,8 @@ class HeldPiece:
         self.hand_out_until: float = 0.0
         self.hand_out_until_s: float = 0.0
         self.proven_until: float = 0.0
+        #: The number of the newest of our records that proved the member.
+        self.proven_by: int = 0
         self.letting_go: LettingGo | None = None
 
     @property

@@ -71,6 +71,8 @@ class MemberProof:
         self._in_doubt_since: float | None = None
         #: Until when we are a member (T4); 0: not proven yet, or in doubt (T5).
         self.valid_until: float = 0.0
+        #: The token of the newest record that proved it.
+        self.token: int = 0
 
     def sent(self, token: int, cp: int, now: float) -> None:
         """Our record that counts as a beat was passed to the producer."""
@@ -105,4 +107,5 @@ class MemberProof:
         if proof is None or proof.sent_at < self._sent_at:
             return
         self._sent_at, self._log_time, self._in_doubt_since = proof.sent_at, proof.log_time, None
+        self.token = max(self.token, proof.token)
         self.valid_until = proof.sent_at + self._session_ms - proof_margin_ms(self._session_ms)

@@ -11,7 +11,7 @@ from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import HandIn, Ownership
-from rationalizer import CommitEntry, CommitOffsets, codes
+from rationalizer import CommitEntry, CommitOffsets, GroupHeartbeat, codes
 from rationalizer.limits import MAX_COMMIT_RANGES
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -47,6 +47,10 @@ class GroupReports:
             self._through(own, last_offset)
         else:  # the log shows this already, and would not answer
             _piece(own).owner.beaten(last_offset, True, now)
+
+    def prove(self, own: Ownership, now: float) -> int:
+        member = self._member
+        return member.send(GroupHeartbeat(*member.settings.ids, member.member_id, member.generation), now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._entries.append(CommitEntry(*own.key, ranges=tuple(ranges)))

@@ -10,6 +10,9 @@
                                                             the reason for its release has ended
     any of them ─▶ LOST (fenced, not proven in time, handler too slow, position lost)
 
+Between POSITIONING and ASSIGNING, a partition that is processed in transactions is taken over: TAKING_OVER
+(:mod:`.taking_over`). It returns there whenever it needs a new producer and may no longer be where it was.
+
 REVOKING has a limit: what is in flight after ``revoke_timeout`` (or a message's ``handler_timeout``) is left behind.
 
 IDENTIFYING is skipped if the id is known or there is nothing to compare it with; LOCATING if the log knows a position;
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from math import inf
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, Key, Outbox, Piece
@@ -34,7 +38,7 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage", "Tracker"]
+__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage", "TakingOver", "TakingStep", "Tracker"]
 
 
 class Stage(StrEnum):
@@ -44,6 +48,7 @@ class Stage(StrEnum):
     IDENTIFYING = "identifying"
     LOCATING = "locating"
     POSITIONING = "positioning"
+    TAKING_OVER = "taking over"
     ASSIGNING = "assigning"
     ACTIVE = "active"
     REVOKING = "revoking"
@@ -52,25 +57,27 @@ class Stage(StrEnum):
 
 
 _WORK = (Stage.ASSIGNING, Stage.ACTIVE)
+_BEGIN = (Stage.TAKING_OVER, *_WORK)
 
 #: The stages that may follow each stage; LOST may follow all but the last two.
 MOVES: Mapping[Stage, tuple[Stage, ...]] = {
-    Stage.CLAIMING: (Stage.IDENTIFYING, Stage.LOCATING, *_WORK, Stage.REVOKING),
-    Stage.IDENTIFYING: (Stage.IDENTIFYING, Stage.LOCATING, *_WORK, Stage.REVOKING),
-    Stage.LOCATING: (Stage.POSITIONING, *_WORK, Stage.REVOKING),
-    Stage.POSITIONING: (*_WORK, Stage.REVOKING),
-    Stage.ASSIGNING: (Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # out of the log's range: located again
-    Stage.ACTIVE: (*_WORK, Stage.LOCATING, Stage.REVOKING),
-    Stage.REVOKING: (Stage.RELEASED, *_WORK),  # back to work: the reason for the release has ended
+    Stage.CLAIMING: (Stage.IDENTIFYING, Stage.LOCATING, *_BEGIN, Stage.REVOKING),
+    Stage.IDENTIFYING: (Stage.IDENTIFYING, Stage.LOCATING, *_BEGIN, Stage.REVOKING),
+    Stage.LOCATING: (Stage.POSITIONING, *_BEGIN, Stage.REVOKING),
+    Stage.POSITIONING: (*_BEGIN, Stage.REVOKING),
+    Stage.TAKING_OVER: (Stage.POSITIONING, *_WORK, Stage.REVOKING),
+    Stage.ASSIGNING: (Stage.TAKING_OVER, Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # LOCATING: out of range
+    Stage.ACTIVE: (*_BEGIN, Stage.LOCATING, Stage.REVOKING),
+    Stage.REVOKING: (Stage.RELEASED, *_BEGIN),  # back to work: the reason for the release has ended
     Stage.RELEASED: (),
     Stage.LOST: (),
 }
 
 #: Stages that report progress to the log. (LOCATING: it went out of range during work; otherwise nothing is new.)
-REPORTING = (Stage.LOCATING, Stage.ACTIVE, Stage.REVOKING)
+REPORTING = (Stage.LOCATING, Stage.TAKING_OVER, Stage.ACTIVE, Stage.REVOKING)
 
 #: Stages that count as ours for the source: it is not being released.
-_KEPT = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, Stage.ASSIGNING, Stage.ACTIVE)
+_KEPT = (Stage.CLAIMING, Stage.LOCATING, Stage.POSITIONING, *_BEGIN)
 
 
 class Revoking(Protocol):
@@ -107,6 +114,16 @@ class Scheduling(Protocol):
         """Check it at each step: its stage is temporary, or its grant waits for an answer."""
 
 
+class Reporting(Protocol):
+    """Reports partitions that are stuck."""
+
+    def no_transaction(self, assignment: Assignment, text: str, now: float) -> None:
+        """It can't be processed in transactions at present."""
+
+    def has_transactions(self, key: Key, now: float) -> None:
+        """It can again."""
+
+
 class Positioning(Protocol):
     """Knows where assignments start."""
 
@@ -123,7 +140,16 @@ class Positioning(Protocol):
         """Start again from the progress in the log."""
 
     def assign(self, assignment: Assignment) -> None:
-        """Fetch from its position, and call on_assign."""
+        """Fetch from its position, and call on_assign; if transactions need it, take it over before."""
+
+    def start_at(self, assignment: Assignment, start: int, now: float) -> None:
+        """Report to the log that it starts there, and begin once that is accepted (M2)."""
+
+    def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, now: float) -> None:
+        """Another program committed in Kafka for this group (M7): deliver nothing until the position is set."""
+
+    @property
+    def stuck(self) -> Reporting: ...
 
     def reread(self, assignment: Assignment) -> None:
         """Fetch again from the progress in the log."""
@@ -180,6 +206,9 @@ class Mover(Protocol):
     def call(self, callback: Callback, assignment: Assignment) -> None:
         """Have the user's callback called."""
 
+    def drop(self, assignment: Assignment, first: int) -> None:
+        """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
+
 
 class Grant:
     """A ClaimingMessages record under way, and the messages it claims."""
@@ -216,6 +245,37 @@ class Told:
         self.mark_sent_at: float | None = None
         #: Since when (own clock, ms) its release waits for messages in flight.
         self.revoked_at: float = 0.0
+
+
+class TakingOver:
+    """How far a partition that is processed in transactions is taken over (M2)."""
+
+    __slots__ = ("attempt", "beat", "due", "failures", "is_done", "step")
+
+    def __init__(self) -> None:
+        #: Its producer has begun, and its position is the one that counts: transactions may be committed.
+        self.is_done: bool = False
+        #: What it waits for; None: for nothing, as it is done or not begun.
+        self.step: TakingStep | None = None
+        #: The number of its producer; an answer for an earlier one is ignored.
+        self.attempt: int = 0
+        #: The number of the heartbeat that was sent after the producer had begun.
+        self.beat: int = 0
+        #: When (own clock, ms) to do something about the step again; inf: its answer comes.
+        self.due: float = inf
+        #: How often it has failed in a row.
+        self.failures: int = 0
+
+
+class TakingStep(StrEnum):
+    """What a taking over waits for."""
+
+    PAUSING = "the next try"
+    OPENING = "its producer"
+    PROVING = "a heartbeat sent after that"
+    READING = "Kafka's committed offset"
+    SETTING = "the transaction that sets it"
+    MARKING = "the mark in the log"
 
 
 class Watch:
@@ -263,6 +323,7 @@ class Assignment:
         "releasing",
         "shown",
         "stage",
+        "taking",
         "told",
         "tracker",
         "user_paused",
@@ -278,6 +339,7 @@ class Assignment:
         self.tracker: Tracker = tracker.Tracker(-1, (), moved)
         self.buffer: Buffer = Buffer()
         self.told: Told = Told()
+        self.taking: TakingOver = TakingOver()
         self.watch: Watch = Watch()
         self.origin: Origin = Origin()
         self.grant: Grant | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from kafka_marshal.engine.effects import Call, Callback, Key, Outbox, Piece, StartFetch, Warn
+from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, StartFetch, Warn
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
@@ -106,6 +106,15 @@ class ConsumerEngine:
             self.callbacks_running += 1
             self.outbox.add(Call(self.number, callback, (assignment.piece,)))
 
+    def drop(self, assignment: Assignment, first: int) -> None:
+        """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
+        self.delivery.drop(assignment, first)
+
+    def untake(self, key: Key, token: int, is_known: bool, now: float) -> None:
+        """The partition's transactional producer is gone: take it over again."""
+        if (assignment := self.of(key, token)) is not None:
+            self.positions.take_overs.untake(assignment, is_known, now)
+
     def take_on(
         self,
         key: Key,
@@ -188,6 +197,8 @@ class ConsumerEngine:
         """Forget an assignment that is over."""
         if self.assignments.get(assignment.key) is assignment:
             del self.assignments[assignment.key]
+            if assignment.taking.attempt:
+                self.outbox.add(CloseProducer(self.number, assignment.key, assignment.epoch))
             self.schedule.pending.pop(assignment.key, None)
             self.positions.stuck.let_go(assignment.key)
         self.source.look_again(assignment.key)

@@ -17,6 +17,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.memory import InFlight
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["Delivery"]
@@ -224,6 +225,14 @@ class Delivery:
             if not assignment.over:
                 self._put_back(assignment, messages, covers_from)
         self._consumer.revocation.try_finish(assignment, now)
+
+    def drop(self, assignment: Assignment, first: int) -> None:
+        """Take back all that is in flight from this offset on; it is handed out again."""
+        self.in_lanes.recall(assignment, keep=True)
+        for run in [run for run in assignment.tracker.runs.values() if run.last >= first]:
+            undone = [x for x, mark in zip(run.messages, run.marks, strict=True) if not mark and offset_of(x) >= first]
+            for messages, covers_from in assignment.tracker.split(run, undone):
+                self._put_back(assignment, messages, covers_from)
 
     def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:
         assignment.buffer.put_back(messages, covers_from)

@@ -10,11 +10,15 @@ from kafka_marshal.engine.plane import Loss
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
-from kafka_marshal.engine.work.topic_mark import TopicMarks, split
+from kafka_marshal.engine.work.taking_over import TakeOvers
+from kafka_marshal.engine.work.topic_mark import TopicMarks, kafka_counts, split
 from kafka_marshal.types import Start
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
 __all__ = ["Positions"]
+
+#: Why no position counts in a topic that was deleted and recreated.
+RECREATED = "the topic was made anew"
 
 
 class Positions:
@@ -29,6 +33,8 @@ class Positions:
         self._want_ids = want_ids
         self.marks: TopicMarks = TopicMarks(consumer.source, subscription)
         self.stuck: StuckPartitions = StuckPartitions(consumer, group_id)
+        #: Takes over partitions that are processed in transactions.
+        self.take_overs: TakeOvers = TakeOvers(consumer)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
         #: Partitions with lost positions, not worked on until an admin sets them (P11).
@@ -49,6 +55,10 @@ class Positions:
                 self._position_lost(assignment, assignment.buffer.fetch_next, None, None, now)
                 return
             self._want_ids()
+        elif self._is_of_transactions(assignment):
+            self._consumer.enter(assignment, Stage.IDENTIFYING)
+            self._transactional(assignment, now)
+            return
         elif self._needs_start(assignment):
             self._consumer.enter(assignment, Stage.LOCATING)
             start = self._consumer.settings.start if assignment.origin.is_new else "earliest"
@@ -57,6 +67,12 @@ class Positions:
             self.assign(assignment)
         if self._consumer.closing:
             self._consumer.revocation.revoke(assignment, "the consumer closes", now)
+
+    def _is_of_transactions(self, assignment: Assignment) -> bool:
+        """Whether the log's position does not count for a consumer without transactions (M3)."""
+        return not self._consumer.settings.transactions and kafka_counts(
+            self._consumer.source.view.progress(assignment.key)
+        )
 
     def _needs_start(self, assignment: Assignment) -> bool:
         """Whether to ask the leader where to begin, instead of beginning at offset 0 or the known position."""
@@ -111,9 +127,7 @@ class Positions:
             assignment.buffer.go_on_at(position)
             self.assign(assignment)
         else:
-            self._consumer.enter(assignment, Stage.POSITIONING)
-            assignment.told.start_beat = position - 1
-            self.beat_start(assignment, now)
+            self.start_at(assignment, position, now)
 
     def beat_start(self, assignment: Assignment, now: float) -> None:
         """Report to the log where it starts; called again if the log does not answer."""
@@ -128,7 +142,15 @@ class Positions:
             self.begin(assignment)
             self.assign(assignment)
 
+    def start_at(self, assignment: Assignment, start: int, now: float) -> None:
+        self._consumer.enter(assignment, Stage.POSITIONING)
+        assignment.told.start_beat = start - 1
+        self.beat_start(assignment, now)
+
     def assign(self, assignment: Assignment) -> None:
+        if self.take_overs.is_needed(assignment):
+            self.take_overs.begin(assignment)
+            return
         self._consumer.source.look_again(assignment.key)
         if assignment.buffer.fetch_next <= MAX_OFFSET:
             self._consumer.outbox.add(StartFetch(self._consumer.number, assignment.key, assignment.buffer.fetch_next))
@@ -172,7 +194,8 @@ class Positions:
                 if assignment is not None:
                     self._consumer.revocation.revoke(assignment, "the topic was made anew", now)
                 if not is_held:
-                    self._report_position(key, progress.stable + 1, None, None, now)
+                    position = progress.stable + 1
+                    self.stuck.position_lost(key, position, self._text(key, position, RECREATED, "Set it"), now)
                 self.blocked.add(key)
                 self._consumer.source.look_again(key)
 
@@ -191,20 +214,46 @@ class Positions:
     def _position_lost(
         self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
     ) -> None:
-        self._report_position(assignment.key, position, low, high, now)
+        where = RECREATED if high is None else f"the log holds offsets {low} to {high}"
+        self._lost(assignment, position, where, "Set it", now)
+
+    def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, now: float) -> None:
+        """Another program committed in Kafka for this group (M7): deliver nothing until the position is set."""
+        where = (
+            f"another program has committed offset {offset} for this group in Kafka (metadata {metadata!r}): a "
+            "consumer of Kafka's own, --reset-offsets, a mirror, or a group of this name on another coordination topic"
+        )
+        self._lost(assignment, assignment.buffer.fetch_next, where, "Stop that program, and set it", now)
+
+    def _transactional(self, assignment: Assignment, now: float) -> None:
+        """The group processes in transactions, and this consumer does not (M3)."""
+        topic, partition = assignment.key
+        position = assignment.buffer.fetch_next
+        text = (
+            f"{topic} [{partition}]: this group processes it in transactions, and this consumer does not: Kafka's "
+            f"offset counts, which may be ahead of the log's ({position}). Nothing of it is handed out here, and "
+            "nothing is lost. Make this consumer with transactions=True. Or give up exactly once: set its position: "
+            f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
+        )
+        self._give_up(assignment, position, text, now)
+
+    def _lost(self, assignment: Assignment, position: int, where: str, remedy: str, now: float) -> None:
+        self._give_up(assignment, position, self._text(assignment.key, position, where, remedy), now)
+
+    def _give_up(self, assignment: Assignment, position: int, text: str, now: float) -> None:
+        """Deliver nothing until the position is set."""
+        self.stuck.position_lost(assignment.key, position, text, now)
         self.blocked.add(assignment.key)
         self._consumer.source.lose(assignment.lease, Loss.POSITION, now)
 
-    def _report_position(self, key: Key, position: int, low: int | None, high: int | None, now: float) -> None:
-        where = "the topic was made anew" if high is None else f"the log holds offsets {low} to {high}"
+    def _text(self, key: Key, position: int, where: str, remedy: str) -> str:
         topic, partition = key
-        text = (
+        return (
             f"{topic} [{partition}]: position lost: this group goes on at offset {position}, but {where}. Nothing of "
-            "this partition is handed out to any member until its position is set; other partitions go on. Set it: "
+            f"this partition is handed out to any member until its position is set; other partitions go on. {remedy}: "
             f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET "
             "(or =earliest)"
         )
-        self.stuck.position_lost(key, position, text, now)
 
     def reread(self, assignment: Assignment) -> None:
         """Fetch again from the progress in the log."""

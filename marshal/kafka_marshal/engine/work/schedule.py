@@ -63,7 +63,7 @@ class Schedule:
         timeout = self._consumer.settings.handler_timeout_ms
         every = timeout is not None or bool(silent_cps)
         for assignment in list((self._consumer.assignments if every else self.pending).values()):
-            if assignment.stage is not Stage.ACTIVE or assignment.grant is not None:
+            if assignment.stage is not Stage.ACTIVE or assignment.grant is not None or assignment.taking.step:
                 self._step_one(assignment, now)
             else:
                 self.pending.pop(assignment.key, None)
@@ -103,6 +103,8 @@ class Schedule:
             and now >= assignment.grant.sent_at + hi / 2
         ):
             self._consumer.delivery.grants.send(assignment, now)
+        if assignment.taking.step is not None:
+            self._consumer.positions.take_overs.step(assignment, now)
         if assignment.over:
             return
         if assignment.stage is Stage.LOCATING:
@@ -131,6 +133,8 @@ class Schedule:
         for assignment in (self.pending if timeout is None else self._consumer.assignments).values():
             if (grant := assignment.grant) is not None and grant.accepted is None:
                 times.append(grant.sent_at + hi / 2)
+            if assignment.taking.step is not None and assignment.lease.held:
+                times.append(assignment.taking.due)
             if assignment.stage is Stage.CLAIMING:
                 times.append(assignment.lease.claim_expires)
             elif assignment.stage is Stage.LOCATING:

@@ -55,7 +55,7 @@ class Stuck(NamedTuple):
     partition: int
     #: The offset that comes next, once it continues.
     offset: int
-    #: "unreadable", "too large", "silent", "no leader" or "position lost".
+    #: "unreadable", "too large", "silent", "no leader", "position lost" or "no transaction".
     why: str
     #: What happened, what it means, and what to do.
     text: str
@@ -135,6 +135,15 @@ class StuckPartitions:
     def position_lost(self, key: Key, offset: int, text: str, now: float) -> None:
         """The group's position is invalid in the partition's present log."""
         self._tell(key, Why.POSITION, offset, text, now)
+
+    def no_transaction(self, assignment: Assignment, text: str, now: float) -> None:
+        """It can't be processed in transactions at present (M2)."""
+        self._tell(assignment.key, Why.TRANSACTION, assignment.buffer.fetch_next, text, now)
+
+    def has_transactions(self, key: Key, now: float) -> None:
+        """It can be processed in transactions again."""
+        if (told := self._told.get(key)) is not None and told.stuck.why == Why.TRANSACTION:
+            self._goes_on(key, now)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget partitions that are no longer ours, or whose positions an admin has set."""

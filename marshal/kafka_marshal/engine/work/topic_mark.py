@@ -3,6 +3,8 @@
 A position is valid only in the topic where it was reached: the same name may be another topic tomorrow. So a holder
 commits a one-offset range, made from the topic's id, at an offset that no partition ever reaches. Replicas need not
 know of it, and snapshots carry it. Repositioning the group drops it with the progress it belongs to.
+
+A second mark says that the group processes the partition in transactions (M3): Kafka's committed offset counts.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from rationalizer import Progress
 
 __all__ = [
     "FIRST_MARK",
+    "KAFKA_COUNTS",
     "Marked",
     "POSITION_LOST",
     "TopicIds",
     "TopicMarks",
     "counts_in",
+    "kafka_counts",
     "mark_of",
     "split",
     "why_lost",
@@ -38,7 +42,7 @@ POSITION_LOST = "position lost"
 
 def why_lost(topic: TopicInfo, progress: Progress, log_end: int | None) -> str:
     """Why the position is not in this topic's log; "": it is. log_end None: unknown."""
-    ranges, topic_marks = split(progress.ranges)
+    ranges, topic_marks, _ = split(progress.ranges)
     mark = mark_of(topic.topic_id)
     if topic_marks and mark is not None and topic_marks != {mark}:
         return f"{POSITION_LOST}: the topic was deleted and recreated"
@@ -50,6 +54,9 @@ def why_lost(topic: TopicInfo, progress: Progress, log_end: int | None) -> str:
 
 #: Marks are the offsets from here to 2^63 − 1. At a million records a second, a log reaches them in 146,000 years.
 FIRST_MARK = 2**62
+
+#: The mark of a partition that is processed in transactions: its committed offset in Kafka counts (M3).
+KAFKA_COUNTS = 2**63 - 1
 
 #: The most assignments checked, and marks sent, at a time: a member with thousands must not flood the log at its start.
 LOOKED_AT = 200
@@ -73,14 +80,22 @@ class Marked(NamedTuple):
     ranges: Sequence[tuple[int, int]]
     #: The marks of the topics where it was done: one, unless something is wrong.
     marks: frozenset[int]
+    #: Whether Kafka's committed offset counts (M3).
+    kafka_counts: bool = False
 
 
 def split(ranges: Sequence[tuple[int, int]]) -> Marked:
     """Split the marks off a progress's ranges, which must ascend."""
     if not ranges or ranges[-1][1] < FIRST_MARK:
         return Marked(ranges, frozenset())
-    marks = [mark for first, last in ranges if first >= FIRST_MARK for mark in {first, last}]
-    return Marked([(first, last) for first, last in ranges if first < FIRST_MARK], frozenset(marks))
+    marks = frozenset(mark for first, last in ranges if first >= FIRST_MARK for mark in {first, last})
+    found = [(first, last) for first, last in ranges if first < FIRST_MARK]
+    return Marked(found, marks - {KAFKA_COUNTS}, KAFKA_COUNTS in marks)
+
+
+def kafka_counts(progress: Progress | None) -> bool:
+    """Whether this progress is of transactions: Kafka's committed offset counts, and may be ahead of the log (M3)."""
+    return progress is not None and split(progress.ranges).kafka_counts
 
 
 def counts_in(topic_id: str, progress: Progress) -> bool:

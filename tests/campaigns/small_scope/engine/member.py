@@ -22,7 +22,19 @@ from weakref import WeakValueDictionary
 from kafka_marshal.adapters.memory.broker import MemoryMessage
 from kafka_marshal.engine.claims.leases import LeaseState
 from kafka_marshal.engine.consumer_inputs import Next
-from kafka_marshal.engine.effects import Append, Call, Callback, Effect, LookUp, Note, StartFetch, StopFetch, Warn
+from kafka_marshal.engine.effects import (
+    Append,
+    Call,
+    Callback,
+    CloseProducer,
+    Effect,
+    LookUp,
+    Note,
+    StartFetch,
+    StopFetch,
+    TakeOver,
+    Warn,
+)
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.policies import Balanced
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
@@ -346,6 +358,8 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
             return
         case StopFetch():
             pass
+        case TakeOver() | CloseProducer():
+            raise AssertionError("no scenario has transactions")
     reached[type(effect).__name__] += 1
 
 

@@ -1,0 +1,139 @@
+"""Transaction: what one batch produces and its progress, committed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.transactions import Headers, Output, Transactions, dropped, output
+from kafka_marshal.engine.consumer_inputs import Abort, DoneRun, Turn
+from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.errors import ConfigurationError, TransactionError
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.serving import Answer
+
+__all__ = ["Transaction"]
+
+#: A transaction that waits for earlier ones checks this often (s) whether its caller is still there.
+WAIT_S = 0.2
+
+
+class Host(Protocol):
+    """A consumer, as its transactions see it."""
+
+    _driver: Driver
+    _transactions: Transactions | None
+
+    def _ask(self, function: Callable[..., None], *args: object) -> Answer[None]: ...
+
+
+class Transaction:
+    """A transaction of one batch; use it in ``with``. Made by :meth:`Consumer.transaction`.
+
+    Leaving the block commits what was produced, and that the batch is done, as one. An exception in the block ends it
+    with nothing committed and nothing produced: the batch comes again, and so do later ones of its partition.
+    """
+
+    __slots__ = ("_batch", "_consumer", "_outputs", "_run")
+
+    def __init__(self, consumer: Host, batch: Batch) -> None:
+        self._consumer = consumer
+        #: Kept: a batch that the program drops comes again.
+        self._batch = batch
+        self._run: Run = batch._run
+        #: None: it has ended, or not begun.
+        self._outputs: list[Output] | None = None
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> None:
+        """Produce a record when the transaction commits; until then it is kept here. Any thread may call this.
+
+        Text becomes UTF-8. ``partition``: None: the one that Java's producer chooses for the key; without a key, any.
+        Raises ConfigurationError for what Kafka can't take, and outside of the ``with`` block.
+        """
+        if (outputs := self._outputs) is None:
+            raise ConfigurationError("this transaction has ended, or was not entered: use it in `with`")
+        outputs.append(output(topic, value, key, headers, partition))
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """What entering the block does."""
+        if self._batch._is_used:
+            raise ConfigurationError(
+                "this batch has had its transaction, and can't have another. Nothing was committed. If it failed, the "
+                "messages come again in another batch"
+            )
+        self._batch._is_used = True
+        if self._run.assignment.tracker.runs.get(self._run.first) is not self._run:
+            raise dropped(self._run.assignment.key)
+        self._outputs = []
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        answer = self._consumer._ask(*self.end(error))
+        try:
+            answer.wait()
+        finally:
+            answer.receipt.left = True
+
+    def end(self, error: BaseException | None) -> tuple[Callable[..., None], *tuple[object, ...]]:
+        """What a thread of the library is to call, and its arguments: to commit or, after an error, to end it."""
+        outputs, self._outputs = self._outputs or [], None
+        return (self._commit, outputs) if error is None else (self._abort,)
+
+    # On a thread of the library.
+
+    def _commit(self, is_gone: Callable[[], bool], outputs: list[Output]) -> None:
+        run, transactions = self._run, self._consumer._transactions
+        assert transactions is not None
+        try:
+            self._await_turn(is_gone)
+            transactions.commit(run.assignment, outputs, run.last, lambda: self._turn() is True)
+        except BaseException:
+            self._abort(is_gone)
+            raise
+        driver = self._consumer._driver
+        with driver.locked() as engine:
+            engine.take(DoneRun(self._number, run), driver.now_ms())
+
+    def _abort(self, is_gone: Callable[[], bool]) -> None:
+        """It and all later batches of its partition that are in flight come again (M5)."""
+        driver = self._consumer._driver
+        with driver.locked() as engine:
+            engine.take(Abort(self._number, self._run), driver.now_ms())
+
+    @property
+    def _number(self) -> int:
+        return self._run.assignment.consumer.number
+
+    def _turn(self) -> bool | None:
+        """Whether it may be committed now; None: it was dropped. The lock is held."""
+        driver = self._consumer._driver
+        turn: bool | None = driver.engine.take(Turn(self._number, self._run), driver.now_ms())
+        return turn
+
+    def _await_turn(self, is_gone: Callable[[], bool]) -> None:
+        """Wait until all earlier batches of the partition are committed; raises if one was not."""
+        driver, key = self._consumer._driver, self._run.assignment.key
+        with driver.condition:
+            while (turn := self._checked_turn()) is False:
+                driver.check()
+                if is_gone():
+                    raise TransactionError(f"{key[0]} [{key[1]}]: interrupted; nothing was committed", retry=True)
+                driver.condition.wait(WAIT_S)
+        if turn is None:
+            raise dropped(key)
+
+    def _checked_turn(self) -> bool | None:
+        with self._consumer._driver.locked(step=False):
+            return self._turn()
