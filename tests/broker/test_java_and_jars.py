@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.testing import JarsMissingError, JavaMissingError, LocalBroker, jars, java, ports
+from kafka_marshal.testing import JarsMissingError, JavaMissingError, LocalBroker, jars, java, layout, ports
 from tests.broker.helpers import children_of, eventually, run_python
 
 VERSION_8 = 'openjdk version "1.8.0_392"'
@@ -269,6 +269,13 @@ def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPa
     assert sys.platform == "darwin" or jars.cache_folder() == Path("/home/me/.cache/kafka-marshal")
 
 
+def test_each_java_has_its_own_classes_ready(bare: Path) -> None:
+    one, other = (java.Java(fake_java(bare / name, VERSION_17), 17) for name in ("one", "other"))
+    jar = bare / "libs" / "a.jar"
+    assert layout.ready_classes(one, [jar]) == layout.ready_classes(one, [jar]) != layout.ready_classes(other, [jar])
+    assert layout.ready_classes(one, [jar]).parent == jar.parent
+
+
 def test_the_module_downloads_ahead_of_time_and_says_where(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     own = tmp_path / "libs"
@@ -278,6 +285,7 @@ def test_the_module_downloads_ahead_of_time_and_says_where(tmp_path: Path) -> No
     done = subprocess.run(command, env={**os.environ, "KAFKA_MARSHAL_JARS": str(own)}, capture_output=True, text=True)
     [connector] = {jar.parent for jar in jars.connector_jars()}
     assert (done.returncode, done.stdout) == (0, f"{own}\n{connector}\n")
+    assert [each.name for each in own.iterdir()] == ["kafka_2.13-4.3.0.jar"], "nothing is put into a user's folder"
     empty = {**os.environ, "KAFKA_MARSHAL_JARS": str(tmp_path)}
     done = subprocess.run(command, env=empty, capture_output=True, text=True)
     assert done.returncode == 1

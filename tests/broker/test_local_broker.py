@@ -29,6 +29,8 @@ from kafka_marshal.testing import (
     layout,
     open_kafka,
 )
+from kafka_marshal.testing.jars import broker_jars
+from kafka_marshal.testing.java import find_java
 from kafka_marshal.testing.ports import LOOPBACK, free_ports
 from tests.broker.helpers import alive, children_of, consume, eventually, produce, run_python
 from tests.secured import broker_properties, login
@@ -55,6 +57,13 @@ def local() -> Iterator[LocalBroker]:
 def make_topic(kafka: LocalBroker, name: str) -> str:
     Probe(kafka.bootstrap_servers, kafka.client_config).create_topic(name, 1, 1, {})
     return name
+
+
+def test_classes_that_were_made_ready_are_used(local: LocalBroker) -> None:
+    ready = layout.ready_classes(find_java(), broker_jars())
+    if not ready.exists():
+        pytest.skip("python -m kafka_marshal.testing (make setup) makes them ready")
+    assert str(ready) in Path(f"/proc/{local.pid_of(1)}/maps").read_text()
 
 
 def test_one_that_never_answers_is_ended_and_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

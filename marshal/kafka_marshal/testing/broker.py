@@ -120,6 +120,8 @@ class LocalCluster:
         self._progress("looking for Java and the broker's files (40 MB, downloaded the first time)")
         java, jars = find_java(), broker_jars()
         self._java = (str(java.path), *layout.JVM_OPTIONS, *layout.heap(len(self._ids)), *self._jvm_options)
+        ready = layout.ready_classes(java, jars)
+        self._java += (f"-XX:SharedArchiveFile={ready}",) if ready.exists() else ()
         self._java += ("-cp", os.pathsep.join(map(str, jars)))
         self._folder = layout.make_folder(self._keep)
         self._owner = os.getpid()

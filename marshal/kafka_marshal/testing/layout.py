@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_marshal.testing.errors import LocalBrokerError
+from kafka_marshal.testing.java import Java
 from kafka_marshal.testing.ports import LOOPBACK, free_ports
 from kafka_marshal.testing.supervisor import LOCK_FILE
 
@@ -27,6 +29,7 @@ __all__ = [
     "heap",
     "lay_out",
     "make_folder",
+    "ready_classes",
     "sweep",
 ]
 
@@ -54,6 +57,14 @@ appender.file.policies.size.size=8MB
 appender.file.strategy.type=DefaultRolloverStrategy
 appender.file.strategy.max=1
 """
+
+
+def ready_classes(java: Java, jars: Sequence[Path]) -> Path:
+    """Where this Java's archive of the broker's classes is, if there is one (``python -m kafka_marshal.testing``)."""
+    program = java.path.resolve()
+    status = program.stat()
+    key = hashlib.sha256(f"{program} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:8]
+    return jars[0].parent / f"classes-{key}.jsa"
 
 
 def heap(brokers: int) -> tuple[str, ...]:
