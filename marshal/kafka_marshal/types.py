@@ -5,9 +5,10 @@ Types of one layer are in that layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from rationalizer.limits import MAX_KEY_HASH
 
@@ -34,22 +35,27 @@ Target = int | str | datetime
 
 
 class SharedEpoch(int):
-    """The fencing token of a part of a partition that is shared by key: valid for the key hashes lo … hi only.
+    """The fencing token of some keys of a partition, of a member that shares it by key: valid for lo … hi only.
 
-    A program that fences by it keeps a token for each (topic, partition, lo, hi), and refuses one that is older than
-    that of any overlapping part. A share that grew has the token of its newest part. If the next rebalance shrinks it
-    again, its owner comes with an older token, and is refused until another member has owned the keys. Fence whole
-    partitions instead.
+    Each part of these keys has its token, since members get them at different times: ``parts``. The number
+    itself is the newest of them. A program that fences by it keeps a token for each key range, and compares each
+    message's key hash with the token of its part; SQL sinks do so (``sink.record``, ``sink.records``).
     """
 
     lo: int
     hi: int
+    #: (lo, hi, token) of each part, both hashes inclusive, ascending.
+    parts: tuple[tuple[int, int, int], ...]
 
-    def __new__(cls, epoch: int, lo: int, hi: int) -> Self:
-        """epoch: the generation since which the part is owned."""
+    def __new__(cls, epoch: int, lo: int, hi: int, parts: Iterable[tuple[int, int, int]] = ()) -> Self:
+        """epoch: the generation since which its newest part is owned. parts: none: all of it since then."""
         made = super().__new__(cls, epoch)
         made.lo, made.hi = lo, hi
+        made.parts = tuple(parts) or ((lo, hi, epoch),)
         return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return int(self), self.lo, self.hi, self.parts
 
 
 class TopicPartition(NamedTuple):

@@ -9,7 +9,6 @@ import pytest
 from kafka_marshal.client.attempt import Order
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks import Progress, RecordTransaction
-from kafka_marshal.types import SharedEpoch
 from tests.sinks.conftest import Kind
 from tests.sinks.test_done_records import T0, attempt, handle, intervals, message
 
@@ -80,12 +79,6 @@ def test_without_an_attempt_all_four_are_given(kind: Kind) -> None:
         with sink.record(message(6), **given):
             pass
     assert sink.progress("group") == {T0: Progress(-1, 7, ranges=((1, 1), (5, 6)))}
-
-
-def test_a_part_that_is_shared_by_key_is_refused(kind: Kind) -> None:
-    sink = kind.sink()
-    with pytest.raises(ConfigurationError, match=r"shared by key.*allow_key_share=False"):
-        handle(kind, sink, 1, SharedEpoch(7, 0, 99), kind="coordinated")
 
 
 def test_committing_in_the_block_is_reported(kind: Kind) -> None:

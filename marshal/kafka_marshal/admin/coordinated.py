@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from shlex import quote
 from types import MappingProxyType
@@ -200,7 +200,7 @@ def set_positions(
         outcome = asked.outcome
         under_pause = asked.pause is not None and asked.pause.client_id == session.client_id
         if outcome is not None and outcome.accepted and outcome.code != codes.PARTIAL and under_pause:
-            done += chunk
+            done += [replace(move, epoch=asked.offset) for move in chunk]
             continue
         why = "the log did not show it in time" if outcome is None else outcome.code
         unknown = chunk if outcome is None else []
@@ -213,7 +213,7 @@ def set_positions(
             moved=[move.key for move in done],
             unknown=[move.key for move in unknown],
         )
-    return moves
+    return done
 
 
 def _record(session: Session, moves: Sequence[Move], metadata: Mapping[TopicPartition, str]) -> CommitOffsets:

@@ -55,6 +55,8 @@ class Move:
     kept: tuple[tuple[int, int], ...] = ()
     #: Ranges (first, last) above ``before`` that are done now.
     ranges: tuple[tuple[int, int], ...] = ()
+    #: The epoch of the move, for ``sink.rewind``: everything granted before has a lower one. None: only planned.
+    epoch: int | None = None
 
     @property
     def key(self) -> TopicPartition:

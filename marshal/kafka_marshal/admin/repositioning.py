@@ -116,6 +116,7 @@ class _Mover:
                 self._pause.check()  # a process under our client_id is the cause then, and is named
                 named = "; ".join(f"{k[0]} [{k[1]}]: {x.loss or x.refusal or 'no answer'}" for k, x in missing.items())
                 raise AdminError(f"not all partitions could be claimed ({named})")
+            self.moves = [replace(move, epoch=self._leases[move.key].lease.epoch) for move in self.moves]
             self._pause.extend_if_short()
             self._pause.check()
         except BaseException as error:

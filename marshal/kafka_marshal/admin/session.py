@@ -126,6 +126,8 @@ class Asked:
     sent_at: float = 0.0
     #: None: our replica has not applied it (yet).
     outcome: Outcome | None = None
+    #: Its offset in the coordination partition.
+    offset: int = -1
     #: The group's pause in this CP right after it was applied.
     pause: PauseInForce | None = None
 
@@ -323,7 +325,7 @@ class Session:
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         for one in self._waiting:
             if one.cp == cp and one.outcome is None and one.record == outcome.record:
-                one.outcome = outcome
+                one.outcome, one.offset = outcome, offset
                 one.pause = self.worlds[cp].pause(self.group_id)
         if self.on_applied is not None:
             self.on_applied(cp, offset, outcome)

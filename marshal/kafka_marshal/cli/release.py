@@ -526,6 +526,7 @@ def _means(move: Move) -> str:
 
 
 def _print_moves(moves: list[Move]) -> None:
+    is_done = any(move.epoch is not None for move in moves)
     rows = [
         [
             move.topic,
@@ -533,10 +534,11 @@ def _print_moves(moves: list[Move]) -> None:
             "-" if move.before is None else str(move.before),
             str(move.after),
             _means(move),
+            *([str(move.epoch)] if is_done else []),
         ]
         for move in moves
     ]
-    print_table(_MOVES, rows)
+    print_table((*_MOVES, Column("epoch", right=True)) if is_done else _MOVES, rows)
 
 
 def _result(
@@ -564,6 +566,7 @@ def _result(
                 "done_ahead": move.done_ahead,
                 "kept": [[first, last] for first, last in move.kept],
                 "position_lost": bool(move.lost),
+                "epoch": move.epoch,
             }
             for move in moves
         ],

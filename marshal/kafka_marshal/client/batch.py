@@ -7,7 +7,8 @@ from typing import cast
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.client.attempt import GroupKind
+from kafka_marshal.engine.work.assignment import Run, stable_of
 
 __all__ = ["Batch"]
 
@@ -17,7 +18,9 @@ class Batch:
 
     Attributes:
         topic, partition: where they are from.
-        epoch: the fencing token; store it, and the last offset, with what the batch writes.
+        epoch: the fencing token, with which sinks store what the batch writes; a ``SharedEpoch`` if the partition is
+            shared by key.
+        group_id, kind: of the consumer.
         messages: in the order of their offsets; the caller may change the list.
         first_offset, last_offset: of the first and the last message.
     """
@@ -29,13 +32,22 @@ class Batch:
         "_run",
         "epoch",
         "first_offset",
+        "group_id",
+        "kind",
         "last_offset",
         "messages",
         "partition",
         "topic",
     )
 
-    def __init__(self, done: Callable[[Run], object], run: Run, messages: list[ports.Message]) -> None:
+    def __init__(
+        self,
+        done: Callable[[Run], object],
+        run: Run,
+        messages: list[ports.Message],
+        group_id: str,
+        kind: GroupKind,
+    ) -> None:
         self._done = done
         self._run = run
         #: It has had its transaction.
@@ -44,9 +56,16 @@ class Batch:
         self.partition: int
         self.topic, self.partition = run.assignment.key
         self.epoch: int = run.assignment.epoch
+        self.group_id: str = group_id
+        self.kind: GroupKind = kind
         self.messages: list[Message] = cast("list[Message]", messages)
         self.first_offset: int = self.messages[0].offset()
         self.last_offset: int = self.messages[-1].offset()
+
+    @property
+    def stable(self) -> int:
+        """Everything of the partition up to this offset is done in the group; −1: nothing is."""
+        return stable_of(self._run.assignment)
 
     def done(self) -> None:
         """The whole batch is done. After its lease ended, this commits nothing, and ``ignored_done`` counts it."""

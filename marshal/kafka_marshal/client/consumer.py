@@ -273,7 +273,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 run = self._waited(answer)
                 if run is None:
                     return
-                batch = Batch(self._say_batch, run, list(run.messages))
+                batch = Batch(self._say_batch, run, list(run.messages), self._marshal.group_id, self._kind)
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -333,7 +333,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     hand.since = now
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
-                    batch = Batch(self._say, hand, list(messages))
+                    batch = Batch(self._say, hand, list(messages), self._marshal.group_id, self._kind)
                     if self._closed:
                         return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between

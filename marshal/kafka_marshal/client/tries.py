@@ -19,7 +19,7 @@ from kafka_marshal.client.failures import Failures
 from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
-from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.assignment import Assignment, stable_of
 from kafka_marshal.engine.work.lanes import Lane, Lanes
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
@@ -138,7 +138,7 @@ class Tries:
         if message is None:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
-        stable, keep = assignment.tracker.done.stable, self.letters is not None or attempts > 1
+        stable, keep = stable_of(assignment), self.letters is not None or attempts > 1
         about = (*self._about, stable, keep, partial(self.is_held, assignment))
         attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *about)
         current.set(attempt)

@@ -184,6 +184,10 @@ class Keys(Protocol):
     def wants(self, message: Message) -> bool:
         """Whether a message has one of these keys, and is not done."""
 
+    @property
+    def stable_of_all(self) -> int:
+        """The offset up to which everything is done for every key, those of other members too (any thread)."""
+
 
 class PartitionView(Protocol):
     """The partitions of a group, as our replica knows them. All methods only read."""

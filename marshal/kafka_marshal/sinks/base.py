@@ -1,18 +1,21 @@
 """What the fenced sinks have in common: which epoch may write, from which offset on, and all or nothing.
 
-A table ``kafka_marshal_progress (group_id, topic, partition, last_offset, epoch)`` lies beside the user's own. A
-transaction takes the rows of its partitions for itself, refuses if one has seen a newer epoch, raises the
-epochs, lets the user write, stores the last offsets, and commits. So a writer whose lease went to another can't write
-any more from the other's first transaction on, and a batch that is written again finds its own last offset there.
+Three tables lie beside the user's own. ``kafka_marshal_progress (group_id, topic, partition, last_offset, epoch)`` has
+a row for each partition. While its keys have different epochs, these are in ``kafka_marshal_fences (…, lo, hi,
+epoch)``. ``kafka_marshal_done (…, first_offset, last_offset)`` holds the records beyond the last offset.
 
-The transaction of one record shares its partition's row with those of other records, and stores its offset in a second
-table (``records``). Locks are always taken in this order: partitions, in order, then records, then the user's rows.
+A transaction refuses if one of its partitions (or keys) has seen a newer epoch, lets the user write, stores which
+offsets are done, and commits. So a writer whose lease went to another can't write any more from the other's first
+transaction on, and what comes again finds itself there. The forms differ in what they store: a last offset, with the
+partition taken exclusively, or each record's offset, with the partition shared by all who write records.
+
+Locks are always taken in this order: partitions, in order; records, in order of their offsets; the user's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -20,7 +23,8 @@ from typing import Any, Generic, Self
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
-from kafka_marshal.client.attempt import Attempt, GroupKind
+from kafka_marshal.client.attempt import GroupKind
+from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks.claims import (
     KINDS,
@@ -31,18 +35,21 @@ from kafka_marshal.sinks.claims import (
     kind_of,
     last_offset_of,
     nobody_yet,
-    refuse_others,
+    rewound,
+    tokens_of,
 )
-from kafka_marshal.sinks.database import Connection, Database, RollBackError, no_records
-from kafka_marshal.sinks.done_records import (
-    MERGE_EVERY,
-    DoneRecords,
-    Written,
-    interval_merged,
-    refuse_out_of_order,
-    require_held,
-    the_record,
+from kafka_marshal.sinks.database import (
+    DONE,
+    FENCES,
+    Connection,
+    Database,
+    NotEnteredError,
+    RollBackError,
+    Work,
 )
+from kafka_marshal.sinks.done_records import MERGE_EVERY, PATIENCE, DoneRecords, Written, interval_merged
+from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, entered
+from kafka_marshal.sinks.writers import Records, refuse_out_of_order, require_held, the_record, the_records
 from kafka_marshal.types import Key
 
 __all__ = ["FencedSink", "Progress", "RecordTransaction", "Transaction"]
@@ -56,6 +63,21 @@ _ALL_DONE = (
 )
 _PARTITIONS_DONE = "SELECT DISTINCT topic, partition FROM kafka_marshal_done WHERE group_id = ?"
 _SET_EPOCH = "UPDATE kafka_marshal_progress SET epoch = ? WHERE group_id = ? AND topic = ? AND partition = ?"
+_STORED = "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?"
+#: In one statement: a partition may be split, or be whole again, at any moment.
+_STORED_WITH_FENCES = (
+    "SELECT p.topic, p.partition, p.last_offset, p.epoch, f.lo, f.hi, f.epoch FROM kafka_marshal_progress p "
+    "LEFT JOIN kafka_marshal_fences f ON f.group_id = p.group_id AND f.topic = p.topic AND f.partition = p.partition "
+    "WHERE p.group_id = ? ORDER BY p.topic, p.partition, f.lo"
+)
+_FENCES = (
+    "SELECT lo, hi, epoch FROM kafka_marshal_fences WHERE group_id = ? AND topic = ? AND partition = ? ORDER BY lo"
+)
+_DROP_FENCES = "DELETE FROM kafka_marshal_fences WHERE group_id = ? AND topic = ? AND partition = ?"
+_ADD_FENCE = "INSERT INTO kafka_marshal_fences VALUES (?, ?, ?, ?, ?, ?)"
+
+#: A writer enters its epoch once; another program may drop it at the same moment (``forget``, ``convert``).
+_ENTRIES = 3
 
 
 class _Statements(Generic[Connection]):
@@ -88,12 +110,36 @@ class Transaction(_Statements[Connection]):
 
 
 class RecordTransaction(_Statements[Connection]):
-    """Inside the fenced transaction of one record. Commit and rollback are the sink's: leave the block, or raise."""
+    """Inside the fenced transaction of records. Commit and rollback are the sink's: leave the block, or raise."""
 
-    def __init__(self, connection: Connection, is_done: bool) -> None:
+    def __init__(self, connection: Connection, messages: Sequence[Message], new: Sequence[Message]) -> None:
         super().__init__(connection)
-        #: Whether the sink has this record's rows already. If so, skip the work: what is written is rolled back.
-        self.is_done = is_done
+        self._left_out = len(messages) - len(new)
+        self._has_new = bool(new)
+        self._new = list(new)
+        self._is_asked = False
+
+    @property
+    def new(self) -> list[Message]:
+        """The messages whose rows are not in the sink yet, each once, in the given order: write these only."""
+        self._is_asked = True
+        return self._new
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the sink has the rows of all messages already. If so, skip the work: it is rolled back."""
+        self._is_asked = self._is_asked or not self._has_new
+        return not self._has_new
+
+    def _check(self, is_single: bool) -> None:
+        """At the end of the block. Raises ConfigurationError, or RollBackError if nothing is new."""
+        if self._left_out and not self._is_asked and not is_single:
+            raise ConfigurationError(
+                f"sink.records(…): {self._left_out} messages are in the sink already, and the block did not read "
+                f"tx.new: it may have written them again. {NOTHING_WRITTEN}. Write the messages of tx.new only"
+            )
+        if not self._has_new:
+            raise RollBackError
 
 
 class FencedSink(Database[Connection]):
@@ -114,17 +160,18 @@ class FencedSink(Database[Connection]):
         ``epoch`` is that of the lease (or range, or batch), ``last_offset`` the last one whose rows are written here;
         both are stored together with the rows. Offsets must be handed in ascending order in each partition: what is
         stored says that everything up to it is in. Leaving the block commits; an exception writes nothing.
-        ``kind``: "coordinated" where ``epoch`` is that of a piece, from a group consumer. (A partition that members
-        share by key has several tokens; this table has room for one.)
+        ``kind``: "coordinated" where ``epoch`` is that of a piece, from a group consumer.
 
-        Where records of a partition end in any order, use :meth:`record`. In a handler of ``consumer.run`` this form is
-        right with order="partition" only: retries come before the next record, and a dead letter counts as done.
+        Where records of a partition end in any order, or members share it by key, use :meth:`record` or
+        :meth:`records`. In a handler of ``consumer.run`` this form is right with order="partition" only: retries come
+        before the next record, and a dead letter counts as done.
 
         Locks: its partitions, exclusively, until the end.
 
         Raises:
-            ConfigurationError: in a handler of ``run`` with another order; or single records up to ``last_offset``
-                were stored by :meth:`record`, which this form would write again. Nothing was written.
+            ConfigurationError: in a handler of ``run`` with another order; for a partition that is shared by key; or
+                records up to ``last_offset`` were stored by the other forms, which this one would write again. Nothing
+                was written.
             StaleEpochError: one of the partitions has a newer epoch here. Nothing was written; stop working on it.
             LeaseLostError: in a handler of ``run``, whose partition is not proven to be its own any more.
             WrongEpochKindError: it has epochs of the other kind. Nothing was written; see ``convert``.
@@ -147,7 +194,6 @@ class FencedSink(Database[Connection]):
                     self._run(work.connection, _SET_LAST_OFFSET, (each.last_offset, group_id, *each.key))
             require_held(group_id, {each.key for each in wanted})
 
-    @contextmanager
     def record(
         self,
         message: Message | None = None,
@@ -156,7 +202,7 @@ class FencedSink(Database[Connection]):
         epoch: int | None = None,
         kind: GroupKind | None = None,
         stable: int | None = None,
-    ) -> Iterator[RecordTransaction[Connection]]:
+    ) -> AbstractContextManager[RecordTransaction[Connection]]:
         """The transaction of one record, in a handler of ``consumer.run``; records may end in any order.
 
         Ask ``tx.is_done`` first: the sink may have this record's rows already. If so, what the block writes is rolled
@@ -168,71 +214,127 @@ class FencedSink(Database[Connection]):
 
         Blocks must not be nested. In a coroutine, run the block as a whole by ``asyncio.to_thread``.
 
-        Locks: shares its partition with other records; waits for a transaction of the same offset. The first record of
-        a newer epoch waits until transactions of older ones have ended.
+        Locks and errors: as in :meth:`records`.
+        """
+        return self._recorded(the_record(message, group_id, epoch, kind, stable))
+
+    def records(
+        self,
+        messages: Batch | Iterable[Message],
+        *,
+        group_id: str | None = None,
+        epoch: int | None = None,
+        kind: GroupKind | None = None,
+        stable: int | None = None,
+    ) -> AbstractContextManager[RecordTransaction[Connection]]:
+        """One transaction over messages of one partition, in any order, also of one that members share by key.
+
+        Write the messages of ``tx.new`` only: the sink has the rows of the others. Leaving the block commits the rows
+        and that the messages are done; an exception writes nothing, and if nothing is new, the block is rolled back.
+
+        ``messages``: a batch of a consumer; or messages, with ``group_id``, ``epoch`` (a ``SharedEpoch``, too) and
+        ``kind`` together. ``stable``: as in :meth:`record`.
+
+        Locks: shares its partition with other transactions of records; waits for those with the same offsets. The first
+        transaction of a newer epoch, and the last-offset form, wait until those that run have ended.
 
         Raises:
-            ConfigurationError: there is no attempt here, or not all four are given. Nothing was written.
-            StaleEpochError, WrongEpochKindError, SinkError: as in :meth:`transaction`.
+            ConfigurationError: wrong arguments; or something was left out and the block did not read ``tx.new``.
+            StaleEpochError: a key of the messages has a newer epoch here. Nothing was written; stop working on it.
+            LeaseLostError, WrongEpochKindError, SinkError: as in :meth:`transaction`.
         """
-        is_attempts = group_id is None
-        group_id, claim = the_record(message, group_id, epoch, kind)
-        if stable is None:
-            stable = Attempt.current().stable if is_attempts else -1
-        stable = arguments.a_whole("stable", stable, -1)
-        written = self._pool.written(group_id, claim.key)
-        with written.lock:
-            self._enter_epoch(group_id, claim, written, stable)
-        with suppress(RollBackError), self._work() as work:
-            work.stage = "fence"
-            stored = self._row(work.connection, group_id, claim.key, "shared")
-            if stored is not None:
-                refuse_others(group_id, claim, stored.epoch)
-            if stored is None or stored.epoch != claim.epoch:
-                written.epoch = None
-                raise SinkError(
-                    f"{self._name()}: another program changed what is stored of {claim.topic} [{claim.partition}] "
-                    f"(forget()? convert()?) at this moment. {NOTHING_WRITTEN}. Try again.",
-                    retry=True,
-                )
-            tx = RecordTransaction(
-                work.connection, not self._done(work.connection, group_id, claim.key).add(claim.last_offset)
-            )
+        return self._recorded(the_records(messages, group_id, epoch, kind, stable))
+
+    @contextmanager
+    def _recorded(self, of: Records) -> Iterator[RecordTransaction[Connection]]:
+        written = self._pool.written(of.group_id, of.key)
+        self._tidy(of, written)
+        with suppress(RollBackError), self._admitted(of, written) as work:
+            done = self._done(work.connection, of.group_id, of.key)
+            new = done.add(self._offsets, self._as_offsets(of.offsets))
+            tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"
             yield tx
             work.stage = "store"
             self._check_still_open(work.connection)
-            if tx.is_done:
-                raise RollBackError
-            require_held(group_id, {claim.key})
-        if not tx.is_done:
+            tx._check(of.is_single)
+            require_held(of.group_id, {of.key})
+        if new:
             with written.lock:
-                written.offsets.append(claim.last_offset)
+                written.offsets.extend(new)
 
-    def _enter_epoch(self, group_id: str, claim: Claim, written: Written, stable: int) -> None:
-        """Store the epoch if it is new here, after transactions of older ones; merge if it is due."""
-        is_new = written.epoch != claim.epoch
-        # A stable offset is good for its epoch: before the next one the group may have been repositioned.
-        stable = stable if is_new else max(stable, written.stable)
-        if is_new:
-            with self._work(group_id, [claim.key]) as work:
+    @contextmanager
+    def _admitted(self, of: Records, written: Written) -> Iterator[Work[Connection]]:
+        """A transaction in which the keys of all messages have our epochs; they are entered before it if need be."""
+        for _ in range(_ENTRIES):
+            entries = written.entries
+            try:
+                with self._work() as work:
+                    work.stage = "fence"
+                    self._pool.require(DONE, self._name())
+                    stored = self._row(work.connection, of.group_id, of.key, "shared")
+                    if stored is None or not of.may_write(
+                        self._fences(work.connection, of.group_id, of.key, stored.epoch)
+                    ):
+                        raise NotEnteredError
+                    yield work
+                    return
+            except NotEnteredError:
+                self._enter(of, written, entries)
+        raise SinkError(
+            f"{self._name()}: another program changed what is stored of {of.key[0]} [{of.key[1]}] (forget()? "
+            f"convert()?) at this moment. {NOTHING_WRITTEN}. Try again.",
+            retry=True,
+        )
+
+    def _enter(self, of: Records, written: Written, entries: int) -> None:
+        """Store the epochs where older ones are, after transactions that run; and merge.
+
+        entries: as many as were seen before the keys were found to have older epochs.
+        """
+        with written.lock:
+            if written.entries != entries and written.entered == of.tokens:
+                return  # another thread has entered since
+            with self._work(of.group_id, [of.key]) as work:
                 work.stage = "fence"
-                if not self._pool.has_records:
-                    raise no_records(self._name())
-                stored = self._fence(work.connection, group_id, [claim])[claim.key]
-                self._done(work.connection, group_id, claim.key).merge(stored.last_offset, stable)
-            written.epoch = claim.epoch
+                stored = self._lock_rows(work.connection, of.group_id, [of.key])[of.key]
+                before = self._fences(work.connection, of.group_id, of.key, stored.epoch)
+                of.refuse_kind(before)
+                after = entered(before, of.tokens)
+                self._set_fences(work.connection, of.group_id, of.key, stored.epoch, after)
+                stable = of.stable if of.is_newest(after) else -1
+                self._done(work.connection, of.group_id, of.key).merge(stored.last_offset, stable)
+            written.entered = of.tokens
+            written.entries += 1
             written.offsets.clear()
-        elif len(written.offsets) >= MERGE_EVERY:
-            with self._work() as work:
-                work.stage = "fence"
-                at = self._row(work.connection, group_id, claim.key, "merging")
-                if at is not None and at.epoch == claim.epoch:
-                    since = min(written.offsets)
-                    self._done(work.connection, group_id, claim.key).merge(at.last_offset, stable, since)
-            if at is not None:
-                written.offsets.clear()
-        written.stable = stable
+
+    def _tidy(self, of: Records, written: Written) -> None:
+        """Note what is stable, and merge rows if it is time."""
+        with written.lock:
+            # A stable offset is good for its epoch: before the next one the group may have been repositioned.
+            if written.tokens != of.tokens:
+                written.tokens, written.stable = of.tokens, -1
+            written.stable = max(written.stable, of.stable)
+            if len(written.offsets) >= MERGE_EVERY:
+                self._merge(of, written)
+
+    def _merge(self, of: Records, written: Written) -> None:
+        """Merge the rows written since the last time, and what is stable, unless transactions of records run."""
+        group_id, key = of.group_id, of.key
+        with self._work() as work:
+            work.stage = "fence"
+            at = self._row(work.connection, group_id, key, "free" if written.postponed < PATIENCE else "exclusive")
+            is_free = at is not None
+            if at is None:
+                at = self._row(work.connection, group_id, key, "merging")
+            if at is None:
+                return  # another transaction merges
+            # A writer of records below it that still runs would leave rows that overlap.
+            fences = self._fences(work.connection, group_id, key, at.epoch) if is_free else ()
+            stable = written.stable if is_free and of.is_newest(fences) else -1
+            last, _ = self._done(work.connection, group_id, key).merge(at.last_offset, stable, min(written.offsets))
+        written.postponed = 0 if is_free or written.stable <= last else written.postponed + 1
+        written.offsets.clear()
 
     def progress(self, group_id: str) -> dict[Key, Progress]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
@@ -240,38 +342,73 @@ class FencedSink(Database[Connection]):
         with self._work() as work:
             done: dict[Key, list[tuple[int, int]]] = {}
             # Before the last offsets: what is merged into them meanwhile is found twice, and not missed.
-            if self._pool.has_records:
+            if self._pool.has(DONE):
                 for topic, partition, first, end in self._run(work.connection, _ALL_DONE, (group_id,)).fetchall():
                     done.setdefault((topic, partition), []).append((first, end))
             stored = self._stored(work.connection, group_id)
+            fences: dict[Key, list[Fence]] = {}
+            if any(each.epoch == SPLIT for each in stored.values()):
+                stored, fences = self._stored_with_fences(work.connection, group_id)
         found = {}
         for key, each in stored.items():
             last_offset, ranges = interval_merged(each.last_offset, done.get(key, []))
-            found[key] = Progress.of(last_offset, each.epoch, tuple(ranges))
+            found[key] = Progress.of(last_offset, each.epoch, tuple(ranges), fences.get(key, ()))
         return found
 
     def _stored(self, connection: Connection, group_id: str) -> dict[Key, Progress]:
         """The rows as they are."""
-        rows = self._run(
-            connection,
-            "SELECT topic, partition, last_offset, epoch FROM kafka_marshal_progress WHERE group_id = ?",
-            (group_id,),
-        ).fetchall()
+        rows = self._run(connection, _STORED, (group_id,)).fetchall()
         return {(topic, partition): Progress(last, epoch) for topic, partition, last, epoch in rows}
 
-    def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
+    def _stored_with_fences(
+        self, connection: Connection, group_id: str
+    ) -> tuple[dict[Key, Progress], dict[Key, list[Fence]]]:
+        self._pool.require(FENCES, self._name())
+        stored: dict[Key, Progress] = {}
+        fences: dict[Key, list[Fence]] = {}
+        for topic, partition, last, epoch, *fence in self._run(connection, _STORED_WITH_FENCES, (group_id,)).fetchall():
+            stored[topic, partition] = Progress(last, epoch)
+            if epoch == SPLIT and fence[0] is not None:
+                fences.setdefault((topic, partition), []).append((fence[0], fence[1], fence[2]))
+        return stored, fences
+
+    def rewind(
+        self,
+        group_id: str,
+        positions: Mapping[Key, int],
+        *,
+        epochs: Mapping[Key, int] | None = None,
+        kind: GroupKind = "claimed",
+    ) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
         What lies above is written again when it comes again, single records too: remove its rows yourself if they
-        would be double. Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
+        would be double.
+
+        ``epochs``: of partitions, those at which the group was repositioned: ``move.epoch`` of what
+        ``pause.reposition`` returned, EPOCH in the output of ``kafka-marshal release-group``. Every writer that held
+        the partition before is refused from then on. Without it the epochs stay, and such a writer, if it is late, is
+        refused only after the next one has written. ``kind``: of the group.
+
+        Call it before workers write after the reposition. Raises ConfigurationError if one has written already (epochs
+        only), WrongEpochKindError, SinkError; nothing was changed then.
         """
         arguments.text("group_id", group_id)
         arguments.offsets("positions", positions, -1)
-        with self._work() as work:
-            for key in self._locked(work.connection, group_id, positions):
-                self._run(work.connection, _SET_LAST_OFFSET, (positions[key], group_id, *key))
-                if self._pool.has_records:
-                    self._done(work.connection, group_id, key).drop()
+        arguments.offsets("epochs", epochs or {})
+        arguments.one_of("kind", kind, KINDS)
+        claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in (epochs or {}).items()}
+        with self._work(group_id, sorted(claims)) as work:
+            wanted = claims.keys() | (positions.keys() & self._stored(work.connection, group_id).keys())
+            for key, stored in self._lock_rows(work.connection, group_id, sorted(wanted)).items():
+                if key in claims:
+                    before = self._fences(work.connection, group_id, key, stored.epoch)
+                    after = rewound(claims[key], group_id, before)
+                    self._set_fences(work.connection, group_id, key, stored.epoch, after)
+                if key in positions:
+                    self._run(work.connection, _SET_LAST_OFFSET, (positions[key], group_id, *key))
+                    if self._pool.has(DONE):
+                        self._done(work.connection, group_id, key).drop()
 
     def convert(self, group_id: str, kind: GroupKind) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
@@ -283,7 +420,7 @@ class FencedSink(Database[Connection]):
         with self._work() as work:
             for key, stored in self._locked(work.connection, group_id).items():
                 if kind_of(stored.epoch) != kind:
-                    self._run(work.connection, _SET_EPOCH, (nobody_yet(kind), group_id, *key))
+                    self._set_fences(work.connection, group_id, key, stored.epoch, all_keys(nobody_yet(kind)))
 
     def forget(self, group_id: str) -> None:
         """Drop what is stored for this group, epochs too: for a group that is gone, or a recreated coordination topic.
@@ -292,9 +429,11 @@ class FencedSink(Database[Connection]):
         """
         arguments.text("group_id", group_id)
         with self._work() as work:
-            self._locked(work.connection, group_id)
+            for key, stored in self._locked(work.connection, group_id).items():
+                if stored.epoch == SPLIT:
+                    self._run(work.connection, _DROP_FENCES, (group_id, *key))
             self._run(work.connection, "DELETE FROM kafka_marshal_progress WHERE group_id = ?", (group_id,))
-            if self._pool.has_records:
+            if self._pool.has(DONE):
                 self._run(work.connection, "DELETE FROM kafka_marshal_done WHERE group_id = ?", (group_id,))
 
     def close(self) -> None:
@@ -310,22 +449,45 @@ class FencedSink(Database[Connection]):
     # Fencing.
 
     def _fence(self, connection: Connection, group_id: str, wanted: Sequence[Claim]) -> dict[Key, Progress]:
-        """Lock the rows, refuse if one has seen a newer epoch, raise the others."""
+        """Lock the rows, refuse if a key has seen a newer epoch, raise the others."""
         stored = self._lock_rows(connection, group_id, [each.key for each in wanted])
         for each in wanted:
-            refuse_others(group_id, each, stored[each.key].epoch)
-        for each in wanted:
-            if stored[each.key].epoch != each.epoch:
-                self._run(connection, _SET_EPOCH, (each.epoch, group_id, *each.key))
+            epoch = stored[each.key].epoch
+            after = each.enter_all(group_id, self._fences(connection, group_id, each.key, epoch))
+            self._set_fences(connection, group_id, each.key, epoch, after)
         return stored
 
-    def _locked(
-        self, connection: Connection, group_id: str, wanted: Iterable[Key] | None = None
-    ) -> dict[Key, Progress]:
-        """Take these rows of the group for ourselves (None: all), as far as they are there."""
-        found = self._stored(connection, group_id)
+    def _fences(self, connection: Connection, group_id: str, key: Key, epoch: int) -> tuple[Fence, ...]:
+        """Of one partition, whose gate we have. epoch: as its row has it."""
+        if epoch != SPLIT:
+            return all_keys(epoch)
+        self._pool.require(FENCES, self._name())
+        found = tuple((lo, hi, each) for lo, hi, each in self._run(connection, _FENCES, (group_id, *key)).fetchall())
+        if not covers_all(found):
+            raise SinkError(
+                f"{self._name()}: {FENCES.name} does not have one epoch for each key of {key[0]} [{key[1]}]: another "
+                f"program has changed it. {NOTHING_WRITTEN}. Restore it; or, once nothing writes, drop the epochs and "
+                f"keep what is done: sink.convert({group_id!r}, 'claimed'), then sink.convert({group_id!r}, "
+                "'coordinated')"
+            )
+        return found
+
+    def _set_fences(self, connection: Connection, group_id: str, key: Key, epoch: int, fences: Sequence[Fence]) -> None:
+        """Store these; rows of fences are there only while keys have different epochs. epoch: as its row has it."""
+        if epoch == SPLIT:
+            self._run(connection, _DROP_FENCES, (group_id, *key))
+        if len(fences) > 1:
+            self._pool.require(FENCES, self._name())
+            for fence in fences:
+                self._run(connection, _ADD_FENCE, (group_id, *key, *fence))
+        now = fences[0][2] if len(fences) == 1 else SPLIT
+        if now != epoch:
+            self._run(connection, _SET_EPOCH, (now, group_id, *key))
+
+    def _locked(self, connection: Connection, group_id: str) -> dict[Key, Progress]:
+        """Take all rows of the group for ourselves, as far as they are there."""
         locked = {}
-        for key in sorted(found if wanted is None else found.keys() & wanted):
+        for key in sorted(self._stored(connection, group_id)):
             row = self._row(connection, group_id, key, "exclusive")
             if row is not None:
                 locked[key] = row
@@ -335,7 +497,7 @@ class FencedSink(Database[Connection]):
         self, connection: Connection, group_id: str, wanted: Sequence[Claim], stored: dict[Key, Progress]
     ) -> None:
         """Where single records are done beyond the last offset, the last-offset form would write them again."""
-        if not self._pool.has_records:
+        if not self._pool.has(DONE):
             return
         found = {tuple(row) for row in self._run(connection, _PARTITIONS_DONE, (group_id,)).fetchall()}
         for each in wanted:
@@ -347,8 +509,8 @@ class FencedSink(Database[Connection]):
                 first, end = kept[0]
                 raise ConfigurationError(
                     f"{each.topic} [{each.partition}]: single records beyond the last offset {last} are in this sink, "
-                    f"{first} to {end} for example, stored by sink.record(…). sink.transaction(…) would write them "
-                    f"again. {NOTHING_WRITTEN}. Continue with sink.record(…); or, once nothing writes, "
+                    f"{first} to {end} for example, stored by sink.record(…) or sink.records(…). sink.transaction(…) "
+                    f"would write them again. {NOTHING_WRITTEN}. Continue with that form; or, once nothing writes, "
                     f"sink.rewind({group_id!r}, {{({each.topic!r}, {each.partition}): offset}}) with the offset up to "
                     "which everything is done in the group"
                 )

@@ -7,16 +7,17 @@ them for newer epochs, and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, Self
 
 from kafka_marshal import arguments
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.errors import ConfigurationError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, entered, overlapping
 from kafka_marshal.types import Key, SharedEpoch
 
-__all__ = ["Claim", "Progress", "checked"]
+__all__ = ["Claim", "Progress", "checked", "tokens_of"]
 
 KINDS: Final = ("claimed", "coordinated")
 
@@ -40,29 +41,51 @@ class Progress:
     epoch: int
     #: The epochs are fencing tokens of a coordinated group.
     coordinated: bool = False
-    #: Records beyond last_offset that are in the sink, as inclusive intervals (``sink.record``).
+    #: Records beyond last_offset that are in the sink, as inclusive intervals (``sink.record``, ``sink.records``).
     ranges: tuple[tuple[int, int], ...] = ()
+    #: (lo, hi, epoch) of key hashes, if they have different epochs; ``epoch`` is then the newest of them.
+    fences: tuple[Fence, ...] = ()
 
     @classmethod
-    def of(cls, last_offset: int, stored: int, ranges: tuple[tuple[int, int], ...] = ()) -> Self:
-        """As the table has it."""
-        is_coordinated = kind_of(stored) == "coordinated"
-        return cls(last_offset, max(-1, stored - _COORDINATED if is_coordinated else stored), is_coordinated, ranges)
+    def of(
+        cls,
+        last_offset: int,
+        stored: int,
+        ranges: tuple[tuple[int, int], ...] = (),
+        fences: Iterable[Fence] = (),
+    ) -> Self:
+        """As the tables have it."""
+        shown = tuple((lo, hi, shown_as(epoch)) for lo, hi, epoch in fences)
+        newest = max((epoch for _, _, epoch in shown), default=shown_as(stored))
+        return cls(last_offset, newest, kind_of(stored) == "coordinated", ranges, shown)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one writer says of one partition; the epoch as it is stored."""
+    """What one writer says of one partition."""
 
     topic: str
     partition: int
-    epoch: int
+    #: Its fencing tokens as they are stored, by keys.
+    tokens: tuple[Fence, ...]
     last_offset: int
 
     @property
     def key(self) -> Key:
         """Of the partition."""
         return self.topic, self.partition
+
+    @property
+    def epoch(self) -> int:
+        """The newest of its tokens."""
+        return max(epoch for _, _, epoch in self.tokens)
+
+    def enter_all(self, group_id: str, fences: Iterable[Fence]) -> tuple[Fence, ...]:
+        """The fences after it has entered all of its keys. Raises as ``refuse_others`` if any key has a newer epoch."""
+        for lo, hi, epoch in self.tokens:
+            for _, _, newest in overlapping(fences, lo, hi):
+                refuse_others(group_id, self.key, epoch, newest)
+        return entered(fences, self.tokens)
 
 
 def kind_of(stored: int) -> GroupKind | None:
@@ -88,40 +111,70 @@ def stored_as(epoch: int, kind: GroupKind) -> int:
     return epoch + _COORDINATED if kind == "coordinated" else epoch
 
 
+def shown_as(stored: int) -> int:
+    """An epoch as people know it; −1: none."""
+    return max(-1, stored - _COORDINATED if kind_of(stored) == "coordinated" else stored)
+
+
+def tokens_of(epoch: object, kind: object) -> tuple[Fence, ...]:
+    """A writer's tokens, as they are stored. Raises ConfigurationError."""
+    group_kind: GroupKind = arguments.one_of("kind", kind, KINDS)  # type: ignore[assignment]
+    given = epoch.parts if isinstance(epoch, SharedEpoch) else all_keys(epoch)  # type: ignore[arg-type]
+    if isinstance(epoch, SharedEpoch) and group_kind != "coordinated":
+        raise arguments.wrong("kind", "'coordinated' with a SharedEpoch, which only such groups have", kind)
+    # Above it, epochs of coordinated groups begin, and the mark of a partition whose keys have different ones.
+    most = SPLIT - _COORDINATED - 1
+    return tuple((lo, hi, stored_as(arguments.a_whole("epoch", each, 0, most), group_kind)) for lo, hi, each in given)
+
+
 def nobody_yet(kind: GroupKind) -> int:
     """What is stored where only writers of this kind may begin."""
     return _COORDINATED - 1 if kind == "coordinated" else _NOBODY_CLAIMED
 
 
-def refuse_others(group_id: str, claim: Claim, newest: int) -> None:
-    """Raise WrongEpochKindError or StaleEpochError where what is stored does not let this writer write."""
+def refuse_others(group_id: str, key: Key, epoch: int, newest: int) -> None:
+    """Raise WrongEpochKindError or StaleEpochError if what is stored does not let a writer with this epoch write."""
+    topic, partition = key
     theirs = kind_of(newest)
-    if theirs is not None and theirs != kind_of(claim.epoch):
-        raise _wrong_kind(group_id, claim, theirs)
-    if newest > claim.epoch:
-        newest, epoch = Progress.of(-1, newest).epoch, Progress.of(-1, claim.epoch).epoch
+    if theirs is not None and theirs != kind_of(epoch):
+        raise _wrong_kind(group_id, key, theirs)
+    if newest > epoch:
+        newest, epoch = shown_as(newest), shown_as(epoch)
         raise StaleEpochError(
-            f"{claim.topic} [{claim.partition}]: this sink has seen epoch {newest}, newer than ours "
+            f"{topic} [{partition}]: this sink has seen epoch {newest}, newer than ours "
             f"({epoch}): the lease went to another writer. {NOTHING_WRITTEN} by us: the new holder continues "
             "from what is stored. Stop working on this partition. (If the coordination topic was recreated, "
             "epochs began again with it: sink.forget(group_id), once nothing writes.)",
-            topic=claim.topic,
-            partition=claim.partition,
+            topic=topic,
+            partition=partition,
             epoch=epoch,
             stored_epoch=newest,
         )
 
 
-def _wrong_kind(group_id: str, claim: Claim, theirs: GroupKind) -> WrongEpochKindError:
+def rewound(claim: Claim, group_id: str, fences: Iterable[Fence]) -> tuple[Fence, ...]:
+    """The fences after ``rewind`` has entered the epoch of a reposition. ConfigurationError if a newer one wrote."""
+    try:
+        return claim.enter_all(group_id, fences)
+    except StaleEpochError as error:
+        raise ConfigurationError(
+            f"sink.rewind: {error.topic} [{error.partition}] was repositioned at epoch {error.epoch}, and a worker "
+            f"with epoch {error.stored_epoch}, granted after it, has been here since: what it wrote, or left out, does "
+            "not fit the new last offset. Nothing was changed. Reposition the group again, and rewind the sink with "
+            "the new epochs before workers write: stop them, or do it while the group is paused"
+        ) from error
+
+
+def _wrong_kind(group_id: str, key: Key, theirs: GroupKind) -> WrongEpochKindError:
     ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
     return WrongEpochKindError(
-        f"{claim.topic} [{claim.partition}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
+        f"{key[0]} [{key[1]}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
         f"ours is of a {ours} one: they can't be compared. {NOTHING_WRITTEN}. If the group was converted "
         f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
         f"sink.convert({group_id!r}, {ours!r}). "
         "Else stop this worker",
-        topic=claim.topic,
-        partition=claim.partition,
+        topic=key[0],
+        partition=key[1],
         kind=ours,
         stored_kind=theirs,
     )
@@ -135,11 +188,11 @@ def checked(group_id: object, claims: object, kind: GroupKind) -> list[Claim]:
         if not isinstance(claim, tuple | list) or len(claim) != 4 or not isinstance(claim[0], str):
             raise arguments.wrong("claims", wanted, claims, "Nothing was written")
         topic = claim[0]
-        if isinstance(claim[2], SharedEpoch):
+        if isinstance(claim[2], SharedEpoch) and not covers_all(claim[2].parts):
             raise ConfigurationError(
                 f"{topic} [{claim[1]}] is shared by key: a last offset of the whole partition would hide other "
-                "members' messages. Nothing was written. Give the consumer allow_key_share=False, or keep tokens and "
-                "offsets by (topic, partition, lo, hi) in a table of your own"
+                "members' messages. Nothing was written. Use sink.records(batch) of a SQL sink, which stores each "
+                "message by itself, or give the consumer allow_key_share=False"
             )
         partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
         if epoch < 0 or last_offset < -1 or partition < 0:
@@ -148,14 +201,13 @@ def checked(group_id: object, claims: object, kind: GroupKind) -> list[Claim]:
                 "written"
             )
         before = merged.get((topic, partition))
-        if before is not None and before.epoch != epoch:
+        if before is not None and before.epoch != stored_as(epoch, kind):
             raise ConfigurationError(
-                f"{topic} [{partition}] stands in the transaction with epochs {before.epoch} and {epoch}: one of them "
-                "is over. Nothing was written; drop the ranges of the older epoch"
+                f"{topic} [{partition}] stands in the transaction with epochs {shown_as(before.epoch)} and {epoch}: "
+                "one of them is over. Nothing was written; drop the ranges of the older epoch"
             )
         last = last_offset if before is None else max(last_offset, before.last_offset)
-        merged[topic, partition] = Claim(topic, partition, epoch, last)
-    merged = {key: replace(each, epoch=stored_as(each.epoch, kind)) for key, each in merged.items()}
+        merged[topic, partition] = Claim(topic, partition, tokens_of(claim[2], kind), last)
     if not merged or not isinstance(group_id, str) or not group_id:
         raise ConfigurationError(
             "a fenced transaction needs the group's id and at least one (topic, partition, epoch, last_offset): else "

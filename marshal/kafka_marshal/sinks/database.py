@@ -22,7 +22,21 @@ from kafka_marshal.sinks.claims import NOTHING_WRITTEN, Progress
 from kafka_marshal.sinks.done_records import Written
 from kafka_marshal.types import Key
 
-__all__ = ["DONE", "PROGRESS", "Connection", "Database", "Lock", "Table", "ended_early", "no_records", "wrong_shape"]
+__all__ = [
+    "DONE",
+    "FENCES",
+    "PROGRESS",
+    "TABLES",
+    "Connection",
+    "Database",
+    "Lock",
+    "NotEnteredError",
+    "RollBackError",
+    "Table",
+    "Work",
+    "ended_early",
+    "wrong_shape",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,8 @@ class Table:
     columns: tuple[tuple[str, str], ...]
     #: This many of them are the primary key.
     keys: int
+    #: What needs it, for people.
+    needed_for: str
 
     @property
     def shape(self) -> tuple[list[str], list[str]]:
@@ -49,12 +65,25 @@ class Table:
 
 
 _PARTITION = (("group_id", "text"), ("topic", "text"), ("partition", "integer"))
-PROGRESS = Table("kafka_marshal_progress", (*_PARTITION, ("last_offset", "bigint"), ("epoch", "bigint")), 3)
-DONE = Table("kafka_marshal_done", (*_PARTITION, ("first_offset", "bigint"), ("last_offset", "bigint")), 4)
+PROGRESS = Table("kafka_marshal_progress", (*_PARTITION, ("last_offset", "bigint"), ("epoch", "bigint")), 3, "it")
+DONE = Table(
+    "kafka_marshal_done",
+    (*_PARTITION, ("first_offset", "bigint"), ("last_offset", "bigint")),
+    4,
+    "sink.record(…) and sink.records(…) need",
+)
+FENCES = Table(
+    "kafka_marshal_fences",
+    (*_PARTITION, ("lo", "bigint"), ("hi", "bigint"), ("epoch", "bigint")),
+    4,
+    "partitions that members share by key need",
+)
+TABLES = (PROGRESS, DONE, FENCES)
 
-#: How a partition is held until the transaction ends: shared with transactions of single records; for ourselves; or for
-#: a short change that transactions of single records need not wait for, left out while another makes one.
-Lock = Literal["shared", "exclusive", "merging"]
+#: How a partition is held until the transaction ends: shared with transactions of records; for ourselves, after those
+#: that run; "free": for ourselves if none runs; "merging": for a short change that transactions of records need not
+#: wait for, left out while another makes one.
+Lock = Literal["shared", "exclusive", "free", "merging"]
 
 Connection = TypeVar("Connection")
 
@@ -64,7 +93,7 @@ Stage = str
 _SO = {
     "commit": (
         "Whether this transaction was committed is not known, but it was as a whole or not at all: run it again, "
-        "is_done or last_offset() then shows it"
+        "is_done, new or last_offset() then shows it"
     ),
 }
 
@@ -77,8 +106,12 @@ class RollBackError(Exception):
     """Raised inside a transaction that is to leave no trace; its connection is well."""
 
 
+class NotEnteredError(RollBackError):
+    """The writer's epoch has to be entered first."""
+
+
 @dataclass(slots=True)
-class _Work(Generic[Connection]):
+class Work(Generic[Connection]):
     """A transaction under way."""
 
     connection: Connection
@@ -95,7 +128,8 @@ class _Pool(Generic[Connection]):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._prepared = False
+        #: Tables that are not there, since this user may not make them; None: not known yet.
+        self._missing: frozenset[Table] | None = None
         self._closed = False
         self._written: dict[tuple[str, Key], Written] = {}
 
@@ -118,18 +152,29 @@ class _Pool(Generic[Connection]):
             connection = None
         if connection is None:
             connection = sink._connect()
-        if not self._prepared:
+        # Another user may have made the table of records since, and used it.
+        if self._missing is None or DONE in self._missing:
             try:
-                self._prepared = sink._prepare(connection)
+                self._missing = sink._prepare(connection)
             except BaseException:
                 sink._disconnect(connection)
                 raise
         return connection
 
-    @property
-    def has_records(self) -> bool:
-        """Whether the table of records is there: a user without the right to make it may have an older database."""
-        return self._prepared
+    def has(self, table: Table) -> bool:
+        """Whether a table is there: a user without the right to make it may have an older database."""
+        return self._missing is not None and table not in self._missing
+
+    def require(self, table: Table, name: str) -> None:
+        """Raise SinkError if a table is not there. name: of the sink, for people."""
+        if self.has(table):
+            return
+        self._missing = None  # the next transaction checks again
+        raise SinkError(
+            f"{name}: there is no table {table.name}, which {table.needed_for}, and this user may not make it. "
+            f"{NOTHING_WRITTEN}. Grant it the right to create tables; or make the table yourself, and grant it SELECT, "
+            f"INSERT, UPDATE and DELETE there: {table.made_by}"
+        )
 
     def give_back(self, sink: Database[Connection], connection: Connection, well: bool) -> None:
         """Keep a connection that is well, for the next one; close any other."""
@@ -178,13 +223,13 @@ class Database(ABC, Generic[Connection]):
     # Work.
 
     @contextmanager
-    def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[_Work[Connection]]:
+    def _work(self, group_id: str = "", rows: Sequence[Key] = ()) -> Iterator[Work[Connection]]:
         """One transaction on its own connection. An error of the database is explained by the stage it was at.
 
         rows: what it locks first, made before it begins if a transaction can't both make and lock them.
         """
         try:
-            work = _Work(self._pool.take(self))
+            work = Work(self._pool.take(self))
         except self._driver_error as error:
             raise self._explain(error, "open") from error
         well = False
@@ -215,10 +260,10 @@ class Database(ABC, Generic[Connection]):
     def _disconnect(self, connection: Connection) -> None: ...
 
     @abstractmethod
-    def _prepare(self, connection: Connection) -> bool:
+    def _prepare(self, connection: Connection) -> frozenset[Table]:
         """Make the tables if they are absent; SinkError if one is of another shape.
 
-        False: there is an older database without the second one, and this user may not make it.
+        Returns those that an older database lacks and this user may not make.
         """
 
     @abstractmethod
@@ -234,7 +279,14 @@ class Database(ABC, Generic[Connection]):
 
     @abstractmethod
     def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
-        """What one row holds, locked like that; None: it is absent, or (merging) locked by another."""
+        """What one row holds, locked like that; None: it is absent, or locked by another (free, merging)."""
+
+    #: A parameter with offsets, as rows of a table ``one (value)``.
+    _offsets: str
+
+    def _as_offsets(self, offsets: list[int]) -> Any:
+        """These offsets as that parameter."""
+        return offsets
 
     @abstractmethod
     def _check_still_open(self, connection: Connection) -> None:
@@ -257,14 +309,6 @@ class Database(ABC, Generic[Connection]):
             f"{self._name()}: {why} ({text}). {_SO.get(stage, NOTHING_WRITTEN)}. {remedy}.",
             retry=retry or stage == "commit",
         )
-
-
-def no_records(name: str) -> SinkError:
-    """An older database in which the table of records was not made. name: of the sink, for people."""
-    return SinkError(
-        f"{name}: there is no table {DONE.name}, which single records need, and this user may not make it. "
-        f"{NOTHING_WRITTEN}. Grant it the right, or make the table yourself: {DONE.made_by}"
-    )
 
 
 def wrong_shape(name: str, table: Table, found: Iterable[str]) -> SinkError:

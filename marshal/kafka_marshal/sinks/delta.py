@@ -30,8 +30,11 @@ from kafka_marshal.sinks.claims import (
     last_offset_of,
     nobody_yet,
     refuse_others,
+    rewound,
+    tokens_of,
 )
-from kafka_marshal.sinks.done_records import refuse_out_of_order, require_held
+from kafka_marshal.sinks.fences import all_keys
+from kafka_marshal.sinks.writers import refuse_out_of_order, require_held
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -159,13 +162,12 @@ class DeltaSink:
         self._store(group_id, wanted, stored, tx._batches)
 
     def record(self, *_message: object, **_of: object) -> NoReturn:
-        """Refused, with the reason: a Delta log has no room for single records in any order."""
-        raise ConfigurationError(
-            "DeltaSink has no record(…): a Delta log keeps one number for each id and never forgets an id, so each "
-            "record that ends out of order would stay in it for good, and each would be a commit of one row. "
-            f"{NOTHING_WRITTEN}. Use transaction(…) with batches or order='partition'; for single records, use "
-            "SqliteSink or PostgresSink"
-        )
+        """Refused, with the reason: a Delta log has no room for records in any order."""
+        raise _no_records("record")
+
+    def records(self, *_messages: object, **_of: object) -> NoReturn:
+        """Refused, with the reason: a Delta log has no room for records in any order."""
+        raise _no_records("records")
 
     def progress(self, group_id: str, partitions: Iterable[Key]) -> dict[Key, Progress]:
         """(topic, partition) → what is stored for this group, of these partitions; those with nothing are left out.
@@ -177,14 +179,30 @@ class DeltaSink:
         found = {key: Progress.of(each.last_offset, each.epoch) for key, each in stored.items()}
         return {key: each for key, each in found.items() if each != nothing}
 
-    def rewind(self, group_id: str, positions: Mapping[Key, int]) -> None:
+    def rewind(
+        self,
+        group_id: str,
+        positions: Mapping[Key, int],
+        *,
+        epochs: Mapping[Key, int] | None = None,
+        kind: GroupKind = "claimed",
+    ) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
         What lies above is written again when it comes again: delete its rows yourself if they would be double.
-        Epochs stay, so old writers stay fenced. Call it while no worker writes. Raises SinkError.
+        ``epochs``, ``kind``, errors: as in :meth:`FencedSink.rewind`. Call it before workers write.
         """
         arguments.offsets("positions", positions, -1)
-        self._set(group_id, positions, lambda key, stored: Progress(positions[key], stored.epoch))
+        arguments.offsets("epochs", epochs or {})
+        claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in (epochs or {}).items()}
+
+        def rewound_to(key: Key, stored: Progress) -> Progress:
+            if key in claims:
+                [(_, _, epoch)] = rewound(claims[key], group_id, all_keys(stored.epoch))
+                stored = Progress(stored.last_offset, epoch)
+            return Progress(positions.get(key, stored.last_offset), stored.epoch)
+
+        self._set(group_id, [*positions, *claims], rewound_to)
 
     def convert(self, group_id: str, kind: GroupKind, partitions: Iterable[Key]) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
@@ -213,7 +231,7 @@ class DeltaSink:
             table = self._open()
             stored = self._read(table, group_id, [each.key for each in wanted])
             for each in wanted:
-                refuse_others(group_id, each, stored[each.key].epoch)
+                refuse_others(group_id, each.key, each.epoch, stored[each.key].epoch)
             entered = {
                 each.key: Progress(stored[each.key].last_offset, each.epoch)
                 for each in wanted
@@ -241,7 +259,7 @@ class DeltaSink:
             table = self._open()
             now = self._read(table, group_id, list(after))
             for each in wanted:
-                refuse_others(group_id, each, now[each.key].epoch)
+                refuse_others(group_id, each.key, each.epoch, now[each.key].epoch)
                 if now[each.key] != Progress(stored[each.key].last_offset, each.epoch):
                     raise SinkError(
                         f"{self._name()}: what is stored of {each.topic} [{each.partition}] changed while this "
@@ -384,6 +402,15 @@ class DeltaSink:
                 why, remedy = "deltalake refused it", "See what it says, and mend the rows or the table"
         text = " ".join(str(error).split()) or type(error).__name__
         return SinkError(f"{self._name()}: {why} ({text}). {fate}. {remedy}.", retry=retry)
+
+
+def _no_records(form: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"DeltaSink has no {form}(…): a Delta log keeps one number for each id, never forgets an id and can't list "
+        f"ids, so records that end out of order would stay in it for good. {NOTHING_WRITTEN}. Use transaction(…) with "
+        "whole partitions in order (batches, or order='partition'). For lanes and key shares: write files, and "
+        "register each in a SqliteSink or PostgresSink, as a row in sink.records(batch)"
+    )
 
 
 def _app_ids(group_id: str, key: Key) -> tuple[str, str]:

@@ -1,41 +1,45 @@
-"""Records that are done one by one, in any order: which one is meant, and how the sink stores it.
+"""Which records of a partition are stored, by their offsets; they may come in any order.
 
 ``kafka_marshal_done (group_id, topic, partition, first_offset, last_offset)`` holds inclusive intervals of offsets that
-do not overlap. A record's own transaction inserts the interval of its one offset; the primary key makes a second writer
-of that offset wait for the first, and then find it. Neighbours are merged later, in a short transaction.
+do not overlap. A transaction inserts the interval of one offset for each of its records; the primary key makes a second
+writer of an offset wait for the first, and then find it. Neighbours are merged later, in a short transaction.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka_marshal import arguments
-from kafka_marshal.adapters.message import Message
-from kafka_marshal.client import attempt as attempts
-from kafka_marshal.client.attempt import GroupKind
-from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.sinks.claims import KINDS, Claim, stored_as
-from kafka_marshal.types import Key, SharedEpoch
+from kafka_marshal.sinks.fences import Fence
+from kafka_marshal.types import Key
 
-__all__ = ["MERGE_EVERY", "DoneRecords"]
+__all__ = ["MERGE_EVERY", "DoneRecords", "Written"]
 
-#: After this many records of a partition the next one merges their rows first. So a table that nothing holds up has no
-#: more rows than that for each partition and writing process.
+#: After this many records of a partition the next transaction merges their rows first. So a table that nothing holds up
+#: has little more rows than that for each partition and writing process.
 MERGE_EVERY: Final = 100
 
+#: Merges in a row that may leave gaps between rows because other transactions of the partition run; the next one waits
+#: for them.
+PATIENCE: Final = 9
+
 Interval = tuple[int, int]
-_NOTHING = "Nothing was written"
 
 _OURS = "group_id = ? AND topic = ? AND partition = ?"
-_INSERT = "INSERT INTO kafka_marshal_done VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-#: (last offset of the partition, last offset of the interval that begins before this one)
-_BEFORE = (
-    "SELECT last_offset, (SELECT d.last_offset FROM kafka_marshal_done d WHERE d.group_id = p.group_id "
-    "AND d.topic = p.topic AND d.partition = p.partition AND d.first_offset < ? ORDER BY d.first_offset DESC LIMIT 1) "
-    "FROM kafka_marshal_progress p WHERE OURS"
+#: In ascending order: so writers of the same offsets wait for each other, and never in a circle.
+_INSERT = (
+    "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.value FROM OFFSETS WHERE true "
+    "ORDER BY one.value ON CONFLICT DO NOTHING RETURNING first_offset"
+)
+#: The last offset of the partition, and intervals of several offsets between these two, from the one before them on.
+_COVERING = (
+    "SELECT p.last_offset, d.first_offset, d.last_offset FROM kafka_marshal_progress p "
+    "LEFT JOIN kafka_marshal_done d ON d.group_id = p.group_id AND d.topic = p.topic AND d.partition = p.partition "
+    "AND d.first_offset <= ? AND d.last_offset > d.first_offset AND d.first_offset >= coalesce("
+    "(SELECT max(first_offset) FROM kafka_marshal_done WHERE OURS AND first_offset < ?), -1) "
+    "WHERE p.group_id = ? AND p.topic = ? AND p.partition = ?"
 )
 #: From the interval on that begins before this offset.
 _FROM = (
@@ -73,16 +77,24 @@ class DoneRecords:
     def _run(self, sql: str, parameters: Sequence[Any]) -> Any:
         return self._run_sql(sql.replace("OURS", _OURS), parameters)
 
-    def add(self, offset: int) -> bool:
-        """Store it as done; False: it was. Waits for another transaction that stores the same offset."""
-        if self._run(_INSERT, (*self._of, offset, offset)).rowcount != 1:
-            return False
-        # Only now: its row may have been merged into another while the statement above waited.
-        [(last_offset, before)] = self._run(_BEFORE, (offset, *self._of)).fetchall()
-        if max(last_offset, -1 if before is None else before) < offset:
-            return True
-        self._run(_DROP_ONE, (*self._of, offset))  # intervals never overlap
-        return False
+    def add(self, table: str, offsets: Any) -> set[int]:
+        """Store offsets as done; returns those that were not. Waits for other transactions that store the same.
+
+        table: what this database calls a parameter, ``offsets``, as the rows of a table ``one (value)``.
+        """
+        inserted = self._run(_INSERT.replace("OFFSETS", table), (*self._of, offsets)).fetchall()
+        new = {offset for (offset,) in inserted}
+        if not new:
+            return new
+        # Only now: their rows may have been merged into others while the statement above waited.
+        first, last = min(new), max(new)
+        found = self._run(_COVERING, (last, *self._of, first, *self._of)).fetchall()
+        below = found[0][0]
+        intervals = [(begin, end) for _, begin, end in found if begin is not None]
+        done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}
+        for offset in done:
+            self._run(_DROP_ONE, (*self._of, offset))  # intervals never overlap
+        return new - done
 
     def merge(self, last_offset: int, up_to: int, since: int = -1) -> tuple[int, list[Interval]]:
         """Merge intervals from offset ``since`` on, and with the last offset; what is left. Its row must be locked.
@@ -111,87 +123,12 @@ class Written:
 
     #: Held while an epoch is entered or rows are merged: once is enough for all threads.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    #: The newest epoch that was entered here, as it is stored.
-    epoch: int | None = None
+    #: The tokens of the last writer, those that were entered last, and how often any were.
+    tokens: tuple[Fence, ...] = ()
+    entered: tuple[Fence, ...] = ()
+    entries: int = 0
     offsets: list[int] = field(default_factory=list)
-    #: Everything up to here is done in the group: the highest offset that writers by this epoch have named.
+    #: Everything up to here is done in the group: the highest offset that a writer with these tokens has named.
     stable: int = -1
-
-
-def the_record(
-    message: Message | None, group_id: str | None, epoch: int | None, kind: GroupKind | None
-) -> tuple[str, Claim]:
-    """The group, and which record is meant, by which epoch. Raises ConfigurationError."""
-    given = [each is not None for each in (group_id, epoch, kind)]
-    if any(given) and not (all(given) and message is not None):
-        raise ConfigurationError(
-            "sink.record(…) takes message, group_id, epoch and kind together, or, in a handler of consumer.run(…), "
-            f"none of the last three. {_NOTHING}"
-        )
-    if not any(given):
-        attempt = attempts.current.get()
-        if attempt is None:
-            raise ConfigurationError(
-                "sink.record(…) was called outside of a handler of consumer.run(…), so whose epoch it writes by is not "
-                f"known. {_NOTHING}. In a handler, call it in the handler's own thread or task, or by "
-                "asyncio.to_thread; elsewhere, give message, group_id, epoch and kind"
-            )
-        if message is not None and _place(message) != _place(attempt.message):
-            raise ConfigurationError(
-                f"sink.record(…) was called with {_shown(message)} in the handler of {_shown(attempt.message)}, whose "
-                f"epoch is not known to be good for the other. {_NOTHING}. Leave the message out, or give group_id, "
-                "epoch and kind, too"
-            )
-        message, group_id, epoch, kind = attempt.message, attempt.group_id, attempt.epoch, attempt.kind
-    assert message is not None
-    topic, partition, offset = _place(message)
-    if isinstance(epoch, SharedEpoch):
-        raise ConfigurationError(
-            f"{topic} [{partition}] is shared by key, and sinks keep one fencing token for each whole partition: they "
-            f"can't distinguish an old owner of these keys from the owner of others. {_NOTHING}. Give the consumer "
-            "allow_key_share=False, or fence by (topic, partition, lo, hi) in your own table"
-        )
-    stored = stored_as(
-        arguments.a_whole("epoch", epoch),
-        arguments.one_of("kind", kind, KINDS),  # type: ignore[arg-type]
-    )
-    return arguments.text("group_id", group_id), Claim(
-        arguments.text("the message's topic", topic),
-        arguments.a_whole("the message's partition", partition, 0, arguments.MOST_PARTITION),
-        stored,
-        arguments.a_whole("the message's offset", offset),
-    )
-
-
-def refuse_out_of_order() -> None:
-    """ConfigurationError in a handler of ``run`` whose partition's records end in any order."""
-    attempt = attempts.current.get()
-    if attempt is not None and attempt.order != "partition":
-        raise ConfigurationError(
-            f"sink.transaction(…) was called in a handler of consumer.run(…, order={attempt.order!r}), where records "
-            "of one partition end in any order. It stores a last offset, which would hide earlier records that are not "
-            f"done yet: they would be left out for good. {_NOTHING}. Use sink.record() here, or order='partition'"
-        )
-
-
-def require_held(group_id: str, partitions: Collection[Key]) -> None:
-    """The last thing before a commit in a handler of ``run``: LeaseLostError where its partition may be another's.
-
-    The stored epoch refuses those that another member has written behind. This one refuses the rest: another member
-    has the partition, and has written nothing yet.
-    """
-    attempt = attempts.current.get()
-    if attempt is not None and attempt.group_id == group_id and _place(attempt.message)[:2] in partitions:
-        attempt.require()
-
-
-def _place(message: Message) -> tuple[str, int, int]:
-    try:
-        return message.topic(), message.partition(), message.offset()
-    except AttributeError:
-        raise arguments.wrong("message", "a message of Kafka", message, _NOTHING) from None
-
-
-def _shown(message: Message) -> str:
-    topic, partition, offset = _place(message)
-    return f"{topic} [{partition}] offset {offset}"
+    #: Merges in a row that had to leave out what is stable.
+    postponed: int = 0

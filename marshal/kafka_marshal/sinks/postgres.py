@@ -13,7 +13,7 @@ from kafka_marshal import arguments
 from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import FencedSink, Progress
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN
-from kafka_marshal.sinks.database import DONE, PROGRESS, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.database import PROGRESS, TABLES, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -63,13 +63,19 @@ _WHY = {
 }
 
 _ROW = "SELECT last_offset, epoch FROM kafka_marshal_progress WHERE group_id = %s AND topic = %s AND partition = %s"
-_CLAUSES: dict[Lock, str] = {"shared": "", "exclusive": " FOR UPDATE", "merging": " FOR UPDATE SKIP LOCKED"}
+#: Lock → (what takes the gate, what locks the row).
+_LOCKS: dict[Lock, tuple[str, str]] = {
+    "shared": ("SELECT pg_advisory_xact_lock_shared(%s)", ""),
+    "exclusive": ("SELECT pg_advisory_xact_lock(%s)", " FOR UPDATE"),
+    "free": ("SELECT pg_try_advisory_xact_lock(%s)", " FOR UPDATE SKIP LOCKED"),
+    "merging": ("", " FOR UPDATE SKIP LOCKED"),
+}
 
 
 class PostgresSink(FencedSink["Connection"]):
     """Fenced writes to PostgreSQL (10 or newer).
 
-    Transactions of other partitions run side by side, and so do those of single records (``record``). Any other
+    Transactions of other partitions run side by side, and so do those of records (``record``, ``records``). Any other
     transaction of a partition waits until those before it have ended, up to ``lock_timeout_s``. A writer that stops in
     the middle (paused, swapped out) loses its transaction after ``idle_timeout_s`` without a statement, so that the
     partition's new holder can continue; one that dies, at once.
@@ -77,11 +83,12 @@ class PostgresSink(FencedSink["Connection"]):
     It works behind a pooler such as PgBouncer that pools transactions or sessions: its settings and locks end with the
     transaction, it prepares no statements, and the settings of other programs have no effect on it.
 
-    Locks, in this order: an advisory lock for each partition, shared by single records; its row, but by single records
-    not; a single record's row, which only writers of the same offset wait for; the user's own rows.
+    Locks, in this order: an advisory lock for each partition, shared by records; its row, but by records not; the rows
+    of records, by offset, which only writers of the same offset wait for; the user's own rows.
     """
 
     _mark = "%s"
+    _offsets = "unnest(%s::bigint[]) AS one (value)"
 
     def __init__(self, dsn: str, *, lock_timeout_s: float = 30.0, idle_timeout_s: float = 60.0) -> None:
         """Nothing is opened yet. ``dsn``: as libpq takes it, an URL or ``host=… dbname=…``.
@@ -151,10 +158,11 @@ class PostgresSink(FencedSink["Connection"]):
     def _disconnect(self, connection: Connection) -> None:
         connection.close()
 
-    def _prepare(self, connection: Connection) -> bool:
+    def _prepare(self, connection: Connection) -> frozenset[Table]:
         from psycopg import errors
 
-        for table in (PROGRESS, DONE):
+        missing = set()
+        for table in TABLES:
             # A user that may write rows need not have the right to create tables.
             if self._shape(connection, table) is None:
                 # Another may make it at the same moment, which IF NOT EXISTS does not see.
@@ -165,11 +173,12 @@ class PostgresSink(FencedSink["Connection"]):
                     except errors.InsufficientPrivilege:
                         if table is PROGRESS:
                             raise
-                        return False
+                        missing.add(table)
+                        continue
             found = self._shape(connection, table)
             if found != table.shape:
                 raise wrong_shape(self._name(), table, found[0] if found is not None else [])
-        return True
+        return frozenset(missing)
 
     def _shape(self, connection: Connection, table: Table) -> tuple[list[str], list[str]] | None:
         """(columns, primary key) of the table, None if it does not exist."""
@@ -237,11 +246,12 @@ class PostgresSink(FencedSink["Connection"]):
     def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
         # No row lock for records: a stream of writers that share it keeps all others from it without an end. Advisory
         # locks are given in the order they were asked for. What their last holder did, the next statement sees.
-        if lock == "shared":
-            connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_gate(group_id, key),))
-        elif lock == "exclusive":
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_gate(group_id, key),))
-        found = connection.execute(_ROW + _CLAUSES[lock], (group_id, *key)).fetchone()
+        gate, clause = _LOCKS[lock]
+        if gate:
+            [[given]] = connection.execute(gate, (_gate(group_id, key),))
+            if given is False:
+                return None
+        found = connection.execute(_ROW + clause, (group_id, *key)).fetchone()
         if found is None and lock == "shared":
             self._known.discard((group_id, key))
         return None if found is None else Progress(*found)
@@ -290,7 +300,7 @@ def _is_plausible(dsn: str, given: Mapping[str, Any]) -> bool:
 
 
 def _gate(group_id: str, key: Key) -> int:
-    """The advisory lock of a partition: shared by transactions of single records, else exclusive."""
+    """The advisory lock of a partition: shared by transactions of records, else exclusive."""
     name = "\0".join(("kafka_marshal", group_id, key[0], str(key[1])))
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from kafka_marshal import arguments
 from kafka_marshal.sinks.base import FencedSink, Progress
-from kafka_marshal.sinks.database import DONE, PROGRESS, Lock, ended_early, wrong_shape
+from kafka_marshal.sinks.database import TABLES, Lock, Table, ended_early, wrong_shape
 from kafka_marshal.types import Key
 
 __all__ = ["SqliteSink"]
@@ -49,6 +50,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 
     _driver_error = sqlite3.Error
     _mark = "?"
+    _offsets = "json_each(?) AS one"
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0) -> None:
         """Nothing is opened yet."""
@@ -76,20 +78,23 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
     def _disconnect(self, connection: sqlite3.Connection) -> None:
         connection.close()
 
-    def _prepare(self, connection: sqlite3.Connection) -> bool:
+    def _as_offsets(self, offsets: list[int]) -> str:
+        return json.dumps(offsets)
+
+    def _prepare(self, connection: sqlite3.Connection) -> frozenset[Table]:
         [[empty]] = connection.execute("SELECT count(*) = 0 FROM sqlite_master")
         if empty:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
-        for table in (PROGRESS, DONE):
+        for table in TABLES:
             connection.execute(table.made_by)
         connection.execute("COMMIT")
-        for table in (PROGRESS, DONE):
+        for table in TABLES:
             found = connection.execute("SELECT name, pk FROM pragma_table_info(?)", (table.name,)).fetchall()
             primary = [name for name, place in sorted(found, key=lambda row: row[1]) if place]
             if ([name for name, _ in found], primary) != table.shape:
                 raise wrong_shape(self._name(), table, [name for name, _ in found])
-        return True
+        return frozenset()
 
     @contextmanager
     def _scope(self, connection: sqlite3.Connection) -> Iterator[None]:

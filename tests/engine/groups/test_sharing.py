@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from kafka_marshal.engine.settings import GroupOptions
-from kafka_marshal.engine.work.assignment import Stage
+from kafka_marshal.engine.work.assignment import Stage, stable_of
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.sinks.claims import checked
 from kafka_marshal.types import SharedEpoch
@@ -133,11 +133,50 @@ def test_k1_who_did_not_opt_in_gets_whole_partitions() -> None:
     assert handled(*sharers, alone) == Counter((p, o) for p in range(2) for o in range(50))
 
 
-def test_g5_a_share_has_a_token_of_its_own_which_a_sink_by_partition_refuses() -> None:
+def token(member: Member) -> SharedEpoch | int:
+    return member.consumers[0].assignments[T0].epoch
+
+
+def test_g5_a_share_has_a_token_of_its_own_with_which_no_last_offset_is_stored() -> None:
     net = shared(end=10)
     members = [join(net, name) for name in "ab"]
     net.run_until(lambda: cover_all(*members))
-    epochs = [member.consumers[0].assignments[T0].epoch for member in members]
-    assert all(isinstance(epoch, SharedEpoch) for epoch in epochs)
+    assert all(isinstance(token(member), SharedEpoch) for member in members)
     with pytest.raises(ConfigurationError, match="shared by key"):
-        checked("g", [("t", 0, epochs[0], 5)], "coordinated")
+        checked("g", [("t", 0, token(members[0]), 5)], "coordinated")
+
+
+def test_g5_a_share_that_grew_has_a_token_for_each_of_its_parts() -> None:
+    """The keys that were its own all the time keep their token: it is theirs, too, when the share shrinks again."""
+    net = shared(end=10)
+    first = join(net, "a")
+    net.run_until(lambda: cover_all(first))
+    assert not isinstance(token(first), SharedEpoch), "one token for all keys"
+    second = join(net, "b")
+    net.run_until(lambda: cover_all(first, second))
+    before = token(first)
+    assert isinstance(before, SharedEpoch)
+    assert before.parts == ((before.lo, before.hi, before),)
+    second.kill()
+    net.run_until(lambda: cover_all(first))
+    grown = token(first)
+    assert isinstance(grown, SharedEpoch)
+    assert (grown.lo, grown.hi) == (0, MAX_KEY_HASH)
+    assert sorted(grown.parts) == sorted([*before.parts, *(part for part in grown.parts if part[2] == grown)])
+    assert grown > before and len(grown.parts) == 2
+    third = join(net, "c")
+    net.run_until(lambda: cover_all(first, third))
+    assert token(first) == before, "as before the share grew"
+
+
+def test_what_a_share_calls_stable_is_done_for_all_keys() -> None:
+    """Sinks take it for done: it must not pass what another member has not done yet."""
+    net = shared(end=100)
+    first, second = join(net, "a"), join(net, "b")
+    net.run_until(lambda: cover_all(first, second))
+    read_all(net, first)
+    stable = stable_of(first.consumers[0].assignments[T0])
+    done = {message.offset() for message in first.handled}
+    assert len(done) > 20 and stable < min(set(range(100)) - done)
+    read_all(net, first, second)
+    net.run_until(lambda: stable_of(first.consumers[0].assignments[T0]) == 99)

@@ -13,7 +13,7 @@ from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, KeyShare
 from kafka_marshal.engine.groups.reports import GroupReports
-from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_since, span_of
+from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_since, span_of, tokens_of
 from kafka_marshal.engine.plane import Loss, Owner, Ownership, Work
 from kafka_marshal.types import SharedEpoch
 from rationalizer import Piece
@@ -126,10 +126,11 @@ class Holdings:
         if not is_open or not self._may_take_up(key):
             return None
         lo, hi, since = parts[0].lo, parts[-1].hi, max(part.since for part in parts)
+        tokens = tokens_of(parts)
 
         def want(owner: Owner) -> Ownership:
             keys = KeyShare(lo, hi, lambda: self._view.whole_progress(key))
-            epoch = SharedEpoch(since, lo, hi) if keys.is_part else since
+            epoch = SharedEpoch(since, lo, hi, tokens) if keys.is_part or len(tokens) > 1 else since
             progress = self._view.whole_progress(key)
             told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
             about = self._member.options.session_timeout_ms, owner, keys if told_apart else None, self._member.group

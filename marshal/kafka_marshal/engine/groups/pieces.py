@@ -13,7 +13,7 @@ from kafka_marshal.types import Key
 from rationalizer import Group, Progress, key_hash
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 
-__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "KeyShare", "LettingGo"]
+__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "KeyShare", "LettingGo", "hash_of"]
 
 #: Why a partition is released when it is assigned to another member.
 REVOKED = "it is assigned to another member"
@@ -57,8 +57,13 @@ class KeyShare:
     @reading
     def _hash_of(self, message: Message, offset: int) -> int:
         """The key hash of a message; a recording keeps this instead of the key."""
-        name = message.key()
-        return key_hash(name.encode() if isinstance(name, str) else name, offset)
+        return hash_of(message.key(), offset)
+
+    @property
+    def stable_of_all(self) -> int:
+        """The offset up to which everything is done for every key, those of other members too (any thread)."""
+        progress = self._progress()
+        return NOTHING_DONE if progress is None else progress.stable
 
     def stable(self) -> int:
         """The offset up to which everything is done, for all of these keys."""
@@ -66,6 +71,11 @@ class KeyShare:
         if progress is None:
             return NOTHING_DONE
         return min(done for lo, hi, done in progress.done_through if lo <= self.hi and self.lo <= hi)
+
+
+def hash_of(key: bytes | str | None, offset: int) -> int:
+    """Where a message lies among the key hashes of its partition."""
+    return key_hash(key.encode() if isinstance(key, str) else key, offset)
 
 
 class HeldPiece:

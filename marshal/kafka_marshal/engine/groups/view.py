@@ -13,7 +13,7 @@ from kafka_marshal.engine.plane import PAUSED
 from rationalizer import Piece, Progress, World
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["GroupView", "covers", "meant_for", "owned_since", "span_of"]
+__all__ = ["GroupView", "covers", "meant_for", "owned_since", "span_of", "tokens_of"]
 
 
 class GroupView:
@@ -107,6 +107,15 @@ def owned_since(slot: int, parts: Sequence[Piece], lo: int, hi: int) -> int | No
 def span_of(parts: Sequence[Piece] | None) -> tuple[int, int] | None:
     """The first and last key hash of adjacent parts; None: there are no parts."""
     return (parts[0].lo, parts[-1].hi) if parts else None
+
+
+def tokens_of(parts: Sequence[Piece]) -> list[tuple[int, int, int]]:
+    """(lo, hi, since) of adjacent parts, ascending; neighbours of one generation become one."""
+    found: list[tuple[int, int, int]] = []
+    for part in parts:
+        lo = found.pop()[0] if found and found[-1][2] == part.since else part.lo
+        found.append((lo, part.hi, part.since))
+    return found
 
 
 def covers(parts: Sequence[Piece], lo: int, hi: int) -> bool:

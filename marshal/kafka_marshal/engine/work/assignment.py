@@ -38,7 +38,18 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["REPORTING", "Assignment", "Grant", "Mover", "Run", "Stage", "TakingOver", "TakingStep", "Tracker"]
+__all__ = [
+    "REPORTING",
+    "Assignment",
+    "Grant",
+    "Mover",
+    "Run",
+    "Stage",
+    "TakingOver",
+    "TakingStep",
+    "Tracker",
+    "stable_of",
+]
 
 
 class Stage(StrEnum):
@@ -473,6 +484,12 @@ class Assignment:
     def over(self) -> bool:
         """Whether the assignment has ended: released, or lost."""
         return self.stage in (Stage.RELEASED, Stage.LOST)
+
+
+def stable_of(assignment: Assignment) -> int:
+    """Everything of the partition up to here is done, also by other members that share it by key (any thread)."""
+    keys = assignment.lease.keys
+    return assignment.tracker.done.stable if keys is None or not keys.is_part else keys.stable_of_all
 
 
 Run = RunOf[Assignment]
