@@ -130,6 +130,8 @@ class _Pool(Generic[Connection]):
         self._idle: list[Connection] = []
         #: Tables that are not there, since this user may not make them; None: not known yet.
         self._missing: frozenset[Table] | None = None
+        #: Those of them that may be there by now: another user may have made the table of records, and used it.
+        self._wanted = {DONE}
         self._closed = False
         self._written: dict[tuple[str, Key], Written] = {}
 
@@ -152,8 +154,7 @@ class _Pool(Generic[Connection]):
             connection = None
         if connection is None:
             connection = sink._connect()
-        # Another user may have made the table of records since, and used it.
-        if self._missing is None or DONE in self._missing:
+        if self._missing is None or self._missing & self._wanted:
             try:
                 self._missing = sink._prepare(connection)
             except BaseException:
@@ -169,7 +170,7 @@ class _Pool(Generic[Connection]):
         """Raise SinkError if a table is not there. name: of the sink, for people."""
         if self.has(table):
             return
-        self._missing = None  # the next transaction checks again
+        self._wanted.add(table)
         raise SinkError(
             f"{name}: there is no table {table.name}, which {table.needed_for}, and this user may not make it. "
             f"{NOTHING_WRITTEN}. Grant it the right to create tables; or make the table yourself, and grant it SELECT, "
