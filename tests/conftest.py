@@ -64,6 +64,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         if "spark" in fixtures:
             item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:
+                # One that is broken off leaves its session to the others in a state in which they fail, too.
+                item.add_marker(pytest.mark.timeout(300))
         if "kafka_cluster3" in fixtures:
             item.add_marker(pytest.mark.cluster3)
         elif "kafka_broker" in fixtures or "topic_factory" in fixtures:

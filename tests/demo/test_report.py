@@ -139,7 +139,7 @@ def test_what_changes_hands_while_all_close_is_left_out() -> None:
 
 def test_the_story_is_reported() -> None:
     text = " ".join(findings().sentences())
-    assert "worker-2 was killed with -9 when 40 % of the rows were done, with a batch of 100 rows in hand" in text
+    assert "worker-2 was killed with -9 when 40 % of the rows were done, with a batch of 100 rows in flight" in text
     assert "committed to the database and not yet reported" in text
     assert "It had no watchdog: its one partition fell free after 2 s of silence (2 · HI); 2,050 ms after" in text
     assert "worker-3 was added 3.0 s after the kill." in text

@@ -15,8 +15,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a proof counts from when it came",
         "applied",
-        "return Proof(sent_at, log_time, tuple(leases))",
-        "return Proof(now, log_time, tuple(leases))",
+        "return Proof(sent_at, log_time, tuple(leases), token)",
+        "return Proof(now, log_time, tuple(leases), token)",
         "T4",
     ),
     Mutation("no margin for clocks that differ", "_prove", _VALID, _VALID.replace(" - proof", " + 0 * proof"), "T4"),

@@ -15,7 +15,7 @@ from rationalizer.levels import SUPPORTED_LEVEL
 from tests.rationalizer.oracle import NotMsgpackError, OracleWorld, judge, parse, shortest
 from tests.rationalizer.oracle.compare import same_counts, same_outcome, same_state
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, FORBIDDEN, Pairs, Raw, nested, paths, replaced, spell
-from tests.rationalizer.strategies import LARGEST, TEST_TIMEOUT_S, Entry, by_draw, effort, record
+from tests.rationalizer.strategies import LARGEST, TEST_TIMEOUT_S, THOROUGH, Entry, by_draw, effort, record
 
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
@@ -101,7 +101,12 @@ def same_on(values: Iterable[bytes | None], stage: str = "held") -> Trio:
 
 
 def in_short_logs(values: list[bytes], stage: str, closing: bytes) -> None:
-    """The same in logs of 100 records: the oracle stays quick and the failure near."""
+    """The same in logs of 100 records: the oracle stays quick and the failure near.
+
+    Held leases meet all of them, the other stages one in four, each others; all, where KAFKA_MARSHAL_THOROUGH is set.
+    """
+    if stage != "held" and THOROUGH <= 1:
+        values = values[list(STAGES).index(stage) - 1 :: len(STAGES) - 1]
     for start in range(0, len(values), 100):
         same_on([*values[start : start + 100], closing], stage)
 
