@@ -278,7 +278,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
             except BaseException as error:
-                if isinstance(error, GeneratorExit) and run is not None:
+                if isinstance(error, GeneratorExit) and run is not None and _is_in_flight(run):
                     self._left = cast("Message", run.messages[0])
                 answer.receipt.left = True
                 raise
@@ -537,6 +537,11 @@ class Consumer(FetchingConsumer["Consumer"]):
         else:
             why = "it is not assigned to this consumer now, or about to be released: see assignment()"
         raise ConfigurationError(f"{topic} [{partition}]: can't seek to {offset}: {why}. Nothing was changed")
+
+
+def _is_in_flight(run: Run) -> bool:
+    """Whether it is neither done as a whole, nor taken back."""
+    return run.assignment.tracker.runs.get(run.first) is run
 
 
 def _is_withheld(error: BaseException, out: list[int]) -> bool:

@@ -1,0 +1,388 @@
+"""Transactions of batches: outputs and progress are committed together, or not at all (M2 to M8)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer as Reader
+from confluent_kafka import KafkaError
+from confluent_kafka import TopicPartition as Place
+
+from kafka_marshal import (
+    Admin,
+    Batch,
+    ClosedError,
+    ConfigurationError,
+    Consumer,
+    LeaseLostError,
+    Marshal,
+    TransactionError,
+    TransactionFencedError,
+    aio,
+)
+from kafka_marshal.adapters.memory import MemoryCluster
+from rationalizer import Upgrade, encode
+from tests.client.conftest import HI, Scene, wait_until
+from tests.faults.stories import GROUP, TOPIC, answer, member, memory_cluster
+
+OUT = "out"
+MESSAGES = 20
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    made = memory_cluster(1, MESSAGES)
+    made.broker.create_topic(OUT, 1)
+    return made
+
+
+@pytest.fixture
+def marshal(cluster: MemoryCluster) -> Iterator[Marshal]:
+    made = member(cluster)
+    yield made
+    answer("Marshal.close()", made.close)
+
+
+def as_text(value: bytes | str | None) -> str:
+    assert isinstance(value, bytes)
+    return value.decode()
+
+
+def outputs(cluster: MemoryCluster, partition: int = 0) -> list[str]:
+    """What a read_committed reader sees."""
+    reader = cluster.data_reader("reader", {})
+    reader.assign({(OUT, partition): 0})
+    found: list[str] = []
+    while messages := reader.read(1000, 0.05)[0]:
+        found += [as_text(message.value()) for message in messages]
+    reader.close()
+    return found
+
+
+def transact(consumer: Consumer, batch: Batch) -> None:
+    with consumer.transaction(batch) as tx:
+        for message in batch:
+            tx.produce(OUT, message.value(), key="k", headers={"from": str(message.offset())})
+
+
+def names(first: int, last: int) -> list[str]:
+    return [str(number) for number in range(first, last + 1)]
+
+
+# -- in memory --------------------------------------------------------------------------------------------
+
+
+def test_outputs_and_progress_are_committed_together(cluster: MemoryCluster, marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        batches = consumer.batches(MESSAGES // 2, 0.1)
+        transact(consumer, next(batches))
+        assert outputs(cluster) == names(0, 9)
+        [position] = consumer.position()
+        assert cluster.broker.committed[GROUP][TOPIC, 0] == (10, f"kafka-marshal {position.epoch}")
+        transact(consumer, next(batches))
+    assert outputs(cluster) == names(0, 19)
+    lease = marshal.world.lease(TOPIC, 0)
+    assert lease is not None and lease.stable == 19 and lease.ranges == ()
+
+
+def test_an_exception_in_the_block_leaves_nothing_and_the_batch_comes_again(
+    cluster: MemoryCluster, marshal: Marshal
+) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    first, second = next(batches), next(batches)
+    with pytest.raises(ZeroDivisionError), consumer.transaction(first) as tx:
+        tx.produce(OUT, b"never")
+        raise ZeroDivisionError
+    assert outputs(cluster) == []
+    with pytest.raises(TransactionError, match="come again") as raised, consumer.transaction(second):
+        raise AssertionError("a batch after one that failed is not begun")
+    assert raised.value.retry
+    again = next(batches)
+    assert (again.first_offset, again.last_offset) == (0, 4)
+    transact(consumer, again)
+    assert outputs(cluster) == names(0, 4)
+    with pytest.raises(ConfigurationError, match="has had its transaction"), consumer.transaction(again):
+        pass
+
+
+def test_a_batch_that_is_ready_early_waits_for_its_predecessors(cluster: MemoryCluster, marshal: Marshal) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    first, second, third = (next(batches) for _ in range(3))
+    threads = [threading.Thread(target=transact, args=(consumer, batch)) for batch in (third, second)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.2)
+    assert threads[0].is_alive() and outputs(cluster) == []
+    transact(consumer, first)
+    for thread in threads:
+        thread.join(10)
+    assert outputs(cluster) == names(0, 14)
+
+
+def test_those_that_wait_are_dropped_if_one_before_them_fails(cluster: MemoryCluster, marshal: Marshal) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    first, second = next(batches), next(batches)
+    raised: list[Exception] = []
+
+    def late() -> None:
+        try:
+            transact(consumer, second)
+        except TransactionError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    with pytest.raises(ZeroDivisionError), consumer.transaction(first):
+        raise ZeroDivisionError
+    thread.join(10)
+    [error] = raised
+    assert isinstance(error, TransactionError) and error.retry
+    transact(consumer, next(batches))
+    assert outputs(cluster) == names(0, 4)
+
+
+def test_a_batch_that_the_program_drops_comes_again_with_those_after_it(
+    cluster: MemoryCluster, marshal: Marshal
+) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    next(batches)
+    second = next(batches)
+    with pytest.raises(TransactionError):  # it waits until the first, which nobody has, is taken back
+        transact(consumer, second)
+    while not outputs(cluster):
+        transact(consumer, next(batches))
+    assert outputs(cluster) == names(0, 4)
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(cluster: MemoryCluster, marshal: Marshal) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    with pytest.raises(Exception, match="nowhere") as raised, consumer.transaction(next(batches)) as tx:
+        tx.produce(OUT, b"never")
+        tx.produce("nowhere", b"never")
+    assert not isinstance(raised.value, TransactionFencedError)
+    assert outputs(cluster) == []
+    transact(consumer, next(batches))
+    assert outputs(cluster) == names(0, 4)
+
+
+def test_a_producer_that_was_fenced_is_made_again_and_nothing_is_done_twice(
+    cluster: MemoryCluster, marshal: Marshal
+) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    transact(consumer, next(batches))
+    batch = next(batches)
+    cluster.broker.transactions.init(f"{GROUP}/{TOPIC}/0", 60_000)  # as a process does that woke too late
+    with pytest.raises(TransactionFencedError) as raised:
+        transact(consumer, batch)
+    assert raised.value.retry
+    while len(outputs(cluster)) < MESSAGES:
+        transact(consumer, next(batches))
+    assert outputs(cluster) == names(0, 19)
+
+
+def test_few_producers_serve_many_partitions(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = memory_cluster(4, MESSAGES)
+    cluster.broker.create_topic(OUT, 1)
+    marshal = member(cluster)
+    consumer = marshal.consumer([TOPIC], transactions=True, max_transactional_producers=1)
+    batches = consumer.batches(5, 0.1)
+    for _ in range(4 * MESSAGES // 5):
+        transact(consumer, next(batches))
+    assert Counter(outputs(cluster)) == Counter(dict.fromkeys(names(0, 19), 4))
+    [warning] = [x for x in caplog.records if x.name == "kafka_marshal" and "transactional producers" in x.message]
+    assert "at most 1" in warning.message and "4 threads" in warning.message
+    answer("Marshal.close()", marshal.close)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        iter,
+        lambda consumer: consumer.poll(0),
+        lambda consumer: consumer.consume(1, 0),
+        lambda consumer: consumer.done(object()),
+        lambda consumer: consumer.seek(TOPIC, 0, 5),
+        lambda consumer: next(consumer.batches(5, 0.1)).done(),
+    ],
+    ids=["iterate", "poll", "consume", "done", "seek", "batch.done"],
+)
+def test_other_ways_of_progress_are_refused(marshal: Marshal, call: Callable[[Consumer], object]) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    with pytest.raises(ConfigurationError, match=r"consumer\.transaction\(batch\)"):
+        call(consumer)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "text"),
+    [
+        ("consumer", {"delivery": "at-most-once"}, "at-least-once"),
+        ("group_consumer", {"allow_key_share": True}, "order='key'"),
+        ("group_consumer", {"mirror_offsets": True}, "exact already"),
+        ("consumer", {"transaction_timeout": 0.5}, "at least 1 second"),
+        ("consumer", {"max_transactional_producers": 0}, "max_transactional_producers"),
+    ],
+)
+def test_options_that_contradict_transactions_are_refused(
+    marshal: Marshal, make: str, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        getattr(marshal, make)([TOPIC], transactions=True, **options)
+
+
+def test_a_transaction_needs_a_consumer_made_for_it(marshal: Marshal) -> None:
+    consumer = marshal.consumer([TOPIC])
+    batch = next(consumer.batches(5, 0.1))
+    with pytest.raises(ConfigurationError, match="transactions=True"):
+        consumer.transaction(batch)
+
+
+@pytest.mark.parametrize(
+    "record", [{"topic": "a b"}, {"value": 5}, {"key": 5}, {"headers": "x"}, {"headers": [("a", 5)]}, {"partition": -1}]
+)
+def test_what_kafka_cannot_take_is_refused_at_once(marshal: Marshal, record: dict[str, Any]) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batch = next(consumer.batches(5, 0.1))
+    with pytest.raises(ConfigurationError), consumer.transaction(batch) as tx:
+        tx.produce(**{"topic": OUT, "value": b"", **record})
+
+
+def test_a_group_that_worked_in_transactions_is_not_worked_on_without(cluster: MemoryCluster, marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        transact(consumer, next(consumer.batches(5, 0.1)))
+    consumer = marshal.consumer([TOPIC])
+    [stuck] = wait_until(lambda: consumer.stuck)
+    assert stuck.why == "position lost" and "transactions=True" in stuck.text and "release-group" in stuck.text
+
+
+def test_an_offset_of_another_program_stops_the_partition(cluster: MemoryCluster, marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        transact(consumer, next(consumer.batches(5, 0.1)))
+    cluster.commit_for_group(GROUP, {(TOPIC, 0): (2, "")}, 5)
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    [stuck] = wait_until(lambda: consumer.stuck)
+    assert "another program has committed offset 2" in stuck.text and "release-group" in stuck.text
+    assert marshal.health().stuck == (stuck,)
+
+
+def test_closing_in_a_transaction_commits_nothing_or_all(cluster: MemoryCluster, marshal: Marshal) -> None:
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batch = next(consumer.batches(5, 0.1))
+    with pytest.raises((LeaseLostError, TransactionError, ClosedError)), consumer.transaction(batch) as tx:
+        tx.produce(OUT, b"never")
+        consumer.close()
+    with marshal.consumer([TOPIC], transactions=True) as again:
+        transact(again, next(again.batches(5, 0.1)))
+    assert outputs(cluster) == names(0, 4)
+
+
+def test_transactions_of_an_event_loop(cluster: MemoryCluster) -> None:
+    asyncio.run(transact_in_a_loop(cluster))
+    assert outputs(cluster) == ["once"]
+
+
+def test_a_coordinated_group_takes_over_and_hands_over() -> None:
+    cluster = memory_cluster(2, MESSAGES)
+    cluster.broker.create_topic(OUT, 1)
+    cluster.broker.produce("__marshal", 0, encode(Upgrade("x", "admin", "any", 2)))
+    with member(cluster, "a") as first:
+        consumer = first.group_consumer([TOPIC], transactions=True)
+        batches = consumer.batches(5, 0.1)
+        for _ in range(3):
+            transact(consumer, next(batches))
+        with member(cluster, "b") as second:
+            other = second.group_consumer([TOPIC], transactions=True)
+            wait_until(lambda: len(other.assignment()) == len(consumer.assignment()) == 1)
+            for each in (consumer, other):
+                batches = each.batches(5, 0.1)
+                while each.position()[0].offset < MESSAGES:
+                    transact(each, next(batches))
+            assert Counter(outputs(cluster)) == Counter(dict.fromkeys(names(0, 19), 2))
+
+
+async def transact_in_a_loop(cluster: MemoryCluster) -> None:
+    async with (
+        aio.Marshal.on_cluster(
+            cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval_ms=HI
+        ) as marshal,
+        marshal.consumer([TOPIC], transactions=True) as consumer,
+    ):
+        with pytest.raises(ConfigurationError, match="transaction"):
+            aiter(consumer)
+        batches = consumer.batches(5, 0.1)
+        with pytest.raises(ZeroDivisionError):
+            async with consumer.transaction(await anext(batches)) as tx:
+                tx.produce(OUT, b"never")
+                raise ZeroDivisionError
+        async with consumer.transaction(await anext(batches)) as tx:
+            tx.produce(OUT, b"once")
+
+
+# -- on a real broker -------------------------------------------------------------------------------------
+
+
+def committed(scene: Scene, topic: str) -> list[str]:
+    """What a read_committed reader of Kafka's own sees."""
+    reader = Reader(
+        {
+            "bootstrap.servers": scene.bootstrap,
+            "group.id": f"{scene.group}-reader",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    reader.assign([Place(topic, 0, 0)])
+    found: list[str] = []
+    while (message := reader.poll(10)) is not None:
+        if (error := message.error()) is not None:
+            assert error.code() == KafkaError._PARTITION_EOF
+            break
+        found.append(as_text(message.value()))
+    reader.close()
+    return found
+
+
+def copy(consumer: Consumer, topic: str, until: int) -> None:
+    """Copy messages until the next offset is ``until``."""
+    for batch in consumer.batches(7, 0.2):
+        with consumer.transaction(batch) as tx:
+            for message in batch:
+                tx.produce(topic, message.value())
+        if batch.last_offset + 1 >= until:
+            return
+
+
+def test_two_owners_and_repositions_on_a_broker(scene: Scene) -> None:
+    topic, out = scene.topic(1, 40), scene.topic(1)
+    with scene.member("a") as first, first.consumer([topic], transactions=True) as consumer:
+        copy(consumer, out, 20)
+    done = len(committed(scene, out))
+    assert committed(scene, out) == names(0, done - 1)
+    with scene.member("b") as second:
+        consumer = second.consumer([topic], transactions=True)
+        copy(consumer, out, 40)
+        assert committed(scene, out) == names(0, 39)
+        admin = Admin(scene.bootstrap, topic=scene.coordination)
+        with admin.pause(scene.group) as pause:  # back: what was done is done again, on purpose
+            pause.wait_released(timeout=20)
+            pause.reposition({(topic, 0): 30})
+        copy(consumer, out, 40)
+        assert committed(scene, out) == [*names(0, 39), *names(30, 39)]
+        scene.publish(topic, 1, 20)
+        with admin.pause(scene.group) as pause:  # forward: what lies between never is
+            pause.wait_released(timeout=20)
+            pause.reposition({(topic, 0): 50})
+        copy(consumer, out, 60)
+        assert committed(scene, out) == [*names(0, 39), *names(30, 39), *names(10, 19)]
