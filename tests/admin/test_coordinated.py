@@ -177,12 +177,14 @@ def test_g21_positions_are_moved_when_every_member_has_left(group: Group, fleet:
         fleet.leave("b", generation)
         assert pause.wait_released(20) == []
         assert pause.signs_of_life.keys() == {"a", "b"}
+        assert {move.epoch for move in pause.reposition(positions, dry_run=True)} == {None}
         moves = pause.reposition(positions)
         assert [(move.before, move.after) for move in moves] == [(0, 20), (10, 3)]
     found = {info.partition: (info.stable, info.ranges) for info in admin.progress(group.group)}
     assert found == {0: (19, ()), 1: (None, ()), 2: (2, ())}
-    fleet.join("c", {group.data: 3}, session=LONG)
+    later = fleet.join("c", {group.data: 3}, session=LONG)
     assert list(state(group, fleet).clients) == ["c"], "it goes on"
+    assert all(generation < (move.epoch or 0) < later for move in moves), "between all tokens before and after"
 
 
 def test_dead_members_are_waited_for_until_their_sessions_are_over(group: Group, fleet: Fleet) -> None:

@@ -19,12 +19,15 @@ def test_positions_move_while_members_run_without_a_restart(group: Group, delive
     topic = group.fill(partitions=4, messages=60)
     members = [group.start(name, delivery=delivery, batch_size=20) for name in ("a", "b", "c")]
     group.at_rest(group.everything())
+    before = {lease.partition: lease.epoch for lease in group.admin().progress(group.group)}
     with group.admin().pause(group.group) as pause:
         assert pause.wait_released(10) == []
         moves = pause.reposition({(topic, 0): 10, (topic, 1): "earliest", (topic, 2): "latest"})
         assert [(m.partition, m.before, m.after) for m in moves] == [(0, 60, 10), (1, 60, 0), (2, 60, 60)]
     again = Counter({(0, offset): 1 for offset in range(10, 60)}) + Counter({(1, offset): 1 for offset in range(60)})
     group.at_rest(group.everything() + again)
+    after = {lease.partition: lease.epoch for lease in group.admin().progress(group.group)}
+    assert all(before[move.partition] < (move.epoch or 0) < after[move.partition] for move in moves)
     assert all(member.is_alive() and not member.errors and not member.lost for member in members)
     assert group.admin().pauses(group.group) == []
 

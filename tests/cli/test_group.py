@@ -212,11 +212,13 @@ def test_release_group_and_forget_group(kafka: Command, fleet: Fleet, two: int, 
     assert f"{data} [0] by 'w1'" in refused.err
     plan = kafka("release-group", "billing", "--to", "latest", "--dry-run", "--json").json
     assert [(move["before"], move["after"]) for move in plan["moves"]] == [(0, 10), (0, 20), (10, 30)]
+    assert {move["epoch"] for move in plan["moves"]} == {None}
     fleet.leave("w1", two)
     fleet.leave("w2", two)
     ran = kafka("release-group", "billing", "--to", "latest", "--yes", "--json")
     assert ran.status == 0, ran.err
     assert [(move["before"], move["after"]) for move in ran.json["moves"]] == [(0, 10), (0, 20), (10, 30)]
+    assert all(move["epoch"] > 0 for move in ran.json["moves"])
     found = kafka("group", "billing", "--json").json
     assert ([each["next"] for each in found["pieces"]], found["lag"], found["state"]) == ([10, 20, 30], 0, "READY")
     dry = kafka("forget-group", "billing", "--dry-run")

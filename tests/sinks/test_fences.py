@@ -169,8 +169,9 @@ def test_f2_a_whole_token_leaves_what_is_newer(kind: Kind) -> None:
     """A late owner of all keys may still write those that no one has entered since; no more."""
     late, b = kind.sink(), kind.sink()
     write(kind, b, high(9), highs(1))
-    assert write(kind, late, 7, lows(0)) == [0]
+    assert write(kind, late, 7, lows(0), stable=50) == [0]
     assert fences(kind) == [(*LOW, 7), (*HIGH, 9)]
+    assert late.progress("group")[T0].last_offset == 1, "what it takes for done does not count"
     with pytest.raises(StaleEpochError):
         write(kind, late, 7, mixed(2, 3))
     assert offsets(kind) == [0, 1], "a batch is written as a whole or not at all"

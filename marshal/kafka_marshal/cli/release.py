@@ -533,12 +533,12 @@ def _print_moves(moves: list[Move]) -> None:
             str(move.partition),
             "-" if move.before is None else str(move.before),
             str(move.after),
-            _means(move),
             *([str(move.epoch)] if is_done else []),
+            _means(move),
         ]
         for move in moves
     ]
-    print_table((*_MOVES, Column("epoch", right=True)) if is_done else _MOVES, rows)
+    print_table((*_MOVES[:-1], Column("epoch", right=True), _MOVES[-1]) if is_done else _MOVES, rows)
 
 
 def _result(
