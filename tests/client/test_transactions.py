@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition as Place
 
 from kafka_marshal import (
     Admin,
+    AdminError,
     Batch,
     ClosedError,
     ConfigurationError,
@@ -26,6 +27,9 @@ from kafka_marshal import (
     aio,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.admin.conversion import saved_in
+from kafka_marshal.admin.transfer import planned_export, progress_of_all
+from kafka_marshal.ports import KafkaGroup
 from rationalizer import Upgrade, encode
 from tests.client.conftest import HI, Scene, wait_until
 from tests.faults.stories import GROUP, TOPIC, answer, member, memory_cluster
@@ -156,7 +160,7 @@ def test_a_batch_that_the_program_drops_comes_again_with_those_after_it(
     batches = consumer.batches(5, 0.1)
     next(batches)
     second = next(batches)
-    with pytest.raises(TransactionError):  # it waits until the first, which nobody has, is taken back
+    with pytest.raises(TransactionError):  # it waits until the first, which was dropped, is taken back
         transact(consumer, second)
     while not outputs(cluster):
         transact(consumer, next(batches))
@@ -263,6 +267,27 @@ def test_a_group_that_worked_in_transactions_is_not_worked_on_without(cluster: M
     consumer = marshal.consumer([TOPIC])
     [stuck] = wait_until(lambda: consumer.stuck)
     assert stuck.why == "position lost" and "transactions=True" in stuck.text and "release-group" in stuck.text
+
+
+def test_a_lease_of_it_is_not_claimed_by_hand(cluster: MemoryCluster, marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        transact(consumer, next(consumer.batches(5, 0.1)))
+    with pytest.raises(ConfigurationError, match=r"transactions=True"):
+        marshal.claim(TOPIC, 0)
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        transact(consumer, next(consumer.batches(5, 0.1)))
+    assert outputs(cluster) == names(0, 9)
+
+
+def test_its_positions_are_neither_exported_nor_converted(cluster: MemoryCluster, marshal: Marshal) -> None:
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        transact(consumer, next(consumer.batches(5, 0.1)))
+    worlds = marshal._driver.replica.worlds
+    found, kafka = progress_of_all(worlds, GROUP), KafkaGroup((), {})
+    with pytest.raises(AdminError, match="exact offsets already"):
+        planned_export(cluster, GROUP, kafka, found, force=True)
+    with pytest.raises(AdminError, match="release-group"):
+        saved_in(worlds, GROUP)
 
 
 def test_an_offset_of_another_program_stops_the_partition(cluster: MemoryCluster, marshal: Marshal) -> None:

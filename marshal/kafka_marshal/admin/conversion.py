@@ -13,7 +13,7 @@ from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
-from kafka_marshal.admin.transfer import progress_of_all
+from kafka_marshal.admin.transfer import progress_of_all, refuse_transactional
 from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -234,6 +234,13 @@ def saved_in(worlds: Mapping[int, World], group_id: str) -> list[Saved]:
     """The progress of all partitions, sorted."""
     found = progress_of_all(worlds, group_id)
     group = group_in(worlds, group_id)
+    refuse_transactional(
+        group_id,
+        found,
+        "Kafka's offsets count, and the log's positions, which a conversion carries over, may be behind them. Nothing "
+        "more was changed. Set the positions to Kafka's first: kafka-consumer-groups --describe shows them, and "
+        "kafka-marshal release-group GROUP --partition TOPIC:PARTITION=OFFSET sets them",
+    )
     saved = []
     for key in sorted(found):
         kept = None if group is None else group.kept(*key)

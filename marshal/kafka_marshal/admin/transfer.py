@@ -12,6 +12,7 @@ from kafka_marshal.admin.coordinated import configure, set_positions
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
 from kafka_marshal.admin.session import GroupKind, wrong_kind
+from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.log_guard import progress_of_all
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
@@ -25,6 +26,7 @@ __all__ = [
     "planned_export",
     "planned_import",
     "progress_of_all",
+    "refuse_transactional",
 ]
 
 #: The progress of a partition; None: the group never had it.
@@ -93,6 +95,11 @@ def planned_export(
     """
     if not found:
         raise AdminError(f"group {group_id!r} has no positions here. Nothing was changed")
+    refuse_transactional(
+        group_id,
+        found,
+        "Kafka's own group of this name has the exact offsets already: begin with them. Nothing was changed",
+    )
     targets = {key: found[key].stable + 1 for key in sorted(found)}
     lost = lost_positions(cluster, targets, found.get)
     there = cluster.topic_info({topic for topic, _ in targets}, LOOKUP_TIMEOUT_S)
@@ -108,6 +115,14 @@ def planned_export(
             "Force it if it is to go back"
         )
     return moves
+
+
+def refuse_transactional(group_id: str, found: Mapping[TopicPartition, Progress], text: str) -> None:
+    """Raise AdminError if partitions are processed in transactions: the log's positions may be behind Kafka's (M8)."""
+    marked = [f"{key[0]} [{key[1]}]" for key, progress in sorted(found.items()) if kafka_counts(progress)]
+    if marked:
+        some = ", ".join(marked[:3]) + (f" and {len(marked) - 3} more" if len(marked) > 3 else "")
+        raise AdminError(f"group {group_id!r} processes in transactions ({some}). {text}")
 
 
 def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:

@@ -11,6 +11,7 @@ from kafka_marshal.client.view import lease_info
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.inputs import ClaimLease, ReleaseLease
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
+from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPausedError, HeldError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
@@ -54,9 +55,13 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
         )
         driver.check()
     with driver.locked() as engine:
-        if manual.is_proven:
+        held = engine.leases.peers.lease(key)
+        refused = manual.is_proven and held is not None and kafka_counts(held.progress)
+        if manual.is_proven and not refused:
             return Lease(driver, manual)
         engine.take(ReleaseLease(manual), driver.now_ms())
+        if refused:
+            raise _transactional(engine.settings.group_id, topic, partition)
         driver.upkeep.levels.check(manual.lease.cp)
         raise _refusal(driver, manual)
 
@@ -88,6 +93,15 @@ def _check_lease_name(driver: Driver, topic: str, partition: int) -> None:
         ClaimingPartition(*settings.ids, topic, partition, settings.heartbeat_interval_ms)
     except InvalidRecordError as error:
         raise ConfigurationError(f"this names no partition that could be claimed: {error}") from error
+
+
+def _transactional(group_id: str, topic: str, partition: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"{topic} [{partition}]: the group processes it in transactions: Kafka's offset counts, which may be ahead of "
+        "the log's. A lease claimed by hand knows nothing of it; it was released, and nothing was done. Use "
+        "consumer([…], transactions=True). Or give up exactly once, and set its position: "
+        f"kafka-marshal release-group {quote(group_id)} --partition {topic}:{partition}=OFFSET"
+    )
 
 
 def _refusal(driver: Driver, manual: ManualLease) -> Exception:

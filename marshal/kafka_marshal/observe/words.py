@@ -121,6 +121,8 @@ def _batch(record: HeartbeatBatch) -> str:
 def _commit(record: CommitRanges) -> str:
     found = split(record.ranges)
     at = _at(record.topic, record.partition)
+    if not found.ranges and found.kafka_counts:
+        return f"says that {at} is processed in transactions: Kafka's offset counts"
     if not found.ranges:
         return f"says which topic the position in {at} is of"
     ranges = [str(first) if first == last else f"{first}-{last}" for first, last in found.ranges]
@@ -161,9 +163,9 @@ def _entry(entry: CommitEntry) -> str:
     if entry.through is not None:
         done = f"{at}={entry.through if entry.through >= 0 else 'nothing'}"
     elif entry.ranges:
-        ranges = split(entry.ranges).ranges
-        listed = _some([str(first) if first == last else f"{first}-{last}" for first, last in ranges])
-        done = f"{at}: {listed or 'its topic'}"
+        found = split(entry.ranges)
+        listed = _some([str(first) if first == last else f"{first}-{last}" for first, last in found.ranges])
+        done = f"{at}: {listed or ('in transactions' if found.kafka_counts else 'its topic')}"
     else:
         done = at
     return done if entry.metadata is None else f"{done} (with metadata)"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, split
 from kafka_marshal.pipeline.audit.group_observer import GroupObserver
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched
 from kafka_marshal.pipeline.audit.piece_spans import EndedPiece, PieceSpan, Place
@@ -275,7 +275,8 @@ class Observer:
             self._stale(watched, client, instance, epoch)
         done = split(watched.commit(ranges))
         self._rows_of_done(watched, client, instance, epoch, "range", list(done.ranges))
-        self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(done.marks)])
+        marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
+        self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(marks)])
 
     def _forget(self, group: str) -> None:
         """C16."""
