@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (18, 4_400),
+    "admin": (18, 4_500),
     "cli": (26, 6_400),
     "client": (42, 9_000),
     "engine": (58, 11_800),

@@ -195,6 +195,19 @@ def test_a_producer_that_was_fenced_is_made_again_and_nothing_is_done_twice(
     assert outputs(cluster) == names(0, 19)
 
 
+def test_the_lease_is_compared_with_the_clock_right_before_the_commit(cluster: MemoryCluster) -> None:
+    marshal = member(cluster, hi=60_000)  # no heartbeat comes in between
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batch = next(consumer.batches(5, 0.1))
+    with pytest.raises(LeaseLostError, match="nothing was committed"), consumer.transaction(batch) as tx:
+        tx.produce(OUT, b"never")
+        lease = marshal._driver.engine.book.leases[TOPIC, 0]
+        lease.valid_until = 0.0  # as if the block had taken that long
+        lease.refresh()
+    assert outputs(cluster) == []
+    answer("Marshal.close()", marshal.close)
+
+
 def test_few_producers_serve_many_partitions(caplog: pytest.LogCaptureFixture) -> None:
     cluster = memory_cluster(4, MESSAGES)
     cluster.broker.create_topic(OUT, 1)

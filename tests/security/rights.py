@@ -28,7 +28,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 #: In Kafka, each of these operations implies DESCRIBE.
 IMPLY_DESCRIBE = frozenset({"READ", "WRITE", "DELETE", "ALTER"})
 
-_KINDS = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP}
+_KINDS = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional-id": ResourceType.TRANSACTIONAL_ID,
+}
 _HEAD = "| role | on | operations |"
 
 
@@ -55,7 +59,7 @@ def roles_of(page: str) -> dict[str, tuple[Right, ...]]:
         if inherited := re.fullmatch(r"all of `([\w-]+)`", on):
             mine += found[inherited[1]]
             continue
-        place = re.fullmatch(r"(topic|group) `([\w-]+)`", on)
+        place = re.fullmatch(r"(topic|group|transactional-id) `([\w-]+/?)`( \(all that begin so\))?", on)
         assert place, f"{PAGE.name}: {on!r} is neither a resource nor a role of before"
         mine += [Right(place[1], place[2], each.strip()) for each in operations.split(",")]
     return {role: tuple(dict.fromkeys(rights)) for role, rights in found.items()}
@@ -80,7 +84,7 @@ def give(bootstrap: str, wanted: Mapping[str, Iterable[Right]], root: Config | N
         AclBinding(
             _KINDS[right.kind],
             right.name,
-            ResourcePatternType.LITERAL,
+            ResourcePatternType.PREFIXED if right.name.endswith("/") else ResourcePatternType.LITERAL,
             f"User:{user}",
             "*",
             AclOperation[right.operation],

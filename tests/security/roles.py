@@ -172,6 +172,14 @@ def _dead_letters(trial: Trial) -> None:
             watching.join()
 
 
+def _transactions(trial: Trial) -> None:
+    options: dict[str, Any] = {"transactions": True, "partition_stuck": "raise"}
+    with trial.marshal() as marshal, marshal.consumer([trial.data], **options) as consumer:
+        batch = next(consumer.batches(1, 0.1))
+        with consumer.transaction(batch) as tx:
+            tx.produce(trial.names["orders-dead"], b"x")
+
+
 def _snapshots(trial: Trial) -> None:
     """A member reads the newest snapshots at its start, and writes a due one (S2)."""
     before = trial.end_of("__marshal_snapshots")
@@ -253,6 +261,7 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "group-member": _group_member,
     "mirror": _mirror,
     "dead-letters": _dead_letters,
+    "transactions": _transactions,
     "snapshots": _snapshots,
     "history": _commands(("log",), ("who", "looked-at", "orders", "0"), ("dump",)),
     "looker": _commands(

@@ -80,6 +80,8 @@ IN_EVERY_RUN = {
     "member-without-READ-on-topic-'orders'-but-look",
     "mirror-without-READ-on-group-'billing'",
     "dead-letters-without-WRITE-on-topic-'orders-dead'-but-look",
+    "transactions-without-WRITE-on-transactional-id-'billing/'",
+    "transactions-without-READ-on-group-'billing'",
     "looker-without-DESCRIBE-on-topic-'orders'",
     "history-without-READ-on-topic-'__marshal'-but-look",
     "after-prune-without-READ-on-topic-'__marshal_snapshots'",
@@ -101,6 +103,7 @@ def marked(case: Case) -> ParameterSet:
 def names_of(case: Case) -> dict[str, str]:
     topic = f"__own-{case.user}" if case.role in OWN_TOPIC else "__marshal"
     own = {"__marshal": topic, "__marshal_snapshots": f"{topic}_snapshots", "billing": f"billing-{case.user}"}
+    own["billing/"] = f"{own['billing']}/"
     return {**own, "orders": "orders", "orders-dead": "orders-dead", "looked-at": "looked-at"}
 
 
@@ -181,6 +184,6 @@ def test_without_one_of_them_it_says_which(trial: Try, case: Case) -> None:
     # Without READ or WRITE even the first DESCRIBE is refused, which they would imply.
     looks = [] if case.may_look else ["DESCRIBE"]
     wanted = "|".join([case.without.operation, *looks])
-    assert re.search(rf"needs the right ({wanted}) on {case.without.kind} '{re.escape(name)}'", text), text
+    assert re.search(rf"needs the right ({wanted}) on {case.without.kind} (prefix )?'{re.escape(name)}'", text), text
     assert "docs/security.md" in text
     assert "report it" not in text

@@ -158,7 +158,7 @@ class Transactions:
             self._warn_of_many(asked.consumer)
             answer = self._step(asked)
         except MarshalError as error:
-            is_theirs = isinstance(error, ConfigurationError)
+            is_theirs = isinstance(error, ConfigurationError | AuthorizationError)
             self._answer(TakeOverFailed(asked.consumer, asked, str(error), error if is_theirs else None))
         except Exception as error:  # noqa: BLE001 - logged with its traceback; it is tried again
             log(logging.ERROR, "take_over_failed", "taking over a partition for transactions failed", error=error)

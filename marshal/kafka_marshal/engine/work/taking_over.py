@@ -191,7 +191,7 @@ class TakeOvers:
                 "nothing is lost; it is tried again, and other partitions continue"
             )
             self._consumer.positions.stuck.no_transaction(assignment, text, now)
-        if error is not None:
+        if error is not None and str(error) not in map(str, self._consumer.errors):
             self._consumer.errors.append(error)
 
     # A new producer.
