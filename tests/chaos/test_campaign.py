@@ -15,30 +15,30 @@ pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_twenty_seconds_of_faults() -> None:
-    result = run_campaign(Options(minutes=1 / 3, seed=20, network_every_s=4.0, broker_every_s=12.0))
+def test_twelve_seconds_of_faults() -> None:
+    result = run_campaign(Options(minutes=0.2, seed=20, network_every_s=3.0, broker_every_s=7.0))
     assert result.findings.violations == []
-    assert result.kills >= 15
-    assert sum(result.points.values()) >= 5  # a slow worker's time-out may end before it reaches its point
-    assert result.stops >= 3
+    assert result.kills >= 8
+    assert sum(result.points.values()) >= 3  # a slow worker's time-out may end before it reaches its point
+    assert result.stops >= 2
     assert result.faults.get("broker", 0) >= 1
     assert sum(result.faults.values()) >= 2
-    assert result.findings.counts["messages"] >= 500
-    assert result.findings.counts["digests"] >= 10
+    assert result.findings.counts["messages"] >= 250
+    assert result.findings.counts["digests"] >= 3
 
 
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_twenty_seconds_of_faults_around_members_of_coordinated_groups() -> None:
-    result = run_campaign(Options(minutes=1 / 3, seed=21, network_every_s=4.0, broker_every_s=12.0, groups=True))
+def test_twelve_seconds_of_faults_around_members_of_coordinated_groups() -> None:
+    result = run_campaign(Options(minutes=0.2, seed=21, network_every_s=3.0, broker_every_s=7.0, groups=True))
     assert result.findings.violations == []
-    assert result.kills >= 15
-    assert sum(result.points.values()) >= 5
-    assert result.stops >= 3
+    assert result.kills >= 8
+    assert sum(result.points.values()) >= 3
+    assert result.stops >= 2
     assert sum(result.faults.values()) >= 2
-    assert result.findings.counts["messages"] >= 500
-    assert result.findings.counts["digests"] >= 5
+    assert result.findings.counts["messages"] >= 250
+    assert result.findings.counts["digests"] >= 3
 
 
 @pytest.mark.cluster3
