@@ -110,6 +110,11 @@ class Kind:
         return made
 
     @property
+    def error(self) -> type[Exception]:
+        """Of its driver."""
+        return self.sink()._driver_error
+
+    @property
     def mark(self) -> str:
         return "?" if self.name == "sqlite" else "%s"
 

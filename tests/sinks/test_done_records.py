@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from kafka_marshal import Attempt, Message
 from kafka_marshal.client.attempt import GroupKind, Order, current
 from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
-from kafka_marshal.sinks.done_records import MERGE_EVERY, DoneRecords, interval_merged
+from kafka_marshal.sinks.done_records import MERGE_EVERY, interval_merged
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Kind, Postgres
 
@@ -122,6 +122,31 @@ def test_an_exception_leaves_nothing_and_the_next_attempt_writes(kind: Kind) -> 
         raise KeyError
     assert kind.rows() == []
     assert handle(kind, sink, 4)
+    assert not handle(kind, sink, 4)
+
+
+def test_an_error_of_the_database_that_the_block_keeps_to_itself(kind: Kind) -> None:
+    """PostgreSQL has ended the transaction by then; SQLite has undone that statement only."""
+    sink = kind.sink()
+
+    def swallow(tx: Any) -> None:
+        tx.execute(kind.insert(), (4, "x"))
+        with suppress(kind.error):
+            tx.execute("INSERT INTO nowhere VALUES (1)")
+
+    if kind.name == "postgres":
+        with pytest.raises(SinkError, match="has discarded the transaction"), attempt(4), sink.record() as tx:
+            swallow(tx)
+        with pytest.raises(SinkError, match="has discarded"), sink.transaction("group", [(*T0, 7, -1)]) as last:
+            swallow(last)
+        with attempt(4), sink.record() as tx:
+            tx.execute(kind.insert(), (4, "x"))
+            with suppress(kind.error), tx.connection.transaction():
+                tx.execute("INSERT INTO nowhere VALUES (1)")
+    else:
+        with attempt(4), sink.record() as tx:
+            swallow(tx)
+    assert offsets(kind) == [4]
     assert not handle(kind, sink, 4)
 
 
@@ -300,7 +325,7 @@ def test_postgres_a_record_whose_row_is_merged_away_meanwhile_is_done(postgres: 
     with ThreadPoolExecutor(1) as pool:
         with sink._work() as work:
             assert sink._row(work.connection, "group", T0, "merging") is not None
-            DoneRecords(lambda sql, given: sink._run(work.connection, sql, given), "group", T0).merge(-1, -1)
+            sink._done(work.connection, "group", T0).merge(-1, -1)
             second = pool.submit(handle, kind, sink, 4)
             waits(postgres)
         assert second.result(30) is False

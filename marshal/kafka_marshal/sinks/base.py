@@ -47,7 +47,7 @@ from kafka_marshal.sinks.database import (
     RollBackError,
     Work,
 )
-from kafka_marshal.sinks.done_records import MERGE_EVERY, PATIENCE, DoneRecords, Written, interval_merged
+from kafka_marshal.sinks.done_records import BATCHES, MERGE_EVERY, PATIENCE, DoneRecords, Written, interval_merged
 from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, entered
 from kafka_marshal.sinks.writers import Records, refuse_out_of_order, require_held, the_record, the_records
 from kafka_marshal.types import Key
@@ -251,7 +251,8 @@ class FencedSink(Database[Connection]):
         self._tidy(of, written)
         with suppress(RollBackError), self._admitted(of, written) as work:
             done = self._done(work.connection, of.group_id, of.key)
-            new = done.add(self._offsets, self._as_offsets(of.offsets))
+            offsets = of.offsets
+            new = done.add(self._offsets, self._as_offsets(offsets), offsets[0], offsets[-1])
             tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"
             yield tx
@@ -315,7 +316,7 @@ class FencedSink(Database[Connection]):
             if written.tokens != of.tokens:
                 written.tokens, written.stable = of.tokens, -1
             written.stable = max(written.stable, of.stable)
-            if len(written.offsets) >= MERGE_EVERY:
+            if len(written.offsets) >= max(MERGE_EVERY, BATCHES * (len(of.messages) - 1)):
                 self._merge(of, written)
 
     def _merge(self, of: Records, written: Written) -> None:
@@ -516,4 +517,4 @@ class FencedSink(Database[Connection]):
                 )
 
     def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:
-        return DoneRecords(partial(self._run, connection), group_id, key)
+        return DoneRecords(partial(self._run, connection), partial(self._run_all, connection), group_id, key)

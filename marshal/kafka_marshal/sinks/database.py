@@ -221,6 +221,10 @@ class Database(ABC, Generic[Connection]):
         cursor: Any = connection.cursor()  # type: ignore[attr-defined]
         return cursor.execute(sql.replace("?", self._mark), parameters)
 
+    def _run_all(self, connection: Connection, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+        """Run these in order, each after what was committed before it; the rows of each."""
+        return [self._run(connection, sql, parameters).fetchall() for sql, parameters in statements]
+
     # Work.
 
     @contextmanager

@@ -15,11 +15,14 @@ from typing import Any, Final
 from kafka_marshal.sinks.fences import Fence
 from kafka_marshal.types import Key
 
-__all__ = ["MERGE_EVERY", "DoneRecords", "Written"]
+__all__ = ["BATCHES", "MERGE_EVERY", "DoneRecords", "Written"]
 
 #: After this many records of a partition the next transaction merges their rows first. So a table that nothing holds up
 #: has little more rows than that for each partition and writing process.
 MERGE_EVERY: Final = 100
+
+#: At least this many batches between two merges: a merge costs as much as a small batch.
+BATCHES: Final = 4
 
 #: Merges in a row that may leave gaps between rows because other transactions of the partition run; the next one waits
 #: for them.
@@ -70,25 +73,28 @@ def interval_merged(last_offset: int, intervals: Sequence[Interval]) -> tuple[in
 class DoneRecords:
     """The records of one partition that are done, as one connection sees them inside its transaction."""
 
-    def __init__(self, run: Callable[[str, Sequence[Any]], Any], group_id: str, key: Key) -> None:
+    def __init__(
+        self, run: Callable[[str, Sequence[Any]], Any], run_all: Callable[..., list[Any]], group_id: str, key: Key
+    ) -> None:
         self._run_sql = run
+        self._run_all = run_all
         self._of = (group_id, *key)
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> Any:
         return self._run_sql(sql.replace("OURS", _OURS), parameters)
 
-    def add(self, table: str, offsets: Any) -> set[int]:
+    def add(self, table: str, parameter: Any, first: int, last: int) -> set[int]:
         """Store offsets as done; returns those that were not. Waits for other transactions that store the same.
 
-        table: what this database calls a parameter, ``offsets``, as the rows of a table ``one (value)``.
+        table: what this database calls a parameter with these offsets, as the rows of a table ``one (value)``.
+        first, last: the smallest and the largest of them.
         """
-        inserted = self._run(_INSERT.replace("OFFSETS", table), (*self._of, offsets)).fetchall()
+        # Rows may be merged into others while the insertion waits, so the second statement comes after it.
+        inserted, found = self._run_all(
+            (_INSERT.replace("OFFSETS", table), (*self._of, parameter)),
+            (_COVERING.replace("OURS", _OURS), (last, *self._of, first, *self._of)),
+        )
         new = {offset for (offset,) in inserted}
-        if not new:
-            return new
-        # Only now: their rows may have been merged into others while the statement above waited.
-        first, last = min(new), max(new)
-        found = self._run(_COVERING, (last, *self._of, first, *self._of)).fetchall()
         below = found[0][0]
         intervals = [(begin, end) for _, begin, end in found if begin is not None]
         done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -141,17 +142,18 @@ class PostgresSink(FencedSink["Connection"]):
         given = self._given()
         ours = {} if "connect_timeout" in given else {"connect_timeout": _CONNECT_TIMEOUT_S}
         # A pooler gives each transaction another server's connection, which knows no statement prepared before.
-        connection = psycopg.connect(make_conninfo(self._dsn, **ours), autocommit=True, prepare_threshold=None)
-        # Whatever the database's default: in a stricter level a lock that was waited for is an error, or a stale read.
-        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        return connection
+        return psycopg.connect(make_conninfo(self._dsn, **ours), autocommit=True, prepare_threshold=None)
 
     def _is_alive(self, connection: Connection) -> bool:
-        import psycopg
+        from psycopg import Error
 
+        # A server says nothing to an idle connection, unless it ends it.
+        poll = select.poll()
         try:
-            connection.execute("SELECT 1")
-        except psycopg.Error:
+            poll.register(connection.fileno(), select.POLLIN)
+            if poll.poll(0):
+                connection.execute("SELECT 1")
+        except Error:
             return False
         return True
 
@@ -196,14 +198,27 @@ class PostgresSink(FencedSink["Connection"]):
 
     @contextmanager
     def _scope(self, connection: Connection) -> Iterator[None]:
-        with connection.transaction():
-            # For this transaction only: behind a pooler the connection is another program's before and after it.
-            connection.execute(self._settings)
+        from psycopg import Error
+        from psycopg.pq import TransactionStatus
+
+        connection.execute(self._begin)
+        try:
             yield
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(Error):  # of a connection that is lost
+                if connection.info.transaction_status != TransactionStatus.IDLE:
+                    connection.execute("ROLLBACK")
+            raise
 
     @cached_property
-    def _settings(self) -> str:
-        """What holds in each transaction."""
+    def _begin(self) -> str:
+        """Begins a transaction, with what holds in it.
+
+        For this transaction only: behind a pooler the connection is another program's before and after it. Whatever the
+        database's default isolation level is: in a stricter one a lock that was waited for is an error, or a stale
+        read.
+        """
         settings = {
             "lock_timeout": f"{round(self._lock_timeout_s * 1000)}",
             "idle_in_transaction_session_timeout": f"{round(self._idle_timeout_s * 1000)}",
@@ -215,7 +230,23 @@ class PostgresSink(FencedSink["Connection"]):
         # Another program's SET would make us write to other tables, unfenced. What the dsn says stays.
         if "search_path" not in str(given.get("options", "")):
             settings["search_path"] = "DEFAULT"
-        return "; ".join(f"SET LOCAL {name} TO {value}" for name, value in settings.items())
+        local = [f"SET LOCAL {name} TO {value}" for name, value in settings.items()]
+        return "; ".join(["BEGIN ISOLATION LEVEL READ COMMITTED", *local])
+
+    def _run_all(self, connection: Connection, *statements: tuple[str, Sequence[Any]]) -> list[list[tuple[Any, ...]]]:
+        from psycopg import ClientCursor
+
+        # In one round trip. PostgreSQL takes a snapshot for each of them.
+        cursor = ClientCursor(connection)
+        cursor.execute(
+            "; ".join(sql.replace("?", self._mark) for sql, _ in statements),
+            [x for _, each in statements for x in each],
+        )
+        found = []
+        for _ in statements:
+            found.append(cursor.fetchall() if cursor.description else [])
+            cursor.nextset()
+        return found
 
     def _make_rows(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> None:
         # Rows that are absent are made before any is locked, and committed at once: so all transactions take all
@@ -247,14 +278,11 @@ class PostgresSink(FencedSink["Connection"]):
         # No row lock for records: a stream of writers that share it keeps all others from it without an end. Advisory
         # locks are given in the order they were asked for. What their last holder did, the next statement sees.
         gate, clause = _LOCKS[lock]
-        if gate:
-            [[given]] = connection.execute(gate, (_gate(group_id, key),))
-            if given is False:
-                return None
-        found = connection.execute(_ROW + clause, (group_id, *key)).fetchone()
-        if found is None and lock == "shared":
+        statements: list[tuple[str, Sequence[Any]]] = [(gate, (_gate(group_id, key),))] if gate else []
+        *taken, found = self._run_all(connection, *statements, (_ROW + clause, (group_id, *key)))
+        if not found and lock == "shared":
             self._known.discard((group_id, key))
-        return None if found is None else Progress(*found)
+        return None if not found or taken == [[(False,)]] else Progress(*found[0])
 
     def _select_for_update(self, connection: Connection, group_id: str, keys: Sequence[Key]) -> dict[Key, Progress]:
         rows = connection.execute(
@@ -268,8 +296,16 @@ class PostgresSink(FencedSink["Connection"]):
     def _check_still_open(self, connection: Connection) -> None:
         from psycopg.pq import TransactionStatus
 
-        if connection.info.transaction_status == TransactionStatus.IDLE:
+        status = connection.info.transaction_status
+        if status == TransactionStatus.IDLE:
             raise ended_early(self._name())
+        if status == TransactionStatus.INERROR:
+            # Its COMMIT would be a rollback, without a word.
+            raise SinkError(
+                f"{self._name()}: a statement of the block failed, and the block continued: PostgreSQL has discarded "
+                f"the transaction. {NOTHING_WRITTEN}. Let database errors leave the block; around a statement that may "
+                "fail, use a savepoint: with tx.connection.transaction(): …"
+            )
 
     def _why(self, error: Exception) -> tuple[str, str, bool]:
         import psycopg
