@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions
 
@@ -20,10 +20,14 @@ from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.network import Network
 from kafka_marshal.testing.simulation.process import Host, Process
 from kafka_marshal.testing.simulation.scheduler import Scheduler
+from kafka_marshal.types import Key
 from tests.contract.virtual import VirtualThreading, VirtualTime, play
 
 LOG_TIME = {"message.timestamp.type": "LogAppendTime"}
 TIMEOUT_S = 15.0
+
+#: Metadata of a committed offset.
+FOUND = "kafka-marshal 7"
 
 
 def eventually(met: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
@@ -55,6 +59,9 @@ class Side(Protocol):
 
     def produce_transaction(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
         """Write values, then one offset that no reader gets."""
+
+    def pending(self, transactional_id: str, group_id: str, key: Key, offset: int) -> Callable[[], object]:
+        """Send an offset in a transaction, and nothing more; returns what commits it."""
 
     def delete_topic(self, topic: str) -> None: ...
 
@@ -105,6 +112,18 @@ class MemorySide(_Named):
     def produce_transaction(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
         self.produce(topic, partition, values)
         self._broker.skip(topic, partition)
+
+    def pending(self, transactional_id: str, group_id: str, key: Key, offset: int) -> Callable[[], object]:
+        with self._broker.changed:
+            transactions = self._broker.transactions
+            epoch = transactions.init(transactional_id, 60_000)
+            transactions.send_offset(transactional_id, epoch, group_id, key, offset, FOUND)
+        return lambda: self._commit(transactional_id, epoch)
+
+    def _commit(self, transactional_id: str, epoch: int) -> None:
+        with self._broker.changed:
+            self._broker.transactions.end(transactional_id, epoch, commit=True)
+            self._broker.changed.notify_all()
 
     def delete_topic(self, topic: str) -> None:
         self._broker.delete_topic(topic)
@@ -205,6 +224,16 @@ class KafkaSide(_Named):
             producer.produce(topic, value, b"k", partition)
         producer.commit_transaction(TIMEOUT_S)
         eventually(lambda: end() == due, "the marker is in the log")  # the broker writes it after its answer
+
+    def pending(self, transactional_id: str, group_id: str, key: Key, offset: int) -> Callable[[], object]:
+        producer = Producer({**self._settings, "transactional.id": transactional_id})
+        producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+        consumer = Consumer({**self._settings, "group.id": group_id})
+        where, group = [TopicPartition(*key, offset, FOUND)], consumer.consumer_group_metadata()
+        producer.send_offsets_to_transaction(where, group, TIMEOUT_S)
+        consumer.close()
+        return lambda: producer.commit_transaction(TIMEOUT_S)
 
     def delete_topic(self, topic: str) -> None:
         self._admin.delete_topics([topic])[topic].result(TIMEOUT_S)

@@ -17,6 +17,7 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.appender import KafkaAppender
 from kafka_marshal.adapters.kafka.errors import RETRY_CODES, Troubles, fault_kind, marshal_error
 from kafka_marshal.adapters.kafka.producer import KafkaProducer
+from kafka_marshal.adapters.kafka.transactional import KafkaTransactionalProducer
 from kafka_marshal.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -25,11 +26,14 @@ from kafka_marshal.errors import (
     KafkaUnavailableError,
     MarshalError,
     ProduceError,
+    TransactionError,
 )
 from kafka_marshal.ports import Ack, FaultKind
 from kafka_marshal.testing import LocalBroker, TcpProxy
-from tests.contract.sides import TIMEOUT_S, DataLog, KafkaSide, TailLog, append, closed_port, eventually
+from kafka_marshal.testing.proxy import Direction
+from tests.contract.sides import FOUND, TIMEOUT_S, DataLog, KafkaSide, TailLog, append, closed_port, eventually
 from tests.contract.test_lookups import LOOKUPS
+from tests.contract.test_transactions import Work
 from tests.secured import allow, broker_properties, login
 
 
@@ -242,12 +246,67 @@ def test_an_acl_that_forbids_producing(guarded: LocalBroker) -> None:
 # -- a broker that goes and comes back -----------------------------------------------------------------------------
 
 
-@pytest.mark.broker
-def test_everything_continues_after_an_outage() -> None:
-    """Nothing is lost, repeated or out of order; the tail reports the outage."""
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[TcpProxy, LocalBroker]]:
+    """A broker behind a network that can fail."""
     with TcpProxy() as proxy, LocalBroker(advertised_port=proxy.port) as broker:
         proxy.target_port = broker.port
-        side = KafkaSide(broker.bootstrap_servers, {})
+        yield proxy, broker
+
+
+class _FailsAtCommit:
+    """A librdkafka producer that calls something before its commit."""
+
+    def __init__(self, producer: Producer, call: Callable[[], object]) -> None:
+        self._producer = producer
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._call()
+        self._producer.commit_transaction(timeout)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("lost", [Direction.TO_CLIENT, Direction.TO_BROKER])
+def test_a_commit_without_an_answer_is_decided_by_the_successor(
+    proxied: tuple[TcpProxy, LocalBroker], lost: Direction
+) -> None:
+    proxy, broker = proxied
+    with closing(KafkaSide(broker.bootstrap_servers, {})) as side:
+        work = Work(side)
+        producer = work.producer()
+        assert isinstance(producer, KafkaTransactionalProducer)
+        producer._producer = _FailsAtCommit(producer._producer, lambda: proxy.black_hole(lost))  # type: ignore[assignment]
+        producer.begin()
+        producer.send(work.output, b"once")
+        with pytest.raises(KafkaUnavailableError, match="It may be committed, or come to be"):
+            producer.commit(work.group, work.key, 5, FOUND, 1.0)
+        for call in (producer.begin, lambda: producer.abort(1.0)):
+            with pytest.raises(TransactionError):
+                call()
+        producer.close()
+        proxy.restore()
+        with closing(work.producer()) as successor:
+            found = work.committed()
+            assert found == (5, FOUND) if lost is Direction.TO_CLIENT else found in (None, (5, FOUND))
+            if found is None:
+                work.commit(successor, 5, b"once")
+            assert work.visible(1) == [b"once"]
+            eventually(lambda: len(set(work.ends())) == 1, "nothing is open")
+            assert work.visible(1) == [b"once"]
+
+
+@pytest.mark.broker
+def test_everything_continues_after_an_outage(proxied: tuple[TcpProxy, LocalBroker]) -> None:
+    """Nothing is lost, repeated or out of order; the tail reports the outage."""
+    proxy, broker = proxied
+    with closing(KafkaSide(broker.bootstrap_servers, {})) as side:
         topic = side.topic(1, {"message.timestamp.type": "LogAppendTime"})
         tail = TailLog(side.cluster.tail(topic, {0: 0}))
         data = DataLog(side.cluster.data_reader("g", {}))
@@ -280,7 +339,6 @@ def test_everything_continues_after_an_outage() -> None:
         appender.close()
         tail.tail.close()
         data.reader.close()
-        side.close()
 
 
 # -- the mapping itself --------------------------------------------------------------------------------------------

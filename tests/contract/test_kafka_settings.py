@@ -29,6 +29,7 @@ REFUSED: list[tuple[str, object]] = [
     ("delivery.timeout.ms", 1000),
     ("compression.type", "zstd"),
     ("compression.codec", "lz4"),
+    ("transaction.timeout.ms", 60_000),
     ("group.id", "mine"),
     ("group.instance.id", "mine"),
     ("auto.offset.reset", "earliest"),

@@ -13,7 +13,7 @@ CATEGORY = "feature"
 _OFFERED = re.compile(r"ApiKey (?P<name>\w+) \(\d+\) Versions \d+\.\.(?P<newest>\d+)")
 
 #: Request → the version that exactly once needs: OffsetFetch waits for pending offsets from 7 on (Kafka 2.5).
-_NEEDED = {"OffsetFetch": 7}
+NEEDED = {"OffsetFetch": 7}
 
 
 class ApiVersions:
@@ -33,7 +33,7 @@ class ApiVersions:
         if level > logging.DEBUG:
             return False
         if (found := _OFFERED.search(line)) is not None:
-            needed, newest = _NEEDED.get(found["name"], 0), int(found["newest"])
+            needed, newest = NEEDED.get(found["name"], 0), int(found["newest"])
             if newest < needed:
                 self.lacking = f"they know {found['name']} up to version {newest}, and {needed} is needed"
         return not self._is_debugging

@@ -87,7 +87,7 @@ class MemoryTransactionalProducer:
 
     def commit(self, group_id: str, key: TopicPartition, offset: int, metadata: str, timeout_s: float) -> None:
         self._check_in_transaction()
-        deadline = time.monotonic() + timeout_s
+        deadline = self._now_s() + timeout_s
         late = partial(transactions.not_committed, self._id)
         if self._waiting:
             self._ask("send", timeout_s, late, self._write_all)
@@ -182,8 +182,11 @@ class MemoryTransactionalProducer:
                 raise late("the answer was lost")
             return answer
 
+    def _now_s(self) -> float:
+        return time.monotonic()
+
     def _left_s(self, deadline: float) -> float:
-        return max(0.0, deadline - time.monotonic())
+        return max(0.0, deadline - self._now_s())
 
     def _check_usable(self) -> None:
         if self._closed:

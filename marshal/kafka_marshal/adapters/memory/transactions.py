@@ -18,6 +18,9 @@ from kafka_marshal.ports import TopicPartition
 
 __all__ = ["Transactions"]
 
+#: The brokers' transaction.max.timeout.ms.
+MAX_TIMEOUT_MS = 900_000
+
 #: Of a group.
 _Where = tuple[str, TopicPartition]
 
@@ -82,6 +85,8 @@ class Transactions:
 
     def init(self, transactional_id: str, timeout_ms: int) -> int:
         """Fence the producer before, and abort its transaction; returns the new one's epoch."""
+        if timeout_ms > MAX_TIMEOUT_MS:
+            raise transactions.timeout_too_high(timeout_ms)
         self._end(transactional_id, commit=False)
         self._timeouts[transactional_id] = timeout_ms
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1

@@ -34,6 +34,7 @@ from kafka_marshal.testing.simulation.living import Living, Trouble
 from kafka_marshal.testing.simulation.producer import SimulatedProducer
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
+from kafka_marshal.testing.simulation.transactional import SimulatedTransactionalProducer, wait_until
 
 __all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
 
@@ -62,6 +63,12 @@ class Network:
         #: Coordination partition → offset of its broker's clock (ms).
         self.clock_shift: dict[int, float] = {}
         self._shift = 0.0
+        broker.transactions.on_end = self._readable
+
+    def _readable(self, key: TopicPartition) -> None:
+        """Readers of committed records may get further."""
+        for reader in self.readers:
+            reader.written(key)
 
     def broker_clock(self) -> float:
         """The clock of the broker that is written to (ms)."""
@@ -168,6 +175,16 @@ class SimulatedCluster(MemoryCluster):
     ) -> SimulatedProducer:
         self._check_open()
         return SimulatedProducer(self._network, self._process, delivery_timeout_ms)
+
+    def transactional_producer(
+        self, transactional_id: str, config: Mapping[str, object], *, transaction_timeout_ms: int
+    ) -> SimulatedTransactionalProducer:
+        self._check_open()
+        return SimulatedTransactionalProducer(self._network, self._process, transactional_id, transaction_timeout_ms)
+
+    def _is_settled(self, settled: Callable[[], bool], timeout_s: float) -> bool:
+        scheduler = self._network.scheduler
+        return wait_until(scheduler, settled, scheduler.now + timeout_s * 1000)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,94 @@
+"""Transactions with a real broker: what has no counterpart in memory."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+
+from kafka_marshal.adapters.kafka import api_versions
+from kafka_marshal.adapters.kafka.api_versions import ApiVersions
+from kafka_marshal.errors import ConfigurationError
+from tests.contract.sides import FOUND, TIMEOUT_S, KafkaSide, eventually
+from tests.contract.test_transactions import Work
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_of_the_group_make_no_difference(kafka_side: KafkaSide, kafka_broker: Any, protocol: str) -> None:
+    """The broker checks neither member nor generation of a consumer that never joined: only the id fences."""
+    work = Work(kafka_side)
+    settings = {"group.id": work.group, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+    member = Consumer({**kafka_broker.client_config, "bootstrap.servers": kafka_broker.bootstrap_servers, **settings})
+    with closing(work.producer()) as producer:
+        member.subscribe([work.key[0]])
+        eventually(lambda: member.poll(0.1) or member.assignment(), "it has joined")
+        work.commit(producer, 3, b"v")
+        assert work.committed() == (3, FOUND)
+        member.close()
+        work.commit(producer, 4, b"v")
+        assert work.committed() == (4, FOUND)
+
+
+@pytest.mark.broker
+def test_close_frees_everything_at_once(kafka_side: KafkaSide) -> None:
+    """Also with a transaction open, records under way, or no broker: the threads of librdkafka end with it."""
+    work = Work(kafka_side)
+    before = threads()
+    cluster = kafka_side.unreachable()
+    for number in range(2):
+        alone = cluster.transactional_producer(f"g/t/{number}", {}, transaction_timeout_ms=60_000)
+        alone.close()
+    cluster.close()
+    for _ in range(3):
+        producer = work.producer()
+        producer.begin()
+        for number in range(1_000):
+            producer.send(work.output, b"%d" % number)
+        producer.close()
+    eventually(lambda: threads() <= before, "no thread is left")
+    with closing(work.producer()) as successor:
+        work.commit(successor, 1, b"kept")
+    assert work.visible(1) == [b"kept"]
+
+
+@pytest.mark.broker
+def test_a_full_queue_makes_send_wait(kafka_side: KafkaSide) -> None:
+    work = Work(kafka_side)
+    config = {"queue.buffering.max.messages": 10}
+    producer = kafka_side.cluster.transactional_producer(work.id, config, transaction_timeout_ms=60_000)
+    producer.init(TIMEOUT_S)
+    work.commit(producer, 1, *(b"%d" % number for number in range(200)))
+    producer.close()
+    assert work.visible(200) == [b"%d" % number for number in range(200)]
+
+
+@pytest.mark.broker
+def test_brokers_too_old_are_refused(kafka_side: KafkaSide, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(kafka_side)
+    monkeypatch.setattr(api_versions, "NEEDED", {"OffsetFetch": 99})
+    with pytest.raises(ConfigurationError, match=r"too old.*OffsetFetch up to version \d+, and 99 .*Kafka 2\.5"):
+        work.committed()
+
+
+def test_versions_are_read_from_lines_of_librdkafka() -> None:
+    line = "[thrd:127.0.0.1:9092/1]: 127.0.0.1:9092/1:   ApiKey OffsetFetch (9) Versions 0..{}"
+    settings: dict[str, object] = {}
+    versions = ApiVersions(settings)
+    assert settings == {"debug": "feature"}
+    found = []
+    for newest in (7, 6):
+        assert versions.take(10, line.format(newest))
+        found.append(versions.lacking)
+    assert found == [None, "they know OffsetFetch up to version 6, and 7 is needed"]
+    assert not versions.take(40, "an error")
+    settings = {"debug": "topic"}
+    assert not ApiVersions(settings).take(10, line.format(7)), "a user that debugs sees the lines"
+    assert settings == {"debug": "topic,feature"}
