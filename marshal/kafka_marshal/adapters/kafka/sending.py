@@ -170,10 +170,14 @@ class Sending:
             self._producer.purge()
             self._flush(1.0)  # serves the callbacks of what was purged; nothing is sent any more
         try:
-            self._producer.close()
+            self._free()
         except KafkaException as error:  # it came up only now; librdkafka has freed everything before it raised
             self._failed(error)
         self._call()
+
+    def _free(self) -> None:
+        """Free the connection; nothing is under way."""
+        self._producer.close()
 
     def _call(self) -> None:
         """Call the acks that are due, each once, whichever thread comes first."""

@@ -178,6 +178,10 @@ class KafkaTransactionalProducer(KafkaProducer):
             self._call_broker(lambda: self._producer.abort_transaction(timeout_s), late)
             self._is_open = False
 
+    def _free(self) -> None:
+        """By the last reference: Producer.close() would first abort the transaction, and wait for a broker to do it."""
+        del self._producer
+
     def _check_open(self) -> None:
         if self._closed:
             raise transactions.closed()

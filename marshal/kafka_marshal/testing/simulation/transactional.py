@@ -67,7 +67,7 @@ class SimulatedTransactionalProducer(MemoryTransactionalProducer):
             self._watch()
 
     def _watch(self) -> None:
-        """Have the broker end it in time, so that readers go on."""
+        """Have the broker end it in time: readers wait for that."""
         if self._expires_at <= self._scheduler.now:
             self._expires_at = self._scheduler.now + self._timeout_ms + SHORTEST_MS
             self._scheduler.call_at(self._expires_at, self._broker.transactions.expire)
