@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lanes", action="store_true", help="stories of workers with many handlers (consumer.run), at least once"
     )
+    parser.add_argument(
+        "--transactions", action="store_true", help="stories of workers that commit outputs and progress together"
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -84,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     delivery=options.delivery,
                     coordinated=options.groups,
                     lanes=options.lanes,
+                    transactions=options.transactions,
                 ),
                 worker,
             )
@@ -100,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             delivery=options.delivery,
             groups=options.groups,
             lanes=options.lanes,
+            transactions=options.transactions,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

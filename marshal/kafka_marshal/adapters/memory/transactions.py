@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from kafka_marshal.adapters import transactions
@@ -56,7 +57,7 @@ class _Logs(Protocol):
     ) -> int: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Transaction:
     """One that is open: from its first record or offset on."""
 
@@ -80,6 +81,10 @@ class Transactions:
         #: Commits by the order of their arrival: the latest wins, whenever its transaction ends.
         self._numbers = itertools.count(1)
         self._latest: dict[_Where, int] = {}
+        #: Committed, and not shown yet: brokers do that a little after their answer. Until then it counts as pending.
+        self._unsettled: list[_Transaction] = []
+        #: Calls the function when that is.
+        self.settle: Callable[[Callable[[], None]], None] = lambda apply: apply()
         #: Called with each partition whose end for readers may have changed.
         self.on_end: Callable[[TopicPartition], None] = lambda _: None
 
@@ -131,7 +136,7 @@ class Transactions:
     def is_pending(self, group_id: str, key: TopicPartition) -> bool:
         """Whether an open transaction has sent an offset of it."""
         self.expire()
-        return any((group_id, key) in each.offsets for each in self._open.values())
+        return any((group_id, key) in each.offsets for each in (*self._open.values(), *self._unsettled))
 
     def expire(self) -> None:
         """End what is open for too long; its producer is fenced."""
@@ -164,7 +169,14 @@ class Transactions:
                 log.drop(offsets)
             self._broker.skip(*key)  # the marker
             self.on_end(key)
+        if commit and transaction.offsets:
+            self._unsettled.append(transaction)
+            self.settle(partial(self._show, transaction))
+
+    def _show(self, transaction: _Transaction) -> None:
+        """Show the offsets of a committed transaction."""
+        self._unsettled.remove(transaction)
         for (group_id, key), (number, offset, metadata) in transaction.offsets.items():
-            if commit and number > self._latest.get((group_id, key), 0):
+            if number > self._latest.get((group_id, key), 0):
                 self._latest[group_id, key] = number
                 self._broker.committed.setdefault(group_id, {})[key] = offset, metadata

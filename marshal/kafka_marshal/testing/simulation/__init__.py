@@ -12,6 +12,9 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``interrupting``        asynchronous exceptions in workers' calls and in reads
 ``logs``                fails a story whose processes log an exception
 ``workers``             the built-in workers: every way to receive messages
+``transactional``       a process's producers of transactions
+``in_transactions``     the worker that commits outputs and progress together (``consumer.transaction``)
+``outputs``             what readers of committed records see of these outputs
 ``in_lanes``            the worker with many handlers (``consumer.run``)
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message

@@ -177,6 +177,7 @@ def simulate(
     delivery: Delivery | None = None,
     groups: bool = False,
     lanes: bool = False,
+    transactions: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -188,20 +189,30 @@ def simulate(
     "at-most-once" for all consumers; by default, stories of your own worker are at least once, and a quarter of the
     others are at most once. ``groups``: all clients are members of a coordinated group, with ``job.strategy`` and
     ``job.session_timeout_ms``. ``lanes``: the built-in workers call ``consumer.run``, and messages have keys; always
-    at least once. ``groups`` and ``lanes`` change the story of a seed. Raises ConfigurationError if the worker is not
-    found.
+    at least once. ``transactions``: the built-in workers commit outputs and progress in transactions; a reader of
+    committed records gets the output of each message once and in order. These three change the story of a seed. Raises
+    ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
         arguments.one_of("delivery", delivery, get_args(Delivery))
     if lanes and delivery == "at-most-once":
         raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
+    if transactions and (lanes or delivery == "at-most-once"):
+        raise ConfigurationError("stories of transactions are of delivery='at-least-once' and have no lanes")
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
     began = time.monotonic()
     run = partial(
         _run_one,
-        partial(Scenario.from_seed, worker=function is not None, delivery=delivery, coordinated=groups, lanes=lanes),
+        partial(
+            Scenario.from_seed,
+            worker=function is not None,
+            delivery=delivery,
+            coordinated=groups,
+            lanes=lanes,
+            transactions=transactions,
+        ),
         function,
         judge,
     )

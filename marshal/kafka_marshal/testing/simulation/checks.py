@@ -18,6 +18,7 @@ order                  of a key or a partition, as passed to ``consumer.run``: n
                        before its predecessor was handled, and one process never handles two at a time
 no work without lease  no message is begun that was delivered under a lease which the process knows to be over
 fenced sink            has each message once, in order, whatever the clocks do (C9)
+outputs                of each message are seen once, in order, by readers of committed records (M)
 member invariants      see :mod:`kafka_marshal.testing.simulation.member_invariants`
 rules                  an independent judge, if there is one, computes the same outcomes
 =====================  =========================================================================================
@@ -43,7 +44,6 @@ from kafka_marshal.testing.simulation.excused import Excused
 from kafka_marshal.testing.simulation.holdings import Held, holdings, member
 from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
-from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded, state_of
 from kafka_marshal.testing.simulation.scenario import Terms
 from kafka_marshal.testing.simulation.touched import holds, in_flight_of, key_of, name_of, place_of, touched
@@ -124,7 +124,7 @@ class Checks:
         self.end_of: Callable[[Key], int | None] = lambda _: 0
         self._watched: list[tuple[Living, Driver]] = []
         self._holders = Holders()
-        self.accounts: Accounts = Accounts(Ordering(scenario, self.fail))
+        self.accounts: Accounts = Accounts.of(scenario, self.fail)
         self._granted = Granted()
         #: Members that an operator evicted → place of that record: they work until they read it (G20).
         self._evicted: dict[str, tuple[int, int]] = {}
@@ -408,7 +408,7 @@ class Checks:
                 ledger.handled[offset] = NOT_NEEDED
                 ledger.passed_over.add(offset)
             ledger.ever.add(offset)
-        self.accounts.moved.add(key)
+        self.accounts.repositioned(key, now + 1)
         self._holders.beaten = {at: sent for at, sent in self._holders.beaten.items() if at[1] != key}
 
     def _forgotten(self, cp: int) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.ordering import Ordering
+from kafka_marshal.testing.simulation.outputs import Outputs
 from kafka_marshal.types import Key
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.simulation.scenario import Scenario
 
 __all__ = ["NOT_NEEDED", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
 
@@ -58,6 +63,8 @@ class Accounts:
 
     #: In which order.
     ordering: Ordering
+    #: What readers of committed records see.
+    outputs: Outputs
     _ledgers: dict[Key, Ledger] = field(default_factory=dict)
     seen: dict[Key, Seen] = field(default_factory=dict)
     #: Where an admin has set the position.
@@ -65,12 +72,22 @@ class Accounts:
     #: What the fenced sink has.
     written: dict[Key, set[int]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, scenario: Scenario, fail: Callable[[str, str], None]) -> Accounts:
+        """Those of a story that begins."""
+        return cls(Ordering(scenario, fail), Outputs(fail))
+
     def ledger(self, key: Key) -> Ledger:
         """What was done with a partition's messages."""
         found = self._ledgers.get(key)
         if found is None:
             found = self._ledgers[key] = Ledger()
         return found
+
+    def repositioned(self, key: Key, position: int) -> None:
+        """An admin has set the position."""
+        self.moved.add(key)
+        self.outputs.repositioned(key, position)
 
     def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
         """These offsets have no message; they are done with their neighbours (P6)."""

@@ -45,6 +45,9 @@ BROKER_EPOCH_MS = 1_700_000_000_000.0
 #: The simulator makes one long wait of the series, which has the same effect.
 ACK_WATCH_S = 0.002
 
+#: Offsets of a committed transaction are shown this long (ms) after it; every eighth of them late.
+SETTLES_MS, SETTLES_LATE_MS = 2.0, 300.0
+
 
 class Network:
     """Everything in transit."""
@@ -64,11 +67,24 @@ class Network:
         self.clock_shift: dict[int, float] = {}
         self._shift = 0.0
         broker.transactions.on_end = self._readable
+        broker.transactions.settle = self._settle
+        #: The share of transactions' requests that the brokers take up late.
+        self.slow_share = 0.06
+        self._settled = 0
+        #: Called with each partition in which a transaction has ended.
+        self.on_ended: Callable[[TopicPartition], None] = lambda _: None
+
+    def _settle(self, show: Callable[[], None]) -> None:
+        """Committed offsets are shown soon after the commit was answered, and sometimes late."""
+        self._settled += 1
+        after_ms = SETTLES_LATE_MS if self._settled % 8 == 0 else SETTLES_MS
+        self.scheduler.call_at(self.scheduler.now + after_ms, show)
 
     def _readable(self, key: TopicPartition) -> None:
         """Readers of committed records may get further."""
         for reader in self.readers:
             reader.written(key)
+        self.on_ended(key)
 
     def broker_clock(self) -> float:
         """The clock of the broker that is written to (ms)."""

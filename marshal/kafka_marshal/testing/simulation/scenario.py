@@ -187,6 +187,8 @@ class Scenario:
     strategy: Strategy | None = None
     #: The order kept by the workers "lanes", with keyed messages. None: no such workers.
     order: Order | None = None
+    #: Whether workers commit their outputs and progress in transactions.
+    transactions: bool = False
 
     #: Fixed names.
     group_id = "group"
@@ -239,15 +241,18 @@ class Scenario:
         delivery: Delivery | None = None,
         coordinated: bool = False,
         lanes: bool = False,
+        transactions: bool = False,
     ) -> Scenario:
-        """The story of a seed; coordinated groups and workers with lanes have different ones.
+        """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
-        worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes: at least once.
+        worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes and transactions:
+        at least once.
         """
-        named = f"{'groups/' if coordinated else ''}{'lanes/' if lanes else ''}{seed}"
+        kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions}
+        named = "".join(f"{kind}/" for kind, is_it in kinds.items() if is_it) + str(seed)
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
-        delivery = "at-least-once" if lanes else delivery or drawn
+        delivery = "at-least-once" if lanes or transactions else delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # all write to the fenced sink
@@ -271,9 +276,11 @@ class Scenario:
             clients = _members(named, clients, fenced)
         if lanes:
             clients = _with_lanes(named, clients)
+        if transactions:
+            clients = _in_transactions(clients)
         if not worker:
             clients = _with_paces(named, clients)
-            clients = clients if lanes else _with_callbacks(named, clients)
+            clients = clients if lanes or transactions else _with_callbacks(named, clients)
             faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
         return cls(
             seed=seed,
@@ -291,6 +298,7 @@ class Scenario:
             other_partitions=other,
             strategy=Random(f"kafka-marshal/{named}/strategy").choice(STRATEGIES) if coordinated else None,
             order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes else None,
+            transactions=transactions,
         )
 
     def script(self, worker: str = "", violation: str = "") -> str:
@@ -371,6 +379,11 @@ def _with_lanes(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
         plain = rng.choice(PLAIN_WORKERS) if rng.random() < PLAIN_SHARE else "lanes"
         found.append(client if client.worker in ("by-hand", "yours") else replace(client, worker=plain))
     return tuple(found)
+
+
+def _in_transactions(clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """All members of a group commit in transactions; who claims by hand has another topic."""
+    return tuple(x if x.worker in ("by-hand", "yours") else replace(x, worker="transacts") for x in clients)
 
 
 def _other_partitions(seed: str) -> int:

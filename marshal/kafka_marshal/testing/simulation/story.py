@@ -23,6 +23,7 @@ from kafka_marshal.testing.simulation.data import Data
 from kafka_marshal.testing.simulation.faults import PAUSE_INTERVALS, Faults
 from kafka_marshal.testing.simulation.interrupting import interrupted_between
 from kafka_marshal.testing.simulation.network import Network, SimulatedCluster
+from kafka_marshal.testing.simulation.outputs import OUTPUT_PARTITIONS, OUTPUTS
 from kafka_marshal.testing.simulation.patched_stdlib import simulated_stdlib
 from kafka_marshal.testing.simulation.process import BOOTSTRAP, Job, Process, Worker
 from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
@@ -226,6 +227,8 @@ class _Story:
         self.scheduler.on_spin = lambda task: self.checks.fail(
             "busy waiting", f"a thread ({task.name}) of {getattr(task.process, 'name', '')} goes round and round"
         )
+        self.checks.accounts.outputs.broker = self.broker
+        self.network.on_ended = self.checks.accounts.outputs.committed
         self.data = Data(scenario, self.scheduler, self.broker, self.network)
         self.checks.end_of = self.data.end_if_any
         self.data.on_message = self.checks.accounts.ordering.published
@@ -249,6 +252,8 @@ class _Story:
                 self.network.arrive(scenario.topic, cp, encode(upgrade), init, 0.0)
         self.data.plan()
         self.broker.create_topic(HAND_TOPIC, HAND_PARTITIONS)
+        if scenario.transactions:
+            self.broker.create_topic(OUTPUTS, OUTPUT_PARTITIONS)
 
     def open_cluster(self, config: object) -> SimulatedCluster:
         """The cluster of Marshal("simulation://kafka") in the calling process."""
@@ -271,6 +276,7 @@ class _Story:
         if not self.scenario.recovers:
             return
         self.faults.end()
+        self.network.slow_share = 0.0
         fixed = RECOVERY_MS / self.hi
         times = 1 + sum(fault.kind == "forget" for fault in self.scenario.faults)
         backlog = times * self.data.published * self.scenario.handling_ms * 2 / self.hi
@@ -412,6 +418,9 @@ class _Story:
             self.checks.check_granted(alive, {key: self.data.end(key) for key in self.data.all_partitions()})
             return
         self.checks.check_gaps(self.data.all_partitions())
+        if self.scenario.transactions:
+            self.checks.accounts.outputs.check_complete(self.data.all_partitions())
+            self.checks.counts["outputs"] = self.checks.accounts.outputs.count
         if all(client.worker == "fenced" for client in self.scenario.clients):
             self.checks.check_sink({key: self.data.end(key) for key in self.data.all_partitions()})
 

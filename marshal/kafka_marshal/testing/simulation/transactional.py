@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn, Protocol, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar, cast
 
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.memory.transactional import MemoryTransactionalProducer
@@ -19,12 +20,20 @@ T = TypeVar("T")
 #: Retry interval while no broker is reachable, or an answer is awaited (ms).
 TRY_EVERY_MS = 20.0
 
+#: A request without an answer is sent again after this share of its time.
+AGAIN_AFTER = 0.2
+
+#: By how much at most the brokers take up a request late (share of its time).
+SLOWEST = 0.5
+
 
 class Carrier(Protocol):
     """What this needs of the network."""
 
     scheduler: Scheduler
     broker: MemoryBroker
+    #: The share of requests that the brokers take up late.
+    slow_share: float
 
 
 def wait_until(scheduler: Scheduler, met: Callable[[], bool], until: float) -> bool:
@@ -39,6 +48,7 @@ class SimulatedTransactionalProducer(MemoryTransactionalProducer):
 
     def __init__(self, network: Carrier, process: Living, transactional_id: str, transaction_timeout_ms: int) -> None:
         super().__init__(network.broker, process.name, transactional_id, transaction_timeout_ms)
+        self._network = network
         self._scheduler = network.scheduler
         self._process = process
         #: When the broker will next be asked to end what is open for too long.
@@ -73,39 +83,40 @@ class SimulatedTransactionalProducer(MemoryTransactionalProducer):
             self._scheduler.call_at(self._expires_at, self._broker.transactions.expire)
 
     def _ask(self, request: str, timeout_s: float, late: Callable[[str], Exception], act: Callable[[], T]) -> T:
+        """As librdkafka does, ask again until there is an answer: the broker then takes a request more than once."""
         scheduler, process, trouble = self._scheduler, self._process, self._process.host.trouble
         chance = process.rng.random
-        self._check_usable()
         until = scheduler.now + timeout_s * 1000
-        if not wait_until(scheduler, lambda: not trouble.is_cut_off, until):
-            raise late("no broker could be reached")
-        self._check_usable()
-        if trouble.loss and chance() < trouble.loss:
-            self._give_up(until, late)
-        arrival = scheduler.now + process.travel_ms()
-        answers = not (trouble.ack_loss and chance() < trouble.ack_loss)
-        if trouble.late and chance() < trouble.late:
-            arrival, answers = scheduler.now + timeout_s * 1000 * (0.8 + 3 * chance()), False
-        found: list[T] = []
-        refused: list[Exception] = []
-
-        def deliver() -> None:
-            try:
-                found.append(act())
-                self._watch()
-            except Exception as error:  # noqa: BLE001 - it is the answer
-                refused.append(error)
-
-        scheduler.call_at(arrival, deliver)
-        answer_at = arrival + process.travel_ms()
-        if not answers or answer_at > until:
-            self._give_up(until, late)
-        scheduler.park(answer_at)
-        self._check_usable()
-        if refused:
-            raise refused[0]
-        return found[0]
-
-    def _give_up(self, until: float, late: Callable[[str], Exception]) -> NoReturn:
-        self._scheduler.park(max(until, self._scheduler.now + SHORTEST_MS))
+        while scheduler.now < until:
+            self._check_usable()
+            if trouble.is_cut_off:
+                scheduler.park(min(until, scheduler.now + TRY_EVERY_MS))
+                continue
+            answers: list[tuple[T | None, Exception | None]] = []
+            if not (trouble.loss and chance() < trouble.loss):
+                arrival = scheduler.now + process.travel_ms()
+                if chance() < self._network.slow_share:
+                    arrival += SLOWEST * chance() * timeout_s * 1000
+                if trouble.late and chance() < trouble.late:
+                    arrival = scheduler.now + timeout_s * 1000 * (0.8 + 3 * chance())
+                is_heard = not (trouble.ack_loss and chance() < trouble.ack_loss)
+                scheduler.call_at(arrival, partial(self._deliver, act, answers if is_heard else []))
+                wait_until(scheduler, partial(bool, answers), min(until, arrival + AGAIN_AFTER * timeout_s * 1000))
+            else:
+                scheduler.park(min(until, scheduler.now + AGAIN_AFTER * timeout_s * 1000))
+            if answers:
+                scheduler.park(scheduler.now + process.travel_ms())
+                self._check_usable()
+                found, refused = answers[0]
+                if refused is not None:
+                    raise refused
+                return cast("T", found)
         raise late("no answer came")
+
+    def _deliver(self, act: Callable[[], T], answers: list[tuple[T | None, Exception | None]]) -> None:
+        """The request reaches the broker."""
+        try:
+            answers.append((act(), None))
+            self._watch()
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            answers.append((None, error))

@@ -19,6 +19,7 @@ from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, R
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
 from kafka_marshal.testing.simulation.in_lanes import work_in_lanes
+from kafka_marshal.testing.simulation.in_transactions import TIMEOUTS, work_in_transactions
 from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
@@ -468,6 +469,14 @@ def _lanes(job: Job, client: Client) -> None:
         work_in_lanes(job, marshal, consumer, timeout)
 
 
+def _transacts(job: Job, client: Client) -> None:
+    """Outputs and progress in one transaction for each batch."""
+    lost: set[tuple[str, int]] = set()
+    make = partial(_consumer, transactions=True, transaction_timeout=job.random.choice(TIMEOUTS))
+    with job.marshal() as marshal, make(job, client, marshal, lost) as consumer:
+        work_in_transactions(job, consumer, lost)
+
+
 def _by_hand(job: Job, client: Client) -> None:
     with job.marshal() as marshal:
         while not marshal.stopping:
@@ -538,6 +547,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "holds-back": _holds_back,
     "callbacks": _callbacks,
     "lanes": _lanes,
+    "transacts": _transacts,
     "by-hand": _by_hand,
     "ranges": _ranges,
 }

@@ -1,0 +1,50 @@
+"""Stories of workers that commit outputs and progress in transactions."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_marshal.adapters.memory.transactions import Transactions
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.testing.simulation import Scenario, simulate, simulate_one
+from kafka_marshal.testing.simulation.campaign import Report
+
+# A violation counts even if a second try has none: CI's --reruns is not for these.
+pytestmark = pytest.mark.flaky(reruns=0)
+
+
+def test_outputs_are_seen_once_and_in_order() -> None:
+    for seed, coordinated in ((3, False), (4, True)):
+        story = Scenario.from_seed(seed, intervals=20, transactions=True, coordinated=coordinated)
+        result = simulate_one(story)
+        assert result.violation is None, result.tell()
+        assert result.counts["outputs"] > 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # on a busy machine
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_half_a_dozen_seeds(coordinated: bool) -> None:
+    report = Report()
+    for seed in range(10, 16):
+        report.add(simulate_one(Scenario.from_seed(seed, intervals=40, transactions=True, coordinated=coordinated)))
+    report.raise_for_violation()
+    assert report.counts["outputs"] > 2_000
+
+
+def test_a_broker_that_fences_no_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transactions, "_check", lambda self, transactional_id, epoch: self.expire())
+    result = simulate_one(Scenario.from_seed(2, intervals=40, transactions=True))
+    assert result.violation is not None
+    assert result.violation.promise == "outputs"
+
+
+def test_a_seed_is_one_history() -> None:
+    story = Scenario.from_seed(5, intervals=10, transactions=True)
+    assert simulate_one(story).history_digest == simulate_one(story).history_digest
+
+
+def test_what_can_not_be_combined() -> None:
+    for options in ({"lanes": True}, {"delivery": "at-most-once"}):
+        with pytest.raises(ConfigurationError, match="stories of transactions"):
+            simulate(seeds=1, transactions=True, **options)
