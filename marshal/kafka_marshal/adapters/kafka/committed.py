@@ -18,6 +18,7 @@ from kafka_marshal.adapters.kafka.errors import (
     Troubles,
     configuration_error,
     is_forbidden,
+    is_of_groups,
     kafka_error,
     marshal_error,
 )
@@ -30,6 +31,25 @@ __all__ = ["CommittedOffsets"]
 #: Wait between two tries of what passes by itself.
 RETRY_S = 0.05
 
+#: The longest one call to librdkafka: it waits on if the group's coordinator can't be asked for lack of a right.
+SLICE_S = 1.0
+
+#: librdkafka's own limit of a slice, and what passes by itself.
+_PASSING_CODES = RETRY_CODES | {KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT}
+
+
+class _Refusal:
+    """Notes that the group's coordinator can't be looked up: librdkafka reports that as an error of the client only."""
+
+    def __init__(self, troubles: Troubles) -> None:
+        self._troubles = troubles
+        self.error: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        if is_of_groups(error):
+            self.error = error
+        self._troubles(error)
+
 
 class _Asker:
     """A consumer of one group that never joins it; one thread uses it at a time."""
@@ -41,8 +61,9 @@ class _Asker:
             "group.id": group_id,
             "isolation.level": "read_committed",
             "logger": troubles,
-            "error_cb": troubles,
+            "error_cb": (refusal := _Refusal(troubles)),
         }
+        self.refusal = refusal
         self.versions = ApiVersions(settings)
         troubles.takes_line = self.versions.take
         self.troubles = troubles
@@ -56,7 +77,7 @@ class _Asker:
         try:
             (found,) = self.consumer.committed([KafkaPartition(*key)], timeout=timeout_s)
         finally:
-            self.consumer.poll(0)  # has its log lines passed on
+            self.consumer.poll(0)  # has its errors and log lines passed on
         if found.error is not None:
             raise KafkaException(found.error)
         return found
@@ -85,13 +106,13 @@ class CommittedOffsets:
         """As ``ports.Cluster.committed_offset``."""
         deadline = time.monotonic() + timeout_s
         while True:
-            left_s = max(0.001, deadline - time.monotonic())
+            left_s = max(0.001, min(SLICE_S, deadline - time.monotonic()))
             with self._use(group_id) as asker:
                 try:
                     found = asker.committed(key, left_s)
                 except KafkaException as error:
-                    code = kafka_error(error).code()
-                    if code not in RETRY_CODES or deadline - time.monotonic() < RETRY_S:
+                    is_over = asker.refusal.error is not None or deadline - time.monotonic() < RETRY_S
+                    if is_over or kafka_error(error).code() not in _PASSING_CODES:
                         raise self._error(error, group_id, key, asker) from error
                 else:
                     if asker.versions.lacking is not None:
@@ -100,12 +121,12 @@ class CommittedOffsets:
             time.sleep(RETRY_S)
 
     def _error(self, error: KafkaException, group_id: str, key: TopicPartition, asker: _Asker) -> Exception:
-        cause = kafka_error(error)
+        cause = asker.refusal.error or kafka_error(error)
         doing = f"asking for the committed offset of {key[0]} [{key[1]}] of the consumer group {group_id!r}"
         needs = grant("DESCRIBE", "topic", [key[0]]) if is_forbidden(cause) else grant("READ", "group", [group_id])
         if cause.code() == KafkaError._TIMED_OUT and asker.troubles.recent() is None:
             return transactions.pending(group_id, key, cause.str())
-        return marshal_error(error, doing, self._bootstrap, asker.troubles, needs=needs)
+        return marshal_error(cause, doing, self._bootstrap, asker.troubles, needs=needs)
 
     @contextmanager
     def _use(self, group_id: str) -> Iterator[_Asker]:
@@ -118,8 +139,10 @@ class CommittedOffsets:
             asker = _Asker(group_id, *self._opened())
         try:
             yield asker
-        finally:
-            self._keep(group_id, asker)
+        except BaseException:
+            asker.consumer.close()
+            raise
+        self._keep(group_id, asker)
 
     def _keep(self, group_id: str, asker: _Asker) -> None:
         """For the next call, if there is one."""
