@@ -514,7 +514,8 @@ def test_help_and_reprs_say_what_there_is(marshal: Marshal, cluster: MemoryClust
     public = {name for name in dir(Consumer) if not name.startswith("_")}
     assert public == {
         *("assignment", "batches", "close", "consume", "done", "gaps", "ignored_done", "pause", "poll", "position"),
-        *("lost_positions", "resume", "run", "seek", "stop", "stopping", "stuck", "unprocessed"),
+        *("lost_positions", "resume", "run", "seek", "stop", "stopping", "stuck", "transaction"),
+        "unprocessed",
     }
 
 

@@ -153,7 +153,7 @@ class Transactions:
 
     def _take_over(self, asked: TakeOver) -> None:
         try:
-            if not self._is_wanted(asked):
+            if self._is_over or self._driver.is_over or not self._driver.engine.is_asked(asked):
                 return
             self._warn_of_many(asked.consumer)
             answer = self._step(asked)
@@ -171,11 +171,6 @@ class Transactions:
             if not self._driver.is_over:
                 self._driver.engine.take(answer, self._driver.now_ms())
                 self._driver.lock.settle()
-
-    def _is_wanted(self, asked: TakeOver) -> bool:
-        consumer = self._driver.engine.consumers.get(asked.consumer)
-        wanted = consumer is not None and consumer.positions.take_overs.is_wanted(asked)
-        return wanted and not (self._is_over or self._driver.is_over)
 
     def _step(self, asked: TakeOver) -> TookOver:
         match asked.step:

@@ -27,7 +27,7 @@ from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox
+from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox, TakeOver
 from kafka_marshal.engine.groups.applied import Host
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Input
@@ -207,10 +207,13 @@ class Engine:
         for member in self.groups.values():
             member.acked(token, offset, now)
 
-    def is_asked(self, asked: LookUp) -> bool:
-        """Whether the answer to a look-up is still wanted. Any thread may call it, without the lock."""
+    def is_asked(self, asked: LookUp | TakeOver) -> bool:
+        """Whether the answer is still wanted. Any thread may call it, without the lock."""
         consumer = self.consumers.get(asked.consumer)
-        return consumer is not None and consumer.of(asked.key, asked.token) is not None
+        assignment = None if consumer is None else consumer.of(asked.key, asked.token)
+        if assignment is None or isinstance(asked, LookUp):
+            return assignment is not None
+        return assignment.taking.attempt == asked.attempt
 
     def located(self, asked: LookUp, low: int, high: int, start: int, now: float) -> None:
         """The leader returned a log's start and end, and the start offset asked for."""

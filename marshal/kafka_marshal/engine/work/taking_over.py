@@ -104,10 +104,6 @@ class TakeOvers:
             return None
         return assignment if assignment.taking.attempt == asked.attempt else None
 
-    def is_wanted(self, asked: TakeOver) -> bool:
-        """Whether the answer is still wanted. Any thread may call it, without the lock."""
-        return self._asked(asked) is not None
-
     def answered(self, asked: TakeOver, offset: int | None, metadata: str, now: float) -> None:
         """A step is done. offset, metadata: what Kafka's committed offset is; None: there is none."""
         assignment = self._asked(asked)
