@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +11,13 @@ from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, Tracker
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.lanes import Lane, Lanes, Order
+from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 FOREVER = 1e12
+
+PutBack = Callable[[Assignment, list[Message], int], None]
 
 
 class Record:
@@ -55,7 +58,9 @@ def records(keys: str, partition: int = 0, first: int = 0) -> list[Message]:
 class Bench:
     """Lanes with one owner and a minimal consumer."""
 
-    def __init__(self, order: Order = "key", room: int = 10**9) -> None:
+    def __init__(
+        self, order: Order = "key", room: int = 10**9, put_back: PutBack | None = None, max_bytes: int = 10**9
+    ) -> None:
         self.room = room
         self.stop: list[bool] = []
         self.finished: list[Assignment] = []
@@ -68,7 +73,9 @@ class Bench:
                 at_most_once=False, assignments=self.assignments, revocation=revocation, knows=lambda assignment: True
             ),
         )
-        self.in_lanes = InLanes(self.mover, self._put_back, lambda **_: self.room)
+        memory = InFlight(max_bytes, at_most_once=False)
+        memory.read(1, 1.0)
+        self.in_lanes = InLanes(self.mover, put_back or self._put_back, lambda **_: self.room, memory)
         self.in_lanes.lanes = self.lanes = Lanes(order, Lock(), self.stop, 0.0)
         self.call = Call()
         self.lanes.open(self.call)
@@ -79,7 +86,15 @@ class Bench:
     def assignment(self, partition: int = 0, stable: int = -1, ranges: Sequence[tuple[int, int]] = ()) -> Assignment:
         made = Assignment(("t", partition), self.mover)
         made.lease = cast(
-            "Any", SimpleNamespace(hand_out_until=FOREVER, keys=None, epoch=1, held=True, most_intervals=60_000)
+            "Any",
+            SimpleNamespace(
+                hand_out_until=FOREVER,
+                proven_until=FOREVER,
+                keys=None,
+                epoch=1,
+                held=True,
+                most_intervals=60_000,
+            ),
         )
         made.stage = Stage.ACTIVE
         made.tracker = Tracker(stable, ranges)

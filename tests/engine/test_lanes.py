@@ -343,7 +343,7 @@ def test_what_is_held_back(bench: Bench) -> None:
     assert str(found) == "t [0]: held back at offset 0 for 2 s by key b'a'"
     bench.done(one, a)
     (found,) = bench.lanes.held_back(2_500.0, 1_000.0)
-    assert found[2:] == (1, b"b", 2_400.0, 2, "")
+    assert found[2:7] == (1, b"b", 2_400.0, 2, "")
     one.stage, one.releasing = Stage.REVOKING, "the group is paused"
     (found,) = bench.lanes.held_back(2_500.0, 1_000.0)
     assert str(found).endswith("by key b'b'; it is to be released (the group is paused), which waits for that")

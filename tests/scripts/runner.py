@@ -1,7 +1,8 @@
 """Scripts: what is done, ``----``, and what comes of it, as etcd-io/raft's ``testdata`` has them.
 
 A block is comments and command lines, then ``----``, then what the commands print, up to an empty line. What plays
-the commands is another module's: `replica.py` for the rules that a replica applies, `members.py` for those of members.
+the commands is another module's: `replica.py` for the rules that a replica applies, `members.py` for those of
+members, `blocks.py` for messages that wait for a transaction.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["FOLDER", "SCRIPTS", "ScriptError", "difference", "played"]
 
 FOLDER = Path(__file__).parent
 #: By folder ("": those of a replica).
-SCRIPTS = {name: sorted((FOLDER / name).glob("*.txt")) for name in ("", "groups", "engine")}
+SCRIPTS = {name: sorted((FOLDER / name).glob("*.txt")) for name in ("", "groups", "engine", "transactions")}
 RULE = "----"
 
 #: Plays one command line, and gives what it prints.

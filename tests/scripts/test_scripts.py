@@ -1,6 +1,7 @@
 """The rules of docs/protocol as scripts to read: one file for each rule or family.
 
-Those that a replica applies lie here and, of coordinated groups, in `groups/`; those that members follow in `engine/`.
+Those that a replica applies lie here and, of coordinated groups, in `groups/`; those that members follow in `engine/`,
+and what many handlers of one member wait for in `transactions/`.
 `groups/` also has the situations that two designs of Kafka's consumer describe, each in a script named after it.
 
     pytest tests/scripts --rewrite-scripts
@@ -26,6 +27,7 @@ from rationalizer.wire.records import KINDS
 from tests.rationalizer.chapters import PROTOCOL
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
+from tests.scripts.blocks import Blocks
 from tests.scripts.group_cells import GroupCellMet
 from tests.scripts.members import Members
 from tests.scripts.records import options_of, record_of, words_of
@@ -50,7 +52,8 @@ def run(path: Path) -> tuple[str, Replica]:
 @by_file
 def test_script(path: Path, request: pytest.FixtureRequest) -> None:
     says = path.read_text(encoding="utf-8")
-    prints = run(path)[0] if path in OF_A_REPLICA else played(says, Members().play)
+    player = Blocks if path in SCRIPTS["transactions"] else Members
+    prints = run(path)[0] if path in OF_A_REPLICA else played(says, player().play)
     if request.config.getoption("--rewrite-scripts"):
         path.write_text(prints, encoding="utf-8")
     elif says != prints:

@@ -453,6 +453,7 @@ class Consumer(Generic[C]):
         drain_timeout: float = plain.DRAIN_TIMEOUT_S,
         hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
+        transactions: bool = False,
     ) -> None:
         """As :meth:`kafka_marshal.Consumer.run`; a coroutine function runs in this loop, a function in threads.
 
@@ -461,7 +462,16 @@ class Consumer(Generic[C]):
         """
         consumer = self.sync
         options = RunOptions.checked(
-            consumer._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
+            consumer._options,
+            handle,
+            concurrency,
+            order,
+            retry,
+            dead_letters,
+            drain_timeout,
+            hooks,
+            deserialize,
+            transactions,
         )
         consumer._begin(None)
         call, loop = Call(), asyncio.get_running_loop()

@@ -405,6 +405,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         drain_timeout: float = DRAIN_TIMEOUT_S,
         hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
+        transactions: bool = False,
     ) -> None:
         """Call handle(message) for each message, many at a time, until ``stop()``; each is done when it returns.
 
@@ -428,13 +429,26 @@ class Consumer(FetchingConsumer["Consumer"]):
         exception has ended the run; what is not done by then comes again. A second Ctrl-C ends this wait.
         ``hooks``: functions called before and after each try. ``deserialize``: handle gets its result instead of the
         message; its failures count as the handler's.
+        ``transactions``: with True (and a consumer made so), ``Attempt.current().produce(…)`` in a handler holds
+        records back until the message's transaction. One transaction of a partition at a time commits the next finished
+        messages, in order: what they have produced, their dead letters and the progress appear together, once, for
+        readers with ``isolation.level=read_committed``. A slow message delays what is visible of its partition, but no
+        other handler: see docs/transactions.md.
 
         Raises what ended the run: a handler's last exception, or one that is no Exception (SystemExit …). Raises
         ConfigurationError for ``delivery="at-most-once"``.
         """
-        self._refuse_in_transactions("run() without transactions=True")
         options = RunOptions.checked(
-            self._options, handle, concurrency, order, retry, dead_letters, drain_timeout, hooks, deserialize
+            self._options,
+            handle,
+            concurrency,
+            order,
+            retry,
+            dead_letters,
+            drain_timeout,
+            hooks,
+            deserialize,
+            transactions,
         )
         self._begin(None)
         call = Call()

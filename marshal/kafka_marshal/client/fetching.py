@@ -23,6 +23,7 @@ from kafka_marshal.engine.consumer_inputs import (
     Answered,
     Done,
     DoneRun,
+    Finish,
     LanesReturned,
     Next,
     Reclaim,
@@ -36,6 +37,7 @@ from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Step, Take, Wait, Wanted
+from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import EndedError
@@ -111,7 +113,7 @@ class FetchingConsumer(Membership[S]):
         #: The message in flight (or the first of the batch) when a loop was left.
         self._left: Message | None = None
         #: What user threads have reported as done, and the engine does not know yet.
-        self._inbox: deque[Message | Run] = deque()
+        self._inbox: deque[Message | Run | Finished] = deque()
         self._nudged = False
         super().__init__(marshal, driver, options, self._fetcher.partition_counts)
         self._leaving.settle = self._end_run
@@ -132,8 +134,8 @@ class FetchingConsumer(Membership[S]):
         lease = run.assignment.lease
         return lease.may_hand_over(now) if self._options.settings.at_most_once else now < lease.hand_out_until
 
-    def _say(self, what: Message | Run) -> None:
-        """Report a message or a whole run as done (any thread)."""
+    def _say(self, what: Message | Run | Finished) -> None:
+        """Report a message or a whole run as done, or a message as finished, for a transaction (any thread)."""
         if self._options.settings.at_most_once:
             return
         if self._driver.life.forked:
@@ -168,8 +170,12 @@ class FetchingConsumer(Membership[S]):
         if (lanes := self._delivery.in_lanes.lanes) is not None and lanes.has_returned:
             self._take(LanesReturned(number))
         done: list[Message] = []
+        finished: list[Finished] = []
         while self._inbox:
             said = self._inbox.popleft()
+            if isinstance(said, Finished):
+                finished.append(said)
+                continue
             if not isinstance(said, RunOf):
                 done.append(said)
                 continue
@@ -179,6 +185,8 @@ class FetchingConsumer(Membership[S]):
             self._take(DoneRun(number, said))
         if done:
             self._take(Done(number, done))
+        if finished:
+            self._take(Finish(number, finished))
         if self._hand.in_doubt:
             self._take(Regather(number))
 

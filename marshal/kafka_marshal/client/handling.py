@@ -122,6 +122,7 @@ class RunSettings(TypedDict, total=False):
     dead_letters: str | None
     drain_timeout: float
     hooks: Sequence[Hooks]
+    transactions: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class RunOptions:
     drain_timeout: float
     hooks: tuple[Hooks, ...]
     deserialize: Callable[[Message], Any] | None
+    transactions: bool = False
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class RunOptions:
         drain_timeout: float,
         hooks: Sequence[Hooks],
         deserialize: Callable[[Message], Any] | None,
+        transactions: bool,
     ) -> RunOptions:
         """Raises ConfigurationError for options that can't work."""
         if consumer.settings.at_most_once:
@@ -181,8 +184,24 @@ class RunOptions:
             arguments.an_instance("hooks", each, Hooks, "a list of Hooks")
         if deserialize is not None:
             arguments.a_function("deserialize", deserialize, "message")
-        made = retry or ONCE
-        return cls(handle, concurrency, order, made, dead_letters, drain_timeout, tuple(hooks), deserialize)  # type: ignore[arg-type]
+        _check_transactions(consumer, arguments.a_flag("transactions", transactions))
+        made, hooked = retry or ONCE, tuple(hooks)
+        return cls(handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions)  # type: ignore[arg-type]
+
+
+def _check_transactions(consumer: ConsumerOptions, wanted: bool) -> None:
+    """Raises ConfigurationError unless ``run`` and its consumer agree about transactions."""
+    if wanted and consumer.transactions is None:
+        raise ConfigurationError(
+            "run(…, transactions=True) needs a consumer that was made with transactions=True, too: it takes a "
+            "partition over from its last owner's transactions. Nothing was delivered"
+        )
+    if consumer.transactions is not None and not wanted:
+        raise ConfigurationError(
+            "this consumer was made with transactions=True: its progress is committed in transactions, with what the "
+            "handlers produce. Nothing was delivered. Call run(…, transactions=True), and produce with "
+            "Attempt.current().produce(…)"
+        )
 
 
 def is_async(handle: object) -> bool:

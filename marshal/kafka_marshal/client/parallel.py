@@ -15,9 +15,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kafka_marshal.client.committing import Committers
+from kafka_marshal.client.dead_letter_topic import check_topic
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
+from kafka_marshal.client.held_back import LettersInTransactions
 from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.client.threads import Threads
 from kafka_marshal.client.tries import LOOK_S, Call, Tries
@@ -111,10 +114,22 @@ class Runner:
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
         self._workers = self._tries.workers = Tasks(self._tries, loop) if options.is_async else Threads(self._tries)
         lanes.handlers = self._workers
-        if options.dead_letters is not None:
+        self._committers: Committers | None = None
+        if options.transactions:
+            self._prepare_transactions(options.dead_letters)
+        elif options.dead_letters is not None:
             self._tries.letters = DeadLetterWriter(consumer, options.dead_letters, self._tries)
         self._looked_at = self._stuck_since = 0.0
         self._told: set[tuple[str, int]] = set()
+
+    def _prepare_transactions(self, dead_letters: str | None) -> None:
+        tries, consumer, letters = self._tries, self._consumer, None
+        assert consumer._transactions is not None  # RunOptions.checked has seen to it
+        if dead_letters is not None:
+            check_topic(consumer, dead_letters)
+            tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
+        attempts = self._options.retry.attempts
+        tries.committers = self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)
 
     def _made(self) -> Lanes:
         """The lanes: those of the previous run, if it has left handlers behind."""
@@ -145,6 +160,8 @@ class Runner:
         """Run until the end, and clean up (one of our threads; *blocking*)."""
         try:
             self._workers.start()
+            if self._committers is not None:
+                self._committers.start()
             number, pull, came, waited = self._consumer._engine.number, Pull(self._consumer._engine), None, None
             while not (self._call.is_ending or is_gone()):
                 now = self._runtime.now_ms()
@@ -199,6 +216,9 @@ class Runner:
         if now < self._looked_at + HELD_BACK_MS:
             return
         self._looked_at, found = now, self._lanes.held_back(now, HELD_BACK_MS)
+        if self._committers is not None:
+            committing = self._committers.held_back(now, HELD_BACK_MS)
+            found = (*committing, *(x for x in found if x[:2] not in {each[:2] for each in committing}))
         full = self._consumer._take(NoteHeldBack(self._consumer._engine.number, found)) or ()
         self._told.intersection_update(one[:2] for one in found)
         for one in found:
@@ -225,6 +245,8 @@ class Runner:
         self._workers.end(0.0 if self._call.is_abandoned else max(LOOK_S, until - self._runtime.monotonic()))
         if tries.letters is not None:
             tries.letters.close()
+        if self._committers is not None:
+            self._committers.end(until - self._runtime.monotonic(), is_abandoned=self._call.is_abandoned)
         tries.failures.end()
         self._give_back()
         if self._lanes.running:

@@ -14,13 +14,14 @@ from typing import Any, Literal, Protocol, cast
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
-from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.failures import Failures
 from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
+from kafka_marshal.client.held_back import held_back
 from kafka_marshal.engine.work.assignment import Assignment, stable_of
 from kafka_marshal.engine.work.lanes import Lane, Lanes
+from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Condition, Runtime
@@ -51,6 +52,23 @@ class Workers(Protocol):
         """End the workers: no lane gets ready any more (*blocking*, at most timeout seconds)."""
 
 
+class Letters(Protocol):
+    """Puts aside messages whose last try has failed."""
+
+    def send(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
+        """Put a message aside; its lane continues (any thread)."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Committers(Protocol):
+    """Commits what handlers have finished."""
+
+    def heard(self, size: int) -> None:
+        """A message that holds back this many bytes is finished (any thread)."""
+
+
 class Call:
     """One call of ``run``, for the user's thread, which may be interrupted anywhere: it only sets flags."""
 
@@ -73,7 +91,9 @@ class Tries:
 
     workers: Workers
     #: Takes messages whose last try has failed; None: such a failure ends the run.
-    letters: DeadLetterWriter | None = None
+    letters: Letters | None = None
+    #: Commits what handlers have finished, in a run with transactions; None: what they finish is done.
+    committers: Committers | None = None
 
     def __init__(
         self,
@@ -139,7 +159,7 @@ class Tries:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
         stable, keep = stable_of(assignment), self.letters is not None or attempts > 1
-        about = (*self._about, stable, keep, partial(self.is_held, assignment))
+        about = (*self._about, stable, keep, partial(self.is_held, assignment), self.committers is not None)
         attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *about)
         current.set(attempt)
         for hooks in self.options.hooks:
@@ -162,15 +182,19 @@ class Tries:
             for hooks in self.options.hooks:
                 if hooks.after is not None:
                     _hook("after", hooks.after, attempt, took)
-        return self._settle(lane, attempt.message)
+        if self.committers is None:
+            return self._settle(lane, attempt.message)
+        return self._settle(lane, held_back(attempt, attempt._take_outputs()))
 
-    def settled(self, lane: Lane, message: Message) -> None:
-        """A message is done: handled, or put aside."""
-        if self._settle(lane, message):
+    def settled(self, lane: Lane, what: Message | Finished) -> None:
+        """A message is done, or waits for its transaction: handled, or put aside."""
+        if self._settle(lane, what):
             self.workers.put((lane,))
 
-    def _settle(self, lane: Lane, message: Message) -> bool:
-        self.consumer._say(message)  # before the lane continues: a partition's release waits for it
+    def _settle(self, lane: Lane, what: Message | Finished) -> bool:
+        self.consumer._say(what)  # before the lane continues: a partition's release waits for it
+        if self.committers is not None and isinstance(what, Finished):
+            self.committers.heard(what.size)
         is_ready = self.lanes.done(lane, self.call)
         if self._is_awaited or self.call.is_ending:
             self._wake()
@@ -179,6 +203,7 @@ class Tries:
     def failed(self, lane: Lane, attempt: Attempt, began: float, error: BaseException) -> None:
         """A handler has raised: its message is tried again, comes again, is a dead letter, or ends the run."""
         fate, took = fate_of(error), (self.runtime.now_ms() - began) / 1000
+        attempt._take_outputs()  # a failed try leaves nothing
         attempt._restore(lane.assignment.key[0])
         if not self.is_held(lane.assignment):
             self._call_hooks("lost", attempt, took, error)
@@ -211,14 +236,18 @@ class Tries:
 
     def put_aside(self, lane: Lane, attempt: Attempt, error: BaseException, topic: str) -> None:
         """A message is a dead letter, and the cluster has it."""
+        self.note_letter(attempt, error, topic)
+        self.settled(lane, attempt.message)
+
+    def note_letter(self, attempt: Attempt, error: BaseException, topic: str) -> None:
+        """Count a dead letter that the cluster has, and log it."""
         self.consumer._handled.put_aside(attempt.message.topic())
         self.failures.put_aside(attempt, error, topic)
-        self.settled(lane, attempt.message)
 
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
         """The run ends with this error, and the message comes again."""
         self.end(error)
-        self._note(attempt, error)
+        self.note(attempt, error)
         self._put_aside(lane, None)
 
     def given_back(self, lane: Lane) -> None:
@@ -260,7 +289,8 @@ class Tries:
             self.broken(lane, turn, error)
 
     @staticmethod
-    def _note(attempt: Attempt, error: BaseException) -> None:
+    def note(attempt: Attempt, error: BaseException) -> None:
+        """Say in an error which message ends the run."""
         message = attempt.message
         text = (
             f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt.number} of "

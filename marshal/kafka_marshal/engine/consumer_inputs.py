@@ -9,6 +9,7 @@ from kafka_marshal.engine.effects import Key, TakeOver
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.lanes import HeldBack, Lanes
 from kafka_marshal.engine.work.pull import Pull, Wanted
+from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeRun
 from kafka_marshal.ports import Message, TopicInfo
 
@@ -18,15 +19,19 @@ __all__ = [
     "Answered",
     "CheckStuck",
     "Close",
+    "CloseBlocks",
     "CollectRange",
     "Commit",
+    "CommittedBlock",
     "ConsumerInput",
     "Decide",
     "Done",
     "DoneRanges",
     "DoneRun",
     "EndsFound",
+    "FailedBlock",
     "Fetched",
+    "Finish",
     "GiveBack",
     "GiveBackRanges",
     "Heard",
@@ -38,7 +43,9 @@ __all__ = [
     "LogEnds",
     "LoseRanges",
     "Next",
+    "NextBlock",
     "NoteHeldBack",
+    "OpenBlocks",
     "OpenLanes",
     "OpenRanges",
     "OutOfRange",
@@ -316,6 +323,50 @@ class NoteHeldBack(NamedTuple):
     found: tuple[HeldBack, ...]
 
 
+class OpenBlocks(NamedTuple):
+    """A run with transactions begins: messages in lanes are done when their transaction is committed."""
+
+    consumer: int
+
+
+class CloseBlocks(NamedTuple):
+    """It has ended, and no transaction follows: what is finished is delivered again."""
+
+    consumer: int
+
+
+class Finish(NamedTuple):
+    """Handlers have finished these messages; they wait for a transaction."""
+
+    consumer: int
+    finished: Sequence[Finished]
+
+
+class NextBlock(NamedTuple):
+    """Returns the ``Block`` for the next transaction, or when to ask again (own clock, ms).
+
+    is_urgent: take what there is, the run ends.
+    """
+
+    consumer: int
+    is_urgent: bool
+
+
+class CommittedBlock(NamedTuple):
+    """The transaction of a block is committed. Returns whether its messages were still in flight here."""
+
+    consumer: int
+    run: Run
+
+
+class FailedBlock(NamedTuple):
+    """It is not committed: its messages are for the next one, of at most this many; 0: they are handled again."""
+
+    consumer: int
+    run: Run
+    most: int
+
+
 class Pause(NamedTuple):
     """Pause delivery of these partitions (None: of all), or resume it. Returns those for the reader."""
 
@@ -477,6 +528,12 @@ ConsumerInput = (
     | Spread
     | GiveBack
     | NoteHeldBack
+    | OpenBlocks
+    | CloseBlocks
+    | Finish
+    | NextBlock
+    | CommittedBlock
+    | FailedBlock
     | Pause
     | Seek
     | Commit

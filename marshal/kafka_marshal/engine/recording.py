@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from kafka_marshal.engine.claims.manual import ManualLease
-from kafka_marshal.engine.consumer_inputs import Done, Fetched
+from kafka_marshal.engine.consumer_inputs import Done, Fetched, Finish
 from kafka_marshal.engine.effects import Effect
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import AddConsumer, Applied, CaughtUp, Forked, Input, Step
@@ -35,6 +35,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Grant
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import AwaitGrant, GrantedPull, Pull, Take
+from kafka_marshal.engine.work.purgatory import Block
 from kafka_marshal.engine.work.run import Run
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
@@ -62,6 +63,8 @@ def made_of(result: object) -> list[object]:
             return [run]
         case AwaitGrant(grant):
             return [grant.run]
+        case Block(run, _):
+            return [run]
         case ManualLease():
             return [result]
         case list():
@@ -195,6 +198,9 @@ class Recorder:
                 return {"CaughtUp": self._worlds(self._engine.worlds)}
             case Fetched(number, key, messages):
                 return {"Fetched": [number, *key, in_stretches(message.offset() or 0 for message in messages)]}
+            case Finish(number, finished):
+                whose = self._whose(self._engine.consumers.get(number), [each.message for each in finished])
+                return {"Finish": [number, whose, [each.size for each in finished]]}
             case Done(number, messages):
                 return {"Done": [number, self._whose(self._engine.consumers.get(number), messages)]}
         return to_json(event, self._own)

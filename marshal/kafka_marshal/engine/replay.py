@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
-from kafka_marshal.engine.consumer_inputs import Done, Fetched
+from kafka_marshal.engine.consumer_inputs import Done, Fetched, Finish
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import Applied, CaughtUp, Input
 from kafka_marshal.engine.notation import RecordedError, from_json, offsets_in, to_json
@@ -28,6 +28,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.lanes import Lanes
 from kafka_marshal.engine.work.pull import AwaitGrant, GrantedPull, Pull
+from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run
 from kafka_marshal.types import Key
 from rationalizer import World
@@ -202,6 +203,11 @@ class Replay:
                 number, topic, partition, stretches = of
                 found = [_Message(topic, partition, offset) for offset in offsets_in(stretches)]
                 return Fetched(number, (topic, partition), found)  # type: ignore[arg-type]  # a list of them
+            case "Finish":
+                number, groups, sizes = of
+                consumer = self.engine.consumers.get(number)
+                found = [each for group in groups for each in self._found(consumer, *group)]
+                return Finish(number, [Finished(*each, None) for each in zip(found, sizes, strict=True)])
             case "Done":
                 number, groups = of
                 consumer = self.engine.consumers.get(number)

@@ -8,7 +8,7 @@ handed out or reported as lost, never repeated.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
@@ -17,6 +17,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.memory import InFlight
+from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
@@ -28,8 +29,6 @@ class Delivery:
 
     def __init__(self, consumer: Mover) -> None:
         self._consumer = consumer
-        #: Messages in lanes, if many handlers work at a time.
-        self.in_lanes: InLanes = InLanes(consumer, self._put_back, self._room_in_hand)
         #: At most once: batches that the log grants.
         self.grants: Grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
@@ -40,6 +39,8 @@ class Delivery:
         self.is_turn_over: bool = False
         #: The memory that fetched messages and messages in flight may take.
         self.memory: InFlight = InFlight(consumer.settings.max_bytes_in_flight, at_most_once=consumer.at_most_once)
+        #: Messages in lanes, if many handlers work at a time.
+        self.in_lanes: InLanes = InLanes(consumer, self._put_back, self._room_in_hand, self.memory)
         #: At least the number of messages in flight: to count exactly visits each assignment.
         self._in_hand_at_most = 0
         #: Messages per partition whose done() committed nothing: their lease had ended, or they were done before.
@@ -78,7 +79,8 @@ class Delivery:
     def _room_in_hand(self, *, exactly: bool = False) -> int:
         if exactly or self._in_hand_at_most >= self.memory.most_in_hand:
             self._in_hand_at_most = self.in_hand(self._consumer.assignments.values())
-        return self.memory.most_in_hand - self._in_hand_at_most
+        held_back = self.memory.messages_in(self.in_lanes.purgatory.size)
+        return self.memory.most_in_hand - self._in_hand_at_most - held_back
 
     @property
     def is_full(self) -> bool:
@@ -229,6 +231,7 @@ class Delivery:
     def drop(self, assignment: Assignment, first: int) -> None:
         """Take back all that is in flight from this offset on; it is handed out again."""
         self.in_lanes.recall(assignment, keep=True)
+        self.in_lanes.purgatory.take_back(assignment, first)
         for run in [run for run in assignment.tracker.runs.values() if run.last >= first]:
             undone = [x for x, mark in zip(run.messages, run.marks, strict=True) if not mark and offset_of(x) >= first]
             for messages, covers_from in assignment.tracker.split(run, undone):
@@ -268,6 +271,18 @@ class Delivery:
                     evicted.tracker.mark(refused)
             if assignment is not None and is_here and assignment.stage is Stage.REVOKING:
                 self._consumer.revocation.try_finish(assignment, now)
+
+    def finish(self, finished: Sequence[Finished], now: float) -> None:
+        """Handlers have finished these messages; a transaction follows."""
+        self.heard(now)
+        self.is_done_said = True
+
+        def ignore(message: Message) -> None:
+            self.ignored_done[message.topic() or "", message.partition() or 0] += 1
+            for evicted, _ in self.evicted:
+                evicted.tracker.mark([message])
+
+        self.in_lanes.purgatory.finish(finished, ignore, now)
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""

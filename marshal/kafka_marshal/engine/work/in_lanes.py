@@ -10,6 +10,8 @@ from kafka_marshal.engine.readings import reading
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
+from kafka_marshal.engine.work.memory import InFlight
+from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
@@ -24,6 +26,7 @@ class InLanes:
         consumer: Mover,
         put_back: Callable[[Assignment, list[Message], int], None],
         room: Callable[..., int],
+        memory: InFlight,
     ) -> None:
         """put_back: hands messages out again; the first one covers from this offset on.
 
@@ -32,6 +35,9 @@ class InLanes:
         self._consumer = consumer
         self._put_back = put_back
         self._room = room
+        self._memory = memory
+        #: Messages that wait for a transaction, if the run has transactions.
+        self.purgatory: Purgatory = Purgatory(consumer, put_back, memory, self._hold)
         #: The lanes; None: no run with many handlers has begun yet.
         self.lanes: Lanes | None = None
         #: Partitions whose progress waits for one message, at the last check. Replaced, never changed.
@@ -58,9 +64,20 @@ class InLanes:
 
     def note(self, found: tuple[HeldBack, ...]) -> frozenset[Key]:
         """Store which partitions' progress waits for one message. Returns those that hand out nothing more."""
-        self.held_back = found
+        self.held_back = found = tuple(self._with_finished(one) for one in found)
         assignments = (self._consumer.assignments.get((one.topic, one.partition)) for one in found)
         return frozenset(x.key for x in assignments if x is not None and self.holds_up(x))
+
+    def _with_finished(self, one: HeldBack) -> HeldBack:
+        assignment = self._consumer.assignments.get((one.topic, one.partition))
+        if assignment is None:
+            return one
+        count, size = self.purgatory.count_of(assignment), self.purgatory.size_of(assignment)
+        return one._replace(in_hand=assignment.tracker.in_hand, finished=count, finished_bytes=size)
+
+    def _hold(self, key: Key, up_to: float) -> None:
+        if self.lanes is not None:
+            self.lanes.hold(key, up_to)
 
     def spread(self, run: Run) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
@@ -114,6 +131,10 @@ class InLanes:
                 if keep:
                     self._put_back(assignment, messages, covers_from)
             place = end
+        if keep:
+            self.purgatory.cut(assignment)
+        else:
+            self.purgatory.drop(assignment)
 
     def returned(self, now: float) -> None:
         """Take back messages whose try has failed if their partition is being released: they are not retried here."""
@@ -135,9 +156,13 @@ class InLanes:
 
     def share(self, assignment: Assignment, wanted: int) -> int:
         """How many more messages a partition may have in flight: until it has as many as are left for all others."""
-        in_hand = assignment.tracker.in_hand
-        share = (self._room() - in_hand) // 2
-        return share if share >= wanted else (self._room(exactly=True) - in_hand) // 2
+        taken = self._taken(assignment)
+        share = (self._room() - taken) // 2
+        return share if share >= wanted else (self._room(exactly=True) - taken) // 2
+
+    def _taken(self, assignment: Assignment) -> int:
+        """The memory that a partition takes, as a number of messages: those in flight, and what they hold back."""
+        return assignment.tracker.in_hand + self._memory.messages_in(self.purgatory.size_of(assignment))
 
     def holds_up(self, assignment: Assignment) -> bool:
         """Whether a partition hands out nothing more until some of its messages in flight have ended.
@@ -147,7 +172,7 @@ class InLanes:
         half of the memory, two take a third each (the dynamic threshold of Choudhury and Hahne, 1998).
         """
         in_hand = assignment.tracker.in_hand
-        if not self.is_active or in_hand == 0:
+        if not self.is_active or in_hand == 0 or self.purgatory.waits_for_buffered(assignment):
             return False
-        most = min(MAX_IN_HAND_MESSAGES, assignment.lease.most_intervals - 1)
-        return in_hand >= most or (in_hand >= self._room() and in_hand >= self._room(exactly=True))
+        most, taken = min(MAX_IN_HAND_MESSAGES, assignment.lease.most_intervals - 1), self._taken(assignment)
+        return in_hand >= most or (taken >= self._room() and taken >= self._room(exactly=True))

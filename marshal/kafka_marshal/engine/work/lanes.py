@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
+from math import inf
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol
 
@@ -69,11 +70,21 @@ class HeldBack(NamedTuple):
     in_hand: int
     #: Why the partition is being released, which also waits for that message (``revoke_timeout``); "": it is not.
     releasing: str = ""
+    #: In a run with transactions: how many later messages are handled, and how many bytes of output wait with them.
+    finished: int = 0
+    finished_bytes: int = 0
+    #: What else it waits for: a transaction that is not committed yet; "": the message's handler.
+    why: str = ""
 
     def __str__(self) -> str:
         return (
-            f"{self.topic} [{self.partition}]: held back at offset {self.offset} for {lasting(self.for_ms)} by key "
-            f"{self.key!r}"
+            f"{self.topic} [{self.partition}]: held back at offset {self.offset} for {lasting(self.for_ms)} by "
+            + (self.why or f"key {self.key!r}")
+            + (
+                f"; {self.finished:,} later message(s) are handled, and {self.finished_bytes:,} bytes of output wait "
+                "with them"
+            )
+            * bool(self.finished)
             + (f"; it is to be released ({self.releasing}), which waits for that" * bool(self.releasing))
         )
 
@@ -113,7 +124,7 @@ class Lane:
 class _Partition:
     """The lanes of one partition."""
 
-    __slots__ = ("assignment", "lanes", "parked", "running", "started")
+    __slots__ = ("assignment", "lanes", "parked", "running", "started", "up_to")
 
     def __init__(self, assignment: Assignment) -> None:
         #: The assignment of the messages that wait.
@@ -123,8 +134,10 @@ class _Partition:
         self.running: set[Lane] = set()
         #: Lanes whose first message has been tried and is not done.
         self.started: set[Lane] = set()
-        #: Lanes whose turn came while nothing might be handed out (T4).
+        #: Lanes whose turn came while nothing might be handed out (T4), or only messages below theirs.
         self.parked: list[Lane] = []
+        #: Tries of messages above this offset do not begin.
+        self.up_to: float = inf
 
 
 class Lanes:
@@ -203,7 +216,8 @@ class Lanes:
             message = lane.message
             if message is None or lane.running:
                 return None
-            if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:
+            is_open = now < lane.assignment.lease.hand_out_until and offset_of(message) <= lane.partition.up_to
+            if owner.is_ending or self._stop or not is_open:
                 lane.partition.parked.append(lane)
                 return None
             lane.turn += 1  # first: an exception after this line belongs to this try
@@ -329,17 +343,26 @@ class Lanes:
             return self._retries[0][0] if self._retries else None
 
     def reopened(self, now: float) -> list[Lane]:
-        """Parked lanes that are ready again because their leases are proven."""
+        """Parked lanes that are ready again because their leases are proven, or the limit of ``hold`` has moved."""
         found: list[Lane] = []
         if self.is_ended:
             return found
         with self._lock:
             for partition in self._partitions.values():
                 if partition.parked and now < partition.assignment.lease.hand_out_until:
-                    found += [lane for lane in partition.parked if lane.message is not None]
-                    partition.parked.clear()
+                    parked, partition.parked = partition.parked, []
+                    for lane in parked:
+                        if lane.message is not None:
+                            is_open = offset_of(lane.message) <= partition.up_to
+                            (found if is_open else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
+
+    def hold(self, key: Key, up_to: float) -> None:
+        """Begin no tries of this partition above this offset; inf: all may begin."""
+        with self._lock:
+            if (partition := self._partitions.get(key)) is not None:
+                partition.up_to = up_to
 
     def recall(self, assignment: Assignment) -> list[Message]:
         """Remove and return the messages of an assignment that wait, and are not with a handler."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import ceil
 
 from kafka_marshal.ports import Message
 
@@ -55,6 +56,15 @@ class InFlight:
     def room(self, waiting: int) -> int:
         """How many more messages may be fetched, if this many wait."""
         return self.half - waiting if self.message_bytes else FIRST_READ
+
+    @property
+    def half_bytes(self) -> float:
+        """How many bytes each half has."""
+        return self._max_bytes / 2
+
+    def messages_in(self, size: int) -> int:
+        """How many messages take as much memory as this number of bytes, rounded up."""
+        return ceil(size / self.message_bytes) if size and self.message_bytes else 0
 
     def _free(self, count: int) -> None:
         """Free as many messages of the previous batch as new ones came; all of them if none came.

@@ -115,13 +115,19 @@ class Revocation:
         if found is None:
             text += "on_revoke has not returned. Nothing is lost. Let it return within revoke_timeout"
         else:
-            offset, key = found
+            (offset, key), in_hand = found, assignment.tracker.in_hand
             again = "nobody gets it again" if self._consumer.at_most_once else "it comes again at the next owner"
-            text += (
-                f"offset {offset} (key {key!r}) is not done; in hand: {assignment.tracker.in_hand}. What is done of it "
-                f"from now on counts for nothing: {again}. Find out what its handler waits for; if it needs longer, "
-                "raise revoke_timeout (or handler_timeout)"
-            )
+            text += f"offset {offset} (key {key!r}) is "
+            if self._consumer.delivery.in_lanes.purgatory.has(assignment, offset):
+                text += (
+                    f"handled and its transaction is not committed; in flight: {in_hand}. Unless Kafka commits it "
+                    f"before, {again}. Check that the brokers run"
+                )
+            else:
+                text += (
+                    f"not done; in hand: {in_hand}. What is done of it from now on counts for nothing: {again}. Find "
+                    "out what its handler waits for; if it needs longer, raise revoke_timeout (or handler_timeout)"
+                )
         self._consumer.outbox.add(Warn(text, is_error=True))
         if self._consumer.settings.handler_timeout_ms is not None:
             self._consumer.delivery.overdue()

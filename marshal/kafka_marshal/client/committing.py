@@ -1,0 +1,333 @@
+"""Commits what the handlers of ``run(…, transactions=True)`` have finished (M4 to M6).
+
+::
+
+    workers             report finished messages, with what these hold back
+    the engine          collects them: :mod:`kafka_marshal.engine.work.purgatory`
+    committers          our threads: each takes a block of one partition, and commits it as one transaction
+
+One committer at a time waits for the next block. When it has one, another takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from random import Random
+from typing import Any, Protocol, cast
+
+from kafka_marshal.client.attempt import Attempt
+from kafka_marshal.client.failures import Failures
+from kafka_marshal.client.fates import Fate, fate_of
+from kafka_marshal.client.fetching import FetchingConsumer
+from kafka_marshal.client.handling import Retry
+from kafka_marshal.client.held_back import Held, LettersInTransactions
+from kafka_marshal.client.transactions import Committing
+from kafka_marshal.engine.consumer_inputs import (
+    CloseBlocks,
+    CommittedBlock,
+    ConsumerInput,
+    FailedBlock,
+    Finish,
+    NextBlock,
+    OpenBlocks,
+)
+from kafka_marshal.engine.work.lanes import HeldBack
+from kafka_marshal.engine.work.purgatory import BLOCK_MESSAGES, Block, Finished
+from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
+from kafka_marshal.logs import log
+from kafka_marshal.types import Key
+
+__all__ = ["COMMITTERS", "Committers"]
+
+#: At most this many transactions at a time, each of another partition.
+COMMITTERS = 8
+
+#: A committer that waits for nothing in particular checks this often (s) whether there is something.
+LOOK_S = 0.1
+
+#: The engine hears at once of output that is more than this share of the limit.
+UNHEARD_SHARE = 0.1
+
+#: At its end a run waits this long (s) for its transactions, if its handlers have used up ``drain_timeout``.
+LAST_COMMITS_S = 5.0
+
+#: The pauses between two tries of a transaction.
+PAUSES = Retry(backoff=(0.2, 10.0))
+
+
+class Ending(Protocol):
+    """A run, as its committers see it."""
+
+    @property
+    def failures(self) -> Failures: ...
+
+    def end(self, error: BaseException) -> None:
+        """The run ends with this error."""
+
+    def note(self, attempt: Attempt, error: BaseException) -> None:
+        """Say in an error which message ends the run."""
+
+    def note_letter(self, attempt: Attempt, error: BaseException, topic: str) -> None:
+        """Count a dead letter that the cluster has, and log it."""
+
+
+class Transacting:
+    """Commits one block after the other, and deals with failures. Called by several threads."""
+
+    def __init__(
+        self,
+        consumer: FetchingConsumer[Any],
+        tries: Ending,
+        transactions: Committing,
+        letters: LettersInTransactions | None,
+        attempts: int,
+        pause: Callable[[float], None],
+    ) -> None:
+        """attempts: how often a transaction is tried whose record could not be written, though that may change.
+
+        pause: waits this long (s), or until the run has ended.
+        """
+        self._consumer = consumer
+        self._tries = tries
+        self._transactions = transactions
+        self._letters = letters
+        self._attempts = attempts
+        self._pause = pause
+        self._rng: Random = consumer._driver.cluster.runtime.random()
+        #: Partition → the first offset of the transaction under way, and since when (ms, own clock).
+        self.under_way: dict[Key, tuple[int, float]] = {}
+        #: Partition → how often its transaction failed in a row, when it was first begun, and why it failed last.
+        self._failed: dict[Key, tuple[int, float, str]] = {}
+
+    def begin(self, block: Block, now: float) -> None:
+        """The transaction of this block begins."""
+        self.under_way[block.run.assignment.key] = block.run.first, now
+
+    def held_back(self, now: float, longer_than: float) -> list[HeldBack]:
+        """Partitions whose transaction has been under way, or has failed, for this long (ms)."""
+        found = []
+        for key, (offset, began) in self.under_way.copy().items():
+            _, since, why = self._failed.get(key, (0, began, ""))
+            if now >= since + longer_than:
+                text = f"its transaction{why and f', which failed: {why}'}"
+                found.append(HeldBack(*key, offset, None, now - since, 0, why=text))
+        return found
+
+    def _take(self, *inputs: ConsumerInput) -> None:
+        with self._consumer._driver.locked():
+            for each in inputs:
+                self._consumer._take(each)
+
+    def commit(self, block: Block) -> None:
+        """Commit a block (*blocking*)."""
+        run = block.run
+        key, tracker = run.assignment.key, run.assignment.tracker
+        held = [cast("Held", each.held) for each in block.finished]
+        outputs = [output for each in held for output in each.outputs]
+
+        def is_current() -> bool:
+            return tracker.runs.get(run.first) is run
+
+        try:
+            self._transactions.commit(run.assignment, outputs, run.last, is_current)
+        except Exception as error:  # noqa: BLE001 - it is tried again, or ends the run
+            self._settle(block, error)
+        else:
+            self._failed.pop(key, None)
+            self._take(CommittedBlock(run.assignment.consumer.number, run))
+            for each in held:
+                if each.error is not None and self._letters is not None:
+                    self._tries.note_letter(each.attempt, each.error, self._letters.topic)
+        self.under_way.pop(key, None)
+
+    def _settle(self, block: Block, error: Exception) -> None:
+        """A transaction failed: its messages wait for another one, or come again, or the run ends."""
+        run, held = block.run, [cast("Held", each.held) for each in block.finished]
+        key = run.assignment.key
+        is_here = run.assignment.tracker.runs.get(run.first) is run and not run.assignment.over
+        failures, since, _ = self._failed.get(key, (0, self.under_way[key][1], ""))
+        self._failed[key] = failures + 1, since, str(error)
+        most, letter = 0, None
+        if not is_here:
+            self._log(key, error)
+        elif isinstance(error, LeaseLostError):
+            most = len(held)  # in doubt for now: the next try waits until it is proven again
+        elif isinstance(error, ProduceError) and not error.retry:
+            most, letter = self._refused(held, error)
+        elif _may_pass(error) and not (isinstance(error, ProduceError) and failures + 1 >= self._attempts):
+            self._log(key, error)
+            self._pause(PAUSES.delay(failures + 1, self._rng))
+            most = len(held)
+        else:
+            self._tries.end(error)
+        number = run.assignment.consumer.number
+        self._take(FailedBlock(number, run, most), *([] if letter is None else [Finish(number, [letter])]))
+
+    def _refused(self, held: list[Held], error: ProduceError) -> tuple[int, Finished | None]:
+        """A record of these messages can't be written.
+
+        Returns how many of them the next transaction has at most, and a dead letter in place of what it was.
+        """
+        letters = self._letters
+        if len(held) > 1:
+            return len(held) // 2, None  # the message is found by halves; those before it are committed
+        (each,) = held
+        topic = each.attempt.message.topic()
+        if letters is not None and (each.error is None or each.has_trace):
+            if each.error is None:
+                self._consumer._handled.failed(topic, error)
+                self._tries.failures.failed(each.attempt, error)
+            return 1, letters.letter(each.attempt, each.error or error, with_trace=each.error is None)
+        if each.error is not None:
+            error.__context__ = each.error  # the run raises both
+        self._tries.note(each.attempt, error)
+        self._tries.end(error)
+        return 0, None
+
+    def _log(self, key: Key, error: Exception) -> None:
+        log(
+            logging.WARNING,
+            "transaction_failed",
+            "%s [%d]: a transaction was not committed, or it is not known: %s",
+            *key,
+            error,
+            topic=key[0],
+            partition=key[1],
+        )
+
+
+class Committers:
+    """The threads that commit the transactions of one run."""
+
+    def __init__(
+        self,
+        consumer: FetchingConsumer[Any],
+        tries: Ending,
+        transactions: Committing,
+        letters: LettersInTransactions | None,
+        attempts: int,
+    ) -> None:
+        """attempts: how often a transaction is tried whose record could not be written, though that may change."""
+        self._consumer = consumer
+        self._tries = tries
+        self._transacting = Transacting(consumer, tries, transactions, letters, attempts, self._pause)
+        self._driver = consumer._driver
+        self._number = consumer._engine.number
+        self._runtime = consumer._driver.cluster.runtime
+        #: Guards what follows.
+        self._news = self._runtime.condition()
+        self._threads = self._idle = 0
+        #: About how many bytes of output the engine does not know of yet.
+        self._unheard = 0
+        self._has_leader = self._is_waiting = False
+        #: Take what there is; nothing is left to take; take nothing more.
+        self._is_urgent = self._is_empty = self._is_over = False
+
+    def start(self) -> None:
+        """Begin to commit (the feeder)."""
+        with self._driver.locked(step=False):
+            self._consumer._take(OpenBlocks(self._number))
+        self._start_one()
+
+    def _start_one(self) -> None:
+        self._threads += 1
+        self._runtime.start(self._serve, f"kafka-marshal-transactions-{self._threads}")
+
+    def heard(self, size: int) -> None:
+        """A message that holds back this many bytes is finished (any thread)."""
+        self._unheard += size  # not exactly: threads may overwrite each other's
+        most = self._consumer._delivery.memory.half_bytes * UNHEARD_SHARE
+        is_much = self._unheard > most or len(self._consumer._inbox) >= BLOCK_MESSAGES
+        if self._is_waiting or is_much:
+            with self._news:
+                self._is_waiting = False
+                self._news.notify_all()
+
+    def end(self, timeout: float, *, is_abandoned: bool = False) -> None:
+        """Commit what is left and can be committed, and end (*blocking*; the feeder)."""
+        until = self._runtime.monotonic() + (0.0 if is_abandoned else max(timeout, LAST_COMMITS_S))
+        with self._news:
+            self._is_urgent = True
+            self._news.notify_all()
+            while not self._is_empty and self._threads and not self._driver.is_over:
+                left = until - self._runtime.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(min(left, LOOK_S))
+            self._is_over = True
+            self._news.notify_all()
+        with self._driver.locked():
+            self._consumer._drain()
+            self._consumer._take(CloseBlocks(self._number))
+
+    def held_back(self, now: float, longer_than: float) -> list[HeldBack]:
+        """Partitions whose transaction has been under way, or has failed, for this long (ms)."""
+        return self._transacting.held_back(now, longer_than)
+
+    # The threads.
+
+    def _serve(self) -> None:
+        try:
+            while (block := self._next()) is not None:
+                self._transacting.commit(block)
+                with self._news:
+                    self._news.notify_all()
+        except BaseException as error:  # noqa: BLE001 - without this thread nothing is committed
+            self._tries.end(error)
+        with self._news:
+            self._threads -= 1
+            self._news.notify_all()
+
+    def _next(self) -> Block | None:
+        """Wait for the next block, after those that wait already; None: there is none, and will be none."""
+        with self._news:
+            self._idle += 1
+            while self._has_leader and not self._is_over:
+                self._news.wait()
+            self._idle -= 1
+            self._has_leader = True
+        try:
+            found = self._await_block()
+        finally:
+            with self._news:
+                self._has_leader = False
+                self._news.notify_all()
+                if not self._idle and self._threads < COMMITTERS and not self._is_over:
+                    with suppress(RuntimeError):  # the limit of threads: this one takes the next block
+                        self._start_one()
+        return found
+
+    def _await_block(self) -> Block | None:
+        while not self._is_over:  # checked without the lock: it is late by at most LOOK_S
+            is_last, self._unheard = self._is_urgent and not self._transacting.under_way, 0
+            with self._driver.locked(step=False):
+                self._consumer._drain()
+                found: Block | float | None = self._consumer._take(NextBlock(self._number, self._is_urgent))
+                if isinstance(found, Block):
+                    self._transacting.begin(found, self._driver.now_ms())
+                    return found
+            if found is None:  # the consumer is closed
+                break
+            with self._news:
+                self._is_empty = is_last  # nothing was under way before there was no block
+                if self._is_empty:
+                    self._news.notify_all()
+                self._is_waiting = found == inf
+                if not (self._is_waiting and self._consumer._inbox):
+                    self._news.wait(min(LOOK_S, max(0.0, (found - self._driver.now_ms()) / 1000)))
+                self._is_waiting = False
+        return None
+
+    def _pause(self, seconds: float) -> None:
+        until = self._runtime.monotonic() + seconds
+        with self._news:
+            while not self._is_over and (left := until - self._runtime.monotonic()) > 0:
+                self._news.wait(left)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same transaction may succeed later."""
+    return error.retry if isinstance(error, TransactionError) else fate_of(error) is Fate.RETRIED

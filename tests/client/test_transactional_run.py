@@ -1,0 +1,558 @@
+"""``consumer.run(transactions=True)``: what read_committed readers see, and in which order.
+
+Most of it on a cluster in memory, whose transactions have passed the contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import TopicPartition
+
+from kafka_marshal import Attempt, ConfigurationError, Hooks, ProduceError, Retry
+from kafka_marshal.adapters.memory import AppendFate
+from kafka_marshal.aio import Marshal as AsyncMarshal
+from kafka_marshal.client.dead_letters import DeadLetter
+from kafka_marshal.engine.replay import Replay, read_lines
+from kafka_marshal.instance import release
+from kafka_marshal.node.record_file import RECORD
+from tests.client.conftest import wait_until
+from tests.client.plant import DEAD, IN, OUT, Plant, copy, plant
+from tests.client.running import HOW, KINDS, LONG_S, QUICK, Crew, Handlers, Running, crew, done_of, publish
+from tests.faults.stories import GROUP, HI
+
+__all__ = ["crew", "plant"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_handlers_produce_and_progress_appear_together_and_in_order(plant: Plant, how: str) -> None:
+    plant.put("abcab" * 40)
+    plant.put("de" * 30, partition=1)
+    at: list[tuple[int, int | None]] = []
+    append = plant.broker.transactions.end
+
+    def end(*args: Any, **more: Any) -> None:
+        append(*args, **more)
+        at.append((sum(m.value().startswith(b"a-") for m in plant.seen()), plant.position()))
+
+    plant.broker.transactions.end = end  # type: ignore[method-assign]
+
+    def act(message: Any) -> None:
+        Attempt.current().produce(OUT, f"{'ab'[message.partition()]}-{message.offset()}", headers={"from": "test"})
+
+    handlers = Handlers(how, act)
+    member, consumer = plant.consumer()
+    running = Running(consumer, handlers, transactions=True)
+    plant.await_position(200)
+    plant.await_position(60, 1)
+    member.stop()
+    assert running.ended() is None
+    handlers.check_order()
+    for name, count in (("a", 200), ("b", 60)):
+        assert [x for x in plant.outputs() if x.startswith(name)] == [f"{name}-{offset}" for offset in range(count)]
+    assert plant.seen()[0].headers() == [("from", b"test")]
+    assert all(count == (position or 0) for count, position in at)  # neither is ever seen without the other
+    info = member.world.lease(IN, 0)
+    assert info is not None
+    wait_until(lambda: (member.world.lease(IN, 0) or info).stable == 199)
+
+
+def test_a_key_that_is_slow_delays_what_is_visible_and_no_other_handler(plant: Plant) -> None:
+    plant.put("abbbbb")
+    handlers = Handlers(act=copy)
+    gate = handlers.gate("a")
+    member, consumer = plant.consumer()
+    Running(consumer, handlers, transactions=True)
+    handlers.await_ended({(0, offset) for offset in range(1, 6)})
+    wait_until(lambda: member.health().held_back)
+    wait_until(lambda: member.health().held_back[0].finished == 5)
+    (held,) = member.health().held_back
+    assert "held back at offset 0" in str(held)
+    assert "5 later message(s) are handled" in str(held)
+    assert held.finished_bytes > 5 * 100
+    assert (plant.outputs(), plant.position()) == ([], 0)
+    gate.set()
+    plant.await_position(6)
+    assert plant.outputs() == [str(offset) for offset in range(6)]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_failed_try_leaves_nothing_and_its_dead_letter_is_in_the_transaction(plant: Plant, how: str) -> None:
+    plant.put("abc")
+    seen: list[tuple[int, int | None]] = []
+    attempts: list[Attempt] = []
+    append = plant.broker.transactions.end
+
+    def end(*args: Any, **more: Any) -> None:
+        append(*args, **more)
+        seen.append((len(plant.seen(DEAD)), plant.position()))
+
+    plant.broker.transactions.end = end  # type: ignore[method-assign]
+
+    def act(message: Any) -> None:
+        attempt = Attempt.current()
+        attempts.append(attempt)
+        attempt.produce(OUT, f"{message.offset()} at try {attempt.number}")
+        if message.offset() == 1 or attempt.number == 1:
+            raise ValueError("no")
+
+    _, consumer = plant.consumer()
+    options: dict[str, Any] = {"retry": Retry(2, (0.001, 0.002)), "dead_letters": DEAD, "transactions": True}
+    Running(consumer, Handlers(how, act), **options)
+    plant.await_position(3)
+    assert plant.outputs() == ["0 at try 2", "2 at try 2"]
+    (letter,) = plant.seen(DEAD)
+    found = DeadLetter.of(letter)
+    assert found is not None
+    assert (found.offset, found.delivery_count, found.reason) == (1, 2, "no")
+    assert all(letters == (0 if (position or 0) < 2 else 1) for letters, position in seen)
+    assert consumer._handled.read()[2] == {IN: 1}
+    for attempt in attempts:
+        with pytest.raises(ConfigurationError, match="this try is over"):
+            attempt.produce(OUT, b"late")
+
+
+def test_without_dead_letters_a_failure_ends_the_run_and_what_precedes_it_is_committed(plant: Plant) -> None:
+    plant.put("abcd")
+    begun = threading.Barrier(4)
+
+    def handle(message: Any) -> None:
+        begun.wait(LONG_S)
+        copy(message)
+        if message.offset() == 2:
+            raise ValueError("no")
+
+    _, consumer = plant.consumer()
+    error = Running(consumer, handle, retry=None, concurrency=4, transactions=True).ended()
+    assert isinstance(error, ValueError)
+    assert (plant.outputs(), plant.position()) == (["0", "1"], 2)
+    again: list[int] = []
+
+    def repeat(message: Any) -> None:
+        again.append(message.offset())
+        copy(message)
+
+    Running(consumer, repeat, transactions=True)
+    plant.await_position(4)
+    assert sorted(again) == [2, 3]  # 3 was handled, and waited for 2
+    assert plant.outputs() == ["0", "1", "2", "3"]
+
+
+def test_what_is_finished_is_committed_before_the_end(plant: Plant) -> None:
+    plant.put("a" * 50)
+    handled: list[int] = []
+    member, consumer = plant.consumer()
+
+    def handle(message: Any) -> None:
+        copy(message)
+        handled.append(message.offset())
+        if message.offset() == 20:
+            member.stop()
+
+    assert Running(consumer, handle, transactions=True).ended() is None
+    assert plant.outputs() == [str(offset) for offset in handled]
+    assert plant.position() == len(handled)
+    member.close()
+    _, second = plant.consumer("b")
+    Running(second, copy, transactions=True)
+    plant.await_position(50)
+    assert plant.outputs() == [str(offset) for offset in range(50)]
+
+
+def test_a_partition_that_is_revoked_is_committed_first_and_the_next_owner_goes_on(plant: Plant) -> None:
+    plant.put("abcd" * 25)
+    plant.put("abcd" * 25, partition=1)
+    handlers = Handlers(act=lambda message: Attempt.current().produce(OUT, f"{message.partition()}-{message.offset()}"))
+    gate = handlers.gate("d")
+    _, first = plant.consumer()
+    Running(first, handlers, transactions=True)
+    handlers.await_begun("d", 2)
+    _, second = plant.consumer("b")
+    Running(second, handlers, transactions=True)
+    wait_until(lambda: any(x.releasing for x in first._engine.assignments.values()))
+    gate.set()
+    plant.await_position(100)
+    plant.await_position(100, 1)
+    wait_until(lambda: len(second.assignment()) == 1)
+    for partition in range(2):
+        outputs = [x for x in plant.outputs() if x.startswith(f"{partition}-")]
+        assert outputs == [f"{partition}-{offset}" for offset in range(100)]
+
+
+def test_a_commit_without_an_answer_is_looked_up_and_nothing_is_committed_twice(plant: Plant) -> None:
+    plant.put("abc" * 20)
+    fates = [AppendFate.UNACKNOWLEDGED, AppendFate.WRITTEN, AppendFate.LOST, AppendFate.FATAL]
+
+    def request(client: str, transactional_id: str, what: str) -> AppendFate:
+        is_ours = what == "commit" and transactional_id.endswith("/0") and plant.outputs()
+        return fates.pop(0) if is_ours and fates else AppendFate.WRITTEN
+
+    plant.broker.faults.request = request
+    _, consumer = plant.consumer()
+    Running(consumer, copy, transactions=True)
+    count = 60
+    plant.await_position(count)
+    while fates:
+        plant.put("abc")
+        count += 3
+        plant.await_position(count)
+    assert plant.outputs() == [str(offset) for offset in range(count)]
+
+
+def test_a_transaction_that_no_broker_answers_is_tried_again_without_its_handlers_and_health_says_why(
+    plant: Plant,
+) -> None:
+    plant.put("abc")
+    is_away = True
+
+    def request(client: str, transactional_id: str, what: str) -> AppendFate:
+        is_lost = is_away and what == "send_offsets" and plant.position() == 0
+        return AppendFate.LOST if is_lost else AppendFate.WRITTEN
+
+    plant.broker.faults.request = request
+    handlers = Handlers(act=copy)
+    member, consumer = plant.consumer()
+    Running(consumer, handlers, transactions=True)
+    wait_until(lambda: member.health().held_back)
+    (held,) = member.health().held_back
+    assert (held.offset, held.in_hand) == (0, 3)
+    assert "by its transaction, which failed: A transaction of 'g/in/0' was not committed" in str(held)
+    is_away = False
+    plant.await_position(3)
+    assert (plant.outputs(), set(handlers.ended.values())) == (["0", "1", "2"], {1})
+
+
+def test_the_message_with_a_record_that_no_broker_takes_is_found_and_fails(plant: Plant) -> None:
+    plant.broker.alter_topic(OUT, {"max.message.bytes": "1000"})
+    plant.put("abcdefgh")
+    began = threading.Barrier(8)
+
+    def handle(message: Any) -> None:
+        if message.offset() < 8:
+            began.wait(LONG_S)
+        Attempt.current().produce(OUT, b"x" * 2_000 if message.offset() == 5 else message.value())
+
+    _, consumer = plant.consumer()
+    Running(consumer, handle, dead_letters=DEAD, concurrency=8, transactions=True)
+    plant.await_position(8)
+    assert plant.outputs() == ["0", "1", "2", "3", "4", "6", "7"]
+    (letter,) = (DeadLetter.of(each) for each in plant.seen(DEAD))
+    assert letter is not None
+    assert (letter.offset, letter.error) == (5, "kafka_marshal.errors.ProduceError")
+    assert consumer._handled.read()[0] == {(IN, "kafka_marshal.errors.ProduceError"): 1}
+
+
+def test_without_dead_letters_it_ends_the_run_and_those_before_it_are_committed(plant: Plant) -> None:
+    plant.broker.alter_topic(OUT, {"max.message.bytes": "1000"})
+    plant.put("abcd")
+
+    def handle(message: Any) -> None:
+        Attempt.current().produce(OUT, b"x" * 2_000 if message.offset() == 2 else message.value())
+
+    _, consumer = plant.consumer()
+    error = Running(consumer, handle, transactions=True).ended()
+    assert isinstance(error, ProduceError)
+    assert any("offset 2" in note for note in error.__notes__)
+    assert (plant.outputs(), plant.position()) == (["0", "1"], 2)
+
+
+def test_a_topic_that_is_missing_ends_the_run_after_some_tries(plant: Plant) -> None:
+    plant.put("a")
+    _, consumer = plant.consumer()
+
+    def handle(_message: Any) -> None:
+        Attempt.current().produce("nowhere", b"x")
+
+    error = Running(consumer, handle, retry=Retry(2), transactions=True).ended()
+    assert isinstance(error, ProduceError)
+    assert plant.position() == 0
+
+
+def test_what_handlers_hold_back_counts_as_memory_and_one_partition_leaves_room_for_others(plant: Plant) -> None:
+    """Each output takes 300 times as much as its message: few are handled while the first one is not."""
+    plant.put("a" + "b" * 150)
+    plant.put("c" * 10, partition=1)
+
+    def act(_message: Any) -> None:
+        time.sleep(0.005)
+        Attempt.current().produce(OUT, b"x" * 150_000)
+
+    handlers = Handlers(act=act)
+    gate = handlers.gate("a")
+    _, consumer = plant.consumer(max_bytes_in_flight=4_000_000)
+    Running(consumer, handlers, transactions=True)
+    plant.await_position(10, 1)
+    lanes = consumer._delivery.in_lanes
+    wait_until(lambda: lanes.lanes is not None and not lanes.lanes.ready and lanes.lanes.running == 1)
+    assert lanes.purgatory.size < 75 * 150_000  # a quarter of the limit, and what ends until the engine hears of it
+    assert lanes.holds_up(consumer._engine.assignments[IN, 0])
+    gate.set()
+    plant.await_position(151)
+    assert len(plant.outputs()) == 161
+
+
+def test_hooks_see_each_try_and_deserialize_works(plant: Plant) -> None:
+    plant.put("ab")
+    calls: list[str] = []
+    hooks = Hooks(before=lambda _: calls.append("before"), after=lambda *_: calls.append("after"))
+    _, consumer = plant.consumer()
+
+    def handle(number: int) -> None:
+        Attempt.current().produce(OUT, str(number * 2))
+
+    Running(consumer, handle, hooks=[hooks], deserialize=lambda message: int(message.value()), transactions=True)
+    plant.await_position(2)
+    assert plant.outputs() == ["0", "2"]
+    assert sorted(calls) == ["after", "after", "before", "before"]
+
+
+def test_order_none_commits_in_order_of_offsets(plant: Plant) -> None:
+    plant.put("aaaa")
+    gates = [threading.Event() for _ in range(4)]
+
+    def handle(message: Any) -> None:
+        assert gates[message.offset()].wait(LONG_S)
+        copy(message)
+
+    member, consumer = plant.consumer()
+    running = Running(consumer, handle, order="none", transactions=True)
+    for offset in (3, 1, 2, 0):
+        gates[offset].set()
+    plant.await_position(4)
+    assert plant.outputs() == ["0", "1", "2", "3"]
+    member.stop()
+    assert running.ended() is None
+
+
+def test_a_member_that_dies_before_a_commit_has_produced_nothing_and_the_next_one_does_it_once(plant: Plant) -> None:
+    plant.put("abcd" * 10)
+    handled: list[int] = []
+
+    def request(client: str, transactional_id: str, what: str) -> AppendFate:
+        if client == "a" and what == "commit" and plant.outputs():
+            plant.broker.faults.unreachable.add("a")
+            return AppendFate.LOST
+        return AppendFate.WRITTEN
+
+    def handle(message: Any) -> None:
+        handled.append(message.offset())
+        copy(message)
+
+    plant.broker.faults.request = request
+    _, first = plant.consumer("a", HI)
+    Running(first, handle, transactions=True)
+    plant.await_position(40)
+    plant.put("abcd" * 10)
+    wait_until(lambda: "a" in plant.broker.faults.unreachable)
+    count = len(plant.outputs())
+    _, second = plant.consumer("b", HI)
+    Running(second, copy, transactions=True)
+    plant.await_position(80)
+    assert count == 40
+    assert plant.outputs() == [str(offset) for offset in range(80)]
+
+
+def test_a_handler_left_behind_produces_nothing_and_its_message_comes_again(plant: Plant) -> None:
+    plant.put("ab")
+    handlers = Handlers(act=copy)
+    gate = handlers.gate("a")
+    _, consumer = plant.consumer()
+    running = Running(consumer, handlers, drain_timeout=0.05, transactions=True)
+    handlers.await_ended({(0, 1)})
+    consumer.stop()
+    assert running.ended() is None
+    consumer._stop_signal.clear()
+    gate.set()
+    handlers.await_ended({(0, 0)})
+    assert (plant.outputs(), plant.position()) == ([], 0)
+    Running(consumer, copy, transactions=True)
+    plant.await_position(2)
+    assert plant.outputs() == ["0", "1"]
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled_and_leaves_nothing(plant: Plant) -> None:
+    plant.put("ab")
+    tries: list[int] = []
+
+    async def handle(message: Any) -> None:
+        attempt = Attempt.current()
+        attempt.produce(OUT, f"{message.offset()} at try {attempt.number}")
+        tries.append(attempt.number)
+        if message.offset() == 0 and attempt.number == 1:
+            await asyncio.sleep(LONG_S)
+
+    _, consumer = plant.consumer(handler_timeout=0.1)
+    Running(consumer, handle, retry=QUICK, transactions=True)
+    plant.await_position(2)
+    assert plant.outputs() == ["0 at try 2", "1 at try 1"]
+
+
+def test_a_partition_that_the_user_pauses_goes_on_where_it_was(plant: Plant) -> None:
+    plant.put("aab")
+    handlers = Handlers(act=copy)
+    gate = handlers.gate("a")
+    _, consumer = plant.consumer()
+    Running(consumer, handlers, transactions=True)
+    handlers.await_ended({(0, 2)})
+    consumer.pause()
+    gate.set()
+    plant.await_position(1)
+    assert plant.outputs() == ["0"]
+    consumer.resume()
+    plant.await_position(3)
+    assert plant.outputs() == ["0", "1", "2"]
+    assert handlers.ended[0, 2] == 1
+
+
+def test_a_recorded_run_is_the_same_when_it_is_fed_in_again(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RECORD, str(tmp_path / "a"))
+    plant.broker.alter_topic(OUT, {"max.message.bytes": "1000"})
+    plant.put("abcab" * 40)
+    fates = [AppendFate.WRITTEN, AppendFate.UNACKNOWLEDGED, AppendFate.LOST]
+
+    def request(client: str, transactional_id: str, what: str) -> AppendFate:
+        return fates.pop(0) if what == "commit" and plant.outputs() and fates else AppendFate.WRITTEN
+
+    plant.broker.faults.request = request
+    member, consumer = plant.consumer()
+
+    def handle(message: Any) -> None:
+        Attempt.current().produce(OUT, b"x" * (2_000 if message.offset() == 77 else 9))
+
+    running = Running(consumer, handle, dead_letters=DEAD, transactions=True)
+    count = 200
+    plant.await_position(count)
+    while fates:
+        plant.put("abc")
+        count += 3
+        plant.await_position(count)
+    member.stop()
+    assert running.ended() is None
+    consumer.close()
+    member.close()
+    replay = Replay(read_lines((tmp_path / "a").read_bytes(), release()))
+    replay.run()
+    assert replay.engine.consumers == {}, "it was recorded to its end"
+    assert len(plant.outputs()) == count - 1
+
+
+def test_in_an_event_loop(plant: Plant) -> None:
+    plant.put("abc")
+
+    async def main() -> None:
+        cluster = plant.cluster.connect("a")
+        async with (
+            AsyncMarshal.on_cluster(cluster, group_id=GROUP, client_id="a", heartbeat_interval_ms=1_000) as marshal,
+            marshal.consumer([IN], transactions=True) as consumer,
+        ):
+
+            async def handle(message: Any) -> None:
+                copy(message)
+                if message.offset() == 2:
+                    consumer.stop()
+
+            await consumer.run(handle, transactions=True)
+
+    asyncio.run(main())
+    assert (plant.outputs(), plant.position()) == (["0", "1", "2"], 3)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_broker(crew: Crew, kind: str) -> None:
+    crew.kind = kind
+    topic, out, dead = crew.topic(2), crew.topic(1), crew.topic(1)
+    for partition in range(2):
+        publish(crew, topic, [f"k{number % 7}" for number in range(300)], partition)
+
+    def handle(message: Any) -> None:
+        attempt = Attempt.current()
+        attempt.produce(out, f"{message.partition()}-{message.offset()}", message.key(), {"try": str(attempt.number)})
+        if message.offset() % 100 == 50 or (attempt.number == 1 and message.offset() % 10 == 0):
+            raise ValueError("no")
+
+    a, consumer = crew.consumer("a", topic, transactions=True)
+    running = Running(consumer, handle, retry=QUICK, dead_letters=dead, transactions=True)
+    reader = ConfluentConsumer(
+        {"bootstrap.servers": crew.bootstrap, "group.id": "reader", "isolation.level": "read_committed"}
+    )
+    reader.assign([TopicPartition(name, 0, 0) for name in (out, dead)])
+    seen: dict[str, list[Any]] = {out: [], dead: []}
+    until = time.monotonic() + LONG_S
+    while sum(map(len, seen.values())) < 600 and time.monotonic() < until:
+        if (message := reader.poll(0.2)) is not None and message.error() is None:
+            seen[str(message.topic())].append(message)
+    reader.close()
+    a.stop()
+    assert running.ended() is None
+    failed = {50, 150, 250}
+    for partition in range(2):
+        values = [message.value().decode() for message in seen[out]]
+        wanted = [f"{partition}-{offset}" for offset in range(300) if offset not in failed]
+        assert [value for value in values if value.startswith(f"{partition}-")] == wanted
+    letters = [DeadLetter.of(message) for message in seen[dead]]
+    assert {(x.partition, x.offset) for x in letters if x} == {(p, o) for p in range(2) for o in failed}
+    assert {dict(message.headers())["try"] for message in seen[out]} == {b"1", b"2"}
+    wait_until(lambda: done_of(a, topic)[0] == 299 if kind == "claims" else True)
+
+
+# Refused.
+
+
+def test_produce_is_refused_where_no_transaction_follows(plant: Plant) -> None:
+    plant.put("a")
+    found: list[Attempt] = []
+    member, consumer = plant.consumer(transactions=False)
+
+    def handle(_message: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"produce\(\) before the handler returns"):
+            Attempt.current().produce(OUT, b"x")
+        member.stop()
+
+    assert Running(consumer, handle).ended() is None
+    consumer.close()
+    member, consumer = plant.consumer("b")
+    plant.put("a")
+
+    def keep(_message: Any) -> None:
+        found.append(Attempt.current())
+
+    Running(consumer, keep, transactions=True)
+    plant.await_position(2)
+    with pytest.raises(ConfigurationError, match="this try is over"):
+        found[0].produce(OUT, b"x")
+
+
+@pytest.mark.parametrize(("made", "wanted"), [(True, False), (False, True)])
+def test_a_run_and_its_consumer_must_agree(plant: Plant, made: bool, wanted: bool) -> None:
+    _, consumer = plant.consumer(transactions=made)
+    with pytest.raises(ConfigurationError, match="transactions=True"):
+        consumer.run(lambda _: None, transactions=wanted)
+
+
+def test_an_output_is_checked_when_it_is_produced(plant: Plant) -> None:
+    plant.put("a")
+    _, consumer = plant.consumer()
+    wrong: list[Callable[[Attempt], None]] = [
+        lambda attempt: attempt.produce("no topic", b"x"),
+        lambda attempt: attempt.produce(OUT, 5),  # type: ignore[arg-type]
+        lambda attempt: attempt.produce(OUT, b"x", partition=-1),
+    ]
+
+    def handle(_message: Any) -> None:
+        for call in wrong:
+            with pytest.raises(ConfigurationError):
+                call(Attempt.current())
+
+    Running(consumer, handle, transactions=True)
+    plant.await_position(1)
+    assert plant.outputs() == []
