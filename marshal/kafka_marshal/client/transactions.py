@@ -7,7 +7,7 @@ The engine decides when a partition is taken over, and in which order its transa
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -133,6 +133,8 @@ class Transactions:
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
         #: Partitions for whose producer a commit waits.
         self._awaited: set[Key] = set()
+        #: Producers that are kept no longer, to be closed without a lock: that may take a while.
+        self._retired: deque[TransactionalProducer] = deque()
         self._is_over = False
         self._is_said = False
 
@@ -148,6 +150,8 @@ class Transactions:
         with self._news:
             if (kept := self._kept.get(key)) is not None and kept.token == token:
                 self._retire(key, kept)
+        if self._retired and not self._is_over:
+            self._threads.submit(self._close_retired)
 
     # On the threads of this class.
 
@@ -278,8 +282,9 @@ class Transactions:
         with self._news:
             kept.is_busy = False
             if kept.is_over:
-                kept.producer.close()
+                self._retired.append(kept.producer)
             self._news.notify_all()
+        self._close_retired()
 
     def _retire(self, key: Key, kept: _Kept) -> None:
         """Keep it no longer; its user, if there is one, closes it. ``_news`` is held."""
@@ -288,8 +293,17 @@ class Transactions:
         if not kept.is_over:
             kept.is_over = True
             if not kept.is_busy:
-                kept.producer.close()
+                self._retired.append(kept.producer)
         self._news.notify_all()
+
+    def _close_retired(self) -> None:
+        while True:
+            try:
+                self._retired.popleft().close()
+            except IndexError:
+                return
+            except Exception as error:  # noqa: BLE001 - logged with its traceback; nothing depends on it any more
+                log(logging.ERROR, "close_failed", "closing a transactional producer failed", error=error)
 
     def end(self) -> None:
         """Close all producers; those in use are closed when their commits have ended."""
@@ -299,6 +313,7 @@ class Transactions:
         with self._news:
             for key, kept in list(self._kept.items()):
                 self._retire(key, kept)
+        self._close_retired()
 
     # Committing (on a thread of the library).
 
