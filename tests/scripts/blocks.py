@@ -1,7 +1,7 @@
 """The commands of scripts about messages that wait for a transaction (`kafka_marshal/engine/work/purgatory.py`).
 
 partition [at=40] [done=45-49]      a new one: everything below 40 is done, and these offsets, too
-deliver 40-49 [keys=aab]             to lanes, one key each (or these keys, over and over)
+deliver 40-49 [keys=aab]            to lanes, one key each (or these keys, over and over)
 begin 40 45-47                      handlers get these
 end 45-47 [bytes=10]                they return, and each has produced this much
 fail 40                             it raises: its next try is due later
@@ -10,6 +10,8 @@ block [urgent]                      a thread asks for the next transaction
 commit, abort [most=1]              the transaction of the last block is committed; or not: it comes again, or, with
                                     `most`, is tried again in blocks of at most that many
 revoke, pause, lose, close          the partition is to be released; handed back by the user; lost; the run ends
+untake                              its producer is lost, and all in flight is dropped, as in `Delivery.drop`
+room 3                              room for this many more messages in flight: is more of the partition delivered?
 buffer                              what is delivered next
 state                               the position, and what is in flight: handled messages wait for a transaction
 """
@@ -163,6 +165,17 @@ class Blocks:
 
     def do_close(self, _: list[str], __: dict[str, str]) -> None:
         self.purgatory.close(self.now)
+
+    def do_untake(self, _: list[str], __: dict[str, str]) -> None:
+        self.bench.in_lanes.recall(self.one, keep=True)
+        self.purgatory.take_back(self.one, 0)
+        for run in list(self.one.tracker.runs.values()):
+            for messages, covers_from in self.one.tracker.split(run, run.messages):
+                self._put_back(self.one, messages, covers_from)
+
+    def do_room(self, words: list[str], _: dict[str, str]) -> Iterator[str]:
+        self.bench.room = int(words[0])
+        yield "nothing more is delivered" if self.bench.in_lanes.holds_up(self.one) else "more is delivered"
 
     def do_buffer(self, _: list[str], __: dict[str, str]) -> Iterator[str]:
         found = [offset_of(each) for messages, _ in self.one.buffer._parts for each in messages]
