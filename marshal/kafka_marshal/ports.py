@@ -202,7 +202,9 @@ class Producer(Protocol):
 
 
 class TransactionalProducer(Protocol):
-    """One transactional id. Not thread-safe: one caller at a time. Its calls block, each at most timeout_s.
+    """One transactional id. Not thread-safe: one caller at a time.
+
+    Its calls block, each at most timeout_s; commit() up to socket.timeout.ms longer if a broker hangs.
 
     After an error of begin(), send() or commit() call abort(). If that returns, nothing of the transaction was
     committed, and begin() may come next. If it raises, the producer is of no use any more: close it. init() of a new

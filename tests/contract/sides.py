@@ -117,12 +117,12 @@ class MemorySide(_Named):
         with self._broker.changed:
             transactions = self._broker.transactions
             epoch = transactions.init(transactional_id, 60_000)
-            transactions.send_offset(transactional_id, epoch, group_id, key, offset, FOUND)
+            transactions.send_offset(transactional_id, (epoch, 1), group_id, key, offset, FOUND)
         return lambda: self._commit(transactional_id, epoch)
 
     def _commit(self, transactional_id: str, epoch: int) -> None:
         with self._broker.changed:
-            self._broker.transactions.end(transactional_id, epoch, commit=True)
+            self._broker.transactions.end(transactional_id, (epoch, 1), commit=True)
             self._broker.changed.notify_all()
 
     def delete_topic(self, topic: str) -> None:

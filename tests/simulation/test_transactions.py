@@ -33,7 +33,7 @@ def test_half_a_dozen_seeds(coordinated: bool) -> None:
 
 
 def test_a_broker_that_fences_no_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transactions, "_check", lambda self, transactional_id, epoch: self.expire())
+    monkeypatch.setattr(Transactions, "_check", lambda self, transactional_id, at: self.expire())
     result = simulate_one(Scenario.from_seed(2, intervals=40, transactions=True))
     assert result.violation is not None
     assert result.violation.promise == "outputs"

@@ -19,6 +19,7 @@ from kafka_marshal.adapters.kafka.errors import (
     configuration_error,
     is_forbidden,
     is_of_groups,
+    is_refusal,
     kafka_error,
     marshal_error,
 )
@@ -124,8 +125,10 @@ class CommittedOffsets:
         cause = asker.refusal.error or kafka_error(error)
         doing = f"asking for the committed offset of {key[0]} [{key[1]}] of the consumer group {group_id!r}"
         needs = grant("DESCRIBE", "topic", [key[0]]) if is_forbidden(cause) else grant("READ", "group", [group_id])
-        if cause.code() == KafkaError._TIMED_OUT and asker.troubles.recent() is None:
-            return transactions.pending(group_id, key, cause.str())
+        reason = asker.troubles.recent()
+        if cause.code() == KafkaError._TIMED_OUT and not (reason is not None and is_refusal(reason)):
+            why = cause.str() if reason is None else f"{cause.str()}; {reason.str()}"
+            return transactions.pending(group_id, key, why)
         return marshal_error(cause, doing, self._bootstrap, asker.troubles, needs=needs)
 
     @contextmanager

@@ -13,6 +13,7 @@ from kafka_marshal.adapters import producing, transactions
 from kafka_marshal.adapters.memory.appender import Partitioner
 from kafka_marshal.adapters.memory.broker import MemoryBroker
 from kafka_marshal.adapters.memory.faults import AppendFate
+from kafka_marshal.adapters.memory.transactions import At
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.ports import TopicPartition
 
@@ -45,6 +46,8 @@ class MemoryTransactionalProducer:
         self._waiting: deque[_Record] = deque()
         #: None: init() has not returned.
         self._epoch: int | None = None
+        #: Of the transaction.
+        self._number = 0
         self._is_open = False
         self._in_doubt = False
         #: Why the first record of the transaction was not written.
@@ -66,6 +69,11 @@ class MemoryTransactionalProducer:
         if self._is_open or self._in_doubt:
             raise transactions.not_in_order(self._id, "a transaction is open")
         self._is_open, self._lost = True, None
+        self._number += 1
+
+    @property
+    def _at(self) -> At:
+        return self._epoch or 0, self._number
 
     def send(
         self,
@@ -93,15 +101,15 @@ class MemoryTransactionalProducer:
             self._ask("send", timeout_s, late, self._write_all)
         if self._lost is not None:
             raise self._lost
-        broker, epoch = self._broker, self._epoch or 0
+        at = self._at
 
         def send_offset() -> None:
-            broker.transactions.send_offset(self._id, epoch, group_id, key, offset, metadata)
+            self._broker.transactions.send_offset(self._id, at, group_id, key, offset, metadata)
 
         self._ask("send_offsets", self._left_s(deadline), late, send_offset)
         self._in_doubt = True
         in_doubt = partial(transactions.in_doubt, self._id)
-        self._ask("commit", self._left_s(deadline), in_doubt, partial(self._end, commit=True))
+        self._ask("commit", self._left_s(deadline), in_doubt, partial(self._end, at, commit=True))
         self._in_doubt = self._is_open = False
 
     def abort(self, timeout_s: float) -> None:
@@ -111,7 +119,7 @@ class MemoryTransactionalProducer:
         if self._is_open:
             self._waiting.clear()
             late = partial(transactions.unfinished, self._id, "aborting a transaction of")
-            self._ask("abort", timeout_s, late, partial(self._end, commit=False))
+            self._ask("abort", timeout_s, late, partial(self._end, self._at, commit=False))
             self._is_open = False
 
     def close(self) -> None:
@@ -119,8 +127,8 @@ class MemoryTransactionalProducer:
             self._closed = True
             self._broker.changed.notify_all()
 
-    def _end(self, *, commit: bool) -> None:
-        self._broker.transactions.end(self._id, self._epoch or 0, commit=commit)
+    def _end(self, at: At, *, commit: bool) -> None:
+        self._broker.transactions.end(self._id, at, commit=commit)
 
     def _write_all(self) -> None:
         """Write what waits; the lock is held."""
@@ -151,7 +159,7 @@ class MemoryTransactionalProducer:
         if fate is not AppendFate.LOST:
             broker.transactions.produce(
                 self._id,
-                self._epoch or 0,
+                self._at,
                 (topic, partition),
                 record.value,
                 record.key,

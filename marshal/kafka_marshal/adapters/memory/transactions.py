@@ -17,10 +17,13 @@ from kafka_marshal.adapters import transactions
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.ports import TopicPartition
 
-__all__ = ["Transactions"]
+__all__ = ["At", "Transactions"]
 
 #: The brokers' transaction.max.timeout.ms.
 MAX_TIMEOUT_MS = 900_000
+
+#: The epoch of a producer, and the number of its transaction.
+At = tuple[int, int]
 
 #: Of a group.
 _Where = tuple[str, TopicPartition]
@@ -78,6 +81,8 @@ class Transactions:
         self._epochs: dict[str, int] = {}
         self._timeouts: dict[str, int] = {}
         self._open: dict[str, _Transaction] = {}
+        #: The last one that was ended by its producer, and whether it was committed.
+        self._ended: dict[str, tuple[At, bool]] = {}
         #: Commits by the order of their arrival: the latest wins, whenever its transaction ends.
         self._numbers = itertools.count(1)
         self._latest: dict[_Where, int] = {}
@@ -100,7 +105,7 @@ class Transactions:
     def produce(
         self,
         transactional_id: str,
-        epoch: int,
+        at: At,
         key: TopicPartition,
         value: bytes | None,
         record_key: bytes | None,
@@ -108,7 +113,7 @@ class Transactions:
         timestamp_ms: int,
     ) -> None:
         """Write a record that no reader sees yet."""
-        transaction = self._transaction(transactional_id, epoch)
+        transaction = self._transaction(transactional_id, at)
         offset = self._broker.produce(*key, value, record_key, timestamp_ms=timestamp_ms, headers=headers or None)
         transaction.records.setdefault(key, []).append(offset)
         log = self._broker.log(*key)
@@ -116,16 +121,20 @@ class Transactions:
             log.open.setdefault(transactional_id, offset)
 
     def send_offset(
-        self, transactional_id: str, epoch: int, group_id: str, key: TopicPartition, offset: int, metadata: str
+        self, transactional_id: str, at: At, group_id: str, key: TopicPartition, offset: int, metadata: str
     ) -> None:
         """An offset that is pending until the transaction ends."""
         found = next(self._numbers), offset, metadata
-        self._transaction(transactional_id, epoch).offsets[group_id, key] = found
+        self._transaction(transactional_id, at).offsets[group_id, key] = found
 
-    def end(self, transactional_id: str, epoch: int, *, commit: bool) -> None:
-        """Commit or abort what is open, if anything is."""
-        self._check(transactional_id, epoch)
+    def end(self, transactional_id: str, at: At, *, commit: bool) -> None:
+        """Commit or abort it. A request that comes again has the same answer."""
+        self._check(transactional_id, at)
+        if self._ended.get(transactional_id) == (at, commit):
+            return
+        self._check_open(transactional_id, at)
         self._end(transactional_id, commit=commit)
+        self._ended[transactional_id] = at, commit
 
     def commit_plainly(self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Offsets outside of transactions."""
@@ -145,13 +154,19 @@ class Transactions:
             self._end(transactional_id, commit=False)
             self._epochs[transactional_id] += 1
 
-    def _check(self, transactional_id: str, epoch: int) -> None:
+    def _check(self, transactional_id: str, at: At) -> None:
         self.expire()
-        if self._epochs[transactional_id] != epoch:
+        if self._epochs[transactional_id] != at[0]:
             raise transactions.fenced(transactional_id, "there is a newer producer with the same transactional id")
 
-    def _transaction(self, transactional_id: str, epoch: int) -> _Transaction:
-        self._check(transactional_id, epoch)
+    def _check_open(self, transactional_id: str, at: At) -> None:
+        """Refuse requests that are late: their transaction has ended."""
+        if (ended := self._ended.get(transactional_id)) is not None and at <= ended[0]:
+            raise transactions.failed(transactional_id, "the transaction has ended", retry=True)
+
+    def _transaction(self, transactional_id: str, at: At) -> _Transaction:
+        self._check(transactional_id, at)
+        self._check_open(transactional_id, at)
         if transactional_id not in self._open:
             deadline = self._broker.clock() + self._timeouts[transactional_id]
             self._open[transactional_id] = _Transaction(deadline)

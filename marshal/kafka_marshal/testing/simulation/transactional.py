@@ -94,16 +94,9 @@ class SimulatedTransactionalProducer(MemoryTransactionalProducer):
                 continue
             answers: list[tuple[T | None, Exception | None]] = []
             if not (trouble.loss and chance() < trouble.loss):
-                arrival = scheduler.now + process.travel_ms()
-                if chance() < self._network.slow_share:
-                    arrival += SLOWEST * chance() * timeout_s * 1000
-                if trouble.late and chance() < trouble.late:
-                    arrival = scheduler.now + timeout_s * 1000 * (0.8 + 3 * chance())
                 is_heard = not (trouble.ack_loss and chance() < trouble.ack_loss)
-                scheduler.call_at(arrival, partial(self._deliver, act, answers if is_heard else []))
-                wait_until(scheduler, partial(bool, answers), min(until, arrival + AGAIN_AFTER * timeout_s * 1000))
-            else:
-                scheduler.park(min(until, scheduler.now + AGAIN_AFTER * timeout_s * 1000))
+                scheduler.call_at(self._arrival(timeout_s), partial(self._deliver, act, answers if is_heard else []))
+            wait_until(scheduler, partial(bool, answers), min(until, scheduler.now + AGAIN_AFTER * timeout_s * 1000))
             if answers:
                 scheduler.park(scheduler.now + process.travel_ms())
                 self._check_usable()
@@ -112,6 +105,14 @@ class SimulatedTransactionalProducer(MemoryTransactionalProducer):
                     raise refused
                 return cast("T", found)
         raise late("no answer came")
+
+    def _arrival(self, timeout_s: float) -> float:
+        """When a request that is sent now reaches the broker, and is taken up."""
+        trouble, chance, now = self._process.host.trouble, self._process.rng.random, self._scheduler.now
+        if trouble.late and chance() < trouble.late:
+            return now + timeout_s * 1000 * (0.8 + 3 * chance())
+        slow = SLOWEST * chance() * timeout_s * 1000 if chance() < self._network.slow_share else 0.0
+        return now + self._process.travel_ms() + slow
 
     def _deliver(self, act: Callable[[], T], answers: list[tuple[T | None, Exception | None]]) -> None:
         """The request reaches the broker."""
