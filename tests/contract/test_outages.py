@@ -53,6 +53,7 @@ def test_a_commit_without_an_answer_is_decided_by_the_successor(
     with closing(KafkaSide(broker.bootstrap_servers, {})) as side:
         work = Work(side)
         producer = work.producer()
+        work.commit(producer, 4, b"before")  # a new broker takes a while to find the group's coordinator
         assert isinstance(producer, KafkaTransactionalProducer)
         producer._producer = _FailsAtCommit(producer._producer, lambda: proxy.black_hole(lost))  # type: ignore[assignment]
         producer.begin()
@@ -66,12 +67,12 @@ def test_a_commit_without_an_answer_is_decided_by_the_successor(
         proxy.restore()
         with closing(work.producer()) as successor:
             found = work.committed()
-            assert found == (5, FOUND) if lost is Direction.TO_CLIENT else found in (None, (5, FOUND))
-            if found is None:
+            assert found == (5, FOUND) if lost is Direction.TO_CLIENT else found in ((4, FOUND), (5, FOUND))
+            if found == (4, FOUND):
                 work.commit(successor, 5, b"once")
-            assert work.visible(1) == [b"once"]
+            assert work.visible(2) == [b"before", b"once"]
             eventually(lambda: len(set(work.ends())) == 1, "nothing is open")
-            assert work.visible(1) == [b"once"]
+            assert work.visible(2) == [b"before", b"once"]
 
 
 @pytest.mark.broker
