@@ -98,7 +98,7 @@ class DoneRecords:
         below = found[0][0]
         intervals = [(begin, end) for _, begin, end in found if begin is not None]
         done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}
-        for offset in done:
+        for offset in done if done != new else ():  # (if nothing is new, all is rolled back)
             self._run(_DROP_ONE, (*self._of, offset))  # intervals never overlap
         return new - done
 
