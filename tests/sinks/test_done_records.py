@@ -428,6 +428,25 @@ def test_offsets_that_never_come_are_left_behind_by_what_is_stable(kind: Kind, m
         assert tx.is_done
 
 
+def test_a_merge_is_a_few_statements_whatever_there_is_to_merge(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that share a partition by key leave intervals of one or two offsets."""
+    sink, statements = kind.sink(), list[str]()
+    with sink.records(
+        [message(offset) for offset in range(300) if offset % 3], group_id="group", epoch=7, kind="claimed"
+    ) as tx:
+        assert len(tx.new) == 200
+    run = sink._run
+
+    def counted(connection: Any, sql: str, parameters: Any = ()) -> Any:
+        statements.append(sql)
+        return run(connection, sql, parameters)
+
+    monkeypatch.setattr(sink, "_run", counted)
+    handle(kind, sink, 1_000, epoch=8)
+    assert intervals(kind) == [*((at, at + 1) for at in range(1, 300, 3)), (1_000, 1_000)]
+    assert len(statements) < 12
+
+
 def test_an_interval_around_what_is_stable_is_kept(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging reads no lower than necessary, so it may not see it."""
     monkeypatch.setattr("kafka_marshal.sinks.base.MERGE_EVERY", 3)

@@ -251,8 +251,7 @@ class FencedSink(Database[Connection]):
         self._tidy(of, written)
         with suppress(RollBackError), self._admitted(of, written) as work:
             done = self._done(work.connection, of.group_id, of.key)
-            offsets = of.offsets
-            new = done.add(self._offsets, self._as_offsets(offsets), offsets[0], offsets[-1])
+            new = done.add(of.offsets)
             tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"
             yield tx
@@ -517,4 +516,5 @@ class FencedSink(Database[Connection]):
                 )
 
     def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:
-        return DoneRecords(partial(self._run, connection), partial(self._run_all, connection), group_id, key)
+        run, run_all = partial(self._run, connection), partial(self._run_all, connection)
+        return DoneRecords(run, run_all, self._lists, group_id, key)

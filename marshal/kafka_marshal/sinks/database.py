@@ -19,7 +19,7 @@ from kafka_marshal.errors import (
     WrongEpochKindError,
 )
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN, Progress
-from kafka_marshal.sinks.done_records import Written
+from kafka_marshal.sinks.done_records import Lists, Written
 from kafka_marshal.types import Key
 
 __all__ = [
@@ -286,12 +286,7 @@ class Database(ABC, Generic[Connection]):
     def _row(self, connection: Connection, group_id: str, key: Key, lock: Lock) -> Progress | None:
         """What one row holds, locked like that; None: it is absent, or locked by another (free, merging)."""
 
-    #: A parameter with offsets, as rows of a table ``one (value)``.
-    _offsets: str
-
-    def _as_offsets(self, offsets: list[int]) -> Any:
-        """These offsets as that parameter."""
-        return offsets
+    _lists: Lists
 
     @abstractmethod
     def _check_still_open(self, connection: Connection) -> None:

@@ -7,6 +7,7 @@ writer of an offset wait for the first, and then find it. Neighbours are merged 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, Final
 from kafka_marshal.sinks.fences import Fence
 from kafka_marshal.types import Key
 
-__all__ = ["BATCHES", "MERGE_EVERY", "DoneRecords", "Written"]
+__all__ = ["BATCHES", "MERGE_EVERY", "DoneRecords", "Lists", "Written"]
 
 #: After this many records of a partition the next transaction merges their rows first. So a table that nothing holds up
 #: has little more rows than that for each partition and writing process.
@@ -51,8 +52,8 @@ _FROM = (
 )
 _SET_LAST_OFFSET = "UPDATE kafka_marshal_progress SET last_offset = ? WHERE OURS"
 _DROP_BELOW = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset <= ? AND last_offset <= ?"
-_DROP_WITHIN = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset > ? AND first_offset <= ?"
-_STRETCH = "UPDATE kafka_marshal_done SET last_offset = ? WHERE OURS AND first_offset = ?"
+_DROP_SOME = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset IN (SELECT one.value FROM OFFSETS)"
+_ADD = "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.last FROM INTERVALS"
 _DROP_ONE = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset = ?"
 _DROP = "DELETE FROM kafka_marshal_done WHERE OURS"
 
@@ -70,29 +71,45 @@ def interval_merged(last_offset: int, intervals: Sequence[Interval]) -> tuple[in
     return last_offset, kept
 
 
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """How a database takes a list, a parameter in JSON, as rows of a table ``one``."""
+
+    #: Of (value): ``[3, 5]``.
+    offsets: str
+    #: Of (value, last): ``[[3, 5], [8, 8]]``.
+    intervals: str
+
+
 class DoneRecords:
     """The records of one partition that are done, as one connection sees them inside its transaction."""
 
     def __init__(
-        self, run: Callable[[str, Sequence[Any]], Any], run_all: Callable[..., list[Any]], group_id: str, key: Key
+        self,
+        run: Callable[[str, Sequence[Any]], Any],
+        run_all: Callable[..., list[Any]],
+        lists: Lists,
+        group_id: str,
+        key: Key,
     ) -> None:
         self._run_sql = run
         self._run_all = run_all
+        self._lists = lists
         self._of = (group_id, *key)
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> Any:
-        return self._run_sql(sql.replace("OURS", _OURS), parameters)
+        return self._run_sql(self._sql(sql), parameters)
 
-    def add(self, table: str, parameter: Any, first: int, last: int) -> set[int]:
-        """Store offsets as done; returns those that were not. Waits for other transactions that store the same.
+    def _sql(self, sql: str) -> str:
+        sql = sql.replace("OURS", _OURS).replace("OFFSETS", self._lists.offsets)
+        return sql.replace("INTERVALS", self._lists.intervals)
 
-        table: what this database calls a parameter with these offsets, as the rows of a table ``one (value)``.
-        first, last: the smallest and the largest of them.
-        """
+    def add(self, offsets: list[int]) -> set[int]:
+        """Store ascending offsets as done; returns those that were not. Waits for others that store the same."""
         # Rows may be merged into others while the insertion waits, so the second statement comes after it.
         inserted, found = self._run_all(
-            (_INSERT.replace("OFFSETS", table), (*self._of, parameter)),
-            (_COVERING.replace("OURS", _OURS), (last, *self._of, first, *self._of)),
+            (self._sql(_INSERT), (*self._of, json.dumps(offsets))),
+            (self._sql(_COVERING), (offsets[-1], *self._of, offsets[0], *self._of)),
         )
         new = {offset for (offset,) in inserted}
         below = found[0][0]
@@ -105,17 +122,17 @@ class DoneRecords:
     def merge(self, last_offset: int, up_to: int, since: int = -1) -> tuple[int, list[Interval]]:
         """Merge intervals from offset ``since`` on, and with the last offset; what is left. Its row must be locked.
 
-        last_offset: as stored. up_to: everything up to here is done, too. Only what is committed is visible, and no
-        writer can add an offset inside of an interval, so deleting by range deletes only what was read.
+        last_offset: as stored. up_to: everything up to here is done, too. Few statements, whatever there is to merge.
         """
         found = self._run(_FROM, (*self._of, *self._of, since)).fetchall()
         last, kept = interval_merged(max(last_offset, up_to), found)
         if last > last_offset:
             self._run(_SET_LAST_OFFSET, (last, *self._of))
         self._run(_DROP_BELOW, (*self._of, last, last))
-        for first, end in set(kept).difference(found):
-            self._run(_DROP_WITHIN, (*self._of, first, end))
-            self._run(_STRETCH, (end, *self._of, first))
+        if gone := [first for first, end in set(found).difference(kept) if end > last]:
+            self._run(_DROP_SOME, (*self._of, json.dumps(gone)))
+        if merged := list(set(kept).difference(found)):
+            self._run(_ADD, (*self._of, json.dumps(merged)))
         return last, kept
 
     def drop(self) -> None:

@@ -15,6 +15,7 @@ from kafka_marshal.errors import SinkError
 from kafka_marshal.sinks.base import FencedSink, Progress
 from kafka_marshal.sinks.claims import NOTHING_WRITTEN
 from kafka_marshal.sinks.database import PROGRESS, TABLES, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.done_records import Lists
 from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
@@ -89,7 +90,11 @@ class PostgresSink(FencedSink["Connection"]):
     """
 
     _mark = "%s"
-    _offsets = "unnest(%s::bigint[]) AS one (value)"
+    _lists = Lists(
+        "(SELECT value::text::bigint FROM json_array_elements(?::json)) AS one",
+        "(SELECT (value ->> 0)::bigint AS value, (value ->> 1)::bigint AS last FROM json_array_elements(?::json)) "
+        "AS one",
+    )
 
     def __init__(self, dsn: str, *, lock_timeout_s: float = 30.0, idle_timeout_s: float = 60.0) -> None:
         """Nothing is opened yet. ``dsn``: as libpq takes it, an URL or ``host=… dbname=…``.

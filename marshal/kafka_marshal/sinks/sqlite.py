@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from kafka_marshal import arguments
 from kafka_marshal.sinks.base import FencedSink, Progress
 from kafka_marshal.sinks.database import TABLES, Lock, Table, ended_early, wrong_shape
+from kafka_marshal.sinks.done_records import Lists
 from kafka_marshal.types import Key
 
 __all__ = ["SqliteSink"]
@@ -50,7 +50,10 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 
     _driver_error = sqlite3.Error
     _mark = "?"
-    _offsets = "json_each(?) AS one"
+    _lists = Lists(
+        "json_each(?) AS one",
+        "(SELECT json_extract(value, '$[0]') AS value, json_extract(value, '$[1]') AS last FROM json_each(?)) AS one",
+    )
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0) -> None:
         """Nothing is opened yet."""
@@ -77,9 +80,6 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
 
     def _disconnect(self, connection: sqlite3.Connection) -> None:
         connection.close()
-
-    def _as_offsets(self, offsets: list[int]) -> str:
-        return json.dumps(offsets)
 
     def _prepare(self, connection: sqlite3.Connection) -> frozenset[Table]:
         [[empty]] = connection.execute("SELECT count(*) = 0 FROM sqlite_master")
