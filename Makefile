@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes sinks mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist clean distclean spark42
 
 help: ## this list
@@ -111,6 +111,11 @@ FREEZES ?= 200
 
 freezes: setup ## a broker that freezes FREEZES times for 5 to 40 s: all members go on within 10 s; ARGS='--members 24 --seed 7'
 	$(PY) -m tests.campaigns.freezes --freezes $(FREEZES) $(ARGS)
+
+RECORDS ?= 20000
+
+sinks: setup ## RECORDS through fenced sinks with several writers: shares cut again and again, stale tokens, kills; SQLite, PostgreSQL, PgBouncer
+	$(PY) -m tests.campaigns.sinks --records $(RECORDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: $(VENV)/.stamp-setup ## planted bugs, one at a time: each must be caught; ARGS='--only lease', ARGS='--some 5' or ARGS="--try FUNCTION 'OLD LINE' 'NEW'"
 	$(PY) -m tests.mutants $(ARGS)

@@ -3,7 +3,7 @@
 ``python -m tests.mutants`` (``make mutants``) plants them in a copy, one at a time, and runs there what is in
 :mod:`tests.mutants.proofs`: the exhaustive search, logs compared with the oracle, the simulation, and interrupts and
 faults around a consumer. No unit tests: the question is whether those would find a bug that is not in this list.
-(The tests of members of coordinated groups on virtual time are among them.)
+(The tests of members of coordinated groups on virtual time, and some of sinks, are among them.)
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
 from tests.mutants.short_cut import SHORT_CUT
+from tests.mutants.sinks import SINKS
 
 __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
-MUTATIONS: tuple[Mutation, ...] = MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS
+MUTATIONS: tuple[Mutation, ...] = (
+    MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS + SINKS
+)

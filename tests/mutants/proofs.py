@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from kafka_marshal.testing.simulation import Scenario, simulate_one
 from rationalizer import SnapshotError, Upgrade, World, encode
 from rationalizer.levels import SUPPORTED_LEVEL
 from tests.campaigns.fuzz import run_story
+from tests.campaigns.sinks import Options, run_campaign
+from tests.campaigns.sinks.member import Place
 from tests.campaigns.small_scope.groups import explore_groups
 from tests.campaigns.small_scope.records import BrokenError, explore
 from tests.faults.cases import CASES
@@ -39,6 +42,7 @@ from tests.rationalizer.forged_states import restore_differs
 from tests.rationalizer.group_sides import in_one_go, record_by_record
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges, write_odd_log
+from tests.sinks.conftest import running_postgres
 
 __all__ = ["Sizes", "Unit", "units"]
 
@@ -97,13 +101,16 @@ class Sizes:
     #: Stories of coordinated groups; of lanes, of each kind of group.
     members: int = 6
     lanes: int = 2
+    #: Campaigns of sinks, on each database.
+    sinks: int = 2
     #: Points at which each call is interrupted.
     points: int = 1_000
 
 
 def units(sizes: Sizes) -> list[Unit]:
     """All of them, in the order in which they are run: what catches most comes first."""
-    return [*_exhaustive(), *_logs(sizes.logs), *_groups(sizes.groups), *_simulation(sizes), *_faults(sizes.points)]
+    rules = [*_exhaustive(), *_logs(sizes.logs), *_groups(sizes.groups)]
+    return [*rules, *_simulation(sizes), *_sinks(sizes.sinks), *_faults(sizes.points)]
 
 
 def _first(found: Iterable[str]) -> str:
@@ -287,13 +294,44 @@ class _Failures:
             self.names.append(f"{report.nodeid} could not be collected")
 
 
-def _tests(path: Path) -> str:
+def _tests(path: Path, *more: str) -> str:
     failures = _Failures()
     with contextlib.redirect_stdout(io.StringIO()):
         without = [part for name in ("cacheprovider", "terminal", "hypothesispytest") for part in ("-p", f"no:{name}")]
-        arguments = ["-x", "-c", os.devnull, "-W", "ignore", "--noconftest", *without, str(path)]
+        arguments = ["-x", "-c", os.devnull, "-W", "ignore", *(more or ("--noconftest",)), *without, str(path)]
         status = pytest.main(arguments, [failures])
     return ", ".join(failures.names) or ("" if status == pytest.ExitCode.OK else f"pytest ended with {status!r}")
+
+
+# Sinks: what one transaction after another answers, and several writers at once. PostgreSQL's part needs its server.
+
+
+SINKS = Path(__file__).parents[1] / "sinks"
+
+
+def _sinks(campaigns: int) -> Iterator[Unit]:
+    if not campaigns:
+        return
+    for name in ("test_several_writers.py", "test_fences.py", "test_done_records.py"):
+        yield Unit("sinks", name, partial(_tests, SINKS / name, "-p", "tests.sinks.conftest", "--noconftest"))
+    for seed in range(campaigns):
+        yield Unit("sinks", f"campaign {seed} on SQLite", partial(_on_sqlite, seed))
+        yield Unit("sinks", f"campaign {seed} on PostgreSQL", partial(_on_postgres, seed))
+
+
+def _on_sqlite(seed: int) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place("sqlite", str(Path(folder) / "campaign.db"))
+        return _first(run_campaign(Options.short(500, seed), place).violations)
+
+
+def _on_postgres(seed: int) -> str:
+    try:
+        with running_postgres("fsync=off", "track_commit_timestamp=on") as postgres:
+            place = Place("postgres", postgres.dsn(postgres.new_database("repeatable read")))
+            return _first(run_campaign(Options.short(2_500, seed), place).violations)
+    except pytest.skip.Exception:
+        return ""
 
 
 # What fails around a consumer, and interrupts at each line of the calls that users make.

@@ -20,14 +20,15 @@ from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
+from tests.mutants.sinks import SINKS
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
 
 #: What a copy needs: the product, and what runs against it.
 TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
-#: For members of coordinated groups.
-MEMBERS = ("tests/engine",)
+#: Tests that are proofs: of members of coordinated groups, and of sinks.
+TESTS = ("tests/engine", "tests/sinks", "tests/broker")
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"
@@ -66,6 +67,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 
 def _parts(mutation: Mutation | None) -> tuple[str, ...]:
     """Where a bug is looked for, in order; (): everywhere."""
+    if mutation in SINKS:
+        return ("sinks",)
     if mutation in LANES:
         return ("lanes",)
     if mutation in GROUP_MEMBERS:
@@ -89,7 +92,7 @@ def _copy(to: Path) -> None:
     # With the bytecode, valid while a file's time is: to compile all of it costs seconds for each mutation.
     # Without files that are being written (*.pyc.N), and without pytest's own.
     ignored = shutil.ignore_patterns("*.so", "*-pytest-*", "*.pyc.*")
-    for tree in (*TREES, *MEMBERS):
+    for tree in (*TREES, *TESTS):
         shutil.copytree(ROOT / tree, to / tree, ignore=ignored)
     for path in (ROOT / "tests").glob("*.py"):
         shutil.copy2(path, to / "tests")

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def binary(name: str) -> str | None:
 class Postgres:
     """A server on a free port of 127.0.0.1, with its data in a temporary folder."""
 
-    def __init__(self, folder: Path, server: str, initdb: str) -> None:
+    def __init__(self, folder: Path, server: str, initdb: str, settings: Sequence[str]) -> None:
         self.folder = folder
         self.prefix: list[str] = []
         if os.geteuid() == 0:
@@ -46,7 +47,8 @@ class Postgres:
         if done.returncode != 0:
             pytest.skip(f"initdb can't make a database here: {done.stderr.strip()[-300:]}")
         [self.port] = free_ports(1)
-        self.command = [server, "-D", str(data), "-p", str(self.port), "-h", "127.0.0.1", "-k", "", "-F"]
+        self.command = [server, "-D", str(data), "-p", str(self.port), "-h", "127.0.0.1", "-k", ""]
+        self.command += [part for setting in settings for part in ("-c", setting)]
         self.processes = Processes(folder, keep=False)
         self.start()
 
@@ -68,6 +70,14 @@ class Postgres:
     def dsn(self, database: str) -> str:
         return f"host=127.0.0.1 port={self.port} user=marshal dbname={database}"
 
+    def new_database(self, isolation: str | None = None) -> str:
+        """Its name. isolation: its default."""
+        name = f"d{os.urandom(6).hex()}"
+        self.ask(f"CREATE DATABASE {name}")
+        if isolation is not None:
+            self.ask(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
+        return name
+
     def ask(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
         import psycopg
 
@@ -76,24 +86,31 @@ class Postgres:
             return cursor.fetchall() if cursor.description else []
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+@contextmanager
+def running_postgres(*settings: str) -> Iterator[Postgres]:
+    """A server, until the end of the block; the test is skipped if there is none here."""
     pytest.importorskip("psycopg", reason="psycopg is not installed (the extra [postgres])")
     server, initdb = binary("postgres"), binary("initdb")
     if server is None or initdb is None:
         pytest.skip("no PostgreSQL server here (Debian, Ubuntu: apt-get install postgresql)")
     # Not under pytest's folder, which only its owner may enter.
-    running = Postgres(Path(tempfile.mkdtemp(prefix="kafka-marshal-postgres-")), server, initdb)
-    yield running
-    running.processes.end()
+    running = Postgres(Path(tempfile.mkdtemp(prefix="kafka-marshal-postgres-")), server, initdb, settings)
+    try:
+        yield running
+    finally:
+        running.processes.end()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres("fsync=off", "track_commit_timestamp=on") as running:
+        yield running
 
 
 @pytest.fixture
-def database(postgres: Postgres, request: pytest.FixtureRequest) -> str:
+def database(postgres: Postgres) -> str:
     """The dsn of a new database."""
-    name = f"d{os.urandom(6).hex()}"
-    postgres.ask(f"CREATE DATABASE {name}")
-    return postgres.dsn(name)
+    return postgres.dsn(postgres.new_database())
 
 
 class Kind:

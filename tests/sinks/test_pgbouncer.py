@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -40,11 +39,12 @@ _CLAIM = [("flights", 0, 7, 9)]
 class Pooled:
     """A database with a strict default, behind its own PgBouncer."""
 
-    def __init__(self, postgres: Postgres, pgbouncer: str) -> None:
+    def __init__(self, postgres: Postgres) -> None:
+        pgbouncer = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if pgbouncer is None:
+            pytest.skip("no PgBouncer here (Debian, Ubuntu: apt-get install pgbouncer)")
         self.postgres = postgres
-        self.name = f"d{os.urandom(6).hex()}"
-        postgres.ask(f"CREATE DATABASE {self.name}")
-        postgres.ask(f"ALTER DATABASE {self.name} SET default_transaction_isolation = 'repeatable read'")
+        self.name = postgres.new_database("repeatable read")
         [self.port] = free_ports(1)
         ini = postgres.folder / f"{self.name}.ini"
         ini.write_text(_CONFIGURATION.format(name=self.name, server=postgres.port, port=self.port, pool=_POOL))
@@ -73,12 +73,8 @@ class Pooled:
 
 
 @pytest.fixture(scope="module")
-def pooled(postgres: Postgres) -> Iterator[Pooled]:
-    found = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-    if found is None:
-        pytest.skip("no PgBouncer here (Debian, Ubuntu: apt-get install pgbouncer)")
-    made = Pooled(postgres, found)
-    yield made  # PgBouncer ends with the server, whose supervisor started it
+def pooled(postgres: Postgres) -> Pooled:
+    return Pooled(postgres)  # PgBouncer ends with the server, whose supervisor started it
 
 
 def test_an_older_epoch_that_waited_for_a_newer_one_is_refused(pooled: Pooled) -> None:

@@ -1,0 +1,224 @@
+"""Rows a second through a fenced sink, divided by plain inserts of the same rows; on PostgreSQL and SQLite.
+
+    python -m benchmarks.sinks [--records N] [--rounds N] [--json FILE]
+
+Rows of 100-byte values of one partition, in batches of 500 whose messages belong to two shares of its keys, one writer
+each, and one by one. Plain: the same rows in transactions of the same size, with executemany or COPY. A separate
+PostgreSQL, as it is by default (it waits for the disk), and without waiting; interleaved, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from threading import Barrier
+from time import perf_counter
+from typing import Any
+
+import psycopg
+
+from benchmarks.common import Row, in_turns, report
+from kafka_marshal.sinks import FencedSink, PostgresSink, SqliteSink
+from kafka_marshal.types import SharedEpoch
+from rationalizer import key_hash
+from rationalizer.routing import key_range
+from tests.sinks.conftest import running_postgres
+
+BATCH = 500
+SHARES = 2
+#: One by one: this much fewer.
+SINGLE_SHARE = 20
+VALUE = b"x" * 100
+TARGET = 0.6
+
+TABLE = "CREATE TABLE IF NOT EXISTS results (part integer, off bigint, value {blob})"
+COPY = "COPY results (part, off, value) FROM STDIN"
+
+
+class Sent:
+    """A message, as far as sinks need it."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self._key = b"key %d" % (offset % 1000)
+
+    def topic(self) -> str:
+        return "bench"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes:
+        return self._key
+
+    def value(self) -> bytes:
+        return VALUE
+
+
+Messages = Sequence[Any]
+Batches = Sequence[Messages]
+Write = Callable[[Any, Messages], None]
+
+
+def shared(records: int, size: int) -> list[tuple[SharedEpoch, Batches]]:
+    """The batches of each share of the keys, with its token."""
+    found: list[tuple[SharedEpoch, Batches]] = []
+    for number in range(SHARES):
+        lo, hi = key_range(number, SHARES)
+        of_it = [each for each in map(Sent, range(records)) if lo <= key_hash(each.key(), each.offset()) <= hi]
+        batches = [of_it[at : at + size] for at in range(0, len(of_it), size)]
+        found.append((SharedEpoch(7, lo, hi), batches))
+    return found
+
+
+def rows(messages: Messages) -> list[tuple[int, int, bytes]]:
+    return [(each.partition(), each.offset(), each.value()) for each in messages]
+
+
+def many(insert: str) -> Write:
+    return lambda tx, messages: tx.executemany(insert, rows(messages))
+
+
+def copied(tx: Any, messages: Messages) -> None:
+    with tx.connection.cursor().copy(COPY) as copy:
+        for row in rows(messages):
+            copy.write_row(row)
+
+
+class Plain:
+    """What a user writes without a sink: a connection for each writer, a transaction for each batch."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.executemany = connection.cursor().executemany
+
+
+@contextmanager
+def plain_postgres(dsn: str) -> Iterator[Callable[[Messages, Write], None]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        tx = Plain(connection)
+
+        def write(messages: Messages, how: Write) -> None:
+            with connection.transaction():
+                how(tx, messages)
+
+        yield write
+
+
+@contextmanager
+def plain_sqlite(path: str) -> Iterator[Callable[[Messages, Write], None]]:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=60.0)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        tx = Plain(connection)
+
+        def write(messages: Messages, how: Write) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            how(tx, messages)
+            connection.execute("COMMIT")
+
+        yield write
+
+
+def together(writers: Sequence[Callable[[], None]]) -> float:
+    """Seconds until all writers have ended, each in a thread."""
+    start = Barrier(len(writers) + 1)
+
+    def begin(writer: Callable[[], None]) -> None:
+        start.wait()
+        writer()
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        running = [pool.submit(begin, writer) for writer in writers]
+        start.wait()
+        began = perf_counter()
+        for each in running:
+            each.result()
+        return perf_counter() - began
+
+
+def fenced(make: Callable[[], FencedSink[Any]], records: int, size: int, how: Write) -> float:
+    """Through records(), or record() one by one; a new group, so that nothing is stored yet."""
+    with make() as sink:
+        group = f"g{perf_counter()}"
+
+        def writer(epoch: SharedEpoch, batches: Batches) -> None:
+            about: dict[str, Any] = {"group_id": group, "epoch": epoch, "kind": "coordinated"}
+            for batch in batches:
+                if size == 1:
+                    with sink.record(batch[0], **about) as single:
+                        if not single.is_done:
+                            how(single, batch)
+                else:
+                    with sink.records(batch, **about) as several:
+                        how(several, several.new)
+
+        return together([partial(writer, *share) for share in shared(records, size)])
+
+
+def plain(make: Callable[[], Any], records: int, size: int, how: Write) -> float:
+    def writer(batches: Batches) -> None:
+        with make() as write:
+            for batch in batches:
+                write(batch, how)
+
+    return together([partial(writer, batches) for _, batches in shared(records, size)])
+
+
+def measure(args: argparse.Namespace, folder: Path) -> list[Row]:
+    """All rows of the table."""
+    path, sqlite_insert = str(folder / "bench.db"), "INSERT INTO results VALUES (?, ?, ?)"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(TABLE.format(blob="blob"))
+    insert = many("INSERT INTO results VALUES (%s, %s, %s)")
+    found = []
+    with running_postgres("fsync=on") as postgres:
+        name = postgres.new_database()
+        dsn, free = postgres.dsn(name), f"{postgres.dsn(name)} options='-c synchronous_commit=off'"
+        postgres.ask(TABLE.format(blob="bytea"), name)
+        cases: list[tuple[str, Any, Any, int, Write, float | None]] = []
+        for what, where in (("PostgreSQL", dsn), ("PostgreSQL, no wait for the disk", free)):
+            ours, theirs = partial(PostgresSink, where), partial(plain_postgres, where)
+            target = TARGET if where == dsn else None
+            cases += [
+                (f"{what}: batches of {BATCH}, executemany", ours, theirs, BATCH, insert, target),
+                (f"{what}: batches of {BATCH}, COPY", ours, theirs, BATCH, copied, None),
+                (f"{what}: one by one", ours, theirs, 1, insert, None),
+            ]
+        on_file = partial(SqliteSink, path), partial(plain_sqlite, path)
+        cases += [
+            (f"SQLite: batches of {BATCH}, executemany", *on_file, BATCH, many(sqlite_insert), None),
+            ("SQLite: one by one", *on_file, 1, many(sqlite_insert), None),
+        ]
+        for name, ours, theirs, size, how, target in cases:
+            records = args.records if size > 1 else args.records // SINGLE_SHARE
+            runs = partial(fenced, ours, records, size, how), partial(plain, theirs, records, size, how)
+            times = in_turns(args.rounds, *runs)
+            with_it, without = (records / median(column) for column in zip(*times, strict=True))
+            found.append(Row(name, with_it, without, median(y / x for x, y in times), target, "rows/s"))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=40_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(args, Path(folder))
+    report("sinks", found, args.json, records=args.records, rounds=args.rounds, writers=SHARES)
+
+
+if __name__ == "__main__":
+    main()

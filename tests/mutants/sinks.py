@@ -1,0 +1,149 @@
+"""Planted bugs in the fenced sinks: fences, gates, and which offsets are stored."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation
+
+__all__ = ["SINKS"]
+
+_CUT = "cut += [(first, lo - 1, before), (max(first, lo), min(last, hi), epoch), (hi + 1, last, before)]"
+_INSERTED = "inserted, found = self._run_all("
+#: What is stored is read before the insert, and again in vain.
+_EARLY = (
+    "early = self._run(_COVERING, (2**62, *self._of, -1, *self._of)).fetchall(); "
+    "inserted, found = (lambda *both: (self._run_all(*both)[0], early))("
+)
+_STABLE = "stable = written.stable if is_free and of.is_newest(fences) else -1"
+
+SINKS: tuple[Mutation, ...] = (
+    # Fences.
+    Mutation(
+        "a fence is one hash too long",
+        "entered",
+        _CUT,
+        "cut += [(first, lo - 1, before), (max(first, lo), min(last, hi + 1), epoch), (hi + 2, last, before)]",
+        "F2",
+    ),
+    Mutation(
+        "a fence begins one hash late",
+        "entered",
+        _CUT,
+        "cut += [(first, lo, before), (max(first, lo + 1), min(last, hi), epoch), (hi + 1, last, before)]",
+        "F2",
+    ),
+    Mutation(
+        "newer fences are overwritten",
+        "entered",
+        "if before >= epoch or last < lo or hi < first:",
+        "if last < lo or hi < first:",
+        "F2",
+    ),
+    Mutation(
+        "neighbours of one epoch stay apart",
+        "entered",
+        "if merged and merged[-1][2] == epoch:",
+        "if merged and merged[-1][2] > epoch:",
+        "F2",
+    ),
+    Mutation(
+        "a member with several pieces has one token",
+        "tokens_of",
+        "given = epoch.parts if isinstance(epoch, SharedEpoch) else all_keys(epoch)  # type: ignore[arg-type]",
+        "given = ((epoch.lo, epoch.hi, int(epoch)),) if isinstance(epoch, SharedEpoch) else all_keys(epoch)",
+        "F2",
+    ),
+    Mutation(
+        "an older token is not refused",
+        "Records.may_write",
+        "refuse_others(self.group_id, self.key, ours, stored)",
+        "pass",
+        "F3",
+    ),
+    Mutation(
+        "a rewind enters nothing",
+        "rewind",
+        "self._set_fences(work.connection, group_id, key, stored.epoch, after)",
+        "pass",
+        "F8",
+    ),
+    # Gates.
+    Mutation(
+        "who enters shares the gate",
+        "PostgresSink._lock_rows",
+        'connection.execute("SELECT pg_advisory_xact_lock(%s)", (_gate(group_id, key),))',
+        'connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_gate(group_id, key),))',
+        "F2",
+    ),
+    Mutation(
+        "writers of records take no gate",
+        "_LOCKS",
+        '"shared": ("SELECT pg_advisory_xact_lock_shared(%s)", ""),',
+        '"shared": ("", ""),',
+        "F3",
+    ),
+    Mutation(
+        "the isolation level is the database's",
+        "PostgresSink._begin",
+        'return "; ".join(["BEGIN ISOLATION LEVEL READ COMMITTED", *local])',
+        'return "; ".join(["BEGIN", *local])',
+        "F3",
+    ),
+    Mutation(
+        "what is stable does not wait for running records",
+        "_merge",
+        _STABLE,
+        "stable = written.stable if of.is_newest(fences) else -1",
+        "F4",
+    ),
+    # Offsets.
+    Mutation("what is stored is read before the insert", "DoneRecords.add", _INSERTED, _EARLY, "F3"),
+    Mutation(
+        "what lies in an interval is new",
+        "DoneRecords.add",
+        "done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}",
+        "done = {x for x in new if x <= below}",
+        "F3",
+    ),
+    Mutation(
+        "the end of an interval is new",
+        "DoneRecords.add",
+        "done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}",
+        "done = {x for x in new if x <= below or any(begin < x < end for begin, end in intervals)}",
+        "F3",
+    ),
+    Mutation(
+        "intervals overlap",
+        "DoneRecords.add",
+        "self._run(_DROP_ONE, (*self._of, offset))  # intervals never overlap",
+        "pass",
+        "F3",
+    ),
+    Mutation(
+        "a stale writer says what is stable",
+        "_merge",
+        _STABLE,
+        "stable = written.stable if is_free else -1",
+        "F4",
+    ),
+    Mutation(
+        "who enters keys that others have says what is stable",
+        "_enter",
+        "stable = of.stable if of.is_newest(after) else -1",
+        "stable = of.stable",
+        "F4",
+    ),
+    Mutation(
+        "a reposition keeps what was stable",
+        "_tidy",
+        "written.tokens, written.stable = of.tokens, -1",
+        "written.tokens = of.tokens",
+        "F4",
+    ),
+    Mutation(
+        "a block may write what is stored",
+        "RecordTransaction._check",
+        "if self._left_out and not self._is_asked and not is_single:",
+        "if False:",
+        "F3",
+    ),
+)
