@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from kafka_marshal import (
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin.conversion import saved_in
 from kafka_marshal.admin.transfer import planned_export, progress_of_all
+from kafka_marshal.observe.view import View
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import Upgrade, encode
 from tests.client.conftest import HI, Scene, wait_until
@@ -311,6 +313,12 @@ def test_an_offset_of_another_program_stops_the_partition(cluster: MemoryCluster
     [stuck] = wait_until(lambda: consumer.stuck)
     assert "another program has committed offset 2" in stuck.text and "release-group" in stuck.text
     assert marshal.health().stuck == (stuck,)
+    view = View(cluster, "__marshal", 10)  # what status, lag and check see
+    with closing(view.replica):
+        view.catch_up(lambda done, of_all: None)
+        view.look_at_data()
+        [row] = view.rows(GROUP)
+    assert row.lost and "another program has committed offset 2" in row.stuck
 
 
 def test_closing_in_a_transaction_commits_nothing_or_all(cluster: MemoryCluster, marshal: Marshal) -> None:

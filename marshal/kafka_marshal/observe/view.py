@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from kafka_marshal.client.view import LeaseInfo, holdings
-from kafka_marshal.engine.work.topic_mark import why_lost
+from kafka_marshal.engine.work.taking_over import is_ours
+from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica
@@ -41,6 +43,15 @@ class DataTopics:
         self._topics: dict[str, TopicInfo] = {}
         #: Topics that this user may not see.
         self._hidden: frozenset[str] = frozenset()
+        #: By group that processes in transactions: the offsets in Kafka that count, and the metadata beside them (M7).
+        self._offsets: dict[str, Mapping[Key, tuple[int, str]]] = {}
+
+    def look_at_offsets(self, groups: set[str], timeout_s: float) -> None:
+        """Ask for the committed offsets of these groups (*blocking*); those that this user may not see are left out."""
+        self._offsets = {}
+        for group in groups:
+            with suppress(MarshalError):
+                self._offsets[group] = self._cluster.kafka_group(group, timeout_s).committed
 
     def look(self, topics: set[str], timeout_s: float) -> None:
         """Ask for these topics, and where their logs begin and end (*blocking*)."""
@@ -75,7 +86,20 @@ class DataTopics:
         if info.partition in topic.leaderless:
             return "no leader: nobody can read or write it"
         _, log_end = self.marks.get((info.topic, info.partition), (None, None))
-        return why_lost(topic, progress, log_end)
+        return why_lost(topic, progress, log_end) or self._foreign(info, progress)
+
+    def _foreign(self, info: LeaseInfo, progress: Progress) -> str:
+        """Why no member works on it: another program has committed for the group in Kafka (M7); "": none has."""
+        found = self._offsets.get(info.group_id, {}).get((info.topic, info.partition))
+        if info.client_id is not None or found is None or not kafka_counts(progress):
+            return ""
+        offset, metadata = found
+        if is_ours(metadata, info.epoch):
+            return ""
+        return (
+            f"{POSITION_LOST}: another program has committed offset {offset} for this group in Kafka, which processes "
+            "in transactions"
+        )
 
 
 #: The longest wait for a record that shows the broker's time: a heartbeat at the default interval of 3 s.
@@ -269,6 +293,15 @@ class View:
             if wanted is None or group.group_id in wanted:
                 topics.update(group.counts)
         self.data.look(topics, self.patience_s)
+        self.data.look_at_offsets(
+            {
+                info.group_id
+                for world in self.worlds.values()
+                for info, progress in holdings(world)
+                if (wanted is None or info.group_id in wanted) and kafka_counts(progress)
+            },
+            self.patience_s,
+        )
 
     def rows(self, group: str | None = None) -> list[LeaseRow]:
         """All known leases and pieces (of one group), sorted by group, topic, partition and keys (*blocking*).

@@ -21,7 +21,7 @@ from kafka_marshal.engine.effects import StopFetch, TakeOver, TakeOverStep
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, TakingStep
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, kafka_counts, split
 
-__all__ = ["FIRST_RETRY_MS", "LONGEST_RETRY_MS", "TakeOvers", "metadata_of"]
+__all__ = ["FIRST_RETRY_MS", "LONGEST_RETRY_MS", "TakeOvers", "is_ours", "metadata_of"]
 
 #: How long (ms) to wait after a failure; doubled with each further one, up to the longest.
 FIRST_RETRY_MS = 200.0
@@ -41,7 +41,7 @@ def metadata_of(epoch: int) -> str:
     return f"kafka-marshal {epoch}"
 
 
-def _is_ours(metadata: str, epoch: int) -> bool:
+def is_ours(metadata: str, epoch: int) -> bool:
     """Whether this group committed an offset, on this coordination topic: its epochs only grow (M7)."""
     found = _METADATA.fullmatch(metadata)
     return found is not None and int(found[1]) <= epoch
@@ -142,7 +142,7 @@ class TakeOvers:
 
     def _read(self, assignment: Assignment, offset: int | None, metadata: str, now: float) -> None:
         position = self._consumer.known_stable(assignment.key) + 1
-        if offset is not None and not _is_ours(metadata, assignment.epoch):
+        if offset is not None and not is_ours(metadata, assignment.epoch):
             assignment.taking.step = None
             self._consumer.positions.foreign_offset(assignment, offset, metadata, now)
             return
