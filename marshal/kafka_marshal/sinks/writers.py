@@ -138,12 +138,13 @@ def the_records(
             "sink.records(…) takes a batch of a consumer, or messages of one partition with group_id, epoch and kind "
             f"together. {_NOTHING}. In a handler of consumer.run(…), sink.record() is the form for its message"
         )
-    found = [(each, _key_of(each)) for each in arguments.several("messages", messages, "messages of Kafka")]
-    if len({_place(message)[:2] for message, _ in found}) != 1:
+    several = arguments.several("messages", messages, "messages of Kafka")
+    if len({_place(message)[:2] for message in several}) != 1:
         raise ConfigurationError(
             "sink.records(…) takes messages of one partition, at least one: an epoch is good for one partition. "
             f"{_NOTHING}. Call it once for each partition"
         )
+    found = [(message, message.key()) for message in several]
     return _records(found, group_id, epoch, kind, stable, is_single=False)
 
 
@@ -157,11 +158,11 @@ def _records(
     is_single: bool,
 ) -> Records:
     tokens = tokens_of(epoch, kind)
+    topic, partition, _ = _place(messages[0][0])
+    arguments.text("the message's topic", topic)
+    arguments.a_whole("the message's partition", partition, 0, arguments.MOST_PARTITION)
     for message, _ in messages:
-        topic, partition, offset = _place(message)
-        arguments.text("the message's topic", topic)
-        arguments.a_whole("the message's partition", partition, 0, arguments.MOST_PARTITION)
-        arguments.a_whole("the message's offset", offset)
+        arguments.a_whole("the message's offset", message.offset())
     group = arguments.text("group_id", group_id)
     stable = arguments.a_whole("stable", -1 if stable is None else stable, -1)
     found = Records(group, (topic, partition), tokens, stable, messages, is_single)
