@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak freezes sinks mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions freezes sinks mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist clean distclean spark42
 
 help: ## this list
@@ -106,6 +106,11 @@ chaos: setup ## faults on real brokers for MINUTES: workers killed at every step
 
 soak: setup ## workers that live through MINUTES of faults (20 is a soak): memory, descriptors, threads flat; ARGS='--plot P'
 	$(PY) -m tests.campaigns.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+KILLS ?= 300
+
+transactions: setup ## exactly once into Kafka: KILLS kills at every step of a transaction, and a read_committed reader; ARGS='--only claimed --seed 7'
+	$(PY) -m tests.campaigns.transactions --kills $(KILLS) $(ARGS)
 
 FREEZES ?= 200
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kafka_marshal.testing.fail_points import points_of, step_of
+from kafka_marshal.testing.fail_points import CALL_STEPS, CallMoment, points_of, step_of
 from rationalizer import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
+    CommitEntry,
+    CommitOffsets,
     CommitRanges,
     Heartbeat,
     HeartbeatBatch,
@@ -37,6 +39,9 @@ STEPS: list[tuple[Record, str]] = [
     (HeartbeatBatch(*IDS, (BeatEntry("t", 0, 3, None), BeatEntry("t", 1, 3, None))), "idle beat"),
     (HeartbeatBatch(*IDS, (BeatEntry("t", 0, 3, None), BeatEntry("t", 1, 3, 5))), "beat"),
     (CommitRanges(*IDS, "t", 0, 3, ((1, 2),)), "beat"),
+    (CommitRanges(*IDS, "t", 0, 3, ((2**63 - 1, 2**63 - 1),)), "mark"),
+    (CommitOffsets(*IDS, "m", 1, False, (CommitEntry("t", 0, ranges=((2**63 - 1, 2**63 - 1),)),)), "mark"),
+    (CommitOffsets(*IDS, "m", 1, False, (CommitEntry("t", 0, through=3),)), "beat"),
     (Tick(*IDS), "other"),
 ]
 
@@ -47,12 +52,14 @@ def test_which_record_is_which_step(record: Record, step: str) -> None:
 
 
 def test_every_point_has_its_own_number() -> None:
-    for delivery in set(KINDS.values()):
+    for delivery in {*KINDS.values(), "transactions"}:
         names = points_of(delivery)
         assert [int(name[len(delivery) + 1 :].split(":")[0]) for name in names] == list(range(1, len(names) + 1))
         assert set(names) <= set(POINTS)
-    for step in ("claim", "grant", "release"):
-        assert [moment for s, moment in POINTS.values() if s == step] == list(Moment) * (2 if step == "grant" else 3)
+    for step, kinds in {"claim": 4, "grant": 2, "release": 4, "mark": 1}.items():
+        assert [moment for s, moment in POINTS.values() if s == step] == list(Moment) * kinds
+    for step in CALL_STEPS:
+        assert [moment for s, moment in POINTS.values() if s == step] == list(CallMoment)
 
 
 def test_death_comes_at_its_time_and_no_other() -> None:

@@ -18,10 +18,11 @@ from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
 from tests.mutants.short_cut import SHORT_CUT
 from tests.mutants.sinks import SINKS
+from tests.mutants.transactions import TRANSACTIONS
 
 __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
-    MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS + SINKS
+    MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT + GROUPS + SINKS + TRANSACTIONS
 )

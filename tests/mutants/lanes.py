@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation
 __all__ = ["LANES"]
 
 _DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
-_NOT_NOW = "if owner.is_ending or self._stop or now >= lane.assignment.lease.hand_out_until:"
+_OPEN = "is_open = now < lane.assignment.lease.hand_out_until and offset_of(message) <= lane.partition.up_to"
 _DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"
 
 LANES: tuple[Mutation, ...] = (
@@ -53,15 +53,15 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "a lane that was parked is forgotten",
         "Lanes.reopened",
-        "found += [lane for lane in partition.parked if lane.message is not None]",
+        "(found if is_open else partition.parked).append(lane)",
         "pass",
         "C14",
     ),
     Mutation(
         "what is recalled is forgotten",
         "InLanes.recall",
-        "if keep:",
-        "if keep is None:",
+        "self._put_back(assignment, messages, covers_from)",
+        "pass",
         "C14",
     ),
     Mutation(
@@ -126,7 +126,11 @@ LANES: tuple[Mutation, ...] = (
         "C14",
     ),
     Mutation(
-        "handlers begin when the lease may be over", "Lanes.begin", _NOT_NOW, "if owner.is_ending or self._stop:", "T4"
+        "handlers begin when the lease may be over",
+        "Lanes.begin",
+        _OPEN,
+        "is_open = offset_of(message) <= lane.partition.up_to",
+        "T4",
     ),
     Mutation(
         "lanes that were begun count as ready",

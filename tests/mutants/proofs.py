@@ -36,6 +36,7 @@ from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import MORE_STORIES, STORIES
+from tests.mutants.transaction_stories import TRANSACTION_STORIES
 from tests.rationalizer.dumps import dump_differs
 from tests.rationalizer.forged_parts import parts_differ
 from tests.rationalizer.forged_states import restore_differs
@@ -103,6 +104,8 @@ class Sizes:
     lanes: int = 2
     #: Campaigns of sinks, on each database.
     sinks: int = 2
+    #: Stories of transactions, of each kind of group.
+    transactions: int = 5
     #: Points at which each call is interrupted.
     points: int = 1_000
 
@@ -270,6 +273,13 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
         for coordinated, name in ((False, "lanes"), (True, "groups with lanes")):
             scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
+
+    for number, scenario in enumerate(TRANSACTION_STORIES if sizes.transactions else ()):
+        yield Unit("transactions", f"written story {number} of transactions", partial(_story, scenario))
+    for seed in range(sizes.transactions):
+        for coordinated, name in ((False, "transactions"), (True, "groups in transactions")):
+            scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, transactions=True)
+            yield Unit("transactions", f"seed {seed} of {name}", partial(_story, scenario))
 
 
 MEMBERS = Path(__file__).parents[1] / "engine" / "groups"

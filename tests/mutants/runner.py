@@ -21,6 +21,7 @@ from tests.mutants.groups import GROUPS
 from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
 from tests.mutants.sinks import SINKS
+from tests.mutants.transactions import TRANSACTIONS
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
@@ -69,6 +70,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
     """Where a bug is looked for, in order; (): everywhere."""
     if mutation in SINKS:
         return ("sinks",)
+    if mutation in TRANSACTIONS:
+        return ("transactions",)
     if mutation in LANES:
         return ("lanes",)
     if mutation in GROUP_MEMBERS:

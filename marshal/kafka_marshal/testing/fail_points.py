@@ -7,23 +7,37 @@ process that is to die, :func:`dying` wraps the real one to check each record::
         work(Marshal("localhost:9092", …))     # ends when it has read but not applied its third ClaimingMessages
 
 Five moments of each of its records: before the append, appended (librdkafka has it, the broker may not), acknowledged,
-read back (our replica has not applied it), applied (without effects yet). Steps that are no records (a message in
-flight, its handling, done) are reported by the worker: ``doom.at("handled")``.
+read back (our replica has not applied it), applied (without effects yet). Three of each call of a transactional
+producer: before it, while the broker works on it, and when the broker has answered but the caller does not know yet.
+Steps that are neither (a message in flight, its handling, done) are reported by the worker: ``doom.at("handled")``.
+A process may also stop itself there (SIGSTOP), so that it continues after others have taken its work.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from kafka_marshal.adapters.opening import announced
-from kafka_marshal.ports import Ack, Appender, Cluster, DataFault, DataReader, Message, Tail, TailBatch
+from kafka_marshal.ports import (
+    Ack,
+    Appender,
+    Cluster,
+    DataFault,
+    DataReader,
+    Message,
+    Tail,
+    TailBatch,
+    TopicPartition,
+    TransactionalProducer,
+)
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -42,7 +56,19 @@ from rationalizer import (
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.wire.wellformed import LET_GO
 
-__all__ = ["BY_HAND", "POINTS", "RECORD_STEPS", "Doom", "Moment", "Sent", "dying", "points_of", "step_of"]
+__all__ = [
+    "BY_HAND",
+    "CALL_STEPS",
+    "POINTS",
+    "RECORD_STEPS",
+    "CallMoment",
+    "Doom",
+    "Moment",
+    "Sent",
+    "dying",
+    "points_of",
+    "step_of",
+]
 
 
 class Moment(StrEnum):
@@ -55,8 +81,20 @@ class Moment(StrEnum):
     APPLIED = "applied"
 
 
-#: Steps that are records, in order.
-RECORD_STEPS = ("claim", "takeover", "grant", "beat", "release")
+class CallMoment(StrEnum):
+    """Moments of a call of a transactional producer."""
+
+    BEFORE = "before call"
+    #: Within ``linger_s`` after it began.
+    DURING = "during call"
+    RETURNED = "returned"
+
+
+#: Steps that are records, in order. "mark": Kafka's offset counts from here on.
+RECORD_STEPS = ("claim", "takeover", "grant", "beat", "release", "mark")
+
+#: Steps that are calls of a transactional producer, and the look-up of the offset that Kafka has.
+CALL_STEPS = ("init", "committed", "begin", "send", "commit", "abort")
 
 #: Steps between records, reported by the worker (``fetched``: by its data reader).
 BY_HAND = ("assigned", "fetched", "handed out", "handling", "handled", "done")
@@ -66,7 +104,11 @@ _STEPS: Mapping[str, tuple[str, ...]] = {
     "at least once": ("claim", "takeover", *BY_HAND, "beat", "release"),
     "at most once": ("claim", "takeover", "assigned", "fetched", "grant", "beat", *BY_HAND[2:5], "release"),
     "by hand": ("claim", "grant", *BY_HAND[2:5], "beat", "release"),
+    "transactions": ("claim", "takeover", *CALL_STEPS, "mark", "assigned", *BY_HAND[2:5], "beat", "release"),
 }
+
+#: The range by which a log says that Kafka's offset counts.
+_MARK = 2**63 - 1
 
 
 def points_of(delivery: str) -> list[str]:
@@ -74,18 +116,26 @@ def points_of(delivery: str) -> list[str]:
     return [name for name, kind, _, _ in _points() if kind == delivery]
 
 
-def _points() -> Iterator[tuple[str, str, str, Moment | None]]:
+def _moments(step: str) -> tuple[Moment | CallMoment | None, ...]:
+    if step in CALL_STEPS:
+        return tuple(CallMoment)
+    return tuple(Moment) if step in RECORD_STEPS else (None,)
+
+
+def _points() -> Iterator[tuple[str, str, str, Moment | CallMoment | None]]:
     for delivery, steps in _STEPS.items():
         number = 0
         for step in steps:
-            for moment in Moment if step in RECORD_STEPS else (None,):
+            for moment in _moments(step):
                 number += 1
                 what = step if moment is None else f"{step} {moment}"
                 yield f"{delivery} {number:02}: {what}", delivery, step, moment
 
 
 #: name → (step, moment; None for a step that is no record).
-POINTS: Mapping[str, tuple[str, Moment | None]] = {name: (step, moment) for name, _, step, moment in _points()}
+POINTS: Mapping[str, tuple[str, Moment | CallMoment | None]] = {
+    name: (step, moment) for name, _, step, moment in _points()
+}
 
 
 def step_of(record: Record) -> str:
@@ -99,6 +149,10 @@ def step_of(record: Record) -> str:
             return "grant"
         case ReleasingPartition() | LeaveGroup():
             return "release"
+        case CommitRanges(ranges=ranges) if _is_mark(ranges):
+            return "mark"
+        case CommitOffsets(entries=entries) if any(_is_mark(entry.ranges) for entry in entries):
+            return "mark"
         case CommitOffsets(entries=entries):
             return "release" if any(entry.action == LET_GO for entry in entries) else "beat"
         case Heartbeat(last_offset=None) | GroupHeartbeat():
@@ -111,6 +165,10 @@ def step_of(record: Record) -> str:
             return "other"
 
 
+def _is_mark(ranges: Sequence[tuple[int, int]]) -> bool:
+    return bool(ranges) and ranges[-1][1] == _MARK
+
+
 #: Called before each append with (CP, step, value).
 Sent = Callable[[int, str, bytes], None]
 
@@ -120,24 +178,34 @@ class Doom:
     """The step, and its occurrence, at which this process kills itself with -9."""
 
     step: str
-    moment: Moment | None = None
+    moment: Moment | CallMoment | None = None
     times: int = 1
     #: Called just before.
     last_words: Callable[[], object] | None = None
-    #: Between records: how long the worker waits (s) before it dies, while heartbeats continue.
+    #: Between records: how long the worker waits (s) before it dies, while heartbeats continue. During a call: how long
+    #: after its beginning.
     linger_s: float = 0.0
+    #: SIGSTOP: it stops there, and continues with the step when it gets SIGCONT.
+    by: signal.Signals = signal.SIGKILL
 
-    def at(self, step: str, moment: Moment | None = None) -> None:
+    def at(self, step: str, moment: Moment | CallMoment | None = None) -> None:
         """The process has reached this step: kill it there if it is the chosen one."""
         if step == self.step and moment is self.moment:
             self.times -= 1
             if self.times == 0:
+                if moment is CallMoment.DURING:
+                    threading.Timer(self.linger_s, self._end).start()
+                    return
                 if moment is None:
                     time.sleep(self.linger_s)
-                if self.last_words is not None:
-                    self.last_words()
-                os.kill(os.getpid(), signal.SIGKILL)
-                signal.pause()  # the signal is pending: take no further step
+                self._end()
+
+    def _end(self) -> None:
+        if self.last_words is not None:
+            self.last_words()
+        os.kill(os.getpid(), self.by)
+        if self.by == signal.SIGKILL:
+            signal.pause()  # the signal is pending: take no further step
 
 
 @contextmanager
@@ -183,6 +251,53 @@ class _Cluster(_Around):
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
         return _DataReader(self._real.data_reader(group_id, config), self._doom)
+
+    def transactional_producer(
+        self, transactional_id: str, config: Mapping[str, object], *, transaction_timeout_ms: int
+    ) -> TransactionalProducer:
+        real = self._real.transactional_producer(
+            transactional_id, config, transaction_timeout_ms=transaction_timeout_ms
+        )
+        return _TransactionalProducer(real, self._doom)
+
+    def committed_offset(self, group_id: str, key: TopicPartition, timeout_s: float) -> tuple[int, str] | None:
+        with _call(self._doom, "committed"):
+            found: tuple[int, str] | None = self._real.committed_offset(group_id, key, timeout_s)
+        return found
+
+
+@contextmanager
+def _call(doom: Doom, step: str) -> Iterator[None]:
+    doom.at(step, CallMoment.BEFORE)
+    doom.at(step, CallMoment.DURING)
+    yield
+    doom.at(step, CallMoment.RETURNED)
+
+
+class _TransactionalProducer(_Around):
+    def __init__(self, real: TransactionalProducer, doom: Doom) -> None:
+        super().__init__(real)
+        self._doom = doom
+
+    def init(self, timeout_s: float) -> None:
+        with _call(self._doom, "init"):
+            self._real.init(timeout_s)
+
+    def begin(self) -> None:
+        with _call(self._doom, "begin"):
+            self._real.begin()
+
+    def send(self, *args: Any, **options: Any) -> None:
+        with _call(self._doom, "send"):
+            self._real.send(*args, **options)
+
+    def commit(self, group_id: str, key: TopicPartition, offset: int, metadata: str, timeout_s: float) -> None:
+        with _call(self._doom, "commit"):
+            self._real.commit(group_id, key, offset, metadata, timeout_s)
+
+    def abort(self, timeout_s: float) -> None:
+        with _call(self._doom, "abort"):
+            self._real.abort(timeout_s)
 
 
 class _Appender(_Around):

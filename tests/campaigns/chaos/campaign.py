@@ -12,13 +12,13 @@ from pathlib import Path
 from random import Random
 
 from kafka_marshal.ports import LogEntry
-from kafka_marshal.testing.fail_points import POINTS
+from kafka_marshal.testing.fail_points import points_of
 from tests.campaigns.chaos.check import Findings, Life, Mode, Story, check, replay_in_cuts
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.history import LogHistory
 from tests.campaigns.chaos.log import Follower, read_topic, write_dump
 from tests.campaigns.chaos.testbed import COORDINATION, Ground, Writer
-from tests.campaigns.chaos.worker import GRANT, Job
+from tests.campaigns.chaos.worker import GRANT, KINDS, Job
 
 __all__ = ["Options", "Result", "run_campaign"]
 
@@ -31,6 +31,9 @@ TOPICS: dict[str, tuple[int, str, Mode]] = {
 BY_HAND = ("chaos-by-hand", 4, "by hand")
 
 CPS = 3
+
+#: The fail points of these workers.
+POINTS = [name for delivery in dict.fromkeys(KINDS.values()) for name in points_of(delivery)]
 
 #: name, kind, topic: the fleet.
 FLEET = (

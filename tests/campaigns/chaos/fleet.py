@@ -16,7 +16,7 @@ from typing import Any
 
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.fail_points import points_of
-from tests.campaigns.chaos.worker import KINDS, OWN_STATUSES, Job
+from tests.campaigns.chaos.worker import KINDS, OWN_STATUSES, WORKER, Job
 from tests.child import Child
 
 __all__ = ["Fleet", "Place", "Stop"]
@@ -94,8 +94,17 @@ class Counts:
 class Fleet:
     """All places, and the fork server that fills them. ``turn`` is to be called often, by one thread."""
 
-    def __init__(self, places: list[Place], folder: Path, rng: Random, without: Collection[str] = ()) -> None:
-        """without: steps at which no worker is killed."""
+    def __init__(
+        self,
+        places: list[Place],
+        folder: Path,
+        rng: Random,
+        without: Collection[str] = (),
+        *,
+        kinds: Mapping[str, str] = KINDS,
+        module: str = WORKER,
+    ) -> None:
+        """without: steps at which no worker is killed. kinds: of the jobs, run by ``module`` → whose fail points."""
         self.places = places
         self.counts = Counts()
         self.stops: list[Stop] = []
@@ -105,17 +114,20 @@ class Fleet:
         self.killed: set[Path] = set()
         #: Descriptions of unexpected ends.
         self.unexplained: list[str] = []
+        #: Changes a job before it begins.
+        self.arrange: Callable[[Job], Job] = lambda job: job
         #: No more faults: workers started now stay.
         self.calm = False
         self._ending = False
         self._folder = folder
         self._rng = rng
-        self._dooms = {x: _Dooms(x, rng, without) for x in sorted(set(KINDS.values()))}
+        self._kinds = kinds
+        self._dooms = {x: _Dooms(x, rng, without) for x in sorted(set(kinds.values()))}
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._ended: dict[int, int] = {}
         self._pids: dict[str, int] = {}
-        command = [sys.executable, "-m", "tests.campaigns.chaos.forkserver", str(folder / "workers.log")]
+        command = [sys.executable, "-m", "tests.campaigns.chaos.forkserver", str(folder / "workers.log"), module]
         self._forkserver = Child(command, self._hear)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
@@ -201,7 +213,7 @@ class Fleet:
             place.due = now
             return
         if place.fate < DOOMED:
-            place.doom = self._dooms[KINDS[place.template.kind]].next(self.counts.points, takeovers=leaves_fresh)
+            place.doom = self._dooms[self._kinds[place.template.kind]].next(self.counts.points, takeovers=leaves_fresh)
         # Some restart at once and take over fresh leases (C7); some leave them to others.
         delay = 0.0 if "takeover" in place.doom else rng.choice((0.0, 0.5, 2.5)) * rng.random()
         place.due = now + delay * place.template.heartbeat_interval_ms / 1000
@@ -236,7 +248,7 @@ class Fleet:
                 place.kill_at = now + rng.uniform(0.1, 4.0)
             else:
                 place.ask_at = now + rng.uniform(0.5, 5.0)
-        place.job = job
+        place.job = job = self.arrange(job)
         self.counts.started += 1
         self._ask(spawn=asdict(job))
 

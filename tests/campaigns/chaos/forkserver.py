@@ -1,24 +1,26 @@
 """Starts workers by fork, with everything imported: in a tenth of a second instead of one.
 
-``python -m tests.campaigns.chaos.forkserver LOG``; it has one thread and no connection, so that its children may make
-their own. Lines of JSON in: ``{"spawn": {…a Job}}``, ``{"signal": number, "pid": pid}``. Out: ``{"ready": true}``, then
-``{"started": client_id, "pid"}``, ``{"exited": pid, "status"}`` (minus the signal that killed it). When its standard
-input closes, because its parent has ended or closed it, it kills what still runs and ends; its children end with it,
-too.
+``python -m tests.campaigns.chaos.forkserver LOG MODULE``, where MODULE has ``Job`` and ``run``. It has one thread and
+no connection, so that its children may make their own. Lines of JSON in: ``{"spawn": {…a Job}}``, ``{"signal": number,
+"pid": pid}``. Out: ``{"ready": true}``, then ``{"started": client_id, "pid"}``, ``{"exited": pid, "status"}`` (minus
+the signal that killed it). When its standard input closes, because its parent has ended or closed it, it kills what
+still runs and ends; its children end with it, too.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.testing import supervisor
-from tests.campaigns.chaos.worker import Job, run
 
 __all__ = ["main"]
 
@@ -26,7 +28,7 @@ __all__ = ["main"]
 _WARM = KafkaCluster
 
 
-def _spawn(job: Job, log: Path) -> int:
+def _spawn(job: Any, run: Callable[[Any], int], log: Path) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -54,15 +56,16 @@ def _spawn(job: Job, log: Path) -> int:
 
 
 class _ForkServer:
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, module: Any) -> None:
         self.log = log
+        self.module = module
         self.children: set[int] = set()
 
     def obey(self, request: dict[str, object]) -> bool:
         """Start or signal a worker. A signal to an ended one has no effect."""
         match request:
             case {"spawn": dict() as job}:
-                pid = _spawn(Job(**job), self.log)
+                pid = _spawn(self.module.Job(**job), self.module.run, self.log)
                 self.children.add(pid)
                 supervisor.tell({"started": job["client_id"], "pid": pid})
             case {"signal": int() as number, "pid": int() as pid} if pid in self.children:
@@ -89,7 +92,7 @@ def main() -> int:
     parent = os.getppid()
     wake = supervisor.wake_on_exit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
-    server = _ForkServer(Path(sys.argv[1]))
+    server = _ForkServer(Path(sys.argv[1]), importlib.import_module(sys.argv[2]))
     gc.collect()
     gc.freeze()  # so that a child's garbage collector does not copy pages that it never uses
     try:

@@ -24,7 +24,10 @@ from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
 from tests.campaigns.chaos.lines import Pen, digest_of
 
-__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "Job", "run"]
+__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "run"]
+
+#: This module, for the process that starts workers.
+WORKER = "tests.campaigns.chaos.worker"
 
 #: Results of ``run``: closed, no broker, replaced, a fault. A campaign can cause the first three.
 CLOSED, UNAVAILABLE, REPLACED, FAULT = 0, 3, 4, 1

@@ -23,6 +23,8 @@ __all__ = ["PAUSE_INTERVALS", "Faults"]
 PAUSE_INTERVALS = 10
 #: Consecutive offsets without a message.
 MARKERS = 3
+#: Another program commits an offset that is away from the group's by up to half of this.
+FOREIGN = 20
 #: Time-out of an admin's requests while it prunes.
 PRUNE_TIMEOUT_S = 2.0
 
@@ -73,6 +75,9 @@ class Faults:
                 key = self._data.all_partitions()[fault.partition % len(self._data.all_partitions())]
                 self._checks.accounts.no_messages(key, range(self._data.end(key), self._data.end(key) + MARKERS))
                 self._network.skip(*key, MARKERS)
+            case "foreign commit" | "dropped offset":
+                keys = self._data.all_partitions()
+                self._change_offset(keys[fault.partition % len(keys)], fault)
             case "clock":
                 cp = fault.partition % self._scenario.coordination_partitions
                 shift = self._network.clock_shift
@@ -83,6 +88,16 @@ class Faults:
                         self._active[name].append(fault)
                         self._refresh(name)
                         self._clients.later(fault.intervals, partial(self._heal, name, fault))
+
+    def _change_offset(self, key: Key, fault: Fault) -> None:
+        """What Kafka's consumer group of the same name has committed is replaced by another program, or dropped."""
+        committed, group_id = self._network.broker.committed, self._scenario.group_id
+        offset, _ = committed.get(group_id, {}).get(key, (0, ""))
+        if fault.kind == "foreign commit":
+            other = max(0, offset + round((fault.size - 0.5) * FOREIGN))
+            self._network.broker.transactions.commit_plainly(group_id, {key: (other, "")})
+        elif offset == self._checks.stable(key) + 1:  # otherwise what the log does not know yet would be repeated
+            committed.get(group_id, {}).pop(key, None)
 
     def _cut(self, fault: Fault) -> None:
         """Delete old messages, handled or not (P9)."""

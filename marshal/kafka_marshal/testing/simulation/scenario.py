@@ -59,6 +59,8 @@ FAULTS: dict[str, float] = {
     "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
     "evict": 0,  # an operator removes a member of a coordinated group; only in stories that have one
     "brief pause": 0,  # an admin pauses the group, and waits for no release; only in stories that are written down
+    "foreign commit": 0,  # another program commits an offset for the group in Kafka; only in stories of transactions
+    "dropped offset": 0,  # Kafka's offset of the group is deleted; only in stories of transactions
     "hang": 0,  # its next handler hangs until all else is handled; only in written stories with lanes
 }
 
@@ -278,6 +280,7 @@ class Scenario:
             clients = _with_lanes(named, clients)
         if transactions:
             clients = _in_transactions(clients)
+            faults = tuple(sorted((*faults, *_offsets(named, intervals)), key=lambda fault: fault.at))
         if not worker:
             clients = _with_paces(named, clients)
             clients = clients if lanes or transactions else _with_callbacks(named, clients)
@@ -455,6 +458,17 @@ def _interrupts(seed: str, clients: Sequence[Client], intervals: int) -> list[Fa
                 at = rng.uniform(min(1.0 + client.joins, intervals - 6.0), intervals - 5)
                 length, size = rng.uniform(5, intervals / 2), rng.uniform(0.1, 1)
                 found.append(Fault(round(at, 2), kind, client.name, round(length, 2), round(size, 3)))
+    return found
+
+
+def _offsets(seed: str, intervals: int) -> list[Fault]:
+    """In stories of transactions, Kafka's offsets of the group are changed or dropped, up to four times."""
+    rng = Random(f"kafka-marshal/{seed}/offsets")
+    found = []
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        kind = rng.choice(("foreign commit", "dropped offset"))
+        at, size, partition = rng.uniform(0.1, 0.95) * intervals, rng.random(), rng.randrange(100)
+        found.append(Fault(round(at, 2), kind, "", 1.0, round(size, 3), partition))
     return found
 
 

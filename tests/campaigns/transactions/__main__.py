@@ -1,0 +1,66 @@
+"""``python -m tests.campaigns.transactions --kills 300``: half of them in a claimed group, half in a coordinated one.
+
+Exit status: 0 a read_committed reader found each output once and in order, 1 not, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kafka_marshal.testing.errors import LocalBrokerError
+from kafka_marshal.testing.simulate import where_it_ran
+from tests.campaigns.transactions.campaign import Options, run_campaign
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.transactions", description=__doc__)
+    parser.add_argument("--kills", type=int, default=300, help="of workers (300)")
+    parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="most for each kind of group (60)")
+    parser.add_argument("--only", choices=("claimed", "coordinated"), help="one kind of group")
+    parser.add_argument("--heartbeat-interval-ms", type=int, default=400, help="HI (400)")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--keep", action="store_true", help="keep what was written down")
+    options = parser.parse_args(arguments)
+    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
+    logging.basicConfig(level=logging.ERROR)
+    kinds = [options.only] if options.only else ["claimed", "coordinated"]
+    results = []
+    for kind in kinds:
+        chosen = Options(
+            kills=options.kills // len(kinds),
+            seed=seed,
+            coordinated=kind == "coordinated",
+            heartbeat_interval_ms=options.heartbeat_interval_ms,
+            most_s=options.minutes * 60,
+            keep=options.keep,
+        )
+        try:
+            result = run_campaign(chosen, say=lambda line: sys.stderr.write(f"{line}\n"))
+        except LocalBrokerError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+        results.append(result)
+        sys.stdout.writelines(f"{times:6} {name}\n" for name, times in result.points.items())
+        if result.unmet:
+            sys.stdout.write(f"nobody died at: {', '.join(result.unmet)}\n")
+        sys.stdout.writelines(f"{each}\n" for each in result.violations[:40])
+        sys.stdout.write(f"{result.tell()}\n")
+        sys.stdout.flush()
+        if options.json is not None:
+            found = {**where_it_ran(), "campaigns": [each.to_json() for each in results]}
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return int(any(each.violations for each in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

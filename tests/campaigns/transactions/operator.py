@@ -1,0 +1,141 @@
+"""What operators and others do to a group at work: repositions, dropped offsets, foreign commits, broker restarts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+
+from confluent_kafka import KafkaException
+
+from kafka_marshal.admin import Admin, Pause
+from kafka_marshal.errors import AdminError, KafkaUnavailableError
+from kafka_marshal.testing import RunningKafka
+from tests.campaigns.transactions.check import Violation
+from tests.campaigns.transactions.ground import Ground, Offsets, Reader
+
+__all__ = ["Operator"]
+
+#: How far a reposition goes at most.
+JUMP = 60
+
+#: How long the owner of a partition with a foreign commit is watched.
+WATCHED_S = 3.0
+
+
+class Operator:
+    """Does one thing after another in a thread."""
+
+    def __init__(self, ground: Ground, reader: Reader, rng: Random, every_s: float, kafka: RunningKafka | None) -> None:
+        """kafka: restarted from time to time; None: never."""
+        #: Partition → where the group was set to, in order.
+        self.restarts: dict[int, list[int]] = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.violations: list[Violation] = []
+        self.failure: Exception | None = None
+        #: While it is set, no worker may be stopped: a stopped owner would overwrite a foreign commit.
+        self.none_stopped = threading.Event()
+        self._ground = ground
+        self._reader = reader
+        self._rng = rng
+        self._every_s = every_s
+        self._kafka = kafka
+        self._offsets = Offsets(ground)
+        self._end = threading.Event()
+        self._acts: list[Callable[[], None]] = [self.backwards, self.forwards, self.drop, self.foreign]
+        if kafka is not None:
+            self._acts.append(self.restart)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = self._rng.randrange(len(self._acts))
+        while not self._end.wait(self._every_s * self._rng.uniform(0.7, 1.3)):
+            act = self._acts[number % len(self._acts)]
+            number += 1
+            try:
+                act()
+            except (AdminError, KafkaException, KafkaUnavailableError) as error:
+                self.counts[f"{act.__name__}: {type(error).__name__}"] += 1
+            except Exception as error:  # noqa: BLE001 - raised by close()
+                self.failure = error
+                return
+            else:
+                self.counts[act.__name__] += 1
+
+    def close(self) -> None:
+        """Finish what has begun."""
+        self._end.set()
+        self._thread.join()
+        self._offsets.close()
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def _paused(self) -> Iterator[tuple[Pause, dict[int, int]]]:
+        """The group is paused; and the next offset of each partition by the log."""
+        ground = self._ground
+        with (
+            Admin(ground.bootstrap, topic=ground.coordination) as admin,
+            admin.pause(ground.group, expires_in=60) as pause,
+        ):
+            pause.wait_released(30)
+            following = dict.fromkeys(range(ground.partitions), 0)
+            following |= {x.partition: (-1 if x.stable is None else x.stable) + 1 for x in admin.progress(ground.group)}
+            yield pause, following
+
+    def _set(self, pause: Pause, partition: int, offset: int) -> None:
+        self.restarts[partition].append(offset)
+        pause.reposition({(self._ground.topic, partition): offset})
+
+    def backwards(self) -> None:
+        with self._paused() as (pause, following):
+            partition = self._rng.choice(sorted(following))
+            self._set(pause, partition, max(0, following[partition] - self._rng.randint(1, JUMP)))
+
+    def forwards(self) -> None:
+        """By at most what is there."""
+        with self._paused() as (pause, following):
+            partition = self._rng.choice(sorted(following))
+            last = max((each.offset for each in list(self._reader.inputs[partition])), default=0)
+            self._set(pause, partition, min(last, following[partition] + self._rng.randint(1, JUMP)))
+
+    def drop(self) -> None:
+        """Kafka's offsets of the group are dropped: it falls back to the log's."""
+        with self._paused() as (_, following):
+            committed = self._offsets.committed()
+            for partition, offset in following.items():
+                if committed.get(partition, offset) != offset:  # killed before its report to the log
+                    self.restarts[partition].append(offset)
+            self._offsets.drop()
+
+    def foreign(self) -> None:
+        """Another program commits: the partition stops, until it is repositioned."""
+        self.none_stopped.set()
+        try:
+            time.sleep(0.2)
+            with self._paused() as (_, following):
+                committed = self._offsets.committed()
+                partition = self._rng.choice(sorted(following))
+                offset = committed.get(partition, following[partition])
+                self._offsets.set(partition, max(0, offset + self._rng.choice((-7, 0, 5))))
+                time.sleep(0.5)  # what was committed last is read
+                before = len(self._reader.ordered[partition])
+            time.sleep(WATCHED_S)
+            if (now := len(self._reader.ordered[partition])) > before:
+                what = f"[{partition}] went on with {now - before} outputs after another program committed"
+                self.violations.append(Violation("foreign commit", what))
+            with self._paused() as (pause, _):
+                self._set(pause, partition, offset)
+        finally:
+            self.none_stopped.clear()
+
+    def restart(self) -> None:
+        """kill -9 of the broker."""
+        assert self._kafka is not None
+        self._kafka.kill()
+        time.sleep(self._rng.uniform(0.1, 2.0))
+        self._kafka.restart()
