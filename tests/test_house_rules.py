@@ -439,7 +439,7 @@ MOST_ATTRIBUTES = 15
 
 #: Larger classes: their limits (methods, attributes), to be reduced.
 LARGE: dict[str, tuple[int, int]] = {
-    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (28, 14),
+    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (28, 15),
     "kafka_marshal.adapters.memory.cluster.MemoryCluster": (26, 4),
     "kafka_marshal.admin.client.Admin": (27, 6),
     "kafka_marshal.client.base.Membership": (28, 14),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from confluent_kafka import Consumer
 
 from kafka_marshal.adapters.kafka import api_versions
 from kafka_marshal.adapters.kafka.api_versions import ApiVersions
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, ProduceError, TransactionError
 from tests.contract.sides import FOUND, TIMEOUT_S, KafkaSide, eventually
 from tests.contract.test_transactions import Work
 
@@ -68,6 +69,26 @@ def test_a_full_queue_makes_send_wait(kafka_side: KafkaSide) -> None:
     work.commit(producer, 1, *(b"%d" % number for number in range(200)))
     producer.close()
     assert work.visible(200) == [b"%d" % number for number in range(200)]
+
+
+@pytest.mark.broker
+def test_a_batch_that_is_too_large_for_a_topic_is_sent_in_smaller_ones(kafka_side: KafkaSide) -> None:
+    work = Work(kafka_side)
+    work.output = kafka_side.topic(1, {"max.message.bytes": "60000"})
+    values = [Random(number).randbytes(1_000) for number in range(200)]  # incompressible
+    producer = work.producer()
+    with pytest.raises(TransactionError, match="smaller ones"):
+        work.commit(producer, 1, *values)
+    with pytest.raises(TransactionError, match="smaller ones"):
+        producer.abort(TIMEOUT_S)
+    producer.close()
+    with closing(work.producer()) as successor:
+        work.commit(successor, 1, *values)
+        assert work.visible(200) == values
+        successor.begin()
+        successor.send(work.output, Random(0).randbytes(70_000))
+        with pytest.raises(ProduceError, match="70,000 bytes"):
+            successor.commit(work.group, work.key, 2, FOUND, TIMEOUT_S)
 
 
 @pytest.mark.broker

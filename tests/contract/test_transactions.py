@@ -226,7 +226,9 @@ def test_partitions_and_keys_as_the_plain_producer(side: Side) -> None:
 def test_a_record_that_is_too_large_or_has_no_topic_is_reported_by_commit(side: Side) -> None:
     work = Work(side)
     small = side.topic(1, {"max.message.bytes": "60000"})
-    producer = work.producer()
+    config = {"batch.size": 16_384}  # so that it is refused alone
+    producer = side.cluster.transactional_producer(work.id, config, transaction_timeout_ms=60_000)
+    producer.init(TIMEOUT_S)
     noise = Random(7).randbytes(70_000)  # incompressible
     for topic, value, retry, text in (
         (small, noise, False, r"70,000 bytes.*max\.message\.bytes"),

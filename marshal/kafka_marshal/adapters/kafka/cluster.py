@@ -31,7 +31,7 @@ from kafka_marshal.adapters.kafka.producer import KafkaProducer
 from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
-from kafka_marshal.adapters.kafka.transactional import KafkaTransactionalProducer
+from kafka_marshal.adapters.kafka.transactional import Batches, KafkaTransactionalProducer
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
@@ -90,6 +90,7 @@ class KafkaCluster(GroupCalls):
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error) from error
         self._questions = Questions(self._admin, bootstrap_servers, self._troubles)
+        self._batches = Batches()
         self._committed = CommittedOffsets(
             bootstrap_servers, lambda: (self._properties(Role.DATA), self._new_troubles(None, self._logger))
         )
@@ -361,6 +362,7 @@ class KafkaCluster(GroupCalls):
             troubles,
             transaction_timeout_ms=transaction_timeout_ms,
             group_metadata=self._committed.group_metadata,
+            batches=self._batches,
         )
 
     def close(self) -> None:

@@ -22,12 +22,13 @@ from kafka_marshal.adapters.kafka.errors import (
 from kafka_marshal.adapters.kafka.sending import Sending
 from kafka_marshal.ports import FaultKind
 
-__all__ = ["ANY_PARTITION", "CLOSED_CODES", "KafkaProducer"]
+__all__ = ["ANY_PARTITION", "CLOSED_CODES", "TOO_LARGE_CODES", "KafkaProducer"]
 
 #: The partitioner decides.
 ANY_PARTITION = -1
 
-_TOO_LARGE_CODES = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+#: The broker takes none of this size.
+TOO_LARGE_CODES = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 #: librdkafka has dropped the record.
 CLOSED_CODES = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -115,7 +116,7 @@ class KafkaProducer(Sending):
             return producing.refused(topic, self._troubles.fatal or text, retry=True)
         if code in CLOSED_CODES:
             return producing.closed(topic)
-        if code in _TOO_LARGE_CODES:
+        if code in TOO_LARGE_CODES:
             return producing.too_large(topic, size)
         if code in UNKNOWN_CODES:
             return producing.missing(topic)

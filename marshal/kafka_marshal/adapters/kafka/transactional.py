@@ -20,10 +20,11 @@ from kafka_marshal.adapters.kafka.errors import (
     is_refusal,
     kafka_error,
 )
-from kafka_marshal.adapters.kafka.producer import ANY_PARTITION, CLOSED_CODES, KafkaProducer
+from kafka_marshal.adapters.kafka.producer import ANY_PARTITION, CLOSED_CODES, TOO_LARGE_CODES, KafkaProducer
+from kafka_marshal.adapters.kafka.settings import LARGE_BATCH, SMALL_BATCH
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, FaultKind, TopicPartition
 
-__all__ = ["KafkaTransactionalProducer"]
+__all__ = ["Batches", "KafkaTransactionalProducer"]
 
 _FENCED_CODES = frozenset(
     {
@@ -39,6 +40,23 @@ _OLD_CODES = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_
 ROOM_SLICE_S = 0.1
 
 
+class Batches:
+    """How large batches of a cluster's transactional producers are.
+
+    The broker refuses a batch as a whole: for a topic whose max.message.bytes is below its default, small records
+    could then never be written. After the first refusal new producers have small batches; then a record is refused for
+    its own size only.
+    """
+
+    def __init__(self) -> None:
+        self.are_small = False
+
+    def settings(self, settings: dict[str, object]) -> dict[str, object]:
+        """Those of a new producer."""
+        is_ours = settings["batch.size"] == LARGE_BATCH
+        return {**settings, "batch.size": SMALL_BATCH} if self.are_small and is_ours else settings
+
+
 class KafkaTransactionalProducer(KafkaProducer):
     """One transactional id, by a librdkafka producer. After a fatal error, or a commit in doubt, it only closes."""
 
@@ -52,12 +70,18 @@ class KafkaTransactionalProducer(KafkaProducer):
         *,
         transaction_timeout_ms: int,
         group_metadata: Callable[[str], Any],
+        batches: Batches,
         producer: Callable[[dict[str, object]], Producer] = Producer,
     ) -> None:
         """group_metadata: of a consumer of a group that never joined."""
         self._id = transactional_id
         self._transaction_timeout_ms = transaction_timeout_ms
         self._group_metadata = group_metadata
+        self._batches = batches
+        settings = batches.settings(settings)
+        self._has_large_batches = settings["batch.size"] == LARGE_BATCH
+        #: It is of no use: another one writes what it can't.
+        self._is_outdated = False
         delivery_timeout_ms = transactions.delivery_timeout_ms(DELIVERY_TIMEOUT_MS, transaction_timeout_ms)
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         settings = {
@@ -120,6 +144,10 @@ class KafkaTransactionalProducer(KafkaProducer):
 
     def _note(self, topic: str, size: int, error: KafkaError | None) -> None:
         """Keep why the first record was not written; error: None: the queue stayed full."""
+        if error is not None and error.code() in TOO_LARGE_CODES and self._has_large_batches and size < LARGE_BATCH:
+            self._batches.are_small = self._is_outdated = True
+            why = f"topic {topic!r} allows no batch of this size, and the next try has smaller ones"
+            self._lost = transactions.failed(self._id, why, retry=True)
         if self._lost is None:
             is_fenced = error is not None and error.code() in _FENCED_CODES
             self._lost = self._fenced(error) if is_fenced and error else self._error(topic, size, error)
@@ -173,6 +201,8 @@ class KafkaTransactionalProducer(KafkaProducer):
         self._check_open()
         if self._in_doubt:
             raise transactions.undecided(self._id)
+        if self._is_outdated and self._lost is not None:
+            raise self._lost
         if self._is_open:
             late = partial(self._unfinished, "aborting a transaction of")
             self._call_broker(lambda: self._producer.abort_transaction(timeout_s), late)
