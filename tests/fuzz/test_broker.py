@@ -22,13 +22,13 @@ Note = dict[str, Any]
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.usefixtures("topic_factory")
-def test_forty_thousand_hostile_records_harm_no_member(kafka_bootstrap: str) -> None:
-    report = fuzz_a_broker(40_000, seed=1_000_000, bootstrap=kafka_bootstrap)
+def test_twenty_thousand_hostile_records_harm_no_member(kafka_bootstrap: str) -> None:
+    report = fuzz_a_broker(20_000, seed=1_000_000, bootstrap=kafka_bootstrap)
     assert report.problems == [], report.tell()
-    assert report.records >= 40_000
-    assert report.messages > 400
-    assert report.digests > 20
-    assert report.codes["HELD"] > 40, "nobody tried to take the workers' leases"
+    assert report.records >= 20_000
+    assert report.messages > 200
+    assert report.digests > 10
+    assert report.codes["HELD"] > 20, "nobody tried to take the workers' leases"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ epochs, times around the edges of fresh, stale and paused, offsets around stable
 ranges. It asks a `choose` function whenever there is a choice, so that Hypothesis (which can shrink) and a
 seeded `random.Random` (which is fast, for long logs) drive the same author.
 
-`effort(n)` is how many examples a test draws: n in the normal run, more with KAFKA_MARSHAL_THOROUGH=<factor>.
+`effort(n)` is how many examples a test draws: n/2 in the normal run, n·factor with KAFKA_MARSHAL_THOROUGH=<factor>.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ INTERVALS = (100, 101, 150, 1000, 600_000)
 Entry = tuple[int, int, bytes | None]  # offset, timestamp, value
 
 
+def many(count: int) -> int:
+    """So many in a thorough run (factor 1), half of them in the normal one."""
+    return max((count + 1) // 2, int(count * THOROUGH))
+
+
 def effort(examples: int, **more: Any) -> settings:
-    """Hypothesis settings for a test that draws `examples` in the normal run."""
-    many = max(examples, int(examples * THOROUGH))
+    """Hypothesis settings for a test that draws `examples` in a thorough run (factor 1)."""
     return settings(
-        max_examples=many,
+        max_examples=many(examples),
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         **more,

@@ -13,7 +13,7 @@ from tests.rationalizer.dumps import replay_differs
 from tests.rationalizer.group_sides import forged, in_one_go, record_by_record, some_group_dump
 from tests.rationalizer.group_stories import SLOW, STORIES, told
 from tests.rationalizer.oracle.compare import same_counts, same_outcome, same_state
-from tests.rationalizer.strategies import TEST_TIMEOUT_S, THOROUGH
+from tests.rationalizer.strategies import TEST_TIMEOUT_S, many
 
 pytestmark = [
     pytest.mark.timeout(TEST_TIMEOUT_S),
@@ -24,7 +24,7 @@ LENGTH = 150
 
 
 def seeds(count: int, first: int = 0) -> range:
-    return range(first, first + max(count, int(count * THOROUGH)))
+    return range(first, first + many(count))
 
 
 @pytest.mark.parametrize("seed", seeds(16))

@@ -103,9 +103,9 @@ def same_on(values: Iterable[bytes | None], stage: str = "held") -> Trio:
 def in_short_logs(values: list[bytes], stage: str, closing: bytes) -> None:
     """The same in logs of 100 records: the oracle stays quick and the failure near.
 
-    Held leases meet all of them, the other stages one in four, each others; all, where KAFKA_MARSHAL_THOROUGH is set.
+    Held leases meet all of them, the other stages one in four, each others; all, where KAFKA_MARSHAL_THOROUGH is 1.
     """
-    if stage != "held" and THOROUGH <= 1:
+    if stage != "held" and THOROUGH < 1:
         values = values[list(STAGES).index(stage) - 1 :: len(STAGES) - 1]
     for start in range(0, len(values), 100):
         same_on([*values[start : start + 100], closing], stage)

@@ -16,7 +16,7 @@ from tests.rationalizer.oracle.assigning import TopicPartition
 from tests.rationalizer.oracle.groups import Group, rebalance
 from tests.rationalizer.oracle.layout import home_of_group
 from tests.rationalizer.oracle.progress import LARGEST_HASH
-from tests.rationalizer.strategies import TEST_TIMEOUT_S, THOROUGH, Entry, by_seed
+from tests.rationalizer.strategies import TEST_TIMEOUT_S, Entry, by_seed, many
 
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
@@ -114,7 +114,7 @@ def target_of(group: Group, place: TopicPartition, sample: int) -> int | None:
     return found[0] if found else None
 
 
-@pytest.mark.parametrize("seed", range(max(24, int(24 * THOROUGH))))
+@pytest.mark.parametrize("seed", range(many(24)))
 def test_what_every_state_keeps_to(seed: int) -> None:
     """G4, G5, K4, P2: one owner a key, a larger `since` under each later one, a stable that only imports move back."""
     author = begun(seed)

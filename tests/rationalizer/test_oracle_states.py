@@ -10,11 +10,11 @@ from rationalizer import World
 from tests.rationalizer.forged_parts import parts_differ
 from tests.rationalizer.forged_states import restore_differs
 from tests.rationalizer.oracle import is_state, shortest
-from tests.rationalizer.strategies import TEST_TIMEOUT_S, THOROUGH
+from tests.rationalizer.strategies import TEST_TIMEOUT_S, many
 
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
-SEEDS = max(40, int(40 * THOROUGH))
+SEEDS = many(40)
 
 
 @pytest.mark.parametrize("differs", [restore_differs, parts_differ])

@@ -16,20 +16,13 @@ pytestmark = pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # on a busy machine
 @pytest.mark.parametrize("coordinated", [False, True])
-def test_half_a_dozen_seeds(coordinated: bool) -> None:
+def test_three_seeds(coordinated: bool) -> None:
     report = Report()
-    for seed in range(6):
+    for seed in range(3):
         report.add(simulate_one(Scenario.from_seed(seed, intervals=40, coordinated=coordinated, lanes=True)))
     report.raise_for_violation()
-    assert report.counts["messages"] > 3_000
-    assert report.counts["repeats"] > 10
-
-
-def test_a_few_seeds() -> None:
-    for seed in range(60, 62):
-        for coordinated in (False, True):
-            result = simulate_one(Scenario.from_seed(seed, intervals=20, coordinated=coordinated, lanes=True))
-            assert result.violation is None, result.tell()
+    assert report.counts["messages"] > 1_500
+    assert report.counts["repeats"] > 3
 
 
 @pytest.mark.parametrize("number", range(len(LANE_STORIES)))
