@@ -372,7 +372,7 @@ class Transactions:
             "and the rest comes again, here or at another member"
         )
         if isinstance(error, TransactionFencedError):
-            text = f"{topic} [{partition}]: a newer producer has fenced this one, and nothing was committed: {error}"
+            text = f"{topic} [{partition}]: the producer is fenced: {error}"
             return TransactionFencedError(f"{text}. {again}", retry=True)
         if isinstance(error, AuthorizationError):
             return error
