@@ -41,7 +41,7 @@ Entry = tuple[int, int, bytes | None]  # offset, timestamp, value
 
 
 def many(count: int) -> int:
-    """So many in a thorough run (factor 1), half of them in the normal one."""
+    """At most this many in a thorough run (factor 1), half of them in the normal one."""
     return max((count + 1) // 2, int(count * THOROUGH))
 
 

@@ -49,7 +49,7 @@ def _make_classes_ready() -> None:
         with LocalBroker(jvm_options=[f"-XX:ArchiveClassesAtExit={scratch}"], start_timeout_s=_PATIENCE_S) as broker:
             os.kill(broker.pid_of(1), signal.SIGTERM)
             until = time.monotonic() + _PATIENCE_S
-            with contextlib.suppress(BrokerDiedError):  # as it was told
+            with contextlib.suppress(BrokerDiedError):  # the end that was asked for
                 while time.monotonic() < until:
                     broker.check()
                     time.sleep(0.1)
