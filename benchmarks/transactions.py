@@ -174,7 +174,9 @@ def our_rate(bootstrap: str, topic: str, log: str, records: int, size: int) -> f
 
 
 def rates(bootstrap: str, records: int, rounds: int) -> list[Row]:
-    """A row for each size of batches."""
+    """A row for each size of batches. All of a partition is full batches: the last one waits for no more messages."""
+    full = PARTITIONS * max(BATCHES)
+    records = -(-records // full) * full
     topic, log = fill(bootstrap, records), new_log(bootstrap, 4)
     rows = []
     for size in BATCHES:

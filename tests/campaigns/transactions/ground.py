@@ -117,6 +117,8 @@ class Reader:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self.ordered: dict[int, list[Output]] = defaultdict(list)
+        #: When each of these was produced (ms).
+        self.times: dict[int, list[int]] = defaultdict(list)
         self.second: list[Output] = []
         self._letters: list[dict[str, Any]] = []
         self.inputs: dict[int, list[Input]] = defaultdict(list)
@@ -158,6 +160,7 @@ class Reader:
                 self._offsets[value["partition"], value["number"]] = message.offset()
             case ground.ordered:
                 self.ordered[message.partition()].append(Output(**value))
+                self.times[message.partition()].append(message.timestamp()[1])
             case ground.second:
                 self.second.append(Output(**value))
             case _:

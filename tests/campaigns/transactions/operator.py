@@ -122,11 +122,10 @@ class Operator:
                 partition = self._rng.choice(sorted(following))
                 offset = committed.get(partition, following[partition])
                 self._offsets.set(partition, max(0, offset + self._rng.choice((-7, 0, 5))))
-                time.sleep(0.5)  # what was committed last is read
-                before = len(self._reader.ordered[partition])
+                since = time.time() * 1000
             time.sleep(WATCHED_S)
-            if (now := len(self._reader.ordered[partition])) > before:
-                what = f"[{partition}] went on with {now - before} outputs after another program committed"
+            if later := sum(at > since for at in list(self._reader.times[partition])):
+                what = f"[{partition}] went on with {later} outputs after another program committed"
                 self.violations.append(Violation("foreign commit", what))
             with self._paused() as (pause, _):
                 self._set(pause, partition, offset)
