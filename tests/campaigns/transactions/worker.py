@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kafka_marshal import Attempt, Consumer, Marshal, Retry, TransactionError
+from kafka_marshal import Attempt, Consumer, LeaseLostError, Marshal, Retry, TransactionError
 from kafka_marshal.errors import ClientReplacedError, KafkaUnavailableError
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
@@ -123,7 +123,11 @@ class _Worker:
                     self.block(batch, tx)
             except _RaisedError:
                 self.pen.write("raised", batch.partition, batch.first_offset)
-            except TransactionError as error:  # the batch comes again, here or at the partition's next owner
+            except (
+                TransactionError,
+                LeaseLostError,
+                KafkaUnavailableError,
+            ) as error:  # the batch comes again, here or at the partition's next owner
                 self.pen.write("refused", type(error).__name__, str(error))
             else:
                 self.doom.at("handled")
