@@ -127,7 +127,7 @@ class _Worker:
                 TransactionError,
                 LeaseLostError,
                 KafkaUnavailableError,
-            ) as error:  # the batch comes again, here or at the partition's next owner
+            ) as error:  # it comes again
                 self.pen.write("refused", type(error).__name__, str(error))
             else:
                 self.doom.at("handled")
