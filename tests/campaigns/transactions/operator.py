@@ -12,6 +12,7 @@ from random import Random
 from confluent_kafka import KafkaException
 
 from kafka_marshal.admin import Admin, Pause
+from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.transactions.check import Violation
@@ -44,6 +45,8 @@ class Operator:
         self._every_s = every_s
         self._kafka = kafka
         self._offsets = Offsets(ground)
+        #: Partitions whose offset in Kafka counts. (Without the mark the next owner sets it, whatever it is.)
+        self._marked: list[int] = []
         self._end = threading.Event()
         self._acts: list[Callable[[], None]] = [self.backwards, self.forwards, self.drop, self.foreign]
         if kafka is not None:
@@ -84,7 +87,9 @@ class Operator:
         ):
             pause.wait_released(30)
             following = dict.fromkeys(range(ground.partitions), 0)
-            following |= {x.partition: (-1 if x.stable is None else x.stable) + 1 for x in admin.progress(ground.group)}
+            infos = admin.progress(ground.group)
+            self._marked = [x.partition for x in infos if x.ranges and x.ranges[-1][1] == KAFKA_COUNTS]
+            following |= {x.partition: (-1 if x.stable is None else x.stable) + 1 for x in infos}
             yield pause, following
 
     def _set(self, pause: Pause, partition: int, offset: int) -> None:
@@ -119,7 +124,9 @@ class Operator:
             time.sleep(0.2)
             with self._paused() as (_, following):
                 committed = self._offsets.committed()
-                partition = self._rng.choice(sorted(following))
+                if not self._marked:
+                    return
+                partition = self._rng.choice(self._marked)
                 offset = committed.get(partition, following[partition])
                 self._offsets.set(partition, max(0, offset + self._rng.choice((-7, 0, 5))))
                 since = time.time() * 1000
