@@ -11,6 +11,7 @@ from tests.campaigns.transactions.campaign import Options, run_campaign
 pytestmark = pytest.mark.flaky(reruns=0)
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("coordinated", [False, True], ids=["claimed", "coordinated"])
