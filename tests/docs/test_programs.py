@@ -50,6 +50,7 @@ def broker() -> Iterator[LocalBroker]:
         probe = Probe(running.bootstrap_servers)
         probe.create_topic("flights", 4, 1, {})
         probe.create_topic("flights-dead", 1, 1, {})
+        probe.create_topic("flights-loud", 1, 1, {})
         producer = Producer({"bootstrap.servers": running.bootstrap_servers})
         for number in range(40):
             producer.produce("flights", b"no number" if number == 9 else str(number).encode(), partition=number % 4)
