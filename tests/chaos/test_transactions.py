@@ -11,10 +11,11 @@ from tests.campaigns.transactions.campaign import Options, run_campaign
 pytestmark = pytest.mark.flaky(reruns=0)
 
 
-@pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("coordinated", [False, True], ids=["claimed", "coordinated"])
+@pytest.mark.parametrize(
+    "coordinated", [pytest.param(False, marks=pytest.mark.campaign), True], ids=["claimed", "coordinated"]
+)
 def test_each_output_is_read_once_and_in_order(kafka_broker: RunningKafka, coordinated: bool) -> None:
     options = Options(kills=8, seed=5, coordinated=coordinated, stop_every_s=1.5, operator_every_s=1.0, most_s=60.0)
     result = run_campaign(options, kafka_broker)
