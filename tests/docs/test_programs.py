@@ -39,7 +39,7 @@ PROGRAMS = dict(blocks("program"))
 TESTS = dict(blocks("test"))
 
 #: Output that shows that a program works; others end by themselves.
-SAYS = {"json_log.py": '"event": "claimed"', "own_policy.py": "", "serving.py": "lag"}
+SAYS = {"transform.py": "", "json_log.py": '"event": "claimed"', "own_policy.py": "", "serving.py": "lag"}
 
 
 @pytest.fixture(scope="module")
