@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,26 @@ def test_batches_are_of_one_partition_and_done_when_said(scene: Scene) -> None:
                 break
     assert seen == {0: 100, 1: 100}
     assert [lease.stable for lease in a.world.leases()] == [99, 99]
+
+
+def test_a_batch_whose_lease_ended_while_it_was_waited_for_is_not_handed_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the process had been stopped between the library's thread and the caller's."""
+    topic = scene.topic(1, 10)
+    with scene.member("a") as a, a.consumer([topic]) as consumer:
+        may_leave, refused = consumer._may_leave, list[Any]()
+
+        def stopped_once(run: Any, now: float) -> bool:
+            if not refused:
+                refused.append(run)
+                return may_leave(run, run.assignment.lease.hand_out_until)
+            return may_leave(run, now)
+
+        monkeypatch.setattr(consumer, "_may_leave", stopped_once)
+        batch = next(iter(consumer.batches(max_messages=10, timeout=5)))
+        assert batch._run is not refused[0]
+        assert batch.first_offset == 0
 
 
 def test_of_a_batch_that_is_dropped_what_is_done_does_not_come_again(scene: Scene) -> None:

@@ -281,7 +281,7 @@ def test_what_handlers_hold_back_counts_as_memory_and_one_partition_leaves_room_
     plant.put("c" * 10, partition=1)
 
     def act(_message: Any) -> None:
-        time.sleep(0.005)
+        threading.Event().wait(0.005)  # it works
         Attempt.current().produce(OUT, b"x" * 150_000)
 
     handlers = Handlers(act=act)

@@ -273,6 +273,9 @@ class Consumer(FetchingConsumer["Consumer"]):
                 run = self._waited(answer)
                 if run is None:
                     return
+                if not self._may_leave(run, self._driver.now_ms()):  # this process was stopped during the wait (T4)
+                    answer.receipt.left = True
+                    continue
                 batch = Batch(self._say_batch, run, list(run.messages), self._marshal.group_id, self._kind)
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
