@@ -30,6 +30,7 @@ from kafka_marshal import (
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin.conversion import saved_in
 from kafka_marshal.admin.transfer import planned_export, progress_of_all
+from kafka_marshal.client import transaction
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import Upgrade, encode
@@ -117,14 +118,18 @@ def test_an_exception_in_the_block_leaves_nothing_and_the_batch_comes_again(
         pass
 
 
-def test_a_batch_that_is_ready_early_waits_for_its_predecessors(cluster: MemoryCluster, marshal: Marshal) -> None:
+def test_a_batch_that_is_ready_early_waits_for_its_predecessors(
+    cluster: MemoryCluster, marshal: Marshal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "SAY_AFTER_S", 0.1)
     consumer = marshal.consumer([TOPIC], transactions=True)
     batches = consumer.batches(5, 0.1)
     first, second, third = (next(batches) for _ in range(3))
     threads = [threading.Thread(target=transact, args=(consumer, batch)) for batch in (third, second)]
     for thread in threads:
         thread.start()
-    threads[0].join(0.2)
+    wait_until(lambda: [r for r in caplog.records if getattr(r, "event", "") == "transaction_waits"])
+    assert "offsets 10 to 14 has waited" in caplog.text or "offsets 5 to 9 has waited" in caplog.text
     assert threads[0].is_alive() and outputs(cluster) == []
     transact(consumer, first)
     for thread in threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
@@ -11,6 +12,7 @@ from kafka_marshal.client.transactions import Headers, Output, Transactions, dro
 from kafka_marshal.engine.consumer_inputs import Abort, DoneRun, Turn
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.errors import ConfigurationError, TransactionError
+from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer
 
@@ -18,6 +20,9 @@ __all__ = ["Transaction"]
 
 #: A transaction that waits for earlier ones checks this often (s) whether its caller is still there.
 WAIT_S = 0.2
+
+#: One that has waited this long (s) says so: perhaps its own thread has an earlier batch.
+SAY_AFTER_S = 10.0
 
 
 class Host(Protocol):
@@ -125,14 +130,35 @@ class Transaction:
     def _await_turn(self, is_gone: Callable[[], bool]) -> None:
         """Wait until all earlier batches of the partition are committed; raises if one was not."""
         driver, key = self._consumer._driver, self._run.assignment.key
+        say_at = driver.monotonic() + SAY_AFTER_S
         with driver.condition:
             while (turn := self._checked_turn()) is False:
                 driver.check()
+                if driver.monotonic() >= say_at:
+                    say_at = float("inf")
+                    self._say_waiting()
                 if is_gone():
                     raise TransactionError(f"{key[0]} [{key[1]}]: interrupted; nothing was committed", retry=True)
                 driver.condition.wait(WAIT_S)
         if turn is None:
             raise dropped(key)
+
+    def _say_waiting(self) -> None:
+        topic, partition = self._run.assignment.key
+        log(
+            logging.WARNING,
+            "transaction_waits",
+            "%s [%d]: the transaction of offsets %d to %d has waited for %g s: earlier messages of this partition are "
+            "in flight, and are committed first. Nothing is lost, and other partitions continue. Leave the blocks of a "
+            "partition in the order of its batches. If a thread hangs in an earlier one, handler_timeout ends the wait",
+            topic,
+            partition,
+            self._run.first,
+            self._run.last,
+            SAY_AFTER_S,
+            topic=topic,
+            partition=partition,
+        )
 
     def _checked_turn(self) -> bool | None:
         with self._consumer._driver.locked(step=False):

@@ -66,6 +66,7 @@ class Loss(StrEnum):
     UNPROVEN = "not confirmed within two heartbeat intervals, by this process's own clock"
     HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
     POSITION = "the stored position is not in the partition's log"
+    KAFKA_OFFSET = "the group's offset in Kafka stands in the way"
     TOPIC_GONE = "the topic was deleted"
     EVICTED = "an operator took it away (kafka-marshal evict)"
     ENDED = "this Marshal has ended"

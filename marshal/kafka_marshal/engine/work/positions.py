@@ -215,7 +215,7 @@ class Positions:
         self, assignment: Assignment, position: int, low: int | None, high: int | None, now: float
     ) -> None:
         where = RECREATED if high is None else f"the log holds offsets {low} to {high}"
-        self._lost(assignment, position, where, "Set it", now)
+        self._give_up(assignment, position, self._text(assignment.key, position, where, "Set it"), Loss.POSITION, now)
 
     def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, now: float) -> None:
         """Another program committed in Kafka for this group (M7): deliver nothing until the position is set."""
@@ -223,7 +223,9 @@ class Positions:
             f"another program has committed offset {offset} for this group in Kafka (metadata {metadata!r}): a "
             "consumer of Kafka's own, --reset-offsets, a mirror, or a group of this name on another coordination topic"
         )
-        self._lost(assignment, assignment.buffer.fetch_next, where, "Stop that program, and set it", now)
+        position = assignment.buffer.fetch_next
+        text = self._text(assignment.key, position, where, "Stop that program, and set it")
+        self._give_up(assignment, position, text, Loss.KAFKA_OFFSET, now)
 
     def _transactional(self, assignment: Assignment, now: float) -> None:
         """The group processes in transactions, and this consumer does not (M3)."""
@@ -235,16 +237,13 @@ class Positions:
             "nothing is lost. Make this consumer with transactions=True. Or give up exactly once: set its position: "
             f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
         )
-        self._give_up(assignment, position, text, now)
+        self._give_up(assignment, position, text, Loss.KAFKA_OFFSET, now)
 
-    def _lost(self, assignment: Assignment, position: int, where: str, remedy: str, now: float) -> None:
-        self._give_up(assignment, position, self._text(assignment.key, position, where, remedy), now)
-
-    def _give_up(self, assignment: Assignment, position: int, text: str, now: float) -> None:
+    def _give_up(self, assignment: Assignment, position: int, text: str, loss: Loss, now: float) -> None:
         """Deliver nothing until the position is set."""
         self.stuck.position_lost(assignment.key, position, text, now)
         self.blocked.add(assignment.key)
-        self._consumer.source.lose(assignment.lease, Loss.POSITION, now)
+        self._consumer.source.lose(assignment.lease, loss, now)
 
     def _text(self, key: Key, position: int, where: str, remedy: str) -> str:
         topic, partition = key

@@ -159,9 +159,9 @@ class Revocation:
         if was_claiming:
             return
         self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
-        if assignment.shown or reason == Loss.POSITION:
+        if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET):
             self._consumer.call(Callback.LOST, assignment)
-        if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.TOPIC_GONE):
+        if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE):
             last_offset = self._unreported(assignment)
             self._consumer.source.reports.give_back(assignment.lease, last_offset)
 
