@@ -69,7 +69,7 @@ class Network:
         broker.transactions.on_end = self._readable
         broker.transactions.settle = self._settle
         #: The share of transactions' requests that the brokers take up late.
-        self.slow_share = 0.06
+        self.slow_share: float = 0.06
         self._settled = 0
         #: Called with each partition in which a transaction has ended.
         self.on_ended: Callable[[TopicPartition], None] = lambda _: None

@@ -35,7 +35,7 @@ class Outputs:
         self._from: dict[Key, int] = {}
         self._since: dict[Key, set[int]] = {}
         #: Number of outputs.
-        self.count = 0
+        self.count: int = 0
 
     def repositioned(self, key: Key, position: int) -> None:
         """An admin has set where the group continues."""
