@@ -49,6 +49,13 @@ def test_a_recorded_worker_is_replayed_to_the_same_effects_and_state(
         least = len(a.offsets()) + len(b.offsets()) + 100
         scene.publish(topic, PARTITIONS, 100)
         wait_until(partial(have, [a, b], least))
+
+    def is_enough() -> bool:
+        scene.publish(topic, PARTITIONS, 20)
+        found = replayed(tmp_path / "b")
+        return found.inputs > 100 and found.effects > 20 and found.states > 1
+
+    wait_until(is_enough, 60)
     b.kill()
     before = len(a.offsets())
     scene.publish(topic, PARTITIONS, 20)

@@ -235,7 +235,7 @@ def test_few_producers_serve_many_partitions(caplog: pytest.LogCaptureFixture) -
         iter,
         lambda consumer: consumer.poll(0),
         lambda consumer: consumer.consume(1, 0),
-        lambda consumer: consumer.done(object()),
+        lambda consumer: consumer.done(next(consumer.batches(5, 0.1)).messages[0]),
         lambda consumer: consumer.seek(TOPIC, 0, 5),
         lambda consumer: next(consumer.batches(5, 0.1)).done(),
     ],

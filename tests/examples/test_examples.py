@@ -22,14 +22,17 @@ UNTYPED = "from typing import Any\ndef __getattr__(name: str) -> Any: ...\n"
 #: class, to check that our messages need no cast.
 GIVEN = """
 from typing import Any
+import sqlite3 as sqlite3
 import confluent_kafka
 from pyspark.sql import DataFrame as DataFrame, SparkSession, functions
-from kafka_marshal import Batch, Consumer, Marshal as Marshal, OffsetRange
+from kafka_marshal import Attempt as Attempt, Batch, Consumer, Marshal as Marshal, Message as Message, OffsetRange
+from kafka_marshal.admin import Admin
 from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch, ClaimedBatches
 from kafka_marshal.sinks import SqliteSink
 
 F = functions
 INSERT: str
+admin: Admin
 UPSERT: str
 batch: Batch
 batches: ClaimedBatches
@@ -46,6 +49,7 @@ sparks_batch: ClaimedBatch
 def copy(given: OffsetRange) -> None: ...
 def fn(df: DataFrame, batch: ClaimedBatch) -> None: ...
 def handle(message: confluent_kafka.Message) -> None: ...
+def invoice_of(message: confluent_kafka.Message) -> bytes: ...
 def my_worker(bootstrap_servers: str) -> None: ...
 def parse(df: DataFrame) -> DataFrame: ...
 def row(message: confluent_kafka.Message) -> tuple[object, ...]: ...

@@ -194,6 +194,7 @@ def test_no_client_is_made_with_settings_of_another_source() -> None:
     assert found == {
         'addresses: admin = AdminClient(cast("dict[str, Any]", settings))',
         'admin_client: self._admin = AdminClient(cast("dict[str, Any]", dict(properties)))',
+        "committed: self.consumer = Consumer(settings)",
         "group_calls: consumer = Consumer({**self._properties(Role.DATA), **settings})",
         "reading: self.consumer: Consumer = Consumer(settings)",
         "sending: made = producer(settings)",

@@ -170,7 +170,6 @@ class Consumer(FetchingConsumer["Consumer"]):
         """
         message: Message | None = None
         out = [0]
-        self._refuse_in_transactions("poll()")
         try:
             deadline = self._begin(timeout)
             if self._stop_signal:
@@ -207,7 +206,6 @@ class Consumer(FetchingConsumer["Consumer"]):
         after ``close()`` it raises ClosedError.
         """
         num_messages = arguments.a_whole("num_messages", num_messages, 1)
-        self._refuse_in_transactions("consume()")
         found: _Found = []
         ours: list[Message] = []
         out = [0]
@@ -378,6 +376,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         is_good = hand is not None and not self._hand.in_doubt and not self._engine.errors and not self._closed
         if is_good and hand is not None and hand.has_left and self._may_leave(hand, self._driver.now_ms()):
             return hand
+        self._refuse_in_transactions("poll() and consume()")
         try:
             answer = self._ask(self._serve_hand, deadline, collected)
             try:
@@ -477,13 +476,13 @@ class Consumer(FetchingConsumer["Consumer"]):
         After its lease ended, after ``close()``, or for a message not in flight, this commits nothing and is counted
         in ``ignored_done``. Raises ConfigurationError for a message of a partition that this consumer never had.
         """
-        self._refuse_in_transactions("done()")
         try:
-            is_known = (message.topic(), message.partition()) in self._fetcher.ever_fetched
+            is_known = (message.topic(), message.partition()) in self._handed_out_of
         except (AttributeError, TypeError):
             wanted = "one that this consumer has handed out (of a batch, call batch.done())"
             raise arguments.wrong("message", wanted, message) from None
         if not is_known:
+            self._refuse_in_transactions("done()")
             raise ConfigurationError(
                 f"{message.topic()} [{message.partition()}]: this consumer has never had this partition, so it has not "
                 "handed out this message. Nothing was committed; call done() of the consumer that it came from"

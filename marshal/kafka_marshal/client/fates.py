@@ -47,6 +47,6 @@ def fate_of(error: BaseException) -> Fate:
         return Fate.ENDS
     if not isinstance(error, errors.MarshalError):
         return Fate.FAILED
-    if isinstance(error, errors.SinkError | errors.ProduceError) and error.retry:
+    if isinstance(error, errors.SinkError | errors.ProduceError | errors.TransactionError) and error.retry:
         return Fate.RETRIED
     return next(FATES[kind] for kind in type(error).__mro__ if kind in FATES)

@@ -7,7 +7,7 @@ What user threads do with the run is in :mod:`kafka_marshal.client.consumer`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -108,6 +108,8 @@ class FetchingConsumer(Membership[S]):
         self._transactions: Transactions | None = None
         if options.transactions is not None:
             self._transactions = Transactions(driver, options.transactions, config)
+        #: Partitions whose messages may be reported as done one by one: in transactions, none.
+        self._handed_out_of: Collection[Key] = self._fetcher.ever_fetched if self._transactions is None else ()
         self._undone = Undone()
         self._handled = Handled(driver.cluster.runtime.lock())
         #: The message in flight (or the first of the batch) when a loop was left.

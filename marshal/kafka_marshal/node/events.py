@@ -30,7 +30,7 @@ _LOSS_MEANS = "Messages in flight are not committed by this process any more; th
 #: If no holder follows.
 _LOSS_MEANS_TOO = {
     Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",
-    Loss.KAFKA_OFFSET.value: "Nothing of it is handed out here; messages in flight are not committed",
+    Loss.KAFKA_OFFSET.value: "This member delivers nothing of it; messages in flight are not committed",
     Loss.TOPIC_GONE.value: "Messages in flight are not committed",
 }
 

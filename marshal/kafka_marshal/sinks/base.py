@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
@@ -377,7 +377,7 @@ class FencedSink(Database[Connection]):
         group_id: str,
         positions: Mapping[Key, int],
         *,
-        epochs: Mapping[Key, int] | None = None,
+        epochs: Mapping[Key, int | None] | None = None,
         kind: GroupKind = "claimed",
     ) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
@@ -395,9 +395,10 @@ class FencedSink(Database[Connection]):
         """
         arguments.text("group_id", group_id)
         arguments.offsets("positions", positions, -1)
-        arguments.offsets("epochs", epochs or {})
+        arguments.offsets("epochs", epochs or {})  # None, as of a move that was only planned, is refused
+        entered_at = cast("Mapping[Key, int]", epochs or {})
         arguments.one_of("kind", kind, KINDS)
-        claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in (epochs or {}).items()}
+        claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in entered_at.items()}
         with self._work(group_id, sorted(claims)) as work:
             wanted = claims.keys() | (positions.keys() & self._stored(work.connection, group_id).keys())
             for key, stored in self._lock_rows(work.connection, group_id, sorted(wanted)).items():

@@ -184,7 +184,7 @@ class DeltaSink:
         group_id: str,
         positions: Mapping[Key, int],
         *,
-        epochs: Mapping[Key, int] | None = None,
+        epochs: Mapping[Key, int | None] | None = None,
         kind: GroupKind = "claimed",
     ) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.

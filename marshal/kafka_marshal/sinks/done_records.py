@@ -54,7 +54,6 @@ _SET_LAST_OFFSET = "UPDATE kafka_marshal_progress SET last_offset = ? WHERE OURS
 _DROP_BELOW = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset <= ? AND last_offset <= ?"
 _DROP_SOME = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset IN (SELECT one.value FROM OFFSETS)"
 _ADD = "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.last FROM INTERVALS"
-_DROP_ONE = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset = ?"
 _DROP = "DELETE FROM kafka_marshal_done WHERE OURS"
 
 
@@ -115,8 +114,8 @@ class DoneRecords:
         below = found[0][0]
         intervals = [(begin, end) for _, begin, end in found if begin is not None]
         done = {x for x in new if x <= below or any(begin < x <= end for begin, end in intervals)}
-        for offset in done if done != new else ():  # (if nothing is new, all is rolled back)
-            self._run(_DROP_ONE, (*self._of, offset))  # intervals never overlap
+        if done:  # intervals never overlap, even if the block commits by itself
+            self._run(_DROP_SOME, (*self._of, json.dumps(sorted(done))))
         return new - done
 
     def merge(self, last_offset: int, up_to: int, since: int = -1) -> tuple[int, list[Interval]]:
