@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
 from kafka_marshal.engine.plane import OVERDUE, Loss
-from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage, TakingStep
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.lanes import lasting
 from kafka_marshal.engine.work.positions import Positions
@@ -112,7 +112,12 @@ class Revocation:
         text = f"{topic} [{partition}] is released ({assignment.releasing}) after {waited}, though "
         assignment.tracker.follow()
         found = first_in_hand(assignment.tracker.runs)
-        if found is None:
+        if found is None and assignment.taking.step is TakingStep.OPENING:
+            text += (
+                "its transactional producer has not begun. Nothing is lost: if it still begins, it fences the next "
+                "owner's once, and that takes over again. Check that the brokers run"
+            )
+        elif found is None:
             text += "on_revoke has not returned. Nothing is lost. Let it return within revoke_timeout"
         else:
             (offset, key), in_hand = found, assignment.tracker.in_hand
@@ -172,6 +177,8 @@ class Revocation:
         assignment.tracker.follow()
         if assignment.tracker.runs and not self._consumer.closing:
             return
+        if assignment.taking.step is TakingStep.OPENING:
+            return  # a producer that begins after the release would fence the next owner's
         self._release(assignment, now)
 
     def _release(self, assignment: Assignment, now: float) -> None:

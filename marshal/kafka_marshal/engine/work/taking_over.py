@@ -113,6 +113,7 @@ class TakeOvers:
             case TakeOverStep.OPEN if assignment.taking.step is TakingStep.OPENING:
                 assignment.taking.beat = self._consumer.source.reports.prove(assignment.lease, now)
                 self._wait(assignment, TakingStep.PROVING)
+                self._consumer.revocation.try_finish(assignment, now)
             case TakeOverStep.READ if assignment.taking.step is TakingStep.READING:
                 self._read(assignment, offset, metadata, now)
             case TakeOverStep.SET if assignment.taking.step is TakingStep.SETTING:
@@ -189,6 +190,7 @@ class TakeOvers:
             self._consumer.positions.stuck.no_transaction(assignment, text, now)
         if error is not None and str(error) not in map(str, self._consumer.errors):
             self._consumer.errors.append(error)
+        self._consumer.revocation.try_finish(assignment, now)
 
     # A new producer.
 
