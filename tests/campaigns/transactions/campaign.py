@@ -175,6 +175,7 @@ class _Campaign:
             self._faults(began)
             self.operator.close()
             self.writer.close()
+            self.reader.last = self.writer.last
             self._peace()
             seconds = time.monotonic() - began
             for name in self.fleet.ask_all(30.0, self.fleet.turn):

@@ -110,6 +110,11 @@ class Writer:
         if producer.flush(30):
             raise AssertionError("the last inputs were not written within 30 s")
 
+    @property
+    def last(self) -> dict[int, int]:
+        """Partition → the number of its last input."""
+        return {partition: self._numbers[partition] - 1 for partition in range(self._ground.partitions)}
+
 
 class Reader:
     """A read_committed reader of outputs and inputs, from the beginning."""
@@ -124,6 +129,8 @@ class Reader:
         self.inputs: dict[int, list[Input]] = defaultdict(list)
         #: (partition, number) → offset of an input.
         self._offsets: dict[tuple[int, int], int] = {}
+        #: Partition → the number of its last input; empty: not written yet.
+        self.last: dict[int, int] = {}
         self._consumer = Consumer(
             {
                 "bootstrap.servers": ground.bootstrap,
@@ -180,9 +187,8 @@ class Reader:
         return [
             partition
             for partition in range(self._ground.partitions)
-            if not self.inputs[partition]
-            or not self.ordered[partition]
-            or self.ordered[partition][-1].offset != self.inputs[partition][-1].offset
+            if not self.ordered[partition]
+            or self.ordered[partition][-1].offset != self._offsets.get((partition, self.last[partition]))
         ]
 
     def close(self) -> None:
