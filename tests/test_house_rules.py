@@ -448,7 +448,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.groups.member.Membership": (25, 16),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (30, 16),
     "kafka_marshal.engine.work.delivery.Delivery": (28, 15),
-    "kafka_marshal.engine.work.positions.Positions": (26, 9),
     "kafka_marshal.engine.work.run.Run": (28, 21),
     "kafka_marshal.node.replica.Replica": (25, 16),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
