@@ -114,7 +114,7 @@ SINKS: tuple[Mutation, ...] = (
     Mutation(
         "intervals overlap",
         "DoneRecords.add",
-        "self._run(_DROP_ONE, (*self._of, offset))  # intervals never overlap",
+        "self._run(_DROP_SOME, (*self._of, json.dumps(sorted(done))))",
         "pass",
         "F3",
     ),
