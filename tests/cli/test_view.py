@@ -11,7 +11,7 @@ from kafka_marshal.client.view import holdings
 from kafka_marshal.observe import stuck
 from kafka_marshal.observe.meter import BrokerClock, Meter, beyond
 from kafka_marshal.observe.problems import places, problems_of
-from kafka_marshal.observe.rows import NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
+from kafka_marshal.observe.rows import FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck
 from rationalizer import (
     ClaimingPartition,
@@ -443,6 +443,9 @@ def test_the_way_out_of_a_lost_position_names_what_is_lost() -> None:
     assert one.text.endswith("kafka-marshal release-group 'my g' --partition t:0=earliest")
     (all_of_it,) = problems_of(GroupRow("g", [held(0, **lost), held(1, **lost)]))
     assert all_of_it.text.endswith("release-group g --partition t=earliest")
+    foreign = held(1, stable=41, stuck=f"position lost: {FOREIGN_COMMIT} offset 7")
+    (kept,) = (each for each in problems_of(GroupRow("g", [foreign])) if each.kind == "position_lost")
+    assert kept.text.endswith("release-group g --partition t:1=42")
 
 
 def test_a_group_without_a_seen_member_for_a_day_is_dead() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from kafka_marshal import (
     Consumer,
     LeaseLostError,
     Marshal,
+    ProduceError,
     TransactionError,
     TransactionFencedError,
     aio,
@@ -437,3 +439,15 @@ def test_two_owners_and_repositions_on_a_broker(scene: Scene) -> None:
             pause.reposition({(topic, 0): 50})
         copy(consumer, out, 60)
         assert committed(scene, out) == [*names(0, 39), *names(30, 39), *names(10, 19)]
+
+
+def test_after_a_record_that_the_broker_refuses_the_next_transaction_is_committed(scene: Scene) -> None:
+    """librdkafka counts the refused record: the same producer's next one would be out of sequence."""
+    topic, out = scene.topic(1, 5), scene.topic(1)
+    with scene.member("a") as a, a.consumer([topic], transactions=True) as consumer:
+        batches = consumer.batches(5, 0.1)
+        with pytest.raises(ProduceError, match="larger than"), consumer.transaction(next(batches)) as tx:
+            tx.produce(out, os.urandom(3_000_000))
+        with consumer.transaction(next(batches)) as tx:
+            tx.produce(out, b"small")
+    assert committed(scene, out) == ["small"]

@@ -355,6 +355,9 @@ class Transactions:
             except Exception:  # noqa: BLE001 - whatever it was: the outcome is not known, and Kafka is asked
                 self._replace(kept, assignment)
                 raise self._unknown(assignment.key, error) from error
+            if not getattr(error, "retry", False):
+                with self._news:  # librdkafka counts a refused record: the next one would be out of sequence
+                    self._retire(assignment.key, kept)
             raise
 
     def _replace(self, kept: _Kept, assignment: Assignment) -> None:
@@ -372,11 +375,11 @@ class Transactions:
             "and the rest comes again, here or at another member"
         )
         if isinstance(error, TransactionFencedError):
-            text = f"{topic} [{partition}]: the producer is fenced: {error}"
+            text = f"{topic} [{partition}]: the producer is fenced: {str(error).rstrip('.')}"
             return TransactionFencedError(f"{text}. {again}", retry=True)
         if isinstance(error, AuthorizationError):
             return error
-        text = f"{topic} [{partition}]: it is not known whether the transaction was committed: {error}"
+        text = f"{topic} [{partition}]: it is not known whether the transaction was committed: {str(error).rstrip('.')}"
         return TransactionError(f"{text}. {again}", retry=True)
 
     def _producer_of(self, assignment: Assignment, is_current: Callable[[], bool]) -> _Kept:

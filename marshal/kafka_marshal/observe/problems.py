@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from kafka_marshal.observe.rows import DAY_MS, NO_PROGRESS, GroupRow, LeaseRow, MemberRow, WorkerRow, span_text
+from kafka_marshal.observe.rows import (
+    DAY_MS,
+    FOREIGN_COMMIT,
+    NO_PROGRESS,
+    GroupRow,
+    LeaseRow,
+    MemberRow,
+    WorkerRow,
+    span_text,
+)
 from kafka_marshal.observe.text import count, span
 
 __all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
@@ -128,7 +137,10 @@ def _standing_still(group: GroupRow) -> Iterator[Problem]:
             text += ". Create it again; or, where the group is over: kafka-marshal forget-group "
             text += f"{shlex.quote(group.group)} (all of its positions are dropped)"
         if kind == "position_lost":
-            where = " ".join(f"--partition {shlex.quote(name)}=earliest" for name in _named(group, rows))
+            # After a foreign commit the log still has the position: nothing need be repeated.
+            keeps = FOREIGN_COMMIT in why
+            named = _positions(rows) if keeps else (f"{name}=earliest" for name in _named(group, rows))
+            where = " ".join(f"--partition {shlex.quote(name)}" for name in named)
             text += (
                 ". Nothing of it is delivered until you say where to continue: kafka-marshal release-group "
                 f"{shlex.quote(group.group)} {where}"
@@ -153,6 +165,11 @@ def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:
     whole = {row.topic for row in rows} - {row.topic for row in group.leases if row not in rows}
     yield from sorted(whole)
     yield from [f"{row.topic}:{row.partition}" for row in rows if row.topic not in whole][:_LISTED]
+
+
+def _positions(rows: list[LeaseRow]) -> Iterator[str]:
+    """Partitions with their positions in the log, as options of release-group. At most the first eight."""
+    yield from [f"{row.topic}:{row.partition}={0 if row.stable is None else row.stable + 1}" for row in rows[:_LISTED]]
 
 
 def _by_reason(rows: list[LeaseRow]) -> list[tuple[tuple[str, str], list[LeaseRow]]]:

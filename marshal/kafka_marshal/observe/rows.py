@@ -17,6 +17,7 @@ from rationalizer.progress import lag
 
 __all__ = [
     "DAY_MS",
+    "FOREIGN_COMMIT",
     "NO_PROGRESS",
     "STATES",
     "GroupRow",
@@ -40,6 +41,9 @@ __all__ = [
 
 #: How the reason begins if a holder reports no progress and the cause is not known.
 NO_PROGRESS = "no progress"
+
+#: In the reason, if Kafka's offset of a group that processes in transactions is not the group's own (M7).
+FOREIGN_COMMIT = "another program has committed"
 
 #: How the reason begins if the partition does not exist.
 NO_TOPIC = "there is no such topic"

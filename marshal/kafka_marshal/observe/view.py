@@ -23,7 +23,7 @@ from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.fold import Fold, Worker
 from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
-from kafka_marshal.observe.rows import DAY_MS, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
+from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
 from kafka_marshal.rights import grant
@@ -97,7 +97,7 @@ class DataTopics:
         if is_ours(metadata, info.epoch):
             return ""
         return (
-            f"{POSITION_LOST}: another program has committed offset {offset} for this group in Kafka, which processes "
+            f"{POSITION_LOST}: {FOREIGN_COMMIT} offset {offset} for this group in Kafka, which processes "
             "in transactions"
         )
 
