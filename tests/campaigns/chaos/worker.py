@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from kafka_marshal import Consumer, HeldError, Lease, LeaseLostError, Marshal, TopicPartition
 from kafka_marshal.errors import (
@@ -24,7 +24,7 @@ from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
 from tests.campaigns.chaos.lines import Pen, digest_of
 
-__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "run"]
+__all__ = ["BATCH", "GRANT", "KINDS", "OWN_STATUSES", "WORKER", "Job", "lived", "run"]
 
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.chaos.worker"
@@ -299,9 +299,16 @@ def _place(message: Message) -> tuple[str, int, int]:
     return message.topic() or "", message.partition() or 0, message.offset() or 0
 
 
-def run(job: Job) -> int:
-    """Run the whole process; returns its exit status."""
-    worker = _Worker(job)
+class Living(Protocol):
+    """What a worker process does."""
+
+    pen: Pen
+
+    def live(self) -> None: ...
+
+
+def lived(worker: Living, name: str) -> int:
+    """The exit status of a worker process, after all of its life."""
     try:
         worker.live()
     except KafkaUnavailableError as error:
@@ -311,8 +318,13 @@ def run(job: Job) -> int:
         worker.pen.write("replaced", str(error))
         return REPLACED
     except Exception as error:
-        logging.exception("worker %s", job.client_id)
+        logging.exception("worker %s", name)
         worker.pen.write("error", type(error).__name__, str(error))
         return FAULT
     worker.pen.write("closed")
     return CLOSED
+
+
+def run(job: Job) -> int:
+    """Run the whole process; returns its exit status."""
+    return lived(_Worker(job), job.client_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import threading
 import time
@@ -14,12 +13,12 @@ from random import Random
 from typing import Any
 
 from kafka_marshal import Attempt, Consumer, LeaseLostError, Marshal, Retry, TransactionError
-from kafka_marshal.errors import ClientReplacedError, KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.fail_points import POINTS, Doom, dying
 from tests.campaigns.chaos.lines import Pen
-from tests.campaigns.chaos.worker import CLOSED, FAULT, REPLACED, UNAVAILABLE
 from tests.campaigns.chaos.worker import Job as PlainJob
+from tests.campaigns.chaos.worker import lived
 from tests.campaigns.transactions.check import Output
 
 __all__ = ["KINDS", "WORKER", "Job", "run"]
@@ -170,18 +169,4 @@ _WORK: dict[str, Callable[[_Worker, Consumer], None]] = {"blocks": _Worker.block
 
 def run(job: Job) -> int:
     """Run the whole process; returns its exit status."""
-    worker = _Worker(job)
-    try:
-        worker.live()
-    except KafkaUnavailableError as error:
-        worker.pen.write("unavailable", str(error))
-        return UNAVAILABLE
-    except ClientReplacedError as error:
-        worker.pen.write("replaced", str(error))
-        return REPLACED
-    except Exception as error:
-        logging.exception("worker %s", job.client_id)
-        worker.pen.write("error", type(error).__name__, str(error))
-        return FAULT
-    worker.pen.write("closed")
-    return CLOSED
+    return lived(_Worker(job), job.client_id)
