@@ -49,8 +49,8 @@ class Options:
     kills: int = 300
     seed: int = 1
     coordinated: bool = False
-    #: The kind of each worker.
-    workers: tuple[str, ...] = ("blocks", "blocks", "blocks")
+    #: The kind of each worker: blocks of consumer.transaction(), or consumer.run().
+    workers: tuple[str, ...] = ("blocks", "run", "blocks")
     heartbeat_interval_ms: int = 400
     messages_a_second: float = 200.0
     stop_every_s: float = 5.0
