@@ -152,6 +152,7 @@ def test_no_function_is_too_long() -> None:
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
     "admin": (18, 4_500),
+    "checkpoints": (5, 800),
     "cli": (26, 6_400),
     "client": (42, 9_000),
     "engine": (58, 12_150),

@@ -6,6 +6,7 @@ Start with :class:`Marshal`. The protocol is in docs/protocol, the way through t
 from kafka_marshal import errors
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
+from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import Consumer
@@ -30,6 +31,7 @@ from kafka_marshal.engine.work.lanes import HeldBack
 from kafka_marshal.engine.work.stuck import Stuck
 from kafka_marshal.errors import (
     AdminError,
+    CheckpointEndedError,
     ClaimTimeoutError,
     ClientReplacedError,
     ClosedError,
@@ -44,6 +46,9 @@ from kafka_marshal.errors import (
     PartitionStuckError,
     PositionLostError,
     ProduceError,
+    StateError,
+    StateMissingError,
+    StateSplitError,
     TransactionError,
     TransactionFencedError,
 )
@@ -57,6 +62,9 @@ __all__ = [
     "Attempt",
     "Balanced",
     "Batch",
+    "Checkpoint",
+    "CheckpointEndedError",
+    "CheckpointPolicy",
     "ClaimTimeoutError",
     "ClientReplacedError",
     "ClosedError",
@@ -94,8 +102,12 @@ __all__ = [
     "ProduceError",
     "RangeConsumer",
     "ReleaseIfBehind",
+    "Restore",
     "Retry",
     "Start",
+    "StateError",
+    "StateMissingError",
+    "StateSplitError",
     "Stuck",
     "TopicPartition",
     "Transaction",

@@ -36,6 +36,10 @@
     │   └── PositionLostError       the stored position lies outside the partition's log, or in another
     ├── AuditError                  an audit could not be done; it says nothing about the log
     ├── AdminError                  an admin operation could not be done, or not completely
+    │   └── CheckpointEndedError    a checkpoint was begun and not completed
+    ├── StateError                  a store could not save or load the state of a checkpoint
+    │   ├── StateMissingError       the state that belongs to the group's position is not in the store
+    │   └── StateSplitError         the keys of a piece have states that were saved separately, or with other keys
     ├── SinkError                   a sink could not be used; nothing of the transaction was written
     │   ├── StaleEpochError         the sink has seen a newer epoch: another member has the lease
     │   └── WrongEpochKindError     the sink holds epochs of the group as one of the other kind
@@ -71,6 +75,7 @@ __all__ = [
     "AuthenticationError",
     "AuthorizationError",
     "BatchError",
+    "CheckpointEndedError",
     "ClaimTimeoutError",
     "ClientReplacedError",
     "ClosedError",
@@ -105,6 +110,9 @@ __all__ = [
     "SparkSetupError",
     "SparkVersionError",
     "StaleEpochError",
+    "StateError",
+    "StateMissingError",
+    "StateSplitError",
     "TooManyPartitionsError",
     "TopicAbsentError",
     "TopicChangedError",
@@ -308,6 +316,44 @@ class AdminError(MarshalError):
         self.moved: tuple[tuple[str, int], ...] = tuple(moved)
         #: (topic, partition)s of which the log had not shown by then whether they moved.
         self.unknown: tuple[tuple[str, int], ...] = tuple(unknown)
+
+
+class CheckpointEndedError(AdminError):
+    """A checkpoint was begun and not completed. The group's progress and states are those of the one before."""
+
+    def __init__(
+        self, message: str, *, checkpoint: int, refused: Sequence[str] = (), waits_for: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        #: The id that it would have had.
+        self.checkpoint = checkpoint
+        #: client_ids of members that refused, and of those that had not answered.
+        self.refused: tuple[str, ...] = tuple(refused)
+        self.waits_for: tuple[str, ...] = tuple(waits_for)
+
+
+class StateError(MarshalError):
+    """A store could not save or load a state. A piece that was not saved keeps the state of the checkpoint before."""
+
+
+class StateMissingError(StateError):
+    """The store has no state that belongs to the position of a piece: to continue without it would lose work."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, checkpoint: int | None) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        #: The checkpoint under which it was saved; None: the log names none.
+        self.checkpoint = checkpoint
+
+
+class StateSplitError(StateError):
+    """The keys of a piece have states that were saved separately, or with other keys: use ``load_parts``."""
+
+    def __init__(self, message: str, *, topic: str, partition: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
 
 
 class SinkError(MarshalError):
