@@ -18,10 +18,13 @@ from kafka_marshal.engine.effects import (
     Append,
     Call,
     Callback,
+    CheckpointCompleted,
     CloseProducer,
     Effect,
     LookUp,
     Note,
+    RestoreState,
+    SaveState,
     StartFetch,
     StopFetch,
     TakeOver,
@@ -254,6 +257,16 @@ class Member:
         self.held_lookups: list[LookUp] = []
         self.hold_take_overs = False
         self.held_take_overs: list[TakeOver] = []
+        #: on_checkpoint and on_restore do not return.
+        self.hold_saves = self.hold_restores = False
+        self.held_saves: list[SaveState] = []
+        self.held_restores: list[RestoreState] = []
+        #: What on_checkpoint, or its Future, and on_restore raise.
+        self.save_error: Exception | None = None
+        self.safe_error: Exception | None = None
+        self.restore_error: Exception | None = None
+        #: Checkpoints that were reported as complete.
+        self.completed: list[int] = []
         #: Key → (consumer number, next offset).
         self.fetching: dict[Key, tuple[int, int]] = {}
         self.handled: list[FakeMessage] = []
@@ -350,6 +363,16 @@ class Member:
             case CloseProducer(key=key):
                 if self.net.producers.get(key, (None, 0))[0] is self:
                     del self.net.producers[key]
+            case SaveState():
+                self.held_saves.append(effect)
+                if not self.hold_saves:
+                    self.answer_saves()
+            case RestoreState():
+                self.held_restores.append(effect)
+                if not self.hold_restores:
+                    self.answer_restores()
+            case CheckpointCompleted(checkpoint=checkpoint):
+                self.completed.append(checkpoint)
             case Call():
                 self.callbacks.extend((effect.callback, x.key) for x in effect.pieces)
                 self.held_calls.append(effect)
@@ -428,6 +451,22 @@ class Member:
         self.net.offsets[assignment.key] = (run.last + 1, metadata_of(assignment.epoch))
         self.done_run(run)
         return "committed"
+
+    def answer_saves(self, *, are_safe: bool = True) -> None:
+        """on_checkpoint returns; are_safe: so does what it returned."""
+        asked, self.held_saves = self.held_saves, []
+        for each in asked:
+            of = each.consumer, each.barrier, each.pieces
+            self.engine.take(given.StateReturned(*of, self.save_error), self.clock())
+            if self.save_error is None and are_safe:
+                self.engine.take(given.StateSafe(*of, self.safe_error), self.clock())
+
+    def answer_restores(self, *, is_missing: bool = False) -> None:
+        """on_restore returns, or raises."""
+        asked, self.held_restores = self.held_restores, []
+        for each in asked:
+            answer = given.StateRestored(each.consumer, each.attempt, self.restore_error, is_missing)
+            self.engine.take(answer, self.clock())
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:
         calls, self.held_calls = self.held_calls[:only], [] if only is None else self.held_calls[only:]

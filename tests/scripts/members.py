@@ -56,10 +56,15 @@ from kafka_marshal.engine.consumer_inputs import Abort, Untake
 from kafka_marshal.engine.effects import (
     Append,
     Call,
+    CheckpointCompleted,
     CloseProducer,
     Effect,
     LookUp,
     Note,
+    RestoredPiece,
+    RestoreState,
+    SavedPiece,
+    SaveState,
     StartFetch,
     StopFetch,
     TakeOver,
@@ -81,6 +86,7 @@ from rationalizer import (
     encode,
     route_lease,
 )
+from rationalizer.limits import MAX_KEY_HASH
 from tests.engine.harness import DataLog, FakeMessage, Member, Net
 from tests.scripts.records import lease_name, lease_words, options_of, record_of, spans, words_of
 
@@ -94,6 +100,21 @@ KINDS: dict[str, tuple[type[Record], ...]] = {
     "releases": (ReleasingPartition,),
     "nothing": (),
 }
+
+
+def names_of(pieces: Iterable[SavedPiece | RestoredPiece]) -> str:
+    """Pieces, and where they continue."""
+    found = []
+    for piece in pieces:
+        name = f"{piece.key[0]}:{piece.key[1]}"
+        if (piece.lo, piece.hi) != (0, MAX_KEY_HASH):
+            name += f"({piece.lo / 2**63:.2f}-{piece.hi / 2**63:.2f})"
+        if isinstance(piece, RestoredPiece):
+            name += f" at {piece.position}" + "".join(f" {first}-{last}" for first, last in piece.ranges)
+            states = [str(state) for _, _, state in piece.states if state]
+            name += f" state {','.join(states)}" if states else ""
+        found.append(name)
+    return "; ".join(found)
 
 
 class Middle(Random):
@@ -182,6 +203,12 @@ class TracedMember(Member):
                 }[step]
             case CloseProducer(key=(topic, partition)):
                 return f"closes the producer of {topic}:{partition}"
+            case SaveState(barrier=barrier, pieces=pieces, leaving=leaving):
+                return f"saves {barrier}: {names_of(pieces)}{', leaving' if leaving else ''}"
+            case RestoreState(checkpoint=checkpoint, why=why, pieces=pieces):
+                return f"restores {checkpoint}, {why}: {names_of(pieces)}"
+            case CheckpointCompleted(checkpoint=checkpoint):
+                return f"sees {checkpoint} complete"
             case Append() | Note():
                 return ""  # a record says it when it is in the log
 

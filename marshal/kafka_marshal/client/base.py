@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
@@ -28,8 +29,15 @@ from kafka_marshal.client.closing import (
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.engine.consumer_inputs import Decide, RemoveConsumer, TakeError
-from kafka_marshal.engine.effects import Call, Callback, Piece, TakeOver
+from kafka_marshal.engine.consumer_inputs import (
+    Decide,
+    RemoveConsumer,
+    StateRestored,
+    StateReturned,
+    StateSafe,
+    TakeError,
+)
+from kafka_marshal.engine.effects import Call, Callback, Piece, RestoreState, SaveState, TakeOver
 from kafka_marshal.engine.inputs import AddConsumer, Input, RaiseError
 from kafka_marshal.engine.kinds import coordinated_group, is_coordinated
 from kafka_marshal.engine.settings import ConsumerSettings
@@ -274,6 +282,22 @@ class Membership(OneProcess, WithBlock, Generic[S]):
 
     def _close_producer(self, key: Key, token: int) -> None:
         """Close the transactional producer of a holding that is over."""
+
+    def _save_state(self, asked: SaveState) -> None:
+        """Save the state of some pieces: there is none."""
+        for kind in (StateReturned, StateSafe):
+            self._driver.post(partial(self._answer, kind(self._engine.number, asked.barrier, asked.pieces)))
+
+    def _restore_state(self, asked: RestoreState) -> None:
+        """Restore the state of some pieces: there is none."""
+        self._driver.post(partial(self._answer, StateRestored(self._engine.number, asked.attempt)))
+
+    def _answer(self, event: Input) -> None:
+        with self._driver.locked():
+            self._take(event)
+
+    def _completed(self, checkpoint: int) -> None:
+        """A checkpoint that this member took part in is complete."""
 
     def _reclaim(self, before: float) -> None:
         """Deliver again what was delivered before that time (ms), and then dropped; the lock is held."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
+from kafka_marshal.engine.checkpoint_inputs import GoBack, StateRestored, StateReturned, StateSafe, TakeCheckpoint
 from kafka_marshal.engine.effects import Key, TakeOver
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.lanes import HeldBack, Lanes
@@ -34,6 +36,7 @@ __all__ = [
     "Finish",
     "GiveBack",
     "GiveBackRanges",
+    "GoBack",
     "Heard",
     "HoldUp",
     "HoldUpStuck",
@@ -62,6 +65,10 @@ __all__ = [
     "Seek",
     "SettleHand",
     "Spread",
+    "StateRestored",
+    "StateReturned",
+    "StateSafe",
+    "TakeCheckpoint",
     "TakeError",
     "TakeOverFailed",
     "TakeRanges",
@@ -416,9 +423,14 @@ class LearnIds(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Release everything at once; messages in flight stay not done."""
+    """Release everything at once; messages in flight stay not done.
+
+    leave_by: with checkpoints, the member leaves at a barrier, and by LeaveGroup from this time on (own clock, ms): at
+    once where its state is unknown (−inf), as after an exception in the program's block (X16).
+    """
 
     consumer: int
+    leave_by: float = inf
 
 
 class Abandon(NamedTuple):
@@ -509,6 +521,11 @@ ConsumerInput = (
     | Untake
     | Turn
     | Abort
+    | StateReturned
+    | StateSafe
+    | StateRestored
+    | TakeCheckpoint
+    | GoBack
     | TooLarge
     | CheckStuck
     | HoldUp

@@ -18,6 +18,7 @@ __all__ = [
     "Append",
     "Call",
     "Callback",
+    "CheckpointCompleted",
     "CloseProducer",
     "Effect",
     "Key",
@@ -25,6 +26,10 @@ __all__ = [
     "Note",
     "Outbox",
     "Piece",
+    "RestoreState",
+    "RestoredPiece",
+    "SaveState",
+    "SavedPiece",
     "StartFetch",
     "StopFetch",
     "TakeOver",
@@ -140,6 +145,76 @@ class Call:
     pieces: tuple[Piece, ...]
 
 
+class SavedPiece(NamedTuple):
+    """A piece of a group with checkpoints, at its cut: nothing of it is in flight."""
+
+    key: Key
+    #: Since when it is owned (G5): an answer for an earlier holding is ignored.
+    token: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Have the program save the state of these pieces under the barrier's id (X13, X18).
+
+    Answer with ``StateReturned`` when on_checkpoint has returned (or its coroutine has ended), then with ``StateSafe``
+    when what it returned is done. If it raised, only with ``StateReturned``.
+    """
+
+    consumer: int
+    barrier: int
+    pieces: tuple[SavedPiece, ...]
+    #: The member leaves at this barrier.
+    leaving: bool
+    #: Partition → ids under which states are still needed.
+    needed: Mapping[Key, frozenset[int]] = field(default_factory=dict)
+
+
+class RestoredPiece(NamedTuple):
+    """A piece of a group with checkpoints, and where it continues (X17)."""
+
+    key: Key
+    lo: int
+    hi: int
+    #: The fencing token: a ``SharedEpoch`` if the piece has several, or is a part of its partition.
+    epoch: int
+    #: The offset of the next message.
+    position: int
+    #: What is done beyond it, ascending.
+    ranges: tuple[tuple[int, int], ...]
+    #: (lo, hi, id) of each part: under which id its state was saved; 0: none was.
+    states: tuple[tuple[int, int, int], ...]
+    #: (lo, hi, offset) of each part: done up to there, as the checkpoint sees it; −1: nothing is.
+    done_through: tuple[tuple[int, int, int], ...]
+    #: Where the group began on the partition: the offset before its first; −1: at offset 0.
+    initial: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreState:
+    """Have the program take the state of these pieces from a checkpoint (X17); answer with ``StateRestored``."""
+
+    consumer: int
+    #: Its number: an answer for an earlier one is ignored.
+    attempt: int
+    checkpoint: int
+    #: "joined", "handed_over", "lost", "rollback" or "positions".
+    why: str
+    pieces: tuple[RestoredPiece, ...]
+    #: Partition → the next offset, of all partitions of the group.
+    positions: Mapping[Key, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """Notify the program: a checkpoint that this member took part in is complete."""
+
+    consumer: int
+    checkpoint: int
+
+
 @dataclass(frozen=True, slots=True)
 class Warn:
     """Warn people in the program's log: something was lost or skipped."""
@@ -161,7 +236,20 @@ class Note:
     words: str = ""
 
 
-Effect = Append | StartFetch | StopFetch | LookUp | TakeOver | CloseProducer | Call | Note | Warn
+Effect = (
+    Append
+    | StartFetch
+    | StopFetch
+    | LookUp
+    | TakeOver
+    | CloseProducer
+    | Call
+    | SaveState
+    | RestoreState
+    | CheckpointCompleted
+    | Note
+    | Warn
+)
 
 
 class Outbox:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.effects import Key, SavedPiece
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import Message
@@ -26,6 +26,8 @@ __all__ = [
     "PAUSED",
     "SURPLUS",
     "UNWANTED",
+    "Checkpointing",
+    "CheckpointState",
     "HandIn",
     "Loss",
     "Owner",
@@ -70,6 +72,18 @@ class Loss(StrEnum):
     TOPIC_GONE = "the topic was deleted"
     EVICTED = "an operator took it away (kafka-marshal evict)"
     ENDED = "this Marshal has ended"
+
+
+class CheckpointState(StrEnum):
+    """What a member of a group with checkpoints does (``consumer.checkpoints.state``)."""
+
+    SUBSCRIBED = "SUBSCRIBED"
+    POLLING = "POLLING"
+    DRAINING = "DRAINING"
+    SAVING = "SAVING"
+    REACHED = "REACHED"
+    CR_RESET_INITIATED = "CR_RESET_INITIATED"
+    RESET_COMPLETE = "RESET_COMPLETE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +251,41 @@ class PartitionReports(Protocol):
         """Report what was done of a partition that is over for us: the log decides whether it counts (C17)."""
 
 
+class Checkpointing(Protocol):
+    """The checkpoints of a member whose group takes some (X11 to X18)."""
+
+    #: How long (s) the last drain took, and the longest one: from a barrier's first sight to the last cut.
+    drain_seconds: float
+    drain_seconds_max: float
+
+    @property
+    def state(self) -> CheckpointState:
+        """What the member does, for display only."""
+
+    @property
+    def newest(self) -> int | None:
+        """The newest complete checkpoint; None: the group takes none."""
+
+    @property
+    def kept(self) -> Sequence[tuple[int, int, int]]:
+        """(id, log time of its completion, kind) of those that are kept, ascending."""
+
+    def returned(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
+        """on_checkpoint has returned, or raised."""
+
+    def safe(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
+        """The states of these pieces are safe, or can't be saved."""
+
+    def restored(self, attempt: int, error: Exception | None, is_missing: bool, now: float) -> None:
+        """on_restore has returned, or raised."""
+
+    def take(self, now: float) -> None:
+        """The program asks for a checkpoint."""
+
+    def go_back(self, to: int | None, now: float) -> None:
+        """The program asks for a rollback."""
+
+
 class PartitionSource(Protocol):
     """How one consumer holds its partitions: by leases, or as a member of a coordinated group."""
 
@@ -245,6 +294,9 @@ class PartitionSource(Protocol):
 
     @property
     def reports(self) -> PartitionReports: ...
+
+    #: None: the member has no policy for checkpoints.
+    checkpoints: Checkpointing | None
 
     #: Why no partition of the group will be held again; every call of the user raises it. None: no such error.
     failure: MarshalError | None

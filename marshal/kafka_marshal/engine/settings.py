@@ -27,6 +27,7 @@ __all__ = [
     "REVOKE_RANGES_TIMEOUT_MS",
     "REVOKE_TIMEOUT_MS",
     "TURN_MS",
+    "CheckpointOptions",
     "ConsumerSettings",
     "EngineSettings",
     "GroupOptions",
@@ -107,12 +108,36 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """A member's policy for checkpoints (X11 to X15)."""
+
+    #: Between two periodic checkpoints; None: there are none.
+    every_ms: float | None = 30_000.0
+    #: How many of them are kept.
+    keep: int = 16
+    #: How long a piece waits for its messages in flight; at most nine tenths of the barrier's time.
+    drain_ms: float = 10_000.0
+    #: How long (log time) a barrier that it begins may take.
+    timeout_ms: int = 60_000
+    #: A checkpoint is one moment for all members.
+    hold: bool = False
+    #: Each checkpoint has the state of each piece, also of those in which nothing was done.
+    save_all: bool = False
+    #: It joins the group as it is, with or without checkpoints.
+    adopt: bool = False
+    #: Whether there is state to save: the user set on_checkpoint.
+    has_callback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOptions:
     """How a member of a coordinated group joins (G11)."""
 
     strategy: str
     session_timeout_ms: int
     allow_key_share: bool = False
+    #: None: it takes no checkpoints.
+    checkpoints: CheckpointOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from kafka_marshal.engine.effects import (
     Append,
     Call,
     Callback,
+    CheckpointCompleted,
     CloseProducer,
     Effect,
     Key,
     LookUp,
     Note,
     Piece,
+    RestoreState,
+    SaveState,
     StartFetch,
     StopFetch,
     TakeOver,
@@ -95,6 +98,15 @@ class Effects:
                 case CloseProducer(consumer=number, key=key, token=token):
                     if (port := self._lock.ports.get(number)) is not None:
                         port._close_producer(key, token)
+                case SaveState(consumer=number):
+                    if (port := self._lock.ports.get(number)) is not None:
+                        port._save_state(effect)
+                case RestoreState(consumer=number):
+                    if (port := self._lock.ports.get(number)) is not None:
+                        port._restore_state(effect)
+                case CheckpointCompleted(consumer=number, checkpoint=checkpoint):
+                    if (port := self._lock.ports.get(number)) is not None:
+                        port._completed(checkpoint)
                 case Call(consumer=number, callback=callback, pieces=pieces):
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))

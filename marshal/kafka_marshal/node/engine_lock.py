@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from kafka_marshal.engine.effects import Call, Effect, Key, TakeOver
+from kafka_marshal.engine.effects import Call, Effect, Key, RestoreState, SaveState, TakeOver
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import Failed, RaiseError, Step
 from kafka_marshal.errors import ClosedError
@@ -36,6 +36,15 @@ class ConsumerPort(Protocol):
 
     def _close_producer(self, key: Key, token: int) -> None:
         """Close the transactional producer of a holding that is over; the lock is held."""
+
+    def _save_state(self, asked: SaveState) -> None:
+        """Have the user's on_checkpoint called, on another thread; the lock is held."""
+
+    def _restore_state(self, asked: RestoreState) -> None:
+        """Have the user's on_restore called, on another thread; the lock is held."""
+
+    def _completed(self, checkpoint: int) -> None:
+        """Have the user's on_completed called, on another thread; the lock is held."""
 
     #: When a read last left nothing fetched behind (own clock, ms); 0: nothing is read.
     _drained_at: float

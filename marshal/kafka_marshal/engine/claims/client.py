@@ -10,7 +10,7 @@ from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.effects import Key, Outbox
-from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Loss, Ownership, Work
+from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Ownership, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
@@ -143,6 +143,7 @@ class ClaimsClient:
         #: Whether this Marshal already holds or wants the lease.
         self.is_taken: Callable[[object], bool] = book.leases.__contains__
         self.failure: MarshalError | None = None
+        self.checkpoints: Checkpointing | None = None
         #: Only if the group does not start at the earliest offset, since it reads every lease of the group.
         self._prior = None if wanted.start == "earliest" else Prior(peers)
 

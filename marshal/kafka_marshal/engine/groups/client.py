@@ -20,7 +20,7 @@ from kafka_marshal.engine.groups.refusals import below_level, replaced
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.kinds import claimed_group
-from kafka_marshal.engine.plane import Loss, Ownership, Work
+from kafka_marshal.engine.plane import Checkpointing, Loss, Ownership, Work
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
@@ -52,6 +52,7 @@ class GroupClient:
         self.reports: GroupReports = GroupReports(self.member, self.view, self.pieces, outbox, self.member.interval_ms)
         #: Why this process is not a member and will not become one; None: it is a member, or tries to join.
         self.failure: MarshalError | None = None
+        self.checkpoints: Checkpointing | None = None
         self._settings = settings
         self._starts_late = starts_late
         self._subscription = subscription

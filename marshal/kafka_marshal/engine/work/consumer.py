@@ -8,6 +8,7 @@ Each assignment passes through the stages of :mod:`.assignment`: :mod:`.position
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from math import inf
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, StartFetch, Warn
 from kafka_marshal.engine.figures import Moved
@@ -227,7 +228,7 @@ class ConsumerEngine:
             self.outbox.add(StartFetch(self.number, key, offset))
         return True
 
-    def close(self, now: float) -> None:
+    def close(self, now: float, leave_by: float = inf) -> None:
         """Release everything at once: what is in flight and not done stays not done."""
         self.closing = True
         self.schedule.closes(now)

@@ -26,10 +26,13 @@ from kafka_marshal.engine.effects import (
     Append,
     Call,
     Callback,
+    CheckpointCompleted,
     CloseProducer,
     Effect,
     LookUp,
     Note,
+    RestoreState,
+    SaveState,
     StartFetch,
     StopFetch,
     TakeOver,
@@ -358,8 +361,8 @@ def _carry_out_one(live: _Live, effect: Effect, now: int) -> None:
             return
         case StopFetch():
             pass
-        case TakeOver() | CloseProducer():
-            raise AssertionError("no scenario has transactions")
+        case TakeOver() | CloseProducer() | SaveState() | RestoreState() | CheckpointCompleted():
+            raise AssertionError("no scenario has transactions, or a coordinated group")
     reached[type(effect).__name__] += 1
 
 
