@@ -32,7 +32,8 @@ from kafka_marshal import (
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin.conversion import saved_in
 from kafka_marshal.admin.transfer import planned_export, progress_of_all
-from kafka_marshal.client import transaction
+from kafka_marshal.client import health, transaction
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import Upgrade, encode
@@ -326,6 +327,40 @@ def test_an_offset_of_another_program_stops_the_partition(cluster: MemoryCluster
         view.look_at_data()
         [row] = view.rows(GROUP)
     assert row.lost and "another program has committed offset 2" in row.stuck
+
+
+def test_groups_of_one_name_on_two_coordination_topics_find_each_other(
+    cluster: MemoryCluster, marshal: Marshal, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_topic(topic: str) -> Marshal:
+        create_topic(cluster, topic, 1, 10)
+        options = {"group_id": GROUP, "client_id": topic, "heartbeat_interval_ms": HI}
+        return Marshal.on_cluster(cluster.connect(topic), topic=topic, **options)  # type: ignore[arg-type]
+
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    transact(consumer, next(consumer.batches(5, 0.1)))
+    mine = next(consumer.batches(5, 0.1))
+    with on_topic("other") as other, other.consumer([TOPIC], transactions=True) as same:
+        transact(same, next(same.batches(5, 0.1)))
+        assert cluster.broker.committed[GROUP][TOPIC, 0][1].endswith(" other")
+        with pytest.raises(TransactionFencedError):
+            transact(consumer, mine)
+        wait_until(lambda: consumer.stuck)
+        assert "a group of this name on the coordination topic other has committed offset 5" in consumer.stuck[0].text
+    with on_topic("third") as third, third.consumer([TOPIC], transactions=True) as last:
+        next(last.batches(5, 0.1))
+    assert "on the coordination topic other has committed offset 5 in Kafka, and this one begins" in caplog.text
+
+
+def test_a_block_that_hangs_is_in_health_and_metrics(marshal: Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "HELD_BACK_MS", 0.0)
+    with marshal.consumer([TOPIC], transactions=True) as consumer:
+        with consumer.transaction(next(consumer.batches(5, 0.1))):
+            [waiting] = marshal.health().held_back
+            assert (waiting.topic, waiting.partition, waiting.offset, waiting.in_hand) == (TOPIC, 0, 0, 5)
+            assert "by its batch, whose transaction has not ended" in str(marshal.health())
+            assert marshal.metrics().held_back == 1 and marshal.metrics().partitions[0].held_back
+        assert marshal.health().held_back == ()
 
 
 def test_closing_in_a_transaction_commits_nothing_or_all(cluster: MemoryCluster, marshal: Marshal) -> None:

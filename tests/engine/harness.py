@@ -431,8 +431,13 @@ class Member:
             case TakeOverStep.SET:
                 if self.net.producers.get(asked.key) != (self, asked.attempt):
                     return given.TakeOverFailed(asked.consumer, asked, "fenced")
-                self.net.offsets[asked.key] = (asked.offset, metadata_of(asked.token))
+                found = self.net.offsets.get(asked.key, ())
+                self.net.offsets[asked.key] = (asked.offset, self._metadata(asked.token))
+                return given.TookOver(asked.consumer, asked, *found)
         return given.TookOver(asked.consumer, asked)
+
+    def _metadata(self, epoch: int) -> str:
+        return metadata_of(epoch, self.engine.settings.log_name)
 
     def commit(self, run: Run) -> str:
         """Commit a run's transaction; returns the result for the user: "committed", or why not."""
@@ -448,7 +453,7 @@ class Member:
             self.engine.take(given.Untake(number, assignment.key, assignment.epoch), self.clock())
             self.settle()
             return "fenced"
-        self.net.offsets[assignment.key] = (run.last + 1, metadata_of(assignment.epoch))
+        self.net.offsets[assignment.key] = (run.last + 1, self._metadata(assignment.epoch))
         self.done_run(run)
         return "committed"
 

@@ -7,7 +7,18 @@ from math import inf
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.hand import Hand
-from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Step, Take, Wait, Wanted
+from kafka_marshal.engine.work.pull import (
+    READ_BETWEEN_TURNS,
+    AwaitGrant,
+    End,
+    Fetch,
+    GrantedPull,
+    Pull,
+    Step,
+    Take,
+    Wait,
+    Wanted,
+)
 from tests.engine.harness import Member, Net
 from tests.engine.scenes import T0, working
 
@@ -44,6 +55,21 @@ def test_a_wait_that_began_with_the_time_up_was_the_last() -> None:
     assert pull.next(Wanted(10, at=8.0, came=0, waited=7.0), net.now) == End()
     member.fetch(1)
     assert offsets(pull.next(Wanted(10, at=8.0, came=0, waited=7.0), net.now)) == [0]
+
+
+def test_slow_batches_of_one_partition_end_its_turn_and_what_others_have_is_read() -> None:
+    net, member, consumer = scene(partitions=2, end=1_000)
+    other, member.fetching = dict(member.fetching), {T0: member.fetching[T0]}
+    member.fetch(1_000)  # the reader has fetched it ahead of the other one
+    member.fetching = other
+    for _ in range(3):
+        pull = Pull(consumer, fill_s=0.0)
+        assert run_of(pull.next(Wanted(5), net.now)).assignment.key == T0
+        net.run(250)
+    assert Pull(consumer).next(Wanted(5), net.now) == Fetch(READ_BETWEEN_TURNS, None)
+    member.fetch(10)
+    taken = [run_of(Pull(consumer).next(Wanted(5, came=10), net.now)).assignment.key for _ in range(2)]
+    assert set(taken) == {T0, ("t", 1)}
 
 
 def test_a_batch_waits_until_it_is_full_or_for_as_long_as_it_may() -> None:

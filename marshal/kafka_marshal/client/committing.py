@@ -191,9 +191,9 @@ class Transacting:
         log(
             logging.WARNING,
             "transaction_failed",
-            "%s [%d]: a transaction was not committed, or it is not known: %s",
+            "%s [%d]: a transaction failed: %s",
             *key,
-            error,
+            str(error).removeprefix(f"{key[0]} [{key[1]}]: "),
             topic=key[0],
             partition=key[1],
         )

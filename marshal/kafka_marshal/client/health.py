@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG
-from kafka_marshal.engine.work.lanes import HeldBack
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Health", "examine"]
+__all__ = ["Health", "examine", "held_back"]
 
 
 FORKED = (
@@ -52,7 +53,8 @@ class Health:
     state: str = ""
     #: Partitions that are stuck though there is something to read. ``ok`` ignores them: others continue.
     stuck: tuple[Stuck, ...] = ()
-    #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed.
+    #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed; or for a
+    #: batch whose transaction has not ended.
     held_back: tuple[HeldBack, ...] = ()
     #: How many handlers (threads or tasks) ``consumer.run`` has, and how many it should have: fewer is a problem.
     handlers: int = 0
@@ -103,12 +105,26 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
         state=state,
         stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
-        held_back=tuple(
-            one for each in list(driver.engine.consumers.values()) for one in each.delivery.in_lanes.held_back
-        ),
+        held_back=tuple(one for each in list(driver.engine.consumers.values()) for one in held_back(each, now)),
         handlers=handlers,
         handlers_wanted=wanted,
     )
+
+
+def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
+    """Partitions whose progress waits for one message, or for one batch's transaction (any thread; no lock)."""
+    in_lanes = consumer.delivery.in_lanes
+    has_lanes = in_lanes.lanes is not None and not in_lanes.lanes.is_ended
+    if has_lanes or not consumer.settings.transactions:
+        return in_lanes.held_back
+    found = []
+    for key, assignment in sorted(consumer.assignments.copy().items()):
+        run = min(list(assignment.tracker.runs.values()), key=lambda one: one.first, default=None)
+        if run is not None and not assignment.over and now >= run.since + HELD_BACK_MS:
+            in_hand, why = assignment.tracker.in_hand, "its batch, whose transaction has not ended"
+            one = HeldBack(*key, run.first, None, now - run.since, in_hand, assignment.releasing, why=why)
+            found.append(one)
+    return tuple(found)
 
 
 def _handlers(driver: Driver) -> tuple[int, int]:

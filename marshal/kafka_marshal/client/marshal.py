@@ -57,7 +57,7 @@ from kafka_marshal.node.config import (
     check_threads,
     new_client_id,
 )
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, log_name
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.ports import Cluster
@@ -205,7 +205,12 @@ class Marshal(Watched, OneProcess, WithBlock):
                 cluster,
                 self.topic,
                 lambda partitions: EngineSettings(
-                    self.group_id, self.client_id, self.instance_id, partitions, self.heartbeat_interval_ms
+                    self.group_id,
+                    self.client_id,
+                    self.instance_id,
+                    partitions,
+                    self.heartbeat_interval_ms,
+                    log_name(self.topic),
                 ),
                 keep_snapshots=True,
                 servants=servants,

@@ -34,7 +34,7 @@ from kafka_marshal.engine.consumer_inputs import (
     Say,
     Spread,
 )
-from kafka_marshal.engine.work.lanes import Lanes
+from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
@@ -53,9 +53,6 @@ STUCK_S = 1.0
 
 #: How often to check whether another run has ended (s).
 SOON_S = 0.01
-
-#: A message that holds its partition back for this long (ms) is reported; this is checked as often.
-HELD_BACK_MS = 1_000.0
 
 
 def carry_out(

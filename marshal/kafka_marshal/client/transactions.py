@@ -124,7 +124,7 @@ class Transactions:
         self._driver = driver
         self._options = options
         self._config = config
-        self._group_id = driver.engine.settings.group_id
+        self._group_id, self._log_name = driver.engine.settings.group_id, driver.engine.settings.log_name
         runtime = driver.cluster.runtime
         self._threads = runtime.executor(MOST_AT_A_TIME, "kafka-marshal-transactions")
         #: Guards what follows. Whoever holds it never takes the engine's lock.
@@ -180,11 +180,11 @@ class Transactions:
         match asked.step:
             case TakeOverStep.OPEN:
                 self._open(asked)
-            case TakeOverStep.READ:
+            case TakeOverStep.READ | TakeOverStep.SET:
                 found = self._driver.cluster.committed_offset(self._group_id, asked.key, STEP_TIMEOUT_S)
+                if asked.step is TakeOverStep.SET:
+                    self._set(asked)
                 return TookOver(asked.consumer, asked, *(found or ()))
-            case TakeOverStep.SET:
-                self._set(asked)
         return TookOver(asked.consumer, asked)
 
     def _open(self, asked: TakeOver) -> None:
@@ -239,7 +239,7 @@ class Transactions:
             raise TransactionError("its producer was closed meanwhile", retry=True)
         try:
             kept.producer.begin()
-            metadata = metadata_of(asked.token)
+            metadata = metadata_of(asked.token, self._log_name)
             kept.producer.commit(self._group_id, asked.key, asked.offset, metadata, self._options.timeout_s)
         finally:
             self._leave(kept)
@@ -347,7 +347,7 @@ class Transactions:
             producer.begin()
             for each in outputs:
                 producer.send(*each)
-            metadata = metadata_of(assignment.epoch)
+            metadata = metadata_of(assignment.epoch, self._log_name)
             producer.commit(self._group_id, assignment.key, last_offset + 1, metadata, timeout_s)
         except Exception as error:
             try:
@@ -379,7 +379,8 @@ class Transactions:
             return TransactionFencedError(f"{text}. {again}", retry=True)
         if isinstance(error, AuthorizationError):
             return error
-        text = f"{topic} [{partition}]: it is not known whether the transaction was committed: {str(error).rstrip('.')}"
+        # The error says whether it may be committed.
+        text = f"{topic} [{partition}]: a transaction failed, and its producer is closed: {str(error).rstrip('.')}"
         return TransactionError(f"{text}. {again}", retry=True)
 
     def _producer_of(self, assignment: Assignment, is_current: Callable[[], bool]) -> _Kept:

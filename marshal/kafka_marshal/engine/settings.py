@@ -85,6 +85,8 @@ class EngineSettings:
     coordination_partitions: int
     #: HI of the leases we claim (C2).
     heartbeat_interval_ms: int
+    #: The coordination topic, as offsets committed in Kafka name it; "": the usual one (M4).
+    log_name: str = ""
 
     @property
     def ids(self) -> tuple[str, str, str]:

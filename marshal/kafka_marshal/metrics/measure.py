@@ -15,7 +15,7 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
-from kafka_marshal.client.health import Health, examine
+from kafka_marshal.client.health import Health, examine, held_back
 from kafka_marshal.engine.claims.peers import holders
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
@@ -142,7 +142,7 @@ class Meter:
         found = []
         for consumer in consumers:
             engine = consumer._engine
-            held_back = {one[:2] for one in engine.delivery.in_lanes.held_back}
+            waiting = {one[:2] for one in held_back(engine, now)}
             if isinstance(consumer, FetchingConsumer):
                 with suppress(MarshalError):  # it closes
                     consumer._look_at_ends()
@@ -165,7 +165,7 @@ class Meter:
                         in_hand=in_hand,
                         buffered=assignment.buffer.size + ahead,
                         lease_remaining_seconds=max(0.0, lease.proven_until - now) / 1000,
-                        held_back=key in held_back,
+                        held_back=key in waiting,
                     )
                 )
         self._oldest = oldest

@@ -27,6 +27,7 @@ __all__ = [
     "create_topic",
     "find_problems",
     "find_snapshot_problems",
+    "log_name",
     "required_settings",
     "snapshots_topic",
     "topic_option",
@@ -34,6 +35,12 @@ __all__ = [
 
 DEFAULT_TOPIC = "__marshal"
 DEFAULT_PARTITIONS = 8
+
+
+def log_name(topic: str) -> str:
+    """A coordination topic, as offsets that groups commit in Kafka name it (M4); "": the usual one."""
+    return "" if topic == DEFAULT_TOPIC else topic
+
 
 #: Twice the largest value of E2: a record of any allowed size fits with its headers (L1).
 MAX_MESSAGE_BYTES = 2_097_152

@@ -20,6 +20,7 @@ from kafka_marshal.engine.work.taking_over import is_ours
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
+from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.fold import Fold, Worker
 from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
@@ -36,8 +37,9 @@ __all__ = ["DataTopics", "View"]
 class DataTopics:
     """The topics, as the cluster described them when last asked."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, log_name: str) -> None:
         self._cluster = cluster
+        self._log_name = log_name
         #: Where each partition's log begins and ends.
         self.marks: dict[Key, tuple[int, int]] = {}
         self._topics: dict[str, TopicInfo] = {}
@@ -94,7 +96,7 @@ class DataTopics:
         if info.client_id is not None or found is None or not kafka_counts(progress):
             return ""
         offset, metadata = found
-        if is_ours(metadata, info.epoch):
+        if is_ours(metadata, info.epoch, self._log_name):
             return ""
         return (
             f"{POSITION_LOST}: {FOREIGN_COMMIT} offset {offset} for this group in Kafka, which processes "
@@ -146,7 +148,7 @@ class View:
         #: CP → timestamp of its last record.
         self._stamps: dict[int, int] = {}
         #: The topics that groups read.
-        self.data: DataTopics = DataTopics(cluster)
+        self.data: DataTopics = DataTopics(cluster, log_name(topic))
 
     @property
     def worlds(self) -> dict[int, World]:

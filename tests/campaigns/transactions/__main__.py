@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
     parser.add_argument("--minutes", type=float, default=60.0, help="most for each kind of group (60)")
     parser.add_argument("--only", choices=("claimed", "coordinated"), help="one kind of group")
+    parser.add_argument("--workers", default="blocks,run,blocks", help="the kind of each (blocks,run,blocks)")
     parser.add_argument("--heartbeat-interval-ms", type=int, default=400, help="HI (400)")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--keep", action="store_true", help="keep what was written down")
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kills=options.kills // len(kinds),
             seed=seed,
             coordinated=kind == "coordinated",
+            workers=tuple(options.workers.split(",")),
             heartbeat_interval_ms=options.heartbeat_interval_ms,
             most_s=options.minutes * 60,
             keep=options.keep,

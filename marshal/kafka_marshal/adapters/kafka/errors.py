@@ -149,7 +149,7 @@ LOGGER.addFilter(_Quieter())
 
 #: Every client gets librdkafka's reports on connections, again and again; the member logs once what they mean for it.
 #: Only these are for people: settings, and what ends a client.
-_FOR_PEOPLE = ("CONFWARN", "FATAL")
+_SETTINGS, _ENDS = "CONFWARN", "FATAL"
 
 #: A broker that hangs up before its first answer wants another protocol, TLS most likely; librdkafka only logs it.
 _HUNG_UP = "in state APIVERSION_QUERY"
@@ -175,6 +175,8 @@ class Troubles:
         self._secrets = tuple(secrets)
         self._forward = None if forward is None else Guard("error_cb", forward)
         self._logger = logger if logger is not None else LOGGER
+        #: Lines that begin so are logged for people; the library's logger has others at DEBUG.
+        self.for_people: tuple[str, ...] = (_SETTINGS, _ENDS)
         #: (level, line) → whether the line was for this only; None: all lines go where the others go.
         self.takes_line: Callable[[int, str], bool] | None = None
         self._lock = threading.Lock()
@@ -197,7 +199,7 @@ class Troubles:
                 )
                 with self._lock:
                     self._last = (time.monotonic(), KafkaError(KafkaError._TRANSPORT, f"{text}: {hint}"))
-            if self._logger is LOGGER and not text.startswith(_FOR_PEOPLE):
+            if self._logger is LOGGER and not text.startswith(self.for_people):
                 level = logging.DEBUG
             self._logger.log(level, "%s", text)
         except BaseException as error:  # noqa: BLE001 - raised from here, it would cost messages
@@ -230,6 +232,10 @@ class Troubles:
                     self._faults.append(fault)
         if self._forward is not None:
             self._forward(theirs)
+
+    def keep_ends_quiet(self) -> None:
+        """What ends this client is no news for people: its next call raises it, and another one takes its place."""
+        self.for_people = (_SETTINGS,)
 
     def hide(self, text: str) -> str:
         """The text without secrets of the configuration: librdkafka names the URL that it asks for a token."""

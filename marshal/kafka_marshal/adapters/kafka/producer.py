@@ -124,5 +124,8 @@ class KafkaProducer(Sending):
         if code in _TIMEOUT_CODES or error.retriable() or fault_kind(error) is FaultKind.UNREACHABLE:
             if reason is not None and is_refusal(reason):
                 return producing.shut_out(topic, reason.str())
-            return producing.unacknowledged(topic, text if reason is None else f"{text}; {reason.str()}")
+            return self._unacknowledged(topic, text if reason is None else f"{text}; {reason.str()}")
         return producing.refused(topic, text)
+
+    def _unacknowledged(self, topic: str, why: str) -> Exception:
+        return producing.unacknowledged(topic, why)

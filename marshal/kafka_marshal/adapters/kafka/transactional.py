@@ -91,6 +91,7 @@ class KafkaTransactionalProducer(KafkaProducer):
             # Requests are given up before the transaction is, as librdkafka demands.
             "socket.timeout.ms": min(int(str(settings["socket.timeout.ms"])), delivery_timeout_ms),
         }
+        troubles.keep_ends_quiet()
         super().__init__(settings, troubles, delivery_timeout_ms=delivery_timeout_ms, producer=producer)
         self._is_open = False
         #: Of the transaction: its topics, why the first record was not written, whether librdkafka dropped any.
@@ -151,6 +152,9 @@ class KafkaTransactionalProducer(KafkaProducer):
         if self._lost is None:
             is_fenced = error is not None and error.code() in _FENCED_CODES
             self._lost = self._fenced(error) if is_fenced and error else self._error(topic, size, error)
+
+    def _unacknowledged(self, topic: str, why: str) -> Exception:
+        return self._not_committed(f"a record for topic {topic!r} was not acknowledged: {why}")
 
     def _begin_again(self) -> None:
         """A new librdkafka producer would fence its successor: only a new init() may make one."""

@@ -156,7 +156,7 @@ class Positioning(Protocol):
     def start_at(self, assignment: Assignment, start: int, now: float) -> None:
         """Report to the log that it starts there, and begin once that is accepted (M2)."""
 
-    def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, now: float) -> None:
+    def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, other_log: str, now: float) -> None:
         """Another program committed in Kafka for this group (M7): deliver nothing until the position is set."""
 
     @property

@@ -55,7 +55,7 @@ class ConsumerEngine:
         self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
         #: Errors that the user's next calls raise, oldest first.
         self.errors: list[Exception] = []
-        self.positions: Positions = Positions(self, subscription, about.group_id, want_ids)
+        self.positions: Positions = Positions(self, subscription, about, want_ids)
         #: Callbacks of the user that were called and have not returned, also those of assignments lost since.
         self.callbacks_running: int = 0
         self.closing: bool = False

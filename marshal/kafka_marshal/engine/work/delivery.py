@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
@@ -35,6 +36,8 @@ class Delivery:
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
         #: Runs that threads take from one by one, and when their turn began.
         self._taking: list[tuple[Run, float]] = []
+        #: When the first batch since the last turn was handed out.
+        self._batched_at = inf
         #: A turn was ended early: first read what other partitions may have.
         self.is_turn_over: bool = False
         #: The memory that fetched messages and messages in flight may take.
@@ -160,12 +163,17 @@ class Delivery:
             self._taking.append((run, now))
         else:
             run.take(run.size)
+            if not self.in_lanes.is_active:
+                self._batched_at = min(self._batched_at, now)
         return run
 
     def end_turns(self, now: float) -> None:
         """End the turns of partitions with slow messages: the rest of their runs comes in their next turns."""
         if len(self._consumer.assignments) < 2:
             return
+        if now >= self._batched_at + TURN_MS:  # what the reader has fetched ahead of others would come first
+            self._batched_at = inf
+            self.is_turn_over |= any(x.is_open(now) and not x.buffer.size for x in self._consumer.assignments.values())
         for run, _ in [x for x in self._taking if now >= x[1] + TURN_MS]:
             if not run.has_left or run.assignment.tracker.runs.get(run.first) is not run:
                 continue

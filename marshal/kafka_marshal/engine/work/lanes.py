@@ -25,10 +25,13 @@ from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner"]
+__all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner"]
 
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]
+
+#: A message that holds its partition back for this long (ms) is reported; this is checked as often.
+HELD_BACK_MS = 1_000.0
 
 
 class Lock(Protocol):

@@ -7,6 +7,7 @@ from shlex import quote
 
 from kafka_marshal.engine.effects import Callback, Key, LookUp, StartFetch
 from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
@@ -25,16 +26,16 @@ class Positions:
     """Moves one consumer's assignments from the granted lease to work. Called under the shell's lock."""
 
     def __init__(
-        self, consumer: Mover, subscription: Subscription, group_id: str, want_ids: Callable[[], object]
+        self, consumer: Mover, subscription: Subscription, about: EngineSettings, want_ids: Callable[[], object]
     ) -> None:
         self._consumer = consumer
         self._subscription = subscription
-        self._group_id = group_id
+        self._group_id = about.group_id
         self._want_ids = want_ids
         self.marks: TopicMarks = TopicMarks(consumer.source, subscription)
-        self.stuck: StuckPartitions = StuckPartitions(consumer, group_id)
+        self.stuck: StuckPartitions = StuckPartitions(consumer, about.group_id)
         #: Takes over partitions that are processed in transactions.
-        self.take_overs: TakeOvers = TakeOvers(consumer)
+        self.take_overs: TakeOvers = TakeOvers(consumer, about.log_name)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
         #: Partitions with lost positions, not worked on until an admin sets them (P11).
@@ -217,10 +218,16 @@ class Positions:
         where = RECREATED if high is None else f"the log holds offsets {low} to {high}"
         self._give_up(assignment, position, self._text(assignment.key, position, where, "Set it"), Loss.POSITION, now)
 
-    def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, now: float) -> None:
-        """Another program committed in Kafka for this group (M7): deliver nothing until the position is set."""
+    def foreign_offset(self, assignment: Assignment, offset: int, metadata: str, other_log: str, now: float) -> None:
+        """Another program committed in Kafka for this group (M7): deliver nothing until the position is set.
+
+        other_log: the coordination topic of another group of this name that did so; "": it is not known.
+        """
         where = (
-            f"another program has committed offset {offset} for this group in Kafka (metadata {metadata!r}): a "
+            f"a group of this name on the coordination topic {other_log} has committed offset {offset} in Kafka, and "
+            "may have produced what this one would produce again"
+            if other_log
+            else f"another program has committed offset {offset} for this group in Kafka (metadata {metadata!r}): a "
             "consumer of Kafka's own, --reset-offsets, a mirror, or a group of this name on another coordination topic"
         )
         position = assignment.buffer.fetch_next

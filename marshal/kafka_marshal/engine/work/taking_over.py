@@ -17,11 +17,11 @@ from __future__ import annotations
 import re
 from math import inf
 
-from kafka_marshal.engine.effects import StopFetch, TakeOver, TakeOverStep
+from kafka_marshal.engine.effects import StopFetch, TakeOver, TakeOverStep, Warn
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, TakingStep
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, kafka_counts, split
 
-__all__ = ["FIRST_RETRY_MS", "LONGEST_RETRY_MS", "TakeOvers", "is_ours", "metadata_of"]
+__all__ = ["FIRST_RETRY_MS", "LONGEST_RETRY_MS", "TakeOvers", "is_ours", "metadata_of", "other_log"]
 
 #: How long (ms) to wait after a failure; doubled with each further one, up to the longest.
 FIRST_RETRY_MS = 200.0
@@ -33,25 +33,33 @@ STUCK_AFTER = 2
 #: The stages in which a partition may be worked on.
 _AT_WORK = (Stage.ASSIGNING, Stage.ACTIVE)
 
-_METADATA = re.compile(r"kafka-marshal ([0-9]{1,19})")
+_METADATA = re.compile(r"kafka-marshal ([0-9]{1,19})(?: ([a-zA-Z0-9._-]+))?")
 
 
-def metadata_of(epoch: int) -> str:
+def metadata_of(epoch: int, log_name: str) -> str:
     """What is committed beside an offset in Kafka (M4)."""
-    return f"kafka-marshal {epoch}"
+    return f"kafka-marshal {epoch} {log_name}".rstrip()
 
 
-def is_ours(metadata: str, epoch: int) -> bool:
-    """Whether this group committed an offset, on this coordination topic: its epochs only grow (M7)."""
+def other_log(metadata: str, log_name: str) -> str:
+    """The coordination topic on which a group of this name committed an offset; "": ours, or it is not known."""
     found = _METADATA.fullmatch(metadata)
-    return found is not None and int(found[1]) <= epoch
+    named = "" if found is None else found[2] or ""
+    return "" if named == log_name else named
+
+
+def is_ours(metadata: str, epoch: int, log_name: str) -> bool:
+    """Whether this group committed an offset, on this coordination topic, where its epochs only grow (M7)."""
+    found = _METADATA.fullmatch(metadata)
+    return found is not None and int(found[1]) <= epoch and not other_log(metadata, log_name)
 
 
 class TakeOvers:
     """Takes over the partitions of one consumer. Called under the shell's lock."""
 
-    def __init__(self, consumer: Mover) -> None:
+    def __init__(self, consumer: Mover, log_name: str) -> None:
         self._consumer = consumer
+        self._log_name = log_name
 
     # Taking over.
 
@@ -117,6 +125,8 @@ class TakeOvers:
             case TakeOverStep.READ if assignment.taking.step is TakingStep.READING:
                 self._read(assignment, offset, metadata, now)
             case TakeOverStep.SET if assignment.taking.step is TakingStep.SETTING:
+                if (other := other_log(metadata, self._log_name)) and offset is not None:
+                    self._warn_of_other_log(assignment, offset, other)
                 self._mark(assignment, now)
             case _:
                 pass
@@ -143,11 +153,22 @@ class TakeOvers:
 
     def _read(self, assignment: Assignment, offset: int | None, metadata: str, now: float) -> None:
         position = self._consumer.known_stable(assignment.key) + 1
-        if offset is not None and not is_ours(metadata, assignment.epoch):
+        if offset is not None and not is_ours(metadata, assignment.epoch, self._log_name):
             assignment.taking.step = None
-            self._consumer.positions.foreign_offset(assignment, offset, metadata, now)
+            other = other_log(metadata, self._log_name)
+            self._consumer.positions.foreign_offset(assignment, offset, metadata, other, now)
             return
         self._finish(assignment, position if offset is None else max(position, offset), now)
+
+    def _warn_of_other_log(self, assignment: Assignment, offset: int, other: str) -> None:
+        (topic, partition), position = assignment.key, self._consumer.known_stable(assignment.key) + 1
+        text = (
+            f"{topic} [{partition}]: a group of this name on the coordination topic {other} has committed offset "
+            f"{offset} in Kafka, and this one begins at its own position ({position}). If both process the topic, "
+            "outputs are produced twice, and the other one stops: give this group another name. If the group was "
+            "moved here, end its workers there; what lies between the two positions comes again"
+        )
+        self._consumer.outbox.add(Warn(text, is_error=True))
 
     def _mark(self, assignment: Assignment, now: float) -> None:
         progress = self._consumer.source.view.progress(assignment.key)
@@ -184,8 +205,8 @@ class TakeOvers:
         self._wait(assignment, TakingStep.PAUSING, now + wait_ms)
         if error is not None or taking.failures >= STUCK_AFTER:
             text = (
-                f"{topic} [{partition}] can't be taken over for transactions: {text}. Nothing of it is handed out, and "
-                "nothing is lost; it is tried again, and other partitions continue"
+                f"{topic} [{partition}] can't be taken over for transactions: {text.rstrip('.')}. Nothing of it is "
+                "handed out, and nothing is lost; it is tried again, and other partitions continue"
             )
             self._consumer.positions.stuck.no_transaction(assignment, text, now)
         if error is not None and str(error) not in map(str, self._consumer.errors):
