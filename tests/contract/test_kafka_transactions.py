@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 
-from kafka_marshal.adapters.kafka import api_versions
+from kafka_marshal.adapters.kafka import KafkaCluster, api_versions
 from kafka_marshal.adapters.kafka.api_versions import ApiVersions
-from kafka_marshal.errors import ConfigurationError, ProduceError, TransactionError
+from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, ProduceError, TransactionError
 from tests.contract.sides import FOUND, TIMEOUT_S, KafkaSide, eventually
 from tests.contract.test_transactions import Work
 
@@ -113,3 +113,15 @@ def test_versions_are_read_from_lines_of_librdkafka() -> None:
     settings = {"debug": "topic"}
     assert not ApiVersions(settings).take(10, line.format(7)), "a user that debugs sees the lines"
     assert settings == {"debug": "topic,feature"}
+
+
+def test_a_record_without_an_answer_is_not_said_to_come_twice() -> None:
+    """A transaction that was not committed is not visible, even if its records reached the broker."""
+    cluster = KafkaCluster("127.0.0.1:1", {"log_level": 0})
+    producer = cluster.transactional_producer("g/t/0", {}, transaction_timeout_ms=60_000)
+    error = producer._error("out", 3, KafkaError(KafkaError._MSG_TIMED_OUT))
+    assert isinstance(error, KafkaUnavailableError)
+    assert "'g/t/0' was not committed" in str(error) and "'out' was not acknowledged" in str(error)
+    assert "twice" not in str(error)
+    producer.close()
+    cluster.close()

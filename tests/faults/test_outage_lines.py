@@ -53,3 +53,14 @@ def test_librdkafkas_lines_are_for_debugging(caplog: pytest.LogCaptureFixture) -
     levels = [(record.name, record.levelno) for record in caplog.records]
     ours = "kafka_marshal.librdkafka"
     assert levels == [(ours, logging.DEBUG), (ours, logging.WARNING), ("of.a.user", 40), ("of.a.user", 30)]
+
+
+def test_what_ends_a_transactional_producer_is_raised_by_it_and_no_line_for_people(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "kafka_marshal")
+    for troubles in (Troubles(), Troubles()):
+        if caplog.records:
+            troubles.keep_ends_quiet()
+        troubles.log(logging.CRITICAL, "%s [%s] %s", "FATAL", f"c#{id(troubles)}", f"[thrd:x]: fenced {id(troubles)}")
+    assert [record.levelno for record in caplog.records] == [logging.CRITICAL, logging.DEBUG]

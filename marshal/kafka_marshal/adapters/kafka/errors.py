@@ -234,7 +234,7 @@ class Troubles:
             self._forward(theirs)
 
     def keep_ends_quiet(self) -> None:
-        """What ends this client is no news for people: its next call raises it, and another one takes its place."""
+        """Log no line about what ends this client: its next call raises it, and another one takes its place."""
         self.for_people = (_SETTINGS,)
 
     def hide(self, text: str) -> str:

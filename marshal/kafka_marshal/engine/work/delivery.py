@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
@@ -34,10 +33,8 @@ class Delivery:
         self.grants: Grants = Grants(consumer, self)
         #: Assignments in the order in which they get their next turn: a member may have thousands.
         self._turns: OrderedDict[Assignment, None] = OrderedDict()
-        #: Runs that threads take from one by one, and when their turn began.
+        #: Runs that threads take from one by one, or the first batch, and when their turn began.
         self._taking: list[tuple[Run, float]] = []
-        #: When the first batch since the last turn was handed out.
-        self._batched_at = inf
         #: A turn was ended early: first read what other partitions may have.
         self.is_turn_over: bool = False
         #: The memory that fetched messages and messages in flight may take.
@@ -163,19 +160,22 @@ class Delivery:
             self._taking.append((run, now))
         else:
             run.take(run.size)
-            if not self.in_lanes.is_active:
-                self._batched_at = min(self._batched_at, now)
+            if not (self._taking or self.in_lanes.is_active):
+                self._taking.append((run, now))
         return run
 
     def end_turns(self, now: float) -> None:
         """End the turns of partitions with slow messages: the rest of their runs comes in their next turns."""
         if len(self._consumer.assignments) < 2:
             return
-        if now >= self._batched_at + TURN_MS:  # what the reader has fetched ahead of others would come first
-            self._batched_at = inf
-            self.is_turn_over |= any(x.is_open(now) and not x.buffer.size for x in self._consumer.assignments.values())
-        for run, _ in [x for x in self._taking if now >= x[1] + TURN_MS]:
-            if not run.has_left or run.assignment.tracker.runs.get(run.first) is not run:
+        ended = [run for run, began in self._taking if now >= began + TURN_MS]
+        self._taking = [x for x in self._taking if x[0] not in ended]
+        for run in ended:
+            if not run.has_left:  # a batch: what the reader has fetched ahead of others comes before theirs
+                others = self._consumer.assignments.values()
+                self.is_turn_over |= any(x.is_open(now) and not x.buffer.size for x in others)
+                continue
+            if run.assignment.tracker.runs.get(run.first) is not run:
                 continue
             self.is_turn_over = True
             if run.iterating:
