@@ -154,7 +154,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (18, 4_500),
     "checkpoints": (5, 800),
     "cli": (26, 6_400),
-    "client": (42, 9_000),
+    "client": (44, 9_400),
     "engine": (68, 14_000),
     "kafka_marshal": (17, 2_500),
     "metrics": (8, 1_500),
@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (410, 80_000)
+MOST_OF_ALL = (430, 84_000)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -22,6 +22,8 @@ class Event:
     CLAIMED = "claimed"
     RELEASED = "released"
     LOST = "lost"
+    RESTORED = "restored"
+    CHECKPOINT = "checkpoint"
     PAUSED = "paused"
     RESUMED = "resumed"
     KAFKA_AWAY = "kafka_away"

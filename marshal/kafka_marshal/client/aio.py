@@ -14,14 +14,17 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
-from kafka_marshal import ports
+from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client import consumer as plain
 from kafka_marshal.client import group_consumer as plain_group
 from kafka_marshal.client import marshal as plain_marshal
+from kafka_marshal.client.aio_calls import Calls, awaited, state_callback
 from kafka_marshal.client.aio_transaction import Transaction
 from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.checkpointing import TAKES, Checkpoints
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
 from kafka_marshal.client.group_consumer import Piece
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
@@ -39,94 +42,19 @@ from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
-from kafka_marshal.node.serving import LOOK_S, Answer, EndedError, Servants
-from kafka_marshal.runtime import EMPTY, THREADS, is_ours
+from kafka_marshal.node.serving import EndedError
+from kafka_marshal.runtime import THREADS
 from kafka_marshal.types import Strategy, TopicPartition
 
-__all__ = ["Consumer", "GroupConsumer", "LoopBox", "Marshal", "awaited"]
+__all__ = ["Consumer", "GroupConsumer", "Marshal"]
 
 T = TypeVar("T")
 
 
-class LoopBox:
-    """One thing, put once by another thread, for a task of this loop."""
-
-    __slots__ = ("_loop", "future")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.future: asyncio.Future[Any] = loop.create_future()
-
-    def put(self, thing: Any) -> None:
-        """Wake the task (any thread); no effect if the loop has ended."""
-        try:
-            self._loop.call_soon_threadsafe(self._set, thing)
-        except RuntimeError:
-            return
-
-    def _set(self, thing: Any) -> None:
-        if not self.future.done():
-            self.future.set_result(thing)
-
-    def get(self, timeout: float) -> Any:
-        """For a caller that would wait in a thread: it returns at once, as there is none."""
-        return EMPTY
-
-
-async def awaited(
-    servants: Servants,
-    function: Callable[..., T],
-    *args: object,
-    undo: Callable[[T], object] | None = None,
-) -> tuple[T, Answer[T]]:
-    """Have ``function(is_gone, *args)`` carried out; returns its value, and the answer with its ``receipt``.
-
-    If it is cancelled, the value is undone. Raises what the function raises, EndedError if no thread is left.
-    """
-    box = LoopBox(asyncio.get_running_loop())
-    answer = servants.ask(function, *args, undo=undo, box=box)
-    try:
-        while not box.future.done():
-            was_over = servants.over
-            await asyncio.wait((box.future,), timeout=LOOK_S)
-            if was_over and not box.future.done():
-                servants.check()
-        value, error = box.future.result()
-        if error is not None:
-            raise error
-    except BaseException:
-        answer.receipt.left = True
-        raise
-    return value, answer
-
-
 C = TypeVar("C", bound=plain.Consumer)
-
-#: How many calls may wait at a time, each in a thread: mostly polls without a timeout.
-MOST_CALLS = 256
 
 #: After this many messages in a row that were ready, an iteration yields to other tasks.
 IN_A_ROW = 500
-
-
-class _Calls:
-    """Threads for calls that block."""
-
-    def __init__(self) -> None:
-        self._threads = THREADS.executor(MOST_CALLS, "kafka-marshal-aio")
-
-    async def __call__(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
-        """Returns the function's value. If it is cancelled, no task waits any more, but the function continues."""
-        return await asyncio.wrap_future(self._threads.submit(_as_a_user, partial(function, *args, **named)))
-
-    def end(self) -> None:
-        self._threads.shutdown(wait=False)
-
-
-def _as_a_user(function: Callable[[], T]) -> T:
-    """Call it as one of the user's threads would, which waits for ours."""
-    is_ours.set(False)
-    return function()
 
 
 class Marshal:
@@ -159,7 +87,7 @@ class Marshal:
             watchdog=watchdog,
             timeout=timeout,
         )
-        self._calls = _Calls()
+        self._calls = Calls()
         self._marshal: plain_marshal.Marshal | None = None
         self._is_stopped = False
 
@@ -207,6 +135,8 @@ class Marshal:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if error is not None and self._marshal is not None:
+            await _to_its_end(self._calls(self._marshal._left_by, error))
         await self.close()
 
     @property
@@ -266,12 +196,20 @@ class Marshal:
         transactions: bool = False,
         transaction_timeout: float = TRANSACTION_TIMEOUT_S,
         max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
+        checkpoints: CheckpointPolicy | None = None,
+        on_checkpoint: Callable[[Checkpoint], object] | None = None,
+        on_restore: Callable[[Restore], object] | None = None,
+        on_completed: Callable[[int], object] | None = None,
         on_assign: PiecesCallback | None = None,
         on_revoke: PiecesCallback | None = None,
         on_lost: PiecesCallback | None = None,
         config: Mapping[str, object] | None = None,
     ) -> GroupConsumer:
-        """As :meth:`kafka_marshal.Marshal.group_consumer`, used as ``consumer`` is."""
+        """As :meth:`kafka_marshal.Marshal.group_consumer`, used as ``consumer`` is.
+
+        If on_checkpoint is a coroutine function, its pieces continue when the coroutine ends. The member answers when a
+        future or a task that it returns is done.
+        """
         options = _options(locals())
         return GroupConsumer(self, self._calls, partial(self.sync.group_consumer, topics), options)
 
@@ -308,7 +246,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 class Consumer(Generic[C]):
     """:class:`kafka_marshal.Consumer` for an event loop. Made by :meth:`Marshal.consumer`."""
 
-    def __init__(self, marshal: Marshal, calls: _Calls, make: Callable[..., C], options: Mapping[str, Any]) -> None:
+    def __init__(self, marshal: Marshal, calls: Calls, make: Callable[..., C], options: Mapping[str, Any]) -> None:
         self._marshal = marshal
         self._calls = calls
         self._make = make
@@ -319,10 +257,14 @@ class Consumer(Generic[C]):
         if self._consumer is not None:
             raise ConfigurationError("this consumer was entered before; make another one")
         loop = asyncio.get_running_loop()
-        options = {
-            name: self._callback(loop, value) if name in ("on_assign", "on_revoke", "on_lost") and value else value
-            for name, value in self._options.items()
-        }
+        options = dict(self._options)
+        for name, value in self._options.items():
+            if name in ("on_assign", "on_revoke", "on_lost") and value:
+                options[name] = self._callback(loop, value)
+            elif name in TAKES and value:
+                if not inspect.iscoroutinefunction(value):
+                    arguments.a_function(name, value, TAKES[name])
+                options[name] = state_callback(loop, value)
         entering = asyncio.ensure_future(self._calls(self._make, **options))
         try:
             self._consumer = await asyncio.shield(entering)
@@ -348,8 +290,8 @@ class Consumer(Generic[C]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and self._consumer is not None:
-            await _to_its_end(self._calls(self._consumer._say_in_hand, error))
+        if error is not None and self._consumer is not None:
+            await _to_its_end(self._calls(self._consumer._left_by, error))
         await self.close()
 
     @property
@@ -559,6 +501,18 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
     async def commit(self, timeout: float = plain_group.COMMIT_TIMEOUT_S) -> None:
         """When this returns, the log has all that is done of this member's pieces."""
         await self._calls(self.sync.commit, timeout)
+
+    async def checkpoint(self) -> None:
+        """Begin a checkpoint of the group now; as :meth:`kafka_marshal.GroupConsumer.checkpoint`."""
+        await self._calls(self.sync.checkpoint)
+
+    async def rollback(self, to: int | None = None) -> None:
+        """Have all members go back to the newest checkpoint, or to the one with this id."""
+        await self._calls(self.sync.rollback, to)
+
+    async def checkpoints(self) -> Checkpoints:
+        """What this member knows of the group's checkpoints, now."""
+        return await self._calls(lambda: self.sync.checkpoints)
 
 
 PiecesCallback = Callable[[GroupConsumer, list[Piece]], object]

@@ -338,6 +338,12 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Whether ``stop()`` was called, of this consumer or of its Marshal."""
         return bool(self._stop_signal)
 
+    def _left_by(self, error: BaseException) -> None:
+        """An exception leaves a ``with`` block: state that handlers keep is not known."""
+        self._leaving.is_state_known = False
+        if isinstance(error, Exception) and not isinstance(error, ClosedError):
+            self._say_in_hand(error)
+
     def _say_in_hand(self, error: Exception) -> None:
         """An exception leaves a ``with`` block: log which message is not done."""
 
@@ -371,7 +377,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
             self._leaving.settle(self._limit)
         self._leaving.identify()
         with self._driver.locked():
-            self._leaving.begin()
+            self._leaving.begin(self._limit, in_callback)
         end_all(self._driver, [self], self._limit, in_callback)
         self._leaving.end(self._limit)
         self._free()
@@ -399,8 +405,8 @@ class Membership(OneProcess, WithBlock, Generic[S]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None and isinstance(error, ClosedError):
             return
-        if isinstance(error, Exception):
-            self._say_in_hand(error)
+        if error is not None:
+            self._left_by(error)
         self.close()
 
 

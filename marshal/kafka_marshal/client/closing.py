@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kafka_marshal.client.health import examine
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.consumer_inputs import Abandon, Close, LackingIds, LearnIds
-from kafka_marshal.engine.inputs import Called, Input
+from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
@@ -67,6 +67,8 @@ class Leaving:
         self.before: Callable[[], object] = lambda: None
         #: Called once the log shows all released, with how long it may take (s).
         self.after: Callable[[float], object] = lambda timeout_s: None
+        #: False: the state that handlers keep is not known, so no checkpoint can have it (X16).
+        self.is_state_known: bool = True
 
     def _take(self, event: Input) -> Any:
         return self._driver.engine.take(event, self._driver.now_ms())
@@ -85,16 +87,29 @@ class Leaving:
             with self._driver.locked():
                 self._take(LearnIds(self._engine.number, infos))
 
-    def begin(self) -> None:
-        """Begin to release everything; the lock is held."""
+    def begin(self, limit: Limit, in_callback: bool) -> None:
+        """Begin to release everything; the lock is held.
+
+        A member that takes checkpoints leaves at one, within the limit. in_callback: the caller is a callback, and none
+        that would save its state can run before that one returns.
+        """
         if not self._engine.closing:
             self.before()
-            self._take(Close(self._engine.number))
+            left_s = limit.left_s if self.is_state_known and not in_callback else -inf
+            leave_by = inf if left_s is None else self._driver.now_ms() + left_s * 1000
+            self._take(Close(self._engine.number, leave_by))
 
     @property
     def callbacks_running(self) -> int:
         """Callbacks that were called, or are to be, and have not returned; the lock is held."""
         return self._engine.callbacks_running
+
+    @property
+    def waits_for_checkpoint(self) -> bool:
+        """Whether it is to leave at a checkpoint, and has not yet; the lock is held."""
+        group = self._engine.settings.group
+        takes_some = group is not None and group.checkpoints is not None and self.is_state_known
+        return takes_some and not self._engine.source.has_left
 
     @property
     def is_released(self) -> bool:
@@ -220,7 +235,7 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
     """Wait until all callbacks have returned, or the limit is over; returns what is left (the lock is held)."""
 
     def is_running() -> bool:
-        return any(c._leaving.callbacks_running for c in consumers)
+        return any(c._leaving.callbacks_running or c._leaving.waits_for_checkpoint for c in consumers)
 
     def is_cut_off() -> bool:
         return driver.is_over or driver.engine.failure is not None
@@ -232,8 +247,9 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, 
     dropped = driver.effects.callbacks.drop(consumers)
     now = driver.now_ms()
     with driver.locked():
-        for dropped_call in dropped:
-            driver.engine.take(Called(dropped_call.call), now)
+        for call in dropped:
+            if call.dropped is not None:
+                driver.engine.take(call.dropped, now)
     return _left_text(driver, [call.named for call in dropped], for_good)
 
 

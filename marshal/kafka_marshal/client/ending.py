@@ -110,7 +110,7 @@ class Ending:
             consumer._leaving.identify()
         with driver.locked() as engine:
             for consumer in consumers:
-                consumer._leaving.begin()
+                consumer._leaving.begin(self._limit, in_callback)
             manual = list(engine.leases.manual.values())
             for lease in manual:
                 engine.take(ReleaseLease(lease), driver.now_ms())

@@ -6,16 +6,15 @@ import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Host
-from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.checkpointing import CheckpointingConsumer
 from kafka_marshal.client.offset_mirror import OffsetMirror
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.consumer_inputs import Commit
-from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.work.assignment import REPORTING, Assignment
 from kafka_marshal.engine.work.tracker import beyond
@@ -46,8 +45,6 @@ class Piece(NamedTuple):
     revoked: bool
 
 
-T = TypeVar("T")
-
 PiecesCallback = Callable[["GroupConsumer", list[Piece]], object]
 
 
@@ -55,7 +52,7 @@ def _piece(piece: effects.Piece, callback: effects.Callback) -> Piece:
     return Piece(*piece.key, piece.lo, piece.hi, piece.token, callback is effects.Callback.REVOKE)
 
 
-class GroupConsumer(Consumer):
+class GroupConsumer(CheckpointingConsumer):
     """A member of a coordinated group, with all methods of a Consumer. Made by :meth:`Marshal.group_consumer`."""
 
     _named: ClassVar[staticmethod[[effects.Piece, effects.Callback], Any]] = staticmethod(_piece)
@@ -79,7 +76,7 @@ class GroupConsumer(Consumer):
             self._listen_no_more()
             raise
         if mirror_offsets:
-            self._offset_mirror = OffsetMirror(driver, self._member.member)
+            self._offset_mirror = OffsetMirror(driver, self._member.member, self._engine)
             self._leaving.before, self._leaving.after = self._offset_mirror.before_release, self._offset_mirror.last
 
     def _freed(self) -> None:
@@ -122,10 +119,6 @@ class GroupConsumer(Consumer):
             )
 
     @property
-    def _member(self) -> GroupClient:
-        return cast("GroupClient", self._engine.source)
-
-    @property
     def generation(self) -> int:
         """The group's generation: the offset of the record that began it; 0 before the first."""
         return self._look(lambda now: self._member.member.generation)
@@ -154,18 +147,12 @@ class GroupConsumer(Consumer):
 
         Without this call it is committed three times a session. Raises KafkaUnavailableError if the log does not show
         it within timeout seconds: then it is committed later, or the messages come again. Raises what ended the
-        membership.
+        membership; ConfigurationError in a group that takes checkpoints, where progress moves only with them.
         """
         timeout = arguments.seconds("timeout", timeout)
         self._begin(None)
+        self._refuse_commit()
         self._driver.call(self._carry_out_commit, timeout)
-
-    def _look(self, found: Callable[[float], T]) -> T:
-        def look() -> T:
-            with self._driver.locked(step=False):
-                return found(self._driver.now_ms())
-
-        return self._driver.call(look)
 
     def _state(self, now: float) -> str:
         is_over = self._closed or self._driver.is_over or self._driver.engine.failure is not None

@@ -11,7 +11,9 @@ from weakref import ref
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
+from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client.base import Membership, take_handle
+from kafka_marshal.client.checkpointing import check_with_checkpoints, checked_checkpoints
 from kafka_marshal.client.claiming import serve_claim
 from kafka_marshal.client.closing import (
     CLOSE_TIMEOUT_S,
@@ -342,6 +344,10 @@ class Marshal(Watched, OneProcess, WithBlock):
         transactions: bool = False,
         transaction_timeout: float = TRANSACTION_TIMEOUT_S,
         max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
+        checkpoints: CheckpointPolicy | None = None,
+        on_checkpoint: Callable[[Checkpoint], object] | None = None,
+        on_restore: Callable[[Restore], object] | None = None,
+        on_completed: Callable[[int], object] | None = None,
         on_assign: PiecesCallback | None = None,
         on_revoke: PiecesCallback | None = None,
         on_lost: PiecesCallback | None = None,
@@ -355,11 +361,19 @@ class Marshal(Watched, OneProcess, WithBlock):
         ``handler_timeout`` (seconds): a message in flight for longer costs the membership; the member joins again when
         nothing is in flight. ``mirror_offsets=True``: progress is also committed to the Kafka group of the same name,
         without joining it, every few seconds, so that Kafka's own tools show the group's lag. This overwrites what
-        that group has committed. The other arguments are those of ``consumer``; the callbacks get (consumer, pieces).
+        that group has committed.
+        ``checkpoints``: the group takes checkpoints (all its members, or none). Its progress moves only at one, with
+        the state that ``on_checkpoint`` saves then; after a loss, a hand-over or a rollback ``on_restore`` takes
+        up both. See docs/checkpoints.md. ``on_completed`` is called with the id of a complete one. The member answers
+        when a Future that ``on_checkpoint`` returns is done. The coordination topic must be at level 3. If an exception
+        leaves the ``with`` block, what was done since the last checkpoint is done again, by others.
+        The other arguments are those of ``consumer``; the callbacks get (consumer, pieces).
         A Marshal with such a consumer has no other consumer. The group's coordination topic must be at level 2. If the
         group refuses this member (another strategy, a claimed group, a session that is too long …), its next call
         raises a GroupError.
         """
+        state_callbacks = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "on_completed": on_completed}
+        takes = checked_checkpoints(checkpoints, state_callbacks)
         options = ConsumerOptions.checked(
             checked_topics(topics, self.topic),
             delivery=delivery,
@@ -371,11 +385,13 @@ class Marshal(Watched, OneProcess, WithBlock):
             max_bytes_in_flight=max_bytes_in_flight,
             position_lost=position_lost,
             partition_stuck=partition_stuck,
-            group=checked_group(strategy, session_timeout_ms, allow_key_share),
+            group=checked_group(strategy, session_timeout_ms, allow_key_share, takes),
             transactions=checked_transactions(transactions, transaction_timeout, max_transactional_producers),
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
+            state_callbacks=state_callbacks,
         )
         settings = arguments.a_mapping("config", config)
+        check_with_checkpoints(options.settings)
         mirrors = arguments.a_flag("mirror_offsets", mirror_offsets)
         if mirrors and options.transactions is not None:
             raise ConfigurationError(
@@ -522,10 +538,14 @@ class Marshal(Watched, OneProcess, WithBlock):
             self._driver.check()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ClosedError):
-            for consumer in self._ending.consumers:
-                consumer._say_in_hand(error)
+        if error is not None:
+            self._left_by(error)
         self.close()
+
+    def _left_by(self, error: BaseException) -> None:
+        """An exception leaves a ``with`` block."""
+        for consumer in self._ending.consumers:
+            consumer._left_by(error)
 
 
 def _end_at_exit(mine: ref[Marshal], ending: Ending, driver: Driver, watchdog: Watchdog | None) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.mirror import Mirror, Position
+from kafka_marshal.engine.work.assignment import live_stable
+from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.topic_mark import counts_in, kafka_counts
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.logs import log
@@ -31,10 +33,10 @@ SAID_EVERY_MS = 3_600_000.0
 class OffsetMirror:
     """A job of the driver's upkeep (see there), until ``end``."""
 
-    def __init__(self, driver: Driver, member: Membership) -> None:
+    def __init__(self, driver: Driver, member: Membership, consumer: ConsumerEngine) -> None:
         self._driver = driver
         self._group_id = member.settings.group_id
-        self._mirror = Mirror(member)
+        self._mirror = Mirror(member, lambda key: _live(consumer, key))
         self._repeats = RateLimit(SAID_EVERY_MS)
         #: One request at a time: an older one must not arrive after a newer one.
         self._is_running = False
@@ -138,3 +140,9 @@ class OffsetMirror:
     def _note_failure(self, positions: Mapping[Key, Position]) -> None:
         with self._driver.condition:
             self._mirror.failed(positions, self._driver.now_ms())
+
+
+def _live(consumer: ConsumerEngine, key: Key) -> int | None:
+    """Up to where all is done, if the log shows it only at the next checkpoint."""
+    checkpoints = consumer.source.checkpoints
+    return None if checkpoints is None or checkpoints.newest is None else live_stable(consumer, key)

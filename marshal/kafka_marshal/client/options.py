@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, get_args
@@ -15,6 +15,7 @@ from kafka_marshal.engine.policies import Balanced, Policy
 from kafka_marshal.engine.settings import (
     REVOKE_RANGES_TIMEOUT_MS,
     REVOKE_TIMEOUT_MS,
+    CheckpointOptions,
     ConsumerSettings,
     GroupOptions,
     Why,
@@ -50,6 +51,12 @@ LEAST_TRANSACTION_TIMEOUT_S = 1.0
 #: The default of ``max_transactional_producers``: 256 threads, 512 descriptors and 32 MB.
 MOST_TRANSACTIONAL_PRODUCERS = 64
 
+#: Why no offset is one.
+_NO_OFFSET = (
+    " (an offset belongs to one partition, and the group's positions to all members: set them with kafka-marshal "
+    "release-group)"
+)
+
 #: Enough for 20 ms of a fast backlog, and no more than what librdkafka itself stores.
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
 
@@ -79,6 +86,8 @@ class ConsumerOptions:
     auto_done: bool
     #: None: progress goes to the log alone.
     transactions: TransactionOptions | None = None
+    #: The user's functions of a group that takes checkpoints, by the names of their arguments; None: not given.
+    state_callbacks: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def checked(
@@ -100,14 +109,12 @@ class ConsumerOptions:
         group: GroupOptions | None = None,
         ranges: bool = False,
         transactions: TransactionOptions | None = None,
+        state_callbacks: Mapping[str, Any] | None = None,
     ) -> ConsumerOptions:
         """Raises ConfigurationError for options that can't work."""
         policy = Balanced() if policy is None else policy
         arguments.one_of("delivery", delivery, get_args(Delivery))
-        if not isinstance(start, datetime):
-            arguments.one_of("start", start, ("earliest", "latest"), "'earliest', 'latest' or a datetime")
-        elif start.tzinfo is None:
-            raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
+        _check_start(start)
         arguments.an_instance("policy", policy, Policy, "a Policy such as Balanced()")
         if type(policy).wishes is Policy.wishes and type(policy).refine is Policy.refine:
             raise arguments.wrong("policy", "of a class that overrides wishes()", policy)
@@ -147,7 +154,7 @@ class ConsumerOptions:
         )
         if transactions is not None:
             _check_transactional(settings)
-        return cls(topics, settings, callbacks, auto_done, transactions)
+        return cls(topics, settings, callbacks, auto_done, transactions, state_callbacks or {})
 
 
 def checked_transactions(wanted: bool, timeout: float, most_producers: int) -> TransactionOptions | None:
@@ -157,6 +164,15 @@ def checked_transactions(wanted: bool, timeout: float, most_producers: int) -> T
         raise arguments.wrong("transaction_timeout", "at least 1 second", timeout)
     most = arguments.a_whole("max_transactional_producers", most_producers, 1)
     return TransactionOptions(timeout, most) if arguments.a_flag("transactions", wanted) else None
+
+
+def _check_start(start: object) -> None:
+    if isinstance(start, int) and not isinstance(start, bool):
+        raise arguments.wrong("start", f"'earliest', 'latest' or a datetime{_NO_OFFSET}", start)
+    if not isinstance(start, datetime):
+        arguments.one_of("start", start, ("earliest", "latest"), "'earliest', 'latest' or a datetime")
+    elif start.tzinfo is None:
+        raise ConfigurationError(f"start {start!r} has no time zone; say which moment is meant")
 
 
 def _check_transactional(settings: ConsumerSettings) -> None:
@@ -174,13 +190,19 @@ def _check_transactional(settings: ConsumerSettings) -> None:
         )
 
 
-def checked_group(strategy: str, session_timeout_ms: int, allow_key_share: bool) -> GroupOptions:
+def checked_group(
+    strategy: str,
+    session_timeout_ms: int,
+    allow_key_share: bool,
+    checkpoints: CheckpointOptions | None = None,
+) -> GroupOptions:
     """How a member joins its group; raises ConfigurationError for options that can't work."""
     arguments.one_of("strategy", strategy, get_args(Strategy))
     session = arguments.a_whole(
         "session_timeout_ms", session_timeout_ms, MIN_SESSION_TIMEOUT_MS, MAX_SESSION_TIMEOUT_MS
     )
-    return GroupOptions(strategy, session, arguments.a_flag("allow_key_share", allow_key_share))
+    share = arguments.a_flag("allow_key_share", allow_key_share)
+    return GroupOptions(strategy, session, share, checkpoints)
 
 
 def check_callback(name: str, callback: object) -> None:
@@ -219,6 +241,11 @@ def is_topic_name(name: str) -> bool:
 
 
 def _check_topic(topic: object, coordination_topic: str) -> None:
+    if isinstance(topic, tuple | list):
+        raise ConfigurationError(
+            f"topics must be a list of names or ^patterns; {topic!r} names a partition, and partitions are shared out "
+            "among the members. Nothing was claimed. Name the topic; marshal.claim(topic, partition) claims one by hand"
+        )
     if not isinstance(topic, str):
         raise ConfigurationError(f"topics must be a list of names or ^patterns; {topic!r} is no string")
     if topic.startswith("^"):

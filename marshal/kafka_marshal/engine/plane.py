@@ -203,6 +203,10 @@ class Keys(Protocol):
     def stable_of_all(self) -> int:
         """The offset up to which everything is done for every key, those of other members too (any thread)."""
 
+    @property
+    def stable_of_others(self) -> int:
+        """The offset up to which everything is done for all keys but these (any thread)."""
+
 
 class PartitionView(Protocol):
     """The partitions of a group, as our replica knows them. All methods only read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 
 from kafka_marshal.engine.effects import (
     Append,
@@ -36,7 +37,7 @@ from kafka_marshal.node.events import Events
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
-from kafka_marshal.node.user_calls import UserCalls
+from kafka_marshal.node.user_calls import UserCall, UserCalls, named
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
@@ -80,7 +81,7 @@ class Effects:
         """Carry these out, in order; the lock is held."""
         # Partitions move in groups: the consumer's reader and the user get one call for all of them.
         fetching: dict[int, dict[Key, int | None]] = {}
-        calls: list[tuple[int, Callback, list[Piece]]] = []
+        calls: list[tuple[int, Callback | SaveState | RestoreState | CheckpointCompleted, list[Piece]]] = []
         self._pacing.carry_out(effects)
         for effect in effects:
             match effect:
@@ -98,15 +99,8 @@ class Effects:
                 case CloseProducer(consumer=number, key=key, token=token):
                     if (port := self._lock.ports.get(number)) is not None:
                         port._close_producer(key, token)
-                case SaveState(consumer=number):
-                    if (port := self._lock.ports.get(number)) is not None:
-                        port._save_state(effect)
-                case RestoreState(consumer=number):
-                    if (port := self._lock.ports.get(number)) is not None:
-                        port._restore_state(effect)
-                case CheckpointCompleted(consumer=number, checkpoint=checkpoint):
-                    if (port := self._lock.ports.get(number)) is not None:
-                        port._completed(checkpoint)
+                case SaveState(consumer=number) | RestoreState(consumer=number) | CheckpointCompleted(consumer=number):
+                    calls.append((number, effect, []))  # in order with the others: on_lost comes before on_restore
                 case Call(consumer=number, callback=callback, pieces=pieces):
                     if not calls or calls[-1][:2] != (number, callback):
                         calls.append((number, callback, []))
@@ -118,8 +112,17 @@ class Effects:
         for number, changes in fetching.items():
             if (port := self._lock.ports.get(number)) is not None:
                 port._fetch(changes)
-        for number, callback, called in calls:
-            self.callbacks.submit(self._call, self._lock.ports.get(number), Call(number, callback, tuple(called)))
+        for number, what, called in calls:
+            port = self._lock.ports.get(number)
+            match what:
+                case Callback():
+                    self._submit(port, Call(number, what, tuple(called)))
+                case SaveState() if port is not None:
+                    port._save_state(what)
+                case RestoreState() if port is not None:
+                    port._restore_state(what)
+                case CheckpointCompleted(checkpoint=checkpoint) if port is not None:
+                    port._completed(checkpoint)
 
     def _look_up(self, wanted: LookUp) -> None:
         """On a look-up thread."""
@@ -141,6 +144,10 @@ class Effects:
                 self.rate_limited.unanswered("look_up_failed", key, text)
             with lock.condition:
                 lock.condition.wait(0.2)
+
+    def _submit(self, port: ConsumerPort | None, call: Call) -> None:
+        text = f"{call.callback} of {named(piece.key for piece in call.pieces)}"
+        self.callbacks.submit(UserCall(text, partial(self._call, port, call), port, Called(call)))
 
     def _call(self, port: ConsumerPort | None, call: Call) -> None:
         """On the callback thread."""

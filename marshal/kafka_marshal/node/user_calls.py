@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kafka_marshal.engine.effects import Call, Piece
+from kafka_marshal.engine.inputs import Input
 from kafka_marshal.node.engine_lock import ConsumerPort
 from kafka_marshal.node.pulse import place_of
 from kafka_marshal.runtime import Runtime
+from kafka_marshal.types import Key
 
-__all__ = ["UserCall", "UserCalls"]
+__all__ = ["UserCall", "UserCalls", "named"]
 
 #: How many partitions of one call a text names.
 MOST_NAMED = 10
 
 
-#: Runs a callback of a consumer.
-Run = Callable[["ConsumerPort | None", Call], object]
-
-
 class UserCall:
     """One call of one callback."""
 
-    __slots__ = ("began_at", "call", "port", "run", "thread_id")
+    __slots__ = ("began_at", "dropped", "named", "port", "run", "thread_id")
 
-    def __init__(self, run: Run, port: ConsumerPort | None, call: Call) -> None:
-        self.run: Run = run
+    def __init__(
+        self, named: str, run: Callable[[], object], port: ConsumerPort | None, dropped: Input | None = None
+    ) -> None:
+        #: For people: ``on_revoke of flights [3], flights [4]``.
+        self.named = named
+        self.run: Callable[[], object] = run
         self.port: ConsumerPort | None = port
-        self.call: Call = call
+        #: What the engine takes if it is never called; None: nothing.
+        self.dropped: Input | None = dropped
         #: When it began (own clock, ms).
         self.began_at: float = 0.0
         self.thread_id: int | None = None
@@ -39,11 +41,6 @@ class UserCall:
         """For people: ``on_revoke of flights [3] has not returned for 2.0 s (it stands at …)``."""
         ran_s = (now - self.began_at) / 1000
         return f"{self.named} has not returned for {ran_s:.1f} s{place_of(self.thread_id)}"
-
-    @property
-    def named(self) -> str:
-        """For people: ``on_revoke of flights [3], flights [4]``."""
-        return f"{self.call.callback} of {named(self.call.pieces)}"
 
 
 class UserCalls:
@@ -56,9 +53,9 @@ class UserCalls:
         #: The callback that runs now; read without a lock.
         self.running: UserCall | None = None
 
-    def submit(self, run: Run, port: ConsumerPort | None, call: Call) -> None:
-        """Have ``run(port, call)`` called soon."""
-        self._waiting.append(UserCall(run, port, call))
+    def submit(self, call: UserCall) -> None:
+        """Have it called soon."""
+        self._waiting.append(call)
         self._executor.submit(self._carry_out)
 
     def _carry_out(self) -> None:
@@ -69,7 +66,7 @@ class UserCalls:
         call.began_at, call.thread_id = self._now_ms(), threading.get_ident()
         self.running = call
         try:
-            call.run(call.port, call.call)
+            call.run()
         finally:
             self.running = None
 
@@ -91,8 +88,8 @@ class UserCalls:
         self._executor.shutdown(wait=wait)
 
 
-def named(pieces: tuple[Piece, ...]) -> str:
+def named(keys: Iterable[Key]) -> str:
     """For people: ``flights [3], flights [4]``; of many, the first ones and the number of others."""
-    names = [f"{topic} [{partition}]" for topic, partition in sorted(x.key for x in pieces)]
+    names = [f"{topic} [{partition}]" for topic, partition in sorted(keys)]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

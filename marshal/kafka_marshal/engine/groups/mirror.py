@@ -1,6 +1,8 @@
 """Which of a group's positions to commit to the Kafka group of the same name, and when.
 
 Kafka's tools show lag from these offsets; no member reads them. Only offsets that the log shows as done are committed.
+If the group takes checkpoints, the log shows them at checkpoints only. So its members commit what they have done since,
+too; a loss takes that back.
 One member commits each partition: the owner of its lowest keys or, if it has no owner, the member that did so last.
 """
 
@@ -44,8 +46,10 @@ class _Committed:
 class Mirror:
     """What one member has committed, and must commit. Times: own clock, ms."""
 
-    def __init__(self, member: Membership) -> None:
+    def __init__(self, member: Membership, live: Callable[[Key], int | None] = lambda key: None) -> None:
+        """live: up to where all of a partition is done, in a checkpoint or not; None: as the log shows."""
         self._member = member
+        self._live = live
         self._committed: dict[Key, _Committed] = {}
         #: What we owned when we began to leave: it may not be committed yet.
         self._had: set[Key] = set()
@@ -71,7 +75,8 @@ class Mirror:
             kept, last = group.kept(*key), self._committed.get(key)
             if kept is None:
                 continue
-            position = (kept.progress.stable + 1, kept.metadata or "")
+            stable = self._live(key)
+            position = ((kept.progress.stable if stable is None else stable) + 1, kept.metadata or "")
             is_due = last is None or last.position != position or now >= last.again_at
             if is_due and self._is_ours(group, me, key) and counts(key, kept.progress):
                 found[key] = position

@@ -65,6 +65,13 @@ class KeyShare:
         progress = self._progress()
         return NOTHING_DONE if progress is None else progress.stable
 
+    @property
+    def stable_of_others(self) -> int:
+        """The offset up to which everything is done for all keys but these."""
+        progress = self._progress()
+        pieces = [] if progress is None else progress.done_through
+        return min((done for lo, hi, done in pieces if lo < self.lo or self.hi < hi), default=NOTHING_DONE)
+
     def stable(self) -> int:
         """The offset up to which everything is done, for all of these keys."""
         progress = self._progress()

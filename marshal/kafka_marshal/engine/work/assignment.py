@@ -48,6 +48,7 @@ __all__ = [
     "TakingOver",
     "TakingStep",
     "Tracker",
+    "live_stable",
     "stable_of",
 ]
 
@@ -484,6 +485,18 @@ class Assignment:
     def over(self) -> bool:
         """Whether the assignment has ended: released, or lost."""
         return self.stage in (Stage.RELEASED, Stage.LOST)
+
+
+def live_stable(consumer: Mover, key: Key) -> int | None:
+    """Everything of a partition up to here is done: of this member's keys now, of others' as the log shows.
+
+    None: this member does not work on it.
+    """
+    assignment = consumer.assignments.get(key)
+    if assignment is None or not assignment.lease.held or assignment.stage not in (*_WORK, Stage.REVOKING):
+        return None
+    done, keys = assignment.tracker.done.stable, assignment.lease.keys
+    return done if keys is None or not keys.is_part else min(done, keys.stable_of_others)
 
 
 def stable_of(assignment: Assignment) -> int:

@@ -1,0 +1,202 @@
+"""on_checkpoint, on_restore and on_completed of one consumer: called in order, and how they ended is passed on.
+
+They share the thread of the other callbacks: a piece that is lost and restored has its on_lost before its on_restore,
+and no two callbacks run at a time. That thread holds no lock meanwhile, so none of them delays a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from kafka_marshal import arguments
+from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, RestorePiece
+from kafka_marshal.client.closing import calling
+from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
+from kafka_marshal.engine.effects import RestoreState, SaveState
+from kafka_marshal.engine.inputs import Input
+from kafka_marshal.errors import ClosedError, StateError, StateMissingError
+from kafka_marshal.guard import report
+from kafka_marshal.logs import Event, log
+from kafka_marshal.node.driver import Driver
+from kafka_marshal.node.events import spans
+from kafka_marshal.node.user_calls import UserCall, named
+from kafka_marshal.runtime import is_ours
+
+__all__ = ["StateCalls"]
+
+_WHY = {
+    "joined": "no member had it",
+    "handed_over": "its owner handed it over at a checkpoint",
+    "lost": "its owner is lost; what it did since its last cut is done again",
+    "rollback": "all members went back by a rollback",
+    "positions": "an operator set positions",
+}
+_LEFT_FOR_LATER = (
+    "the state of {pieces} is not in checkpoint {id}: they keep the checkpoint before, and are saved at the next one. "
+    "Nothing is lost"
+)
+_LEAVES = (
+    "this member leaves the group, others take over its pieces from their last checkpoint, and the consumer's next "
+    "call raises this"
+)
+
+
+class StateCalls:
+    """Calls them for the engine. The lock is held for the public methods."""
+
+    def __init__(self, driver: Driver, port: Any, callbacks: Mapping[str, Any]) -> None:
+        """port: the consumer, whose calls can be dropped together. callbacks: by name; None: not given."""
+        self._driver = driver
+        self._port = port
+        self._group_id = driver.engine.settings.group_id
+        self._functions: Mapping[str, Callable[[Any], object] | None] = callbacks
+
+    def save(self, asked: SaveState) -> None:
+        """Have on_checkpoint called, and pass on how it ended."""
+        of = asked.consumer, asked.barrier, asked.pieces
+        self._submit("on_checkpoint", asked.pieces, partial(self._save, asked), StateReturned(*of, _dropped()))
+
+    def restore(self, asked: RestoreState) -> None:
+        """Have on_restore called, and pass on how it ended."""
+        dropped = StateRestored(asked.consumer, asked.attempt, _dropped())
+        self._submit("on_restore", asked.pieces, partial(self._restore, asked), dropped)
+
+    def completed(self, checkpoint: int) -> None:
+        """Have on_completed called."""
+        self._submit("on_completed", (), partial(self._complete, checkpoint), None)
+
+    def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Input | None) -> None:
+        of = f" of {named(piece.key for piece in pieces)}" if pieces else ""
+        self._driver.effects.callbacks.submit(UserCall(f"{name}{of}", run, self._port, dropped))
+
+    # On the callback thread.
+
+    def _save(self, asked: SaveState) -> None:
+        of = asked.consumer, asked.barrier, asked.pieces
+        pieces = tuple(CheckpointPiece(*x.key, x.lo, x.hi, group_id=self._group_id) for x in asked.pieces)
+        try:
+            found = self._call("on_checkpoint", Checkpoint(asked.barrier, pieces, asked.leaving, asked.needed))
+            future = _future_of(found)
+        except BaseException as error:  # noqa: BLE001 - the user's, on a thread of the library
+            self._report(asked, error)
+            self._take(StateReturned(*of, _exception("on_checkpoint", error)))
+            return
+        if future is None:
+            self._take(StateReturned(*of), StateSafe(*of))
+        else:
+            self._take(StateReturned(*of))
+            future.add_done_callback(lambda done: self._driver.post(partial(self._saved, asked, done)))
+
+    def _saved(self, asked: SaveState, done: Future[object]) -> None:
+        """What on_checkpoint returned is done (on another thread of the library)."""
+        error = None
+        try:
+            done.result(0)
+        except BaseException as raised:  # noqa: BLE001 - the user's; CancelledError, too
+            self._report(asked, raised)
+            error = _exception("what on_checkpoint returned", raised)
+        self._take(StateSafe(asked.consumer, asked.barrier, asked.pieces, error))
+
+    def _report(self, asked: SaveState, error: BaseException) -> None:
+        report(
+            "on_checkpoint", error, _LEFT_FOR_LATER.format(pieces=named(x.key for x in asked.pieces), id=asked.barrier)
+        )
+
+    def _restore(self, asked: RestoreState) -> None:
+        pieces = tuple(self._restored(piece) for piece in asked.pieces)
+        try:
+            restore = Restore(asked.checkpoint, asked.why, pieces, asked.positions)  # type: ignore[arg-type]
+            arguments.a_result("on_restore", self._call("on_restore", restore))
+        except BaseException as error:  # noqa: BLE001 - the user's
+            is_missing = isinstance(error, StateMissingError)
+            if (
+                not is_missing
+            ):  # else it may be tried again with a newer view, and is raised if it is missing there, too
+                report("on_restore", error, _LEAVES)
+            raised = _exception("on_restore", error)
+            self._take(StateRestored(asked.consumer, asked.attempt, raised, is_missing))
+        else:
+            self._say(asked)
+            self._take(StateRestored(asked.consumer, asked.attempt))
+
+    def _say(self, asked: RestoreState) -> None:
+        of_topic: dict[str, list[int]] = {}
+        for piece in asked.pieces:
+            of_topic.setdefault(piece.key[0], []).append(piece.key[1])
+        for topic, partitions in sorted(of_topic.items()):
+            numbers = sorted(set(partitions))
+            text = f"restored {topic} [{spans(numbers)}] from checkpoint {asked.checkpoint}: {_WHY[asked.why]}"
+            fields = {"topic": topic, "partitions": numbers, "reason": asked.why, "checkpoint": asked.checkpoint}
+            self._driver.say(Event.RESTORED, text, **fields)
+
+    def _restored(self, piece: Any) -> RestorePiece:
+        topic, partition = piece.key
+        return RestorePiece(
+            topic,
+            partition,
+            piece.lo,
+            piece.hi,
+            piece.epoch,
+            piece.position,
+            piece.ranges,
+            tuple((lo, hi, state or None) for lo, hi, state in piece.states),
+            group_id=self._group_id,
+            done_through=piece.done_through,
+            initial=piece.initial,
+        )
+
+    def _complete(self, checkpoint: int) -> None:
+        log(logging.DEBUG, Event.CHECKPOINT, "checkpoint %d is complete", checkpoint, checkpoint=checkpoint)
+        try:
+            arguments.a_result("on_completed", self._call("on_completed", checkpoint))
+        except BaseException as error:  # noqa: BLE001 - the user's
+            report("on_completed", error)
+
+    def _call(self, name: str, argument: object) -> object:
+        if (function := self._functions.get(name)) is None:
+            return None
+        calling.set(self._port)
+        before = is_ours.set(False)
+        try:
+            return function(argument)
+        finally:
+            is_ours.reset(before)
+            calling.set(None)
+
+    def _take(self, *events: Input) -> None:
+        with self._driver.condition:
+            for event in events:
+                self._driver.engine.take(event, self._driver.now_ms())
+            self._driver.lock.settle()
+
+
+def _future_of(found: Any) -> Future[object] | None:
+    """What on_checkpoint returned, if it is to be awaited; refuses what would never run."""
+    if isinstance(found, Future):
+        return found
+    if isinstance(found, asyncio.Future):
+        return asyncio.run_coroutine_threadsafe(_wait_for(found), found.get_loop())
+    arguments.a_result("on_checkpoint", found)
+    return None
+
+
+async def _wait_for(future: asyncio.Future[object]) -> object:
+    return await future
+
+
+def _exception(what: str, error: BaseException) -> Exception:
+    """What the engine takes: sys.exit() in a callback must not end a thread of the library."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = StateError(f"{what} raised {type(error).__name__}: {error}".rstrip(": "))
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _dropped() -> ClosedError:
+    return ClosedError("close() does not wait for this callback any longer")
