@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (430, 84_000)
+MOST_OF_ALL = (430, 86_000)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

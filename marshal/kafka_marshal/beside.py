@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from kafka_marshal.errors import ConfigurationError
 
-__all__ = ["FolderBeside", "file_beside", "read_json", "refuse_url", "write_json"]
+__all__ = ["FolderBeside", "file_beside", "read_json", "refuse_url", "sync_folder", "write_json"]
 
 #: `s3://bucket/x`, which a Path has made `s3:/bucket/x`. One letter is a drive, not a scheme.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -57,7 +57,7 @@ def file_beside(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             part.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ class FolderBeside:
         """Replace the target. check: raises if the target must not be removed after all. Raises OSError."""
         target = self.target
         assert target is not None
-        _sync(self.path)
+        sync_folder(self.path)
         if target.exists():
             check(target)
             shutil.copymode(target, self.path)
@@ -126,7 +126,7 @@ class FolderBeside:
             if self._old.exists():
                 self._old.rename(target)
             raise
-        _sync(target.parent)
+        sync_folder(target.parent)
         self.drop()
 
     def drop(self) -> None:
@@ -179,7 +179,7 @@ def _remove_attempt(lock: Path, target: Path | None) -> None:
     lock.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """A rename is on the disk once its folder is."""
     opened = os.open(folder, os.O_RDONLY)
     try:

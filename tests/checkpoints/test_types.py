@@ -9,18 +9,12 @@ from typing import Any
 import pytest
 
 from kafka_marshal import CheckpointPolicy, ConfigurationError
-from kafka_marshal.checkpoints import CheckpointPiece, RestorePiece
+from kafka_marshal.checkpoints import CheckpointPiece
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.routing import key_hash, key_range
+from tests.checkpoints.conftest import restored
 
 _HALF = MAX_KEY_HASH // 2
-
-
-def restored(**changed: Any) -> RestorePiece:
-    """A whole partition that was never worked on, but for what is given."""
-    fields: dict[str, Any] = {"lo": 0, "hi": MAX_KEY_HASH, "epoch": 7, "position": 0, "ranges": (), "initial": -1}
-    fields |= {"states": ((0, MAX_KEY_HASH, None),), "done_through": ((0, MAX_KEY_HASH, -1),), "group_id": "delays"}
-    return RestorePiece("flights", 3, **(fields | changed))
 
 
 def test_the_policy_is_as_documented() -> None:
@@ -85,7 +79,7 @@ def test_a_piece_holds_the_keys_of_its_share(part: int) -> None:
 
 
 def test_a_key_that_is_none() -> None:
-    with pytest.raises(ConfigurationError, match="not None: the piece has some keys"):
+    with pytest.raises(ConfigurationError, match="not None: only some keys"):
         CheckpointPiece("flights", 3, 0, 5, group_id="delays").holds(None)
     with pytest.raises(ConfigurationError, match="not 5"):
         CheckpointPiece("flights", 3, 0, 5, group_id="delays").holds(5)  # type: ignore[arg-type]

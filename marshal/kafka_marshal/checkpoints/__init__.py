@@ -1,5 +1,36 @@
-"""Checkpoints: the policy of a group, what its callbacks are given, and stores for states."""
+"""Checkpoints: the policy of a group, what its callbacks are given, and stores for the states of its pieces.
 
-from kafka_marshal.checkpoints.types import Checkpoint, CheckpointPiece, CheckpointPolicy, Restore, RestorePiece
+>>> states = Folder("/mnt/shared/delays")                                   # doctest: +SKIP
+>>> def save(checkpoint: Checkpoint) -> None:                               # doctest: +SKIP
+...     for piece in checkpoint.pieces:
+...         states.save(checkpoint.id, piece, json.dumps(counts[piece.partition]).encode())
+...     states.collect(checkpoint)
+>>> def restore(restore: Restore) -> None:                                  # doctest: +SKIP
+...     for piece in restore.pieces:
+...         counts[piece.partition] = json.loads(states.load(piece) or b"{}")
+"""
 
-__all__ = ["Checkpoint", "CheckpointPiece", "CheckpointPolicy", "Restore", "RestorePiece"]
+from kafka_marshal.checkpoints.bucket import Bucket
+from kafka_marshal.checkpoints.folder import Folder
+from kafka_marshal.checkpoints.store import SavedPart, Store
+from kafka_marshal.checkpoints.types import (
+    Checkpoint,
+    CheckpointPiece,
+    CheckpointPolicy,
+    Restore,
+    RestorePiece,
+    WhyRestored,
+)
+
+__all__ = [
+    "Bucket",
+    "Checkpoint",
+    "CheckpointPiece",
+    "CheckpointPolicy",
+    "Folder",
+    "Restore",
+    "RestorePiece",
+    "SavedPart",
+    "Store",
+    "WhyRestored",
+]

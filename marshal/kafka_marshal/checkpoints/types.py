@@ -12,7 +12,7 @@ from kafka_marshal.types import Key
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.routing import key_hash
 
-__all__ = ["Checkpoint", "CheckpointPiece", "CheckpointPolicy", "Restore", "RestorePiece", "WhyRestored"]
+__all__ = ["Checkpoint", "CheckpointPiece", "CheckpointPolicy", "Restore", "RestorePiece", "WhyRestored", "has_key"]
 
 #: Periodic checkpoints that a group keeps at most, beside those that are pinned.
 MOST_KEPT: Final = 64
@@ -82,32 +82,44 @@ class CheckpointPolicy:
         arguments.a_flag("adopt", self.adopt)
 
 
-class _Keys:
-    """Some keys of a partition."""
+def has_key(lo: int, hi: int, key: bytes | str | None, offset: int | None) -> bool:
+    """Whether a message is among the keys lo … hi. key: None: its offset counts."""
+    if (lo, hi) == (0, MAX_KEY_HASH):
+        return True
+    if isinstance(key, str):
+        key = key.encode()
+    if (key is None and offset is None) or not isinstance(key, bytes | None):
+        raise ConfigurationError(
+            f"holds(key) takes a message's key, bytes or a string, not {key!r}: only some keys of the partition are "
+            "here. Nothing was changed. Give holds(None, offset) for a message without a key"
+        )
+    return lo <= key_hash(key, offset or 0) <= hi
+
+
+class _Piece:
+    """Some keys of a partition, or all."""
 
     __slots__ = ()
+    topic: str
+    partition: int
     lo: int
     hi: int
+
+    @property
+    def key(self) -> Key:
+        """(topic, partition)."""
+        return self.topic, self.partition
 
     def holds(self, key: bytes | str | None, offset: int | None = None) -> bool:
         """Whether a message with this key (a str: in UTF-8) is one of this piece's.
 
         offset: of a message without a key, which belongs to a piece by its offset.
         """
-        if (self.lo, self.hi) == (0, MAX_KEY_HASH):
-            return True
-        if isinstance(key, str):
-            key = key.encode()
-        if (key is None and offset is None) or not isinstance(key, bytes | None):
-            raise ConfigurationError(
-                f"holds(key) takes a message's key, bytes or a string, not {key!r}: the piece has some keys of its "
-                "partition. Nothing was changed. Give holds(None, offset) for a message without a key"
-            )
-        return self.lo <= key_hash(key, offset or 0) <= self.hi
+        return has_key(self.lo, self.hi, key, offset)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointPiece(_Keys):
+class CheckpointPiece(_Piece):
     """Key hashes lo … hi of a partition (all of them: the whole partition), whose state is to be saved."""
 
     topic: str
@@ -118,17 +130,12 @@ class CheckpointPiece(_Keys):
     #: The group whose state it is; ``save`` of a store names the state by it.
     group_id: str
 
-    @property
-    def key(self) -> Key:
-        """(topic, partition)."""
-        return self.topic, self.partition
-
     def __iter__(self) -> Iterator[Any]:
         return iter((self.topic, self.partition, self.lo, self.hi))
 
 
 @dataclass(frozen=True, slots=True)
-class RestorePiece(_Keys):
+class RestorePiece(_Piece):
     """Key hashes lo … hi of a partition (all of them: the whole partition), and where they continue."""
 
     topic: str
@@ -150,11 +157,6 @@ class RestorePiece(_Keys):
     done_through: tuple[tuple[int, int, int], ...]
     #: Where the group began on this partition: the offset before its first; −1: at its beginning.
     initial: int
-
-    @property
-    def key(self) -> Key:
-        """(topic, partition)."""
-        return self.topic, self.partition
 
     @property
     def untouched(self) -> tuple[tuple[int, int], ...]:
