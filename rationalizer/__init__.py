@@ -35,7 +35,9 @@ from rationalizer.wire.codec import (
     encode,
 )
 from rationalizer.wire.records import (
+    AnswerBarrier,
     BeatEntry,
+    BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
     CommitEntry,
@@ -48,10 +50,12 @@ from rationalizer.wire.records import (
     HeartbeatBatch,
     InvalidRecordError,
     JoinGroup,
+    KeepCheckpoint,
     LeaveGroup,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    Rollback,
     Tick,
     TopicsChanged,
     Upgrade,
@@ -87,6 +91,10 @@ __all__ = [
     "CommitEntry",
     "TopicsChanged",
     "ConfigureGroup",
+    "BeginCheckpoint",
+    "AnswerBarrier",
+    "Rollback",
+    "KeepCheckpoint",
     "Tick",
     "Upgrade",
     # bytes and places

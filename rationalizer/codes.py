@@ -50,6 +50,13 @@ ALREADY_STARTED: Final = "ALREADY_STARTED"
 INDIVIDUAL_COMMIT_NOT_ALLOWED: Final = "INDIVIDUAL_COMMIT_NOT_ALLOWED"
 OUT_OF_ORDER: Final = "OUT_OF_ORDER"
 
+NO_SUCH_BARRIER: Final = "NO_SUCH_BARRIER"
+ALREADY_ANSWERED: Final = "ALREADY_ANSWERED"
+BARRIER_OPEN: Final = "BARRIER_OPEN"
+UNKNOWN_CHECKPOINT: Final = "UNKNOWN_CHECKPOINT"
+NEWEST_CHECKPOINT: Final = "NEWEST_CHECKPOINT"
+TOO_MANY_CHECKPOINTS: Final = "TOO_MANY_CHECKPOINTS"
+
 #: Not an outcome of the log but of this release: the replica stands before an Upgrade it can't follow (E4).
 UPGRADE_REQUIRED: Final = "UPGRADE_REQUIRED"
 
@@ -73,8 +80,10 @@ _ANY = "any"
 _OF_GROUPS = _named(lambda kind: kind.belongs is not Belongs.EVERYWHERE or kind.name == "ConfigureGroup")
 _BEATS = "Heartbeat, ReleasingPartition, batch entry"
 _WITH_EPOCH = "Heartbeat, ReleasingPartition, ClaimingMessages, CommitRanges, batch entry"
-_OF_MEMBERS = "JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged"
+_OF_MEMBERS = "JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, AnswerBarrier"
 _ENTRY = "entry of CommitOffsets"
+_CUT = "entry of AnswerBarrier"
+_ENTRIES = f"{_ENTRY}, {_CUT}"
 
 #: All outcomes: rejections in the order in which they are checked (E6), after what is accepted.
 TABLE: Final[tuple[CodeRow, ...]] = (
@@ -88,7 +97,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         OFFSET_REGRESSION,
-        f"{_BEATS}, {_ENTRY}",
+        f"{_BEATS}, {_ENTRIES}",
         True,
         "last_offset (through) lies below stable: the progress stays, the beat, the release, the entry counts.",
         "C5, C8, G14",
@@ -102,7 +111,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         DUPLICATE_COMMIT,
-        f"CommitRanges, {_ENTRY}",
+        f"CommitRanges, {_ENTRIES}",
         True,
         "What lies above stable was all done before; nothing changed.",
         "P4",
@@ -116,10 +125,26 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         PARTIAL,
-        "HeartbeatBatch, CommitOffsets",
+        "HeartbeatBatch, CommitOffsets, AnswerBarrier",
         None,
-        "At least one entry was rejected; a batch is accepted where another entry was, CommitOffsets always.",
-        "D2, G14",
+        "At least one entry was rejected; a batch is accepted where another entry was, CommitOffsets always. Of an "
+        "AnswerBarrier no entry counts then: its sender has not answered, though it lives.",
+        "D2, G14, X5",
+    ),
+    CodeRow(
+        ALREADY_ANSWERED,
+        "AnswerBarrier",
+        True,
+        "The sender has answered this barrier: its first answer stands, and this one is a beat.",
+        "X5",
+    ),
+    CodeRow(
+        NO_SUCH_BARRIER,
+        f"AnswerBarrier, {_ENTRY}",
+        None,
+        "No barrier of this id is open, or is any more: an answer is a beat, and no more. Of an entry: the group takes "
+        "checkpoints, so that progress moves with answers only.",
+        "X5, X10",
     ),
     CodeRow(MALFORMED, _ANY, False, "The value, or a field of it, is not as section 2 says.", "E2, E6"),
     CodeRow(UNSUPPORTED_VERSION, _ANY, False, "The version is above the level of the CP.", "E3, E4"),
@@ -178,11 +203,11 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         ILLEGAL_GENERATION,
-        f"GroupHeartbeat, LeaveGroup, CommitOffsets, {_ENTRY}",
+        f"GroupHeartbeat, LeaveGroup, CommitOffsets, AnswerBarrier, Rollback, {_ENTRIES}",
         None,
         "A generation above the group's; of an entry, older than what it commits to. A heartbeat of an older "
-        "generation is accepted: the sender has a new one to read.",
-        "G10, G13, G14",
+        "generation is accepted: the sender has a new one to read. Of a Rollback: not the group's.",
+        "G10, G13, G14, X8",
     ),
     CodeRow(
         REPLACED, "JoinGroup", False, "A later instance of this client, which the sender had not seen, is there.", "G11"
@@ -200,7 +225,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         NOT_ASSIGNED,
-        _ENTRY,
+        _ENTRIES,
         False,
         "The sender does not own all of these keys, or may not commit like that.",
         "G14, G21",
@@ -208,7 +233,7 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     CodeRow(ALREADY_STARTED, _ENTRY, False, "A start for a partition that has progress: continue from that.", "G14"),
     CodeRow(
         INDIVIDUAL_COMMIT_NOT_ALLOWED,
-        _ENTRY,
+        _ENTRIES,
         False,
         "Ranges, where the group does not accept individual commits.",
         "G14",
@@ -218,26 +243,37 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         INDIVIDUAL_COMMIT_TOO_OLD,
-        f"CommitRanges, {_ENTRY}",
+        f"CommitRanges, {_ENTRIES}",
         False,
         "All of the ranges lie at or below stable.",
         "P4",
     ),
     CodeRow(
         MAX_INDIVIDUAL_COMMIT_REACHED,
-        f"CommitRanges, {_ENTRY}",
+        f"CommitRanges, {_ENTRIES}",
         False,
         "More intervals (60,000, or the group's setting) or pieces (2,000) would be left than may be. Of a lease the "
         "whole record is rejected, in a coordinated group the entry.",
         "P5, G15",
     ),
     CodeRow(
+        UNKNOWN_CHECKPOINT,
+        "BeginCheckpoint, Rollback, KeepCheckpoint",
+        False,
+        "The group does not keep it: retired, undone, or never complete. Of a BeginCheckpoint and of an end: it is not "
+        "the newest.",
+        "X4, X8, X9",
+    ),
+    CodeRow(BARRIER_OPEN, "BeginCheckpoint", False, "A checkpoint is being taken.", "X4"),
+    CodeRow(NEWEST_CHECKPOINT, "KeepCheckpoint", False, "The newest checkpoint can't be retired.", "X9"),
+    CodeRow(TOO_MANY_CHECKPOINTS, "KeepCheckpoint", False, "16 checkpoints are pinned: retire one.", "X9"),
+    CodeRow(
         GROUP_ACTIVE,
-        "ForgetGroup, CommitOffsets",
+        "ForgetGroup, CommitOffsets, BeginCheckpoint, KeepCheckpoint",
         False,
         "A lease of the group is held and not stale; a member is there that is not overdue, or the sender has not "
-        "paused it.",
-        "C16, G21",
+        "paused it. Of the first BeginCheckpoint and of an end: a member is there.",
+        "C16, G21, X4, X9",
     ),
 )
 

@@ -29,6 +29,7 @@ def parts() -> dict[str, list[str]]:
         "levels": _levels(),
         "leases": _transitions(),
         "groups": _group_transitions(),
+        "checkpoints": _checkpoint_transitions(),
         "outcomes": _codes(),
         "limits": _limits(),
     }
@@ -152,6 +153,20 @@ def _group_transitions() -> list[str]:
     ]
 
 
+def _checkpoint_transitions() -> list[str]:
+    return _table(
+        ("record", *groups.CHECKPOINT_COLUMNS.values(), "rules"),
+        [
+            (
+                f"{row.record}, {row.who.value}" if row.who.value else row.record,
+                *("; or ".join(map(_ending, getattr(row, column))) or "–" for column in groups.CHECKPOINT_COLUMNS),
+                row.rule,
+            )
+            for row in groups.CHECKPOINT_TRANSITIONS
+        ],
+    )
+
+
 def _ending(ending: groups.Ending) -> str:
     if ending.effect is groups.Effect.NOTHING:
         return f"`{ending.code}`"
@@ -190,6 +205,11 @@ def _limits() -> list[str]:
         ("heartbeat interval, most (ms)", limits.MAX_HEARTBEAT_INTERVAL_MS, "E2"),
         ("ranges of one CommitRanges", limits.MAX_COMMIT_RANGES, "section 3"),
         ("intervals left after a record", limits.MAX_INTERVALS, "P5"),
+        ("time of a barrier, least (ms)", limits.MIN_BARRIER_TIMEOUT_MS, "section 7"),
+        ("time of a barrier, most (ms)", limits.MAX_BARRIER_TIMEOUT_MS, "section 7"),
+        ("periodic checkpoints of a group", limits.MAX_KEPT, "X6"),
+        ("pinned checkpoints of a group", limits.MAX_PINNED, "X9"),
+        ("weight of older versions of a group", limits.MAX_OLD_WEIGHT, "X6"),
         ("bytes of a part of a snapshot", limits.MAX_PART_BYTES, "S2"),
         ("parts of a snapshot", limits.MAX_SNAPSHOT_PARTS, "S2"),
         ("offsets between two snapshots, least", limits.SNAPSHOT_INTERVAL, "S2"),

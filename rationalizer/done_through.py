@@ -64,6 +64,19 @@ class DoneThrough:
         """The offset through which all is done for this key hash."""
         return self._dones[bisect_right(self._los, key_hash) - 1]
 
+    def is_all(self, lo: int, hi: int, offset: int) -> bool:
+        """Whether this is the offset of each key hash of lo … hi."""
+        place = bisect_right(self._los, lo) - 1
+        return self._dones[place] == offset and (place + 1 == len(self._los) or hi < self._los[place + 1])
+
+    def copy(self) -> DoneThrough:
+        """The same, to be changed by itself."""
+        copy = DoneThrough(())
+        copy._los = self._los.copy()
+        copy._dones = self._dones.copy()
+        copy._steps = None if self._steps is None else self._steps.copy()
+        return copy
+
     def plan(self, lo: int, hi: int, offset: int) -> Edit | None:
         """The edit that raises lo … hi to `offset`, where they are not there yet; None: they all are.
 
@@ -128,6 +141,12 @@ class DoneThrough:
         if all(differs):
             return left, right, los, dones
         return left, right, list(compress(los, differs)), list(compress(dones, differs))
+
+    def has_room(self, edit: Edit, max_pieces: int) -> bool:
+        """Whether an edit leaves no more pieces than this, or no more than there are."""
+        left, right, new_los, _ = edit
+        growth = len(new_los) - (right - left)
+        return growth <= 0 or len(self._los) + growth <= max_pieces
 
     def carry_out(self, edit: Edit) -> None:
         """Make the edit that `plan` found."""

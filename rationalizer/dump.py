@@ -27,7 +27,7 @@ from rationalizer.log_hash import Entry, LogHash, RunningHash, is_digest
 from rationalizer.snapshot_log import due
 from rationalizer.state import GROUP, LEASE, PAUSE
 from rationalizer.travel import Travels
-from rationalizer.wire.records import JoinGroup
+from rationalizer.wire.records import AnswerBarrier, BeginCheckpoint, JoinGroup, KeepCheckpoint, Rollback
 from rationalizer.world import World
 
 FORMAT: Final = 1
@@ -326,6 +326,9 @@ class Replay:
                 line["entries"] = list(outcome.entries)
             if outcome.of_group:
                 line["generation"] = outcome.generation
+            if outcome.of_group and outcome.is_a(BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint):
+                line["checkpoint"] = outcome.checkpoint
+                line["barrier"] = outcome.barrier
             if outcome.of_group and outcome.is_a(JoinGroup):
                 line["member"] = outcome.member
             yield line

@@ -73,6 +73,13 @@ class Intervals:
         place = bisect_left(self.lasts, offset)
         return place < len(self.firsts) and self.firsts[place] <= offset
 
+    def copy(self) -> Intervals:
+        """The same set, to be changed by itself."""
+        copy = Intervals()
+        copy.firsts = self.firsts.copy()
+        copy.lasts = self.lasts.copy()
+        return copy
+
     def pairs(self) -> list[tuple[int, int]]:
         """The intervals as (first, last), ascending."""
         return list(zip(self.firsts, self.lasts, strict=True))

@@ -42,6 +42,13 @@ LEVELS: Final = (
         records=("JoinGroup", "GroupHeartbeat", "LeaveGroup", "CommitOffsets", "TopicsChanged", "ConfigureGroup"),
         state=("group", "settings", "member", "partition", "progress"),
     ),
+    Level(
+        3,
+        "checkpoints",
+        (0, 1),
+        records=("BeginCheckpoint", "AnswerBarrier", "Rollback", "KeepCheckpoint"),
+        state=("group.checkpoints", "checkpoints", "barrier", "dated", "version"),
+    ),
 )
 
 #: The level every CP starts at.
@@ -66,6 +73,9 @@ def level_of_state(part: str, field: str = "") -> int:
 
 #: Coordinated groups came with this level.
 GROUPS_LEVEL: Final = level_of_record("JoinGroup")
+
+#: Checkpoints of a group came with this level.
+CHECKPOINTS_LEVEL: Final = level_of_record("BeginCheckpoint")
 
 
 def can_follow(release: tuple[int, ...], level: int) -> bool:

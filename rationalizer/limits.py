@@ -86,6 +86,20 @@ MAX_GROUP_PARTITIONS: Final = 100_000
 #: Pieces of done_through that one partition of a coordinated group may have (G15): twice its most members.
 MAX_KEY_PIECES: Final = 2_000
 
+#: Log time that a barrier can be open for (X3): below 100 ms no member could answer; an hour is longer than any drain.
+MIN_BARRIER_TIMEOUT_MS: Final = 100
+MAX_BARRIER_TIMEOUT_MS: Final = 3_600_000
+
+#: Periodic and pinned checkpoints of a group (X1, X9): bound what a rollback looks through.
+MAX_KEPT: Final = 64
+MAX_PINNED: Final = 16
+
+#: Weight of the versions of one group that only older checkpoints see (X6): some 30 MB in a snapshot.
+MAX_OLD_WEIGHT: Final = 1_000_000
+
+#: Offsets from here on are marks, and no message's (P12).
+FIRST_MARK: Final = 1 << 62
+
 #: Key hashes are 0 … MAX_KEY_HASH (P7): xxHash64 less its lowest bit, so that they fit Kafka's int64.
 MAX_KEY_HASH: Final = 2**63 - 1
 

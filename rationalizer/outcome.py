@@ -21,7 +21,8 @@ class Outcome:
     HeartbeatBatch that passed the pause, and for CommitOffsets that counts as its sender's. `of_group`: whether it was
     judged by the rules of coordinated groups; then `generation` is the group's afterwards, None where the CP knows no
     such group, `member` the id of the member that a JoinGroup made, or joined again as, and `silent` who was found
-    overdue and is no member any more (G8): (client_id, for how many ms it had been silent).
+    overdue and is no member any more (G8): (client_id, for how many ms it had been silent). `checkpoint`, `barrier`: of
+    a record about checkpoints, the group's newest and its open barrier afterwards; None: there is none.
     """
 
     accepted: bool
@@ -34,6 +35,8 @@ class Outcome:
     generation: int | None = None
     member: str | None = None
     silent: tuple[tuple[str, int], ...] = ()
+    checkpoint: int | None = None
+    barrier: int | None = None
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -76,6 +76,9 @@ class Plane(Protocol):
     def generation(self, group_id: str) -> int | None:
         """The group's generation, as this CP knows it now (D2); None: there is none."""
 
+    def checkpoint(self, group_id: str) -> tuple[int | None, int | None]:
+        """The group's newest checkpoint, and its open barrier, as this CP knows them now (D2); None: there is none."""
+
     def knows(self, group_id: str) -> bool:
         """Whether the group is of this plane's kind: there is something of it here (G1)."""
 

@@ -33,6 +33,9 @@ from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES, NOT
 #: of leases are what the collector of cycles goes through, while everything else waits.
 _NO_RANGES: Final = Intervals()
 
+#: A range of key hashes cuts two pieces at most.
+_MOST_GROWTH: Final = 2
+
 
 def lag(begin: int, end: int, ranges: Iterable[tuple[int, int]] = ()) -> int:
     """The offsets of a log that are not done: those from `begin` to below `end`, less those of the ranges.
@@ -71,6 +74,24 @@ class Progress:
             return [(0, MAX_KEY_HASH, self.stable)]
         return self.pieces.pieces()
 
+    @property
+    def piece_count(self) -> int:
+        """How many pieces `done_through` has."""
+        return 1 if self.pieces is None else len(self.pieces)
+
+    def has_all(self, lo: int, hi: int, offset: int) -> bool:
+        """Whether `done_through` is this offset for each key hash of lo … hi."""
+        if self.pieces is None:
+            return self.stable == offset
+        return self.pieces.is_all(lo, hi, offset)
+
+    def has_room(self, lo: int, hi: int, offset: int) -> bool:
+        """Whether the pieces stay within their limit if lo … hi is raised to `offset` (G15)."""
+        if self.pieces is None or len(self.pieces) + _MOST_GROWTH <= MAX_KEY_PIECES:
+            return True
+        edit = self.pieces.plan(lo, hi, offset)
+        return edit is None or self.pieces.has_room(edit, MAX_KEY_PIECES)
+
     def is_done(self, offset: int, key_hash: int | None = None) -> bool:
         """Whether the record at `offset` is done (P2); without a key hash: whether it is for every key."""
         if offset <= self.stable or offset in self.intervals:
@@ -88,6 +109,17 @@ class Progress:
                 return False
             reached = max(last, self._end_of_run(reached))
         return True
+
+    def copy(self) -> Progress:
+        """The same, to be changed by itself."""
+        copy = Progress()
+        copy.stable = self.stable
+        copy.granted = self.granted
+        if self.intervals.firsts:
+            copy.intervals = self.intervals.copy()
+        if self.pieces is not None:
+            copy.pieces = self.pieces.copy()
+        return copy
 
     # -- changing --------------------------------------------------------------------------------------
 
@@ -164,8 +196,7 @@ class Progress:
         edit = pieces.plan(lo, hi, offset)
         if edit is None:
             return codes.OK
-        growth = len(edit[2]) - (edit[1] - edit[0])
-        if growth > 0 and len(pieces) + growth > max_pieces:
+        if not pieces.has_room(edit, max_pieces):
             return codes.MAX_INDIVIDUAL_COMMIT_REACHED
         pieces.carry_out(edit)
         self.pieces = pieces

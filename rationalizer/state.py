@@ -263,16 +263,17 @@ PROGRESS: Final = Part(
     Field("metadata", _METADATA),
 )
 
+
+def _pieces_json(pieces: Sequence[tuple[int, ...]], _: int) -> list[list[int | None]]:
+    return [[*piece[:4], *map(_or_null, piece[4:])] for piece in pieces]
+
+
 #: A partition of a coordinated group that has pieces or progress: `Assigned`.
 PARTITION: Final = Part(
     "partition",
     Field("topic", ok.TOPIC),
     Field("partition", ok.PARTITION, key="topic_partition"),
-    Field(
-        "pieces",
-        _ARRAY,
-        json=lambda pieces, _: [[*piece[:4], _or_null(piece.target), _or_null(piece.revoked)] for piece in pieces],
-    ),
+    Field("pieces", _ARRAY, json=_pieces_json),
     Field(
         "progress",
         _ANY,
@@ -280,6 +281,78 @@ PARTITION: Final = Part(
         json=lambda kept, log_time: None if kept is None else PROGRESS.shown(kept, log_time),
     ),
 )
+
+
+def _states_json(states: Sequence[tuple[int, int, int]], _: int) -> list[list[int | None]]:
+    return [[lo, hi, checkpoint or None] for lo, hi, checkpoint in states]
+
+
+#: What is done of a partition from one checkpoint on: `checkpoints.Version`.
+VERSION: Final = Part(
+    "version",
+    Field("checkpoint", ok.OFFSET),
+    Field("states", _ARRAY, json=_states_json),
+    Field("done_through", _ARRAY, json=_done_json),
+    Field("ranges", _ARRAY, json=_ranges_json),
+    Field("metadata", _METADATA),
+)
+
+#: A partition of a group that takes checkpoints: `Assigned`. In S1 its versions are elements of the row itself.
+DATED: Final = Part(
+    "dated",
+    Field("topic", ok.TOPIC),
+    Field("partition", ok.PARTITION, key="topic_partition"),
+    Field("pieces", _ARRAY, json=_pieces_json),
+    Field("initial", _or_nil(_POSITION), key=None),
+    Shown("progress", lambda each, now: None if each.progress is None else PROGRESS.shown(each.progress, now)),
+    Field(
+        "versions",
+        _ARRAY,
+        row=lambda versions, level: VERSION.rows(versions, level),
+        json=lambda versions, now: [VERSION.shown(version, now) for version in versions],
+    ),
+)
+
+#: The open barrier of a group: `checkpoints.Barrier`.
+BARRIER: Final = Part(
+    "barrier",
+    Field("id", ok.OFFSET),
+    Field("opened", ok.TIME),
+    Field("timeout_ms", ok.TIMEOUT),
+    Field("passing", ok.BOOLEAN),
+    Field(
+        "answers",
+        _ARRAY,
+        "answer_rows",
+        json=lambda rows, _: [dict(zip(("slot", "generation", "answer"), row, strict=True)) for row in rows],
+    ),
+)
+
+#: The checkpoints of a group: `Checkpoints`.
+CHECKPOINTS: Final = Part(
+    "checkpoints",
+    Field("keep", ok.KEEP),
+    Field("hold", ok.BOOLEAN),
+    Field(
+        "barrier",
+        _ANY,
+        row=lambda barrier, level: None if barrier is None else BARRIER.row(barrier, level),
+        json=lambda barrier, now: None if barrier is None else BARRIER.shown(barrier, now),
+    ),
+    Field("kept", _ARRAY, "rows", json=lambda rows, _: [list(row) for row in rows]),
+)
+
+
+def _partition_row(each: Any, level: int) -> Sequence[Any]:
+    if each.versions is None:
+        return PARTITION.row(each, level)
+    *head, versions = DATED.row(each, level)
+    return [*head, *versions]
+
+
+def _partition_json(each: Any, now: int) -> dict[str, Any]:
+    return (PARTITION if each.versions is None else DATED).shown(each, now)
+
 
 #: A coordinated group: `Group`.
 GROUP: Final = Part(
@@ -306,8 +379,14 @@ GROUP: Final = Part(
         "partitions",
         _ARRAY,
         "assigned",
-        row=lambda assigned, level: PARTITION.rows(assigned(), level),
-        json=lambda assigned, log_time: [PARTITION.shown(each, log_time) for each in assigned()],
+        row=lambda assigned, level: [_partition_row(each, level) for each in assigned()],
+        json=lambda assigned, log_time: [_partition_json(each, log_time) for each in assigned()],
+    ),
+    Field(
+        "checkpoints",
+        _ANY,
+        row=lambda found, level: None if found is None else CHECKPOINTS.row(found, level),
+        json=lambda found, log_time: None if found is None else CHECKPOINTS.shown(found, log_time),
     ),
 )
 

@@ -25,7 +25,7 @@ from rationalizer import codes
 from rationalizer import snapshot as canonical
 from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
-from rationalizer.levels import FIRST_LEVEL, SUPPORTED_LEVEL
+from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
@@ -117,7 +117,7 @@ class World:
 
     @property
     def listed(self) -> int:
-        """How many leases, and members and partitions of groups, a snapshot lists: what its place is chosen by (S2)."""
+        """How many leases, members, partitions, checkpoints … a snapshot lists: what its place is chosen by (S2)."""
         return sum(plane.size() for plane in self._planes.all)
 
     def pause(self, group_id: str) -> Pause | None:
@@ -179,12 +179,14 @@ class World:
             self.count(code, accepted)
         if message is None or kind is None:
             return Outcome(accepted, code, kind.name if kind else None, None, self.log_time)
-        epoch = generation = None
+        epoch = generation = checkpoint = barrier = None
         plane = self._plane_of.get(kind.type)
         of_group = plane is self._planes.groups and code not in _BEFORE_THE_PLANES
         if plane is not None and code != codes.WRONG_PARTITION:
             epoch = plane.epoch(kind, message)
             generation = plane.generation(message[4]) if of_group else None
+            if of_group and kind.level == CHECKPOINTS_LEVEL:
+                checkpoint, barrier = plane.checkpoint(message[4])
         return Outcome(
             accepted,
             code,
@@ -196,6 +198,8 @@ class World:
             generation,
             member,
             self._context.silent if of_group else (),
+            checkpoint,
+            barrier,
             (kind, message),
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
 from rationalizer.groups.assignors import NOBODY, STRATEGIES
+from rationalizer.groups.canonical_checkpoints import check_barrier, load_checkpoints, read_dated
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.leases.canonical import load_progress
@@ -65,10 +66,21 @@ def _group(row: object, bounds: Bounds) -> Group:
     want(strategy in STRATEGIES if members else strategy is None, f"{named} has another strategy than it can have")
     group.strategy = strategy
     _add_topics(named, group, said.topics)
-    partitions = [PARTITION.read(each, bounds.level, f"partition of {named}") for each in said.partitions]
-    _add_partitions(named, group, partitions, bounds)
+    if said.checkpoints is None:
+        partitions = [PARTITION.read(each, bounds.level, f"partition of {named}") for each in said.partitions]
+    else:
+        partitions = [read_dated(named, each, bounds) for each in said.partitions]
     want_ascending(f"partitions of {named}", [(each.topic, each.partition) for each in partitions])
-    GROUP.restore_added(group, said)
+    if said.checkpoints is None:
+        for each in partitions:
+            if each.progress is not None:
+                which = f"{each.topic}/{each.partition} of {named}"
+                _add_progress(which, group.keep(each.topic, each.partition), each.progress, bounds)
+    else:
+        load_checkpoints(named, group, said.checkpoints, partitions, bounds)
+    _add_partitions(named, group, partitions)
+    if group.checkpoints is not None:
+        check_barrier(named, group, group.checkpoints)
     if route_group(group_id, bounds.partitions) != bounds.partition:
         bare = GROUP.row(group, bounds.level)[1:] == GROUP.row(Group(group_id), bounds.level)[1:]
         want(bare, f"{named} belongs to another of {bounds.partitions} CPs")
@@ -106,18 +118,20 @@ def _add_topics(named: str, group: Group, rows: Sequence[Any]) -> None:
     want(good, f"the topics of {named} are invalid")
     want_ascending(f"topics of {named}", [topic for topic, _ in topics])
     group.restore_counts(dict(topics))
-    want(group.counts.keys() == group.reported(), f"the topics of {named} are not those that its members subscribe to")
+    want(
+        group.counts.keys() == group.reports.keys(),
+        f"the topics of {named} are not those that its members subscribe to",
+    )
 
 
-def _add_partitions(named: str, group: Group, partitions: Sequence[Any], bounds: Bounds) -> None:
+def _add_partitions(named: str, group: Group, partitions: Sequence[Any]) -> None:
     subscribers = group.subscriptions()
     assigned, before, takers = 0, None, _NO_TAKERS
     for said in partitions:
-        topic, partition, pieces, progress = said.topic, said.partition, said.pieces, said.progress
+        topic, partition, pieces = said.topic, said.partition, said.pieces
         which = f"{topic}/{partition} of {named}"
-        want(bool(pieces) or progress is not None, f"{named} lists {topic}/{partition}, of which it has nothing")
-        if progress is not None:
-            _add_progress(which, group.keep(topic, partition), progress, bounds)
+        has_progress = group.kept(topic, partition) is not None
+        want(bool(pieces) or has_progress, f"{named} lists {topic}/{partition}, of which it has nothing")
         is_assigned = partition < group.counts.get(topic, 0)
         assigned += is_assigned
         if not pieces and not is_assigned:

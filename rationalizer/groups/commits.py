@@ -14,7 +14,7 @@ from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.progress import Progress
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
-__all__ = ["Commits", "reposition_entry"]
+__all__ = ["Commits", "Entry", "Starts", "reposition_entry"]
 
 #: As on the wire: topic, partition, lo, hi, action, through, ranges, metadata.
 Entry = tuple[str, int, int, int, int, int | None, tuple[tuple[int, int], ...], str | None]
@@ -45,10 +45,7 @@ class Commits:
         if through is not None or ranges:
             kept = group.kept(topic, partition)
             progress = Progress() if kept is None else kept.progress
-            if through is not None:
-                code = progress.commit_key_range(lo, hi, through)
-            else:
-                code = self._commit_ranges(progress, ranges)
+            code = self._advance(progress, lo, hi, through, ranges)
             if code not in codes.ACCEPTED:
                 return code
             if kept is None:
@@ -101,6 +98,13 @@ class Commits:
             return codes.ILLEGAL_GENERATION
         return None if self._group.kept(topic, partition) is None else codes.ALREADY_STARTED
 
+    def _advance(
+        self, progress: Progress, lo: int, hi: int, through: int | None, ranges: tuple[tuple[int, int], ...]
+    ) -> str:
+        if through is not None:
+            return progress.commit_key_range(lo, hi, through)
+        return self._commit_ranges(progress, ranges) if ranges else codes.OK
+
     def _commit_ranges(self, progress: Progress, ranges: tuple[tuple[int, int], ...]) -> str:
         settings = self._group.settings
         if not settings.accept_individual_commit:
@@ -125,6 +129,24 @@ class Commits:
 
     def _holding_of(self, pieces: Iterable[Piece]) -> _Holding:
         return _Holding(pieces, self._slot, self._generation)
+
+
+class Starts(Commits):
+    """One CommitOffsets in a group that takes checkpoints: progress moves only with an answer (X10)."""
+
+    __slots__ = ()
+
+    def commit(self, entry: Entry) -> str:
+        """The entry's code. A start sets `initial`, and nothing else."""
+        topic, partition, _, _, action, through, _, _ = entry
+        if action != START or through is None:
+            return codes.NO_SUCH_BARRIER
+        refusal = self._start_refusal(topic, partition)
+        if refusal is not None:
+            return refusal
+        kept = self._group.keep(topic, partition)
+        kept.initial = kept.progress.stable = through
+        return codes.OK
 
 
 class _Holding:

@@ -13,10 +13,12 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
+from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import compute_targets
+from rationalizer.groups.checkpoints import NOT_SAVED, Checkpoints, Key, Version
 from rationalizer.groups.pieces import Piece, TopicPieces
 from rationalizer.groups.reconcile import reconcile
-from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
+from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.progress import Progress
 from rationalizer.wire.records import Topics
 
@@ -97,12 +99,17 @@ class PartitionProgress:
 
 
 class Assigned(NamedTuple):
-    """A partition of a group, as its state lists it."""
+    """A partition of a group, as its state lists it.
+
+    `versions` None: the group takes no checkpoints. Else `initial` None: the partition has no start.
+    """
 
     topic: str
     partition: int
     pieces: Sequence[Piece]
     progress: PartitionProgress | None
+    initial: int | None = None
+    versions: Sequence[Version] | None = None
 
 
 class Group:
@@ -110,8 +117,8 @@ class Group:
 
     __slots__ = (
         "_deadlines",
-        "_reports",
         "_views",
+        "checkpoints",
         "clients",
         "counts",
         "generation",
@@ -120,6 +127,7 @@ class Group:
         "members",
         "pieces",
         "progress",
+        "reports",
         "settings",
         "strategy",
         "weight",
@@ -138,7 +146,10 @@ class Group:
         self.members: dict[int, Member] = {}
         self.clients: dict[str, Member] = {}
         self.pieces: dict[str, TopicPieces] = {}
+        #: Of a group that takes checkpoints: what the newest of them sees (X2).
         self.progress: dict[str, dict[int, PartitionProgress]] = {}
+        #: None: it takes none (X1).
+        self.checkpoints: Checkpoints | None = None
         #: Slots that were overdue when last asked, until they beat or go.
         self.late: set[int] = set()
         #: (deadline, slot) of every member that is not late (`Member.watched`); those that have beaten since are put
@@ -147,8 +158,8 @@ class Group:
         #: What members reported as their own topics, and the slots of those that reported just this. Most report the
         #: same: so a thousand members of ten thousand topics cost little more than one.
         self._views: dict[frozenset[str], tuple[frozenset[str], set[int]]] = {}
-        #: How many of these a topic is in.
-        self._reports: dict[str, int] = {}
+        #: How many of these a topic is in, by topic.
+        self.reports: dict[str, int] = {}
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -208,9 +219,27 @@ class Group:
 
     def assigned(self) -> Iterator[Assigned]:
         """All that have pieces or progress, sorted, with both."""
+        checkpoints = self.checkpoints
+        versions = None if checkpoints is None else checkpoints.all_versions()
         for topic, partition in self.partitions():
-            pieces = self.pieces.get(topic)
-            yield Assigned(topic, partition, () if pieces is None else pieces[partition], self.kept(topic, partition))
+            of_topic = self.pieces.get(topic)
+            pieces = () if of_topic is None else of_topic[partition]
+            kept = self.kept(topic, partition)
+            if checkpoints is None or versions is None:
+                yield Assigned(topic, partition, pieces, kept)
+                continue
+            key = (topic, partition)
+            initial = None if kept is None or key in checkpoints.unset else kept.initial
+            yield Assigned(topic, partition, pieces, kept, initial, versions.get(key, ()))
+
+    def versions(self, key: Key) -> Sequence[Version]:
+        """All versions of a partition's progress, ascending; none where the group takes no checkpoints (X2)."""
+        return () if self.checkpoints is None else self.checkpoints.versions(key)
+
+    def states(self, key: Key) -> list[KeyPiece]:
+        """Where the state of a partition is saved that belongs to its progress: (lo, hi, checkpoint); 0: nowhere."""
+        version = None if self.checkpoints is None else self.checkpoints.seen.get(key)
+        return [(0, MAX_KEY_HASH, NOT_SAVED)] if version is None else version.states
 
     def partitions(self) -> list[tuple[str, int]]:
         """All that have pieces or progress, sorted."""
@@ -242,6 +271,8 @@ class Group:
             member = self.members.pop(slot)
             del self.clients[member.client_id]
             self._take_back(slot, member.topics)
+            if self.checkpoints is not None:
+                self.checkpoints.forget_answer(slot)
         self.late -= slots
 
     def report(self, member: Member, topics: frozenset[str]) -> None:
@@ -249,7 +280,7 @@ class Group:
         if topics not in self._views:
             self._views[topics] = (topics, set())
             for topic in topics:
-                self._reports[topic] = self._reports.get(topic, 0) + 1
+                self.reports[topic] = self.reports.get(topic, 0) + 1
         before = member.topics
         member.topics, slots = self._views[topics]
         slots.add(member.slot)
@@ -263,14 +294,10 @@ class Group:
             return
         del self._views[topics]
         for topic in topics:
-            if self._reports[topic] == 1:
-                del self._reports[topic]
+            if self.reports[topic] == 1:
+                del self.reports[topic]
             else:
-                self._reports[topic] -= 1
-
-    def reported(self) -> AbstractSet[str]:
-        """All topics that some member reported."""
-        return self._reports.keys()
+                self.reports[topic] -= 1
 
     def renew(self, member: Member, session_timeout_ms: int, log_time: int) -> None:
         """The member beats, under this session timeout."""
@@ -283,7 +310,7 @@ class Group:
         """Subscribed topics have at least these numbers of partitions (G12). Whether any has more now."""
         grown = False
         for topic, count in topics:
-            if topic in self._reports and count > self.counts.get(topic, -1):
+            if topic in self.reports and count > self.counts.get(topic, -1):
                 self.counts[topic] = count
                 grown = True
         return grown
@@ -304,7 +331,7 @@ class Group:
             if self._views[topics][1] <= leaving:
                 for topic in topics:
                     fewer[topic] = fewer.get(topic, 0) + 1
-        gone = {topic for topic, views in fewer.items() if views == self._reports[topic]}
+        gone = {topic for topic, views in fewer.items() if views == self.reports[topic]}
         known, after = self.counts, dict[str, int]()
         for topic, count in reported:
             after[topic] = max(count, after.get(topic, 0), known.get(topic, 0))
@@ -314,9 +341,10 @@ class Group:
         before = sum([max(1, known[topic]) for topic in gone | (known.keys() & after.keys())])
         return self.weight - before + sum([max(1, count) for count in after.values()])
 
-    def partition_count(self) -> int:
-        """How many partitions have pieces or progress (S2)."""
-        return len(self.partitions())
+    def size(self) -> int:
+        """How many members, partitions with pieces or progress, checkpoints and versions there are (S2)."""
+        dated = 0 if self.checkpoints is None else self.checkpoints.size()
+        return len(self.members) + len(self.partitions()) + dated
 
     def _watch(self, member: Member) -> None:
         member.watched = member.deadline
@@ -330,7 +358,7 @@ class Group:
         `gone`: slots whose pieces go to their targets at once.
         """
         self.generation = generation
-        self.restore_counts({topic: count for topic, count in self.counts.items() if topic in self._reports})
+        self.restore_counts({topic: count for topic, count in self.counts.items() if topic in self.reports})
         if not self.members:
             self.strategy = None
             self.pieces.clear()

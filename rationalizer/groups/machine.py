@@ -1,4 +1,4 @@
-"""The group plane: coordinated groups (section 5).
+"""The group plane: coordinated groups (section 5), and their checkpoints (section 7).
 
 The life of a group, as the log moves it. Every arrow is one record; none waits for another:
 
@@ -25,10 +25,14 @@ from hashlib import sha1
 from typing import Any, Final
 
 from rationalizer import codes
+from rationalizer.groups import barriers
 from rationalizer.groups.assignors import STRATEGIES
 from rationalizer.groups.canonical import load_groups
-from rationalizer.groups.commits import Commits, reposition_entry
+from rationalizer.groups.checkpoint_records import CheckpointRecords
+from rationalizer.groups.commits import Commits, Starts, reposition_entry
 from rationalizer.groups.group import Group, Member
+from rationalizer.groups.judging import of_entries, settle, slots_of
+from rationalizer.groups.witness import NOBODY_GOES, Witness, witness_of, witness_of_positions
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Verdict
 from rationalizer.routing import route_group
@@ -37,24 +41,18 @@ from rationalizer.state import GROUP
 from rationalizer.wire.records import Belongs, Kind, Topics
 from rationalizer.wire.unpacking import Message
 
-_NOBODY_GOES: Final[frozenset[int]] = frozenset()
-
 #: RFC 4122's name space for DNS names, which uuid5 hashes first (G6).
 _NAMESPACE: Final = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
 
 
-class GroupPlane:
+class GroupPlane(CheckpointRecords):
     """The coordinated groups of one CP, by group_id: those it is the home of, and marks of others (G2)."""
 
-    __slots__ = ("_partition", "_partitions", "_weight", "groups", "part")
+    __slots__ = ("part",)
 
     def __init__(self, partition: int, partitions: int) -> None:
+        super().__init__(partition, partitions)
         self.part = GROUPS
-        self.groups: dict[str, Group] = {}
-        self._partition = partition
-        self._partitions = partitions
-        #: Partitions of all topics that all groups subscribe to (G11).
-        self._weight = 0
 
     # -- as a plane ------------------------------------------------------------------------------------
 
@@ -69,6 +67,14 @@ class GroupPlane:
         """The group's generation; None: this CP knows no such group (D2)."""
         group = self.groups.get(group_id)
         return None if group is None else group.generation
+
+    def checkpoint(self, group_id: str) -> tuple[int | None, int | None]:
+        """The group's newest checkpoint, and its open barrier (D2)."""
+        group = self.groups.get(group_id)
+        if group is None or group.checkpoints is None:
+            return None, None
+        barrier = group.checkpoints.barrier
+        return group.checkpoints.newest, None if barrier is None else barrier.id
 
     def knows(self, group_id: str) -> bool:
         """Whether there is state of the group (G1)."""
@@ -88,8 +94,8 @@ class GroupPlane:
             self._weight -= group.weight
 
     def size(self) -> int:
-        """How many members and partitions the groups have (S2)."""
-        return sum(len(group.members) + group.partition_count() for group in self.groups.values())
+        """How many members, partitions, checkpoints and versions the groups have (S2)."""
+        return sum(group.size() for group in self.groups.values())
 
     def rows(self, level: int) -> list[Sequence[Any]]:
         """All groups, sorted (S1)."""
@@ -127,18 +133,22 @@ class GroupPlane:
                 return Verdict(codes.UNKNOWN_CONSUMER, False)
         else:
             sender = group.clients.get(client_id)
-            if sender is not None and sender.instance_id != instance_id and sender.joined >= seen:
-                return Verdict(codes.REPLACED, False)
-        gone, silent = _who_goes(group, sender, context.log_time)
-        refusal = self._join_refusal(group, sender, gone, session_timeout_ms, strategy, topics)
+        witness = witness_of(group, sender, context.log_time, _replaced(sender, instance_id, seen))
+        if sender is not None and witness.removes(sender):
+            sender = None
+            if member_id:
+                return Verdict(codes.UNKNOWN_CONSUMER, False)
+        if sender is not None and sender.instance_id != instance_id and sender.joined >= seen:
+            return Verdict(codes.REPLACED, False)
+        refusal = self._join_refusal(group, sender, witness, session_timeout_ms, strategy, topics)
         if refusal is not None:
             return Verdict(refusal, False)
 
         self.groups[group_id] = group
-        _bury(group, gone, silent, context)
+        others = settle(group, witness, context)
         names = frozenset([topic for topic, _ in topics])
         values = (strategy, session_timeout_ms, share, pattern, names)
-        replaced = _NOBODY_GOES
+        replaced = _replaced(sender, instance_id, seen)
         same = False
         if sender is None:
             member = Member(context.offset, client_id)
@@ -146,12 +156,12 @@ class GroupPlane:
         else:
             member = sender
             before = (group.strategy, member.session_timeout_ms, member.allow_key_share, member.pattern, member.topics)
-            same = member.instance_id == instance_id and before == values
-            if member.instance_id != instance_id:
-                replaced = frozenset([member.slot])
+            same = not replaced and before == values
         if sender is None or replaced:
             member.instance_id = instance_id
             member.member_id = member_id_of(group_id, self._partition, context.offset)
+        if replaced and group.checkpoints is not None:
+            group.checkpoints.forget_answer(member.slot)
         group.strategy = strategy
         member.allow_key_share = share
         member.pattern = pattern
@@ -160,22 +170,23 @@ class GroupPlane:
         grown = group.raise_counts(topics)
         group.renew(member, session_timeout_ms, context.log_time)
         if same and not grown:
-            if gone:
-                self._rebalance(group, context, gone)
+            if witness.gone or others:
+                self._rebalance(group, context, witness.gone, others)
             return Verdict(codes.ALREADY_MEMBER, True, None, member.member_id)
-        self._rebalance(group, context, gone | replaced)
+        self._rebalance(group, context, witness.gone | replaced, others)
         return Verdict(codes.OK, True, None, member.member_id)
 
     def _join_refusal(
         self,
         group: Group,
         sender: Member | None,
-        gone: AbstractSet[int],
+        witness: Witness,
         session_timeout_ms: int,
         strategy: str,
         topics: Topics,
     ) -> str | None:
         """G11's checks from the strategy on."""
+        gone = witness.absent
         others = len(group.members) - len(gone) - (sender is not None)
         if strategy not in STRATEGIES:
             return codes.UNKNOWN_PARTITIONING_STRATEGY
@@ -185,34 +196,35 @@ class GroupPlane:
             return codes.SESSION_TIMEOUT_TOO_HIGH
         if others >= MAX_MEMBERS:
             return codes.GROUP_FULL
-        if self._too_many(group, topics, gone | _slots_of(sender), topics):
+        if self._too_many(group, topics, gone | slots_of(sender), topics):
             return codes.TOO_MANY_PARTITIONS
         return None
 
     def _group_heartbeat(self, message: Message, context: ApplyContext) -> Verdict:
         """G13: it lives, whatever generation it knows."""
         *_, member_id, generation = message
-        group, sender = self._sender(message, member_id)
-        if group is None or sender is None:
+        found = self._sender(message, member_id, context)
+        if found is None:
             return Verdict(codes.UNKNOWN_CONSUMER, False)
+        group, sender, witness = found
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
-        self._lives(group, sender, context)
+        self._lives(group, sender, witness, context)
         return Verdict(codes.OK if generation == group.generation else codes.ILLEGAL_GENERATION, True)
 
     def _leave_group(self, message: Message, context: ApplyContext) -> Verdict:
         """G13: the sender goes."""
         *_, member_id, generation = message
-        group, sender = self._sender(message, member_id)
-        if group is None or sender is None:
+        found = self._sender(message, member_id, context, leaves=True)
+        if found is None:
             return Verdict(codes.UNKNOWN_CONSUMER, False)
+        group, sender, witness = found
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
-        gone, silent = _who_goes(group, sender, context.log_time)
-        _bury(group, gone, silent, context)
+        others = settle(group, witness, context)
         leaver = frozenset([sender.slot])
         group.remove(leaver)
-        self._rebalance(group, context, gone | leaver)
+        self._rebalance(group, context, witness.gone | leaver, others)
         return Verdict(codes.OK, True)
 
     def _commit_offsets(self, message: Message, context: ApplyContext) -> Verdict:
@@ -220,14 +232,16 @@ class GroupPlane:
         *_, member_id, generation, in_order, entries = message
         if not member_id:
             return self._reposition(message, context)
-        group, sender = self._sender(message, member_id)
-        if group is None or sender is None:
+        found = self._sender(message, member_id, context)
+        if found is None:
             return Verdict(codes.UNKNOWN_CONSUMER, False)
+        group, sender, witness = found
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
-        self._lives(group, sender, context)
-        commits = Commits(group, sender.slot, generation, in_order)
-        return _of_entries(tuple(map(commits.commit, entries)))
+        self._lives(group, sender, witness, context)
+        judge = Commits if group.checkpoints is None else Starts
+        commits = judge(group, sender.slot, generation, in_order)
+        return of_entries(tuple(map(commits.commit, entries)))
 
     def _reposition(self, message: Message, context: ApplyContext) -> Verdict:
         """G21: the pausing client sets positions, of a group without members at work."""
@@ -237,32 +251,35 @@ class GroupPlane:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
-        gone = frozenset(group.overdue(context.log_time))
-        if len(gone) < len(group.members):
+        witness = witness_of_positions(group, context.log_time)
+        if witness is None:
             return Verdict(codes.GROUP_ACTIVE, False)
-        if gone:
-            _bury(group, gone, False, context)
-            self._rebalance(group, context, gone)
-        return _of_entries(tuple([reposition_entry(group, entry) for entry in entries]))
+        others = settle(group, witness, context)
+        if witness.gone or others:
+            self._rebalance(group, context, witness.gone, others)
+        if group.checkpoints is not None:
+            return of_entries(barriers.set_positions(group, context.offset, context.log_time, entries))
+        return of_entries(tuple([reposition_entry(group, entry) for entry in entries]))
 
     def _topics_changed(self, message: Message, context: ApplyContext) -> Verdict:
         """G13: what the sender's pattern matches now."""
         *_, member_id, topics = message
-        group, sender = self._sender(message, member_id)
-        if group is None or sender is None:
+        found = self._sender(message, member_id, context)
+        if found is None:
             return Verdict(codes.UNKNOWN_CONSUMER, False)
-        gone, silent = _who_goes(group, sender, context.log_time)
-        reported, leaving = (topics, gone | {sender.slot}) if sender.pattern else ((), gone)
+        group, sender, witness = found
+        absent = witness.absent
+        reported, leaving = (topics, absent | {sender.slot}) if sender.pattern else ((), absent)
         if self._too_many(group, topics, leaving, reported):
             return Verdict(codes.TOO_MANY_PARTITIONS, False)
-        _bury(group, gone, silent, context)
+        others = settle(group, witness, context)
         before = sender.topics
         if sender.pattern:
             group.report(sender, frozenset([topic for topic, _ in topics]))
         changed = group.raise_counts(topics) or sender.topics != before
         group.beat(sender, context.log_time)
-        if gone or changed:
-            self._rebalance(group, context, gone)
+        if changed or witness.gone or others:
+            self._rebalance(group, context, witness.gone, others)
         return Verdict(codes.OK, True)
 
     def _configure_group(self, message: Message, context: ApplyContext) -> Verdict:
@@ -282,7 +299,7 @@ class GroupPlane:
             or before.accept_range_fetch != group.settings.accept_range_fetch
         )
         if changed and group.members:
-            self._rebalance(group, context, _NOBODY_GOES)
+            self._rebalance(group, context, NOBODY_GOES)
         return Verdict(codes.OK, True)
 
     # -- what they share -------------------------------------------------------------------------------
@@ -290,18 +307,12 @@ class GroupPlane:
     def _is_home(self, group_id: str) -> bool:
         return route_group(group_id, self._partitions) == self._partition
 
-    def _sender(self, message: Message, member_id: str) -> tuple[Group | None, Member | None]:
-        _, _, instance_id, client_id, group_id, *_ = message
-        group = self.groups.get(group_id)
-        return group, None if group is None else group.sender(member_id, client_id, instance_id)
-
-    def _lives(self, group: Group, sender: Member, context: ApplyContext) -> None:
+    def _lives(self, group: Group, sender: Member, witness: Witness, context: ApplyContext) -> None:
         """A record of types 17 and 19 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
-        gone, silent = _who_goes(group, sender, context.log_time)
-        _bury(group, gone, silent, context)
+        others = settle(group, witness, context)
         group.beat(sender, context.log_time)
-        if gone:
-            self._rebalance(group, context, gone)
+        if witness.gone or others:
+            self._rebalance(group, context, witness.gone, others)
 
     def _too_many(self, group: Group, topics: Topics, leaving: AbstractSet[int], reported: Topics) -> bool:
         """Whether the groups of this CP would subscribe to too many partitions (G11).
@@ -314,11 +325,6 @@ class GroupPlane:
         after = group.weight_after(leaving, reported, topics)
         return self._weight - group.weight + after > MAX_GROUP_PARTITIONS
 
-    def _rebalance(self, group: Group, context: ApplyContext, gone: AbstractSet[int]) -> None:
-        self._weight -= group.weight
-        group.rebalance(context.offset, gone)
-        self._weight += group.weight
-
 
 def member_id_of(group_id: str, cp: int, offset: int) -> str:
     """The id of the member that the JoinGroup at this offset makes (G6): the group's, and a UUID of version 5."""
@@ -329,33 +335,8 @@ def member_id_of(group_id: str, cp: int, offset: int) -> str:
     return f"{group_id}-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _slots_of(sender: Member | None) -> frozenset[int]:
-    return _NOBODY_GOES if sender is None else frozenset([sender.slot])
-
-
-def _who_goes(group: Group, sender: Member | None, log_time: int) -> tuple[frozenset[int], bool]:
-    """The slots that an accepted record of this sender buries, and whether the log itself was silent (G8)."""
-    late = group.overdue(log_time)
-    if not late:
-        return _NOBODY_GOES, False
-    if sender is None or sender.slot not in late:
-        return frozenset(late), False
-    if len(late) == len(group.members):
-        return _NOBODY_GOES, True
-    return frozenset(late) - {sender.slot}, False
-
-
-def _bury(group: Group, gone: AbstractSet[int], silent: bool, context: ApplyContext) -> None:
-    """The overdue are members no longer; or, after a silence of the whole log, all sessions begin again (G8)."""
-    log_time = context.log_time
-    if gone:
-        late = [member for slot, member in group.members.items() if slot in gone]
-        context.silent = tuple([(member.client_id, log_time - member.last_beat) for member in late])
-        group.remove(gone)
-    if silent:
-        for member in group.members.values():
-            group.beat(member, log_time)
-
-
-def _of_entries(answers: tuple[str, ...]) -> Verdict:
-    return Verdict(codes.OK if codes.ACCEPTED.issuperset(answers) else codes.PARTIAL, True, answers)
+def _replaced(sender: Member | None, instance_id: str, seen: int) -> frozenset[int]:
+    """The slot that a join by this instance replaces (G11)."""
+    if sender is None or sender.instance_id == instance_id or sender.joined >= seen:
+        return NOBODY_GOES
+    return frozenset([sender.slot])

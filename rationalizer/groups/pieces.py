@@ -122,6 +122,19 @@ class TopicPieces:
                 if piece.owner == slot:
                     yield partition, piece
 
+    def owned(self) -> set[int]:
+        """The slots that own something."""
+        found = set(self.owners)
+        found.update([piece.owner for pieces in self.cut.values() for piece in pieces])
+        found.discard(NOBODY)
+        return found
+
+    def with_revoked(self) -> list[int]:
+        """The partitions of which a piece is revoked."""
+        whole = [p for p, revoked in enumerate(self.revoked) if revoked != NEVER]
+        cut = [p for p, pieces in self.cut.items() if any(piece.revoked != NEVER for piece in pieces)]
+        return whole + cut
+
     def any_revoked(self) -> bool:
         """Whether some piece is revoked."""
         return max(self.revoked, default=NEVER) != NEVER or any(

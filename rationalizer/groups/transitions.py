@@ -1,4 +1,4 @@
-"""The life of a coordinated group as two tables: every record in every state, and the moves between states.
+"""The life of a coordinated group as tables: every record in every state, the moves between states, checkpoints.
 
 The columns are those of section 5: PREPARE_FOR_REBALANCE and STEADY alike are "members", and the overdue are gone as G8
 says before the column is chosen. `machine.py` is the table put into conditions; a test plays every cell against it, and
@@ -13,17 +13,35 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from rationalizer.codes import (
+    ALREADY_ANSWERED,
     ALREADY_MEMBER,
+    BARRIER_OPEN,
     GROUP_ACTIVE,
     ILLEGAL_GENERATION,
+    NEWEST_CHECKPOINT,
+    NO_SUCH_BARRIER,
     OK,
     PARTIAL,
     REPLACED,
+    TOO_MANY_CHECKPOINTS,
+    UNKNOWN_CHECKPOINT,
     UNKNOWN_CONSUMER,
     WRONG_KIND,
 )
 
-__all__ = ["COLUMNS", "MOVES", "TRANSITIONS", "Effect", "Ending", "Move", "Transition", "Who"]
+__all__ = [
+    "CHECKPOINT_COLUMNS",
+    "CHECKPOINT_TRANSITIONS",
+    "COLUMNS",
+    "CheckpointTransition",
+    "Effect",
+    "Ending",
+    "MOVES",
+    "Move",
+    "TRANSITIONS",
+    "Transition",
+    "Who",
+]
 
 #: The states of a group, as the fields of a Transition, and their heads.
 COLUMNS: Final = {
@@ -63,6 +81,14 @@ class Effect(Enum):
     CHANGED_TARGETS = "changes; rebalance"
     PAUSED = "pause"
     FORGOTTEN = "forgotten"
+    FIRST = "first checkpoint"
+    OPENED = "barrier opens"
+    COMPLETED = "complete at once"
+    NOTED = "noted"
+    CLOSED = "noted; barrier closed"
+    WENT_BACK = "all go back"
+    KEPT = "retired, or pinned"
+    ENDED = "takes none any more"
 
 
 class Ending(NamedTuple):
@@ -193,6 +219,71 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     ),
     _alike("Tick", Effect.NOTHING, "T3"),
     _alike("Upgrade", Effect.NOTHING, "E4"),
+)
+
+
+#: What a group takes, as the fields of a CheckpointTransition, and their heads.
+CHECKPOINT_COLUMNS: Final = {
+    "unknown": "no such group",
+    "none": "takes none",
+    "some": "takes some, no barrier open",
+    "open": "barrier open",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTransition:
+    """One row: a record, and its endings by the checkpoints of its group. No ending: TRANSITIONS says."""
+
+    record: str
+    who: Who
+    unknown: tuple[Ending, ...]
+    none: tuple[Ending, ...]
+    some: tuple[Ending, ...]
+    open: tuple[Ending, ...]
+    rule: str
+
+
+_NO_CHECKPOINT: Final = _refused(UNKNOWN_CHECKPOINT)
+_NO_MEMBER: Final = _refused(UNKNOWN_CONSUMER)
+_NO_BARRIER: Final = (*_NO_MEMBER, *_BUG, *_does(Effect.BEAT, NO_SUCH_BARRIER))
+_BACK: Final = (*_does(Effect.WENT_BACK), *_BUG, *_NO_CHECKPOINT)
+_KEEPS: Final = (
+    *(*_does(Effect.KEPT), *_NO_CHECKPOINT, *_refused(NEWEST_CHECKPOINT)),
+    *(*_refused(TOO_MANY_CHECKPOINTS), *_refused(GROUP_ACTIVE)),
+)
+_ENDS: Final = _does(Effect.ENDED)
+_STARTS: Final = (*_does(Effect.COMMITTED), *_does(Effect.COMMITTED, PARTIAL))
+_POSITIONS: Final = (*_does(Effect.REPOSITIONED), *_does(Effect.REPOSITIONED, PARTIAL), *_refused(GROUP_ACTIVE))
+_FORGETS: Final = (*_does(Effect.FORGOTTEN), *_refused(GROUP_ACTIVE))
+
+CHECKPOINT_TRANSITIONS: Final[tuple[CheckpointTransition, ...]] = (
+    CheckpointTransition(
+        "BeginCheckpoint",
+        Who.ANYONE,
+        _NO_CHECKPOINT,
+        (*_does(Effect.FIRST), *_NO_CHECKPOINT, *_refused(GROUP_ACTIVE)),
+        (*_does(Effect.OPENED), *_does(Effect.COMPLETED), *_NO_CHECKPOINT),
+        (*_NO_CHECKPOINT, *_refused(BARRIER_OPEN)),
+        "X4, X6",
+    ),
+    CheckpointTransition(
+        "AnswerBarrier",
+        Who.ANYONE,
+        _NO_MEMBER,
+        _NO_BARRIER,
+        _NO_BARRIER,
+        (
+            *(*_NO_BARRIER, *_does(Effect.NOTED), *_does(Effect.CLOSED)),
+            *(*_does(Effect.BEAT, PARTIAL), *_does(Effect.BEAT, ALREADY_ANSWERED)),
+        ),
+        "G10, X3, X5, X6",
+    ),
+    CheckpointTransition("Rollback", Who.ANYONE, _NO_CHECKPOINT, _NO_CHECKPOINT, _BACK, _BACK, "X8"),
+    CheckpointTransition("KeepCheckpoint", Who.ANYONE, _NO_CHECKPOINT, _NO_CHECKPOINT, (*_KEEPS, *_ENDS), _KEEPS, "X9"),
+    CheckpointTransition("CommitOffsets", Who.WITH_ID, (), (), _STARTS, _STARTS, "X2, X10"),
+    CheckpointTransition("CommitOffsets", Who.PAUSING, (), (), _POSITIONS, _refused(GROUP_ACTIVE), "G21, X10"),
+    CheckpointTransition("ForgetGroup", Who.PAUSING, (), (), _FORGETS, _FORGETS, "C16"),
 )
 
 

@@ -77,6 +77,10 @@ class LeasePlane:
     def generation(self, group_id: str) -> None:
         """A claimed group has none."""
 
+    def checkpoint(self, group_id: str) -> tuple[None, None]:
+        """A claimed group takes none."""
+        return None, None
+
     def knows(self, group_id: str) -> bool:
         """Whether there is a lease of the group (G1)."""
         return group_id in self._keys_of_group

@@ -1,4 +1,4 @@
-"""What participants can append: the record types of sections 3 and 5, as frozen values that check themselves.
+"""What participants can append: the record types of sections 3, 5 and 7, as frozen values that check themselves.
 
 A record that can be built is one that every reader accepts as well formed (E2); building any other raises
 InvalidRecordError, which is the writer's mistake. (What is wrong with a value *read* is another exception,
@@ -306,6 +306,67 @@ class ConfigureGroup(Record):
         return cls(instance_id, client_id, group_id, tuple(dict(own[0]).items()))
 
 
+# -- checkpoints (section 7) -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint(Record):
+    """Take a checkpoint (X4): the first one, or a barrier opens.
+
+    `after`: the newest checkpoint, 0 where the group takes none. `timeout_ms`: how long the barrier waits, in log time.
+    `keep`: how many periodic checkpoints are kept; 0: this one is for a hand-over. `hold`: of the first one, the kind
+    of group.
+    """
+
+    TYPE: ClassVar[int] = 23
+    after: int
+    timeout_ms: int
+    keep: int
+    hold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBarrier(Record):
+    """My cut for this barrier (X5): `answer` is REFUSED, REACHED or REACHED_AND_LEAVES, `entries` what is done."""
+
+    TYPE: ClassVar[int] = 24
+    member_id: str
+    generation: int
+    barrier: int
+    answer: int
+    entries: tuple[CommitEntry, ...]
+
+    def own_fields(self) -> tuple[object, ...]:
+        """The entries as on the wire: arrays."""
+        entries = tuple([tuple(entry) for entry in self.entries])
+        return self.member_id, self.generation, self.barrier, self.answer, entries
+
+    @classmethod
+    def of_fields(cls, instance_id: str, client_id: str, group_id: str, own: Sequence[Any]) -> Self:
+        """The record with these fields, `own` as on the wire."""
+        member_id, generation, barrier, answer, entries = own
+        found = tuple([CommitEntry(*entry) for entry in entries])
+        return cls(instance_id, client_id, group_id, member_id, generation, barrier, answer, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback(Record):
+    """All go back to this checkpoint, 0: the newest (X8), if the group's generation still is this one."""
+
+    TYPE: ClassVar[int] = 25
+    generation: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCheckpoint(Record):
+    """Change what is kept (X9): `action` is RETIRE, PIN or END."""
+
+    TYPE: ClassVar[int] = 27
+    checkpoint: int
+    action: int
+
+
 class Belongs(Enum):
     """How a kind of record finds its CP (L3)."""
 
@@ -329,7 +390,7 @@ _HEAD: Final = ("version", "type", "instance_id", "client_id", "group_id")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row of the tables of sections 3 and 5. `whole`: what must hold of all own fields together."""
+    """One row of the tables of sections 3, 5 and 7. `whole`: what must hold of all own fields together."""
 
     type: int
     name: str
@@ -385,6 +446,11 @@ def _topics_or_pattern(own: Sequence[Any]) -> bool:
     return bool(pattern or topics)
 
 
+def _refused_without_entries(own: Sequence[Any]) -> bool:
+    *_, answer, entries = own
+    return answer != ok.REFUSED or not entries
+
+
 _LEASE = (ok.TOPIC, ok.PARTITION)
 _LEASE_EPOCH = (*_LEASE, ok.EPOCH)
 
@@ -417,6 +483,16 @@ KINDS: Final[dict[int, Kind]] = {
         ),
         _kind(TopicsChanged, Belongs.GROUP, DuringPause.REJECTED, ok.MEMBER_ID, ok.TOPICS),
         _kind(ConfigureGroup, Belongs.EVERYWHERE, DuringPause.REJECTED, ok.SETTINGS),
+        _kind(BeginCheckpoint, Belongs.GROUP, DuringPause.HANDS_IN, ok.OFFSET, ok.TIMEOUT, ok.KEEP, ok.BOOLEAN),
+        _kind(
+            AnswerBarrier,
+            Belongs.GROUP,
+            DuringPause.HANDS_IN,
+            *(ok.MEMBER_ID, ok.GENERATION, ok.OFFSET, ok.ANSWER, ok.ANSWER_ENTRIES),
+            whole=Rule(_refused_without_entries, "entries must be empty beside answer 0"),
+        ),
+        _kind(Rollback, Belongs.GROUP, DuringPause.REJECTED, ok.GENERATION, ok.OFFSET),
+        _kind(KeepCheckpoint, Belongs.GROUP, DuringPause.REJECTED, ok.OFFSET, ok.KEEPING),
         _kind(Tick, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP),
         _kind(Upgrade, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP, ok.LEVEL),
     )

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rationalizer.limits import (
+    MAX_BARRIER_TIMEOUT_MS,
     MAX_COMMIT_ENTRIES,
     MAX_COMMIT_RANGES,
     MAX_HEARTBEAT_INTERVAL_MS,
     MAX_ID_BYTES,
     MAX_INTERVALS,
+    MAX_KEPT,
     MAX_KEY_HASH,
     MAX_LEVEL,
     MAX_MEMBER_ID_BYTES,
@@ -30,6 +32,7 @@ from rationalizer.limits import (
     MAX_TIME_MS,
     MAX_TOPIC_BYTES,
     MAX_TOPICS,
+    MIN_BARRIER_TIMEOUT_MS,
     MIN_HEARTBEAT_INTERVAL_MS,
     MIN_SESSION_TIMEOUT_MS,
     NOTHING_DONE,
@@ -189,7 +192,11 @@ def _are_topics(value: object) -> bool:
 
 
 def _are_commit_entries(value: object) -> bool:
-    if type(value) is not tuple or not 1 <= len(value) <= MAX_COMMIT_ENTRIES or set(map(type, value)) != {tuple}:
+    return value != () and _are_entries_or_none(value)
+
+
+def _are_entries_or_none(value: object) -> bool:
+    if type(value) is not tuple or len(value) > MAX_COMMIT_ENTRIES or not set(map(type, value)) <= {tuple}:
         return False
     good_topics: set[object] = set()
     try:
@@ -210,6 +217,24 @@ def _are_commit_entries(value: object) -> bool:
     except ValueError:  # not eight
         return False
     return True
+
+
+# -- checkpoints (section 7) -------------------------------------------------------------------------------
+
+#: What an AnswerBarrier says (X5): no cut; a cut; a cut, and the sender leaves when the barrier is closed.
+REFUSED: Final = 0
+REACHED: Final = 1
+REACHED_AND_LEAVES: Final = 2
+
+#: What a KeepCheckpoint asks for (X9): drop it; keep it until it is retired; take no checkpoints any more.
+RETIRE: Final = 0
+PIN: Final = 1
+END: Final = 2
+
+#: Kinds of checkpoints (X1): made for a hand-over; one of the newest `keep`; kept until it is retired.
+PASSING: Final = 0
+PERIODIC: Final = 1
+PINNED: Final = 2
 
 
 def are_shared_topics(value: object) -> bool:
@@ -284,6 +309,20 @@ COMMIT_ENTRIES: Final = Rule(
     f"an array of 1 … {MAX_COMMIT_ENTRIES:,} [topic, partition, lo, hi, action, through, ranges, metadata], either "
     "through or ranges, action 2 (start) with through and for all keys",
 )
+TIMEOUT: Final = Rule(
+    _between(MIN_BARRIER_TIMEOUT_MS, MAX_BARRIER_TIMEOUT_MS),
+    f"an int, {MIN_BARRIER_TIMEOUT_MS} … {MAX_BARRIER_TIMEOUT_MS:,} (ms of log time)",
+)
+KEEP: Final = Rule(_between(0, MAX_KEPT), f"an int, 0 … {MAX_KEPT}")
+ANSWER: Final = Rule(
+    _between(REFUSED, REACHED_AND_LEAVES),
+    "0 (refused), 1 (reached) or 2 (reached, and leaves)",
+)
+ANSWER_ENTRIES: Final = Rule(
+    _are_entries_or_none, f"an array of 0 … {MAX_COMMIT_ENTRIES:,} entries as in CommitOffsets"
+)
+KEEPING: Final = Rule(_between(RETIRE, END), f"{RETIRE} (retire), {PIN} (pin) or {END} (end)")
+KIND: Final = Rule(_between(PASSING, PINNED), f"{PASSING} (passing), {PERIODIC} (periodic) or {PINNED} (pinned)")
 SETTINGS: Final = Rule(
     are_settings,
     "a map of accept_individual_commit (a boolean), accept_range_fetch (an array of at most "

@@ -13,7 +13,7 @@ _COMMIT_REFUSED = "if since > self._generation or (action == LET_GO and revoked 
 _MERGED = "if merged and merged[-1].hi + 1 == piece.lo and merged[-1][2:] == piece[2:]:"
 _SINCE = "topic.since[partition] = NEVER if target == NOBODY else generation"
 _WHOLE = "whole = min(max((2 * len(others) * count + members) // (2 * members), 1), count - 1)"
-_COUNTS = "self.restore_counts({topic: count for topic, count in self.counts.items() if topic in self._reports})"
+_COUNTS = "self.restore_counts({topic: count for topic, count in self.counts.items() if topic in self.reports})"
 _BEAT = "return Verdict(codes.OK if generation == group.generation else codes.ILLEGAL_GENERATION, True)"
 _REVOKED = (
     'want(ok.is_offset(revoked) and since < revoked <= group.generation, f"{named} was revoked when it could not be")'
@@ -65,8 +65,8 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation(
         "a restart keeps its tokens",
         "_join_group",
-        "replaced = frozenset([member.slot])",
-        "replaced = _NOBODY_GOES",
+        "self._rebalance(group, context, witness.gone | replaced, others)",
+        "self._rebalance(group, context, witness.gone, others)",
         "G11",
     ),
     Mutation(
@@ -111,11 +111,11 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation(
         "after an outage all but the first are dead",
         "_who_goes",
-        "if len(late) == len(group.members):",
+        "if len(late) == len(group.members) - len(left):",
         "if False:",
         "G8",
     ),
-    Mutation("an outage makes nobody's timer restart", "_bury", "group.beat(member, log_time)", "pass", "G8"),
+    Mutation("an outage makes nobody's timer restart", "bury", "group.beat(member, log_time)", "pass", "G8"),
     Mutation("who is heard in time is dead all the same", "Group.beat", "self.late.discard(member.slot)", "pass", "G8"),
     Mutation(
         "a beat is a millisecond old",
@@ -124,7 +124,9 @@ GROUPS: tuple[Mutation, ...] = (
         "group.beat(sender, max(sender.last_beat, context.log_time - 1))",
         "G9",
     ),
-    Mutation("the dead keep what they had", "_lives", "if gone:", "if not group.members:", "G9"),
+    Mutation(
+        "the dead keep what they had", "_lives", "if witness.gone or others:", "if not group.members or others:", "G9"
+    ),
     Mutation(
         "a beat of an older generation is rejected",
         "_group_heartbeat",
@@ -135,8 +137,8 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation(
         "who leaves keeps what it had",
         "_leave_group",
-        "self._rebalance(group, context, gone | leaver)",
-        "self._rebalance(group, context, gone)",
+        "self._rebalance(group, context, witness.gone | leaver, others)",
+        "self._rebalance(group, context, witness.gone, others)",
         "G13",
     ),
     # Topics, settings, pauses.
@@ -150,13 +152,19 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation(
         "counts shrink",
         "raise_counts",
-        "if topic in self._reports and count > self.counts.get(topic, -1):",
-        "if topic in self._reports and count != self.counts.get(topic, -1):",
+        "if topic in self.reports and count > self.counts.get(topic, -1):",
+        "if topic in self.reports and count != self.counts.get(topic, -1):",
         "G12",
     ),
     Mutation("a topic of nobody is remembered", "rebalance", _COUNTS, "self.restore_counts(dict(self.counts))", "G12"),
     Mutation("topics change without a pattern", "_topics_changed", "if sender.pattern:", "if topics:", "G13"),
-    Mutation("what changes nothing is a rebalance", "_topics_changed", "if gone or changed:", "if topics:", "G13"),
+    Mutation(
+        "what changes nothing is a rebalance",
+        "_topics_changed",
+        "if changed or witness.gone or others:",
+        "if topics:",
+        "G13",
+    ),
     Mutation(
         "every setting is a rebalance", "_configure_group", "if changed and group.members:", "if group.members:", "G19"
     ),
@@ -172,9 +180,9 @@ GROUPS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "positions are set under members",
-        "_reposition",
-        "if len(gone) < len(group.members):",
-        "if len(gone) > len(group.members):",
+        "witness_of_positions",
+        "return None if len(gone) < len(group.members) - len(left) else Witness(closing, gone, False)",
+        "return None if len(gone) > len(group.members) - len(left) else Witness(closing, gone, False)",
         "G21",
     ),
     Mutation(

@@ -14,6 +14,7 @@ from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.wire.wellformed import Rule
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 
 __all__ = ["OTHERS", "fields_of", "other_records"]
 
@@ -31,10 +32,15 @@ SAMPLES: dict[Rule, Sequence[Any]] = {
     ok.HEARTBEAT_INTERVAL: (100, 600_000),
     ok.SESSION_TIMEOUT: (100, 60_000),
     ok.PATTERN: ("", "^t"),
+    ok.TIMEOUT: (100, 1000, 3_600_000),
+    ok.KEEP: (0, 1, 2, 64),
+    ok.ANSWER: (0, 1, 2),
+    ok.ANSWER_ENTRIES: ((),),
+    ok.KEEPING: (0, 1, 2),
 }
 
 #: The kinds that levels above those with writers added.
-OTHERS = [kind for kind in KINDS.values() if kind.level > GROUPS_LEVEL]
+OTHERS = [kind for kind in KINDS.values() if GROUPS_LEVEL < kind.level <= HIGHEST_LEVEL]
 
 
 def fields_of(number: int, choose: Callable[[Sequence[Any]], Any]) -> list[Any]:

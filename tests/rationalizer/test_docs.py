@@ -69,6 +69,7 @@ def test_the_codes_of_accepted_records() -> None:
         "REPOSITIONED",
         "DUPLICATE_COMMIT",
         "ALREADY_MEMBER",
+        "ALREADY_ANSWERED",
     } == codes.ACCEPTED
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rationalizer.groups.transitions import COLUMNS, MOVES, TRANSITIONS, Effect, Ending, Transition, Who
+from rationalizer.groups.transitions import (
+    CHECKPOINT_TRANSITIONS,
+    COLUMNS,
+    MOVES,
+    TRANSITIONS,
+    Effect,
+    Ending,
+    Transition,
+    Who,
+)
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.samples import other_records
@@ -113,7 +122,8 @@ def test_the_machine_does_what_the_cell_says(row: Transition, column: str, endin
 
 
 def test_every_record_type_has_its_row() -> None:
-    assert {row.record for row in TRANSITIONS} == {kind.name for kind in KINDS.values()}
+    rows = {row.record for row in TRANSITIONS} | {row.record for row in CHECKPOINT_TRANSITIONS}
+    assert rows == {kind.name for kind in KINDS.values()}
 
 
 def test_no_cell_and_no_move_is_named_twice() -> None:

@@ -8,10 +8,25 @@ import pytest
 
 from rationalizer import SnapshotError, levels
 from rationalizer.levels import LEVELS
-from rationalizer.state import GROUP, LEASE, MEMBER, PARTITION, PAUSE, PROGRESS, SETTINGS, Field, Part, Shown
+from rationalizer.state import (
+    BARRIER,
+    CHECKPOINTS,
+    DATED,
+    GROUP,
+    LEASE,
+    MEMBER,
+    PARTITION,
+    PAUSE,
+    PROGRESS,
+    SETTINGS,
+    VERSION,
+    Field,
+    Part,
+    Shown,
+)
 from rationalizer.wire import wellformed as ok
 
-PARTS = (LEASE, PAUSE, GROUP, SETTINGS, MEMBER, PARTITION, PROGRESS)
+PARTS = (LEASE, PAUSE, GROUP, SETTINGS, MEMBER, PARTITION, PROGRESS, VERSION, DATED, BARRIER, CHECKPOINTS)
 FLAG, COUNT = ok.BOOLEAN, ok.OFFSET
 LATER = 7
 

@@ -9,15 +9,36 @@ from typing import NamedTuple
 
 from rationalizer import ConfigureGroup, JoinGroup, Outcome, Record, World
 from rationalizer.groups.group import Group, Member
-from rationalizer.groups.transitions import TRANSITIONS, Effect, Ending, Transition, Who
+from rationalizer.groups.transitions import (
+    CHECKPOINT_TRANSITIONS,
+    TRANSITIONS,
+    CheckpointTransition,
+    Effect,
+    Ending,
+    Transition,
+    Who,
+)
 from rationalizer.routing import route_group
 from rationalizer.state import GROUP
+from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
-__all__ = ["GroupCell", "GroupCellMet", "Seen", "cell_of", "codes_of", "ending_of", "moves_of"]
+__all__ = [
+    "CheckpointCell",
+    "CheckpointCellMet",
+    "GroupCell",
+    "GroupCellMet",
+    "Seen",
+    "cell_of",
+    "checkpoint_cell_of",
+    "codes_of",
+    "ending_of",
+    "moves_of",
+]
 
 OF_MEMBERS = ("JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged", "CommitOffsets")
 LARGE = 1_000
 ROWS = {(row.record, row.who): row for row in TRANSITIONS}
+CHECKPOINT_ROWS = {(row.record, row.who): row for row in CHECKPOINT_TRANSITIONS}
 
 
 class GroupCell(NamedTuple):
@@ -28,6 +49,16 @@ class GroupCell(NamedTuple):
 
 
 GroupCellMet = tuple[Transition, str, Ending]
+
+
+class CheckpointCell(NamedTuple):
+    """A row of the table of checkpoints, and the name of a column."""
+
+    row: CheckpointTransition
+    column: str
+
+
+CheckpointCellMet = tuple[CheckpointTransition, str, Ending]
 
 
 @dataclass(frozen=True)
@@ -43,6 +74,9 @@ class Seen:
     members: Mapping[int, tuple[str, str, tuple[object, ...]]]
     #: All of it, unless it is large.
     everything: tuple[object, ...] | None
+    #: Whether it takes checkpoints, and the open barrier.
+    takes: bool = False
+    barrier: int | None = None
 
     @classmethod
     def of(cls, world: World, group_id: str, log_time: int) -> Seen:
@@ -59,10 +93,13 @@ class Seen:
         }
         everything = tuple(GROUP.row(group, world.level)) if group.weight < LARGE else None
         state = group.state(log_time)
-        return cls(state, group.generation, group.strategy, dict(group.counts), members, everything)
+        checkpoints = group.checkpoints
+        barrier = None if checkpoints is None or checkpoints.barrier is None else checkpoints.barrier.id
+        taken = (checkpoints is not None, barrier)
+        return cls(state, group.generation, group.strategy, dict(group.counts), members, everything, *taken)
 
 
-def codes_of(cell: GroupCell) -> set[str]:
+def codes_of(cell: GroupCell | CheckpointCell) -> set[str]:
     """What a record can end with in it; all other codes are of checks that the table leaves out."""
     return {ending.code for ending in getattr(cell.row, cell.column)}
 
@@ -70,16 +107,66 @@ def codes_of(cell: GroupCell) -> set[str]:
 def cell_of(world: World, record: Record, log_time: int) -> GroupCell | None:
     """Where the table has this record; None where the group is at home elsewhere, or of the other kind."""
     group_id, name = record.group_id, type(record).__name__
-    elsewhere = route_group(group_id, world.partitions) != world.partition
-    if elsewhere or any(lease.group_id == group_id for lease in world.leases()):
+    who, group, column = _who(record, name, _is_pausing(world, record, log_time)), world.group(group_id), "unknown"
+    if (name, who) not in ROWS or not _is_here(world, group_id):
         return None
-    pause = world.pause(group_id)
-    pausing = pause is not None and pause.client_id == record.client_id and log_time < pause.expires
-    group = world.group(group_id)
-    who, column = _who(record, name, pausing), "unknown"
     if group is not None:
         column = _column(group, record, name, who, log_time)
     return GroupCell(ROWS[name, who], column)
+
+
+def checkpoint_cell_of(world: World, record: Record, log_time: int) -> CheckpointCell | None:
+    """Where the table of checkpoints has this record; None where another table says."""
+    name, group = type(record).__name__, world.group(record.group_id)
+    row = CHECKPOINT_ROWS.get((name, _who(record, name, _is_pausing(world, record, log_time))))
+    if row is None or not _is_here(world, record.group_id):
+        return None
+    column = "unknown"
+    if group is not None:
+        column = "none" if group.checkpoints is None else "some" if group.checkpoints.barrier is None else "open"
+    if column == "open" and group is not None and _closes(group, record, name, log_time):
+        column = "some"
+    return CheckpointCell(row, column) if getattr(row, column) else None
+
+
+def _closes(group: Group, record: Record, name: str, log_time: int) -> bool:
+    """X3: the barrier is closed before the record is judged."""
+    checkpoints = group.checkpoints
+    if name not in ("AnswerBarrier", "CommitOffsets") or checkpoints is None or checkpoints.barrier is None:
+        return False
+    sender, late = None, {slot for slot, each in group.members.items() if each.is_overdue(log_time)}
+    if record.own_fields()[0]:
+        sender = group.sender(str(record.own_fields()[0]), record.client_id, record.instance_id)
+        if sender is None:
+            return False
+    elif len(late) < len(group.members):
+        late = set()
+    if sender is not None:
+        late = set() if len(late) == len(group.members) else late - {sender.slot}
+    owners = {piece.owner for each in group.assigned() for piece in each.pieces}
+    return log_time - checkpoints.barrier.opened > checkpoints.barrier.timeout_ms or bool(owners & late)
+
+
+def _has_left(group: Group, record: Record, name: str, log_time: int, sender: Member) -> bool:
+    """X3, X6 (4): it answered that it leaves, and the barrier is closed, and complete, before its record is judged."""
+    checkpoints = group.checkpoints
+    if name != "JoinGroup" or checkpoints is None or checkpoints.hold or checkpoints.barrier is None:
+        return False
+    answer = checkpoints.barrier.answers.get(sender.slot)
+    owns = any(piece.owner == sender.slot for each in group.assigned() for piece in each.pieces)
+    return (
+        answer is not None and answer.answer == REACHED_AND_LEAVES and owns and sender.instance_id != record.instance_id
+    )
+
+
+def _is_here(world: World, group_id: str) -> bool:
+    elsewhere = route_group(group_id, world.partitions) != world.partition
+    return not elsewhere and all(lease.group_id != group_id for lease in world.leases())
+
+
+def _is_pausing(world: World, record: Record, log_time: int) -> bool:
+    pause = world.pause(record.group_id)
+    return pause is not None and pause.client_id == record.client_id and log_time < pause.expires
 
 
 def _who(record: Record, name: str, pausing: bool) -> Who:
@@ -93,7 +180,8 @@ def _who(record: Record, name: str, pausing: bool) -> Who:
 
 
 def _column(group: Group, record: Record, name: str, who: Who, log_time: int) -> str:
-    if name in OF_MEMBERS and _sender(group, record, who) is not None:
+    sender = _sender(group, record, who) if name in OF_MEMBERS else None
+    if sender is not None and not _has_left(group, record, name, log_time, sender):
         return "member"
     buries = name in ("JoinGroup", "ForgetGroup") or who is Who.PAUSING
     left = [each for each in group.members.values() if not (buries and each.is_overdue(log_time))]
@@ -111,10 +199,10 @@ def ending_of(record: Record, before: Seen, after: Seen, outcome: Outcome, offse
     if not outcome.accepted:
         assert before.everything == after.everything, "a record that was rejected changed the group"
         return Ending(outcome.code, False, Effect.NOTHING)
-    return Ending(outcome.code, True, _effect(record, before, after, offset))
+    return Ending(outcome.code, True, _effect(record, before, after, offset, outcome.code))
 
 
-def _effect(record: Record, before: Seen, after: Seen, offset: int) -> Effect:
+def _effect(record: Record, before: Seen, after: Seen, offset: int, outcome_code: str) -> Effect:
     made, rebalanced = before.generation is None, after.generation == offset
     match type(record).__name__:
         case "JoinGroup" if offset in after.members:
@@ -144,6 +232,18 @@ def _effect(record: Record, before: Seen, after: Seen, offset: int) -> Effect:
             return Effect.FORGOTTEN
         case "ReleaseGroup":
             return Effect.PAUSED
+        case "BeginCheckpoint" if not before.takes:
+            return Effect.FIRST
+        case "BeginCheckpoint":
+            return Effect.OPENED if after.barrier == offset else Effect.COMPLETED
+        case "AnswerBarrier" if outcome_code != "OK":
+            return Effect.BEAT
+        case "AnswerBarrier":
+            return Effect.CLOSED if after.barrier is None else Effect.NOTED
+        case "Rollback":
+            return Effect.WENT_BACK
+        case "KeepCheckpoint":
+            return Effect.KEPT if after.takes else Effect.ENDED
         case _:
             return Effect.NOTHING if before.everything == after.everything else Effect.CHANGED
 

@@ -13,6 +13,11 @@
     sets flights:0>9                    CommitOffsets without a member_id: what a pausing client sets
     configures [max_session_timeout_ms=5000] [accept_range_fetch=flights,trips] [accept_individual_commit=no] …
 
+    begins [after=9] [timeout=1000] [keep=3] [hold]     BeginCheckpoint, after the newest
+    answers flights:0>9 [barrier=9] [leaving]           AnswerBarrier to the open one; `refuses` is answer 0
+    rolls back [to=9]                                   Rollback, to the newest
+    retires, pins, ends [9]                             KeepCheckpoint, of the newest
+
     appends NameOfType field="x" …      a type without its own words; values as in JSON, without spaces
 
     commits offsets flights:0>9 cuts=99 the same entry for 99 single hashes: 0, 2, 4 …
@@ -30,26 +35,54 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rationalizer import (
+    AnswerBarrier,
+    BeginCheckpoint,
     CommitEntry,
     CommitOffsets,
     ConfigureGroup,
     GroupHeartbeat,
     JoinGroup,
+    KeepCheckpoint,
     LeaveGroup,
     Record,
+    Rollback,
     TopicsChanged,
 )
+from rationalizer.groups.checkpoints import Version
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import Piece
 from rationalizer.levels import FIRST_LEVEL, GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.state import GROUP, MEMBER, PARTITION, PROGRESS, Part
+from rationalizer.progress import Progress
+from rationalizer.state import MEMBER, PARTITION, PROGRESS, Part
 from rationalizer.wire.records import KINDS
-from rationalizer.wire.wellformed import COMMIT, LET_GO, START
+from rationalizer.wire.wellformed import (
+    COMMIT,
+    END,
+    LET_GO,
+    PASSING,
+    PIN,
+    PINNED,
+    REACHED,
+    REACHED_AND_LEAVES,
+    REFUSED,
+    RETIRE,
+    START,
+)
 
-__all__ = ["ACTIONS", "Groups", "added_words", "counts_of", "group_record_of", "group_words", "group_words_of"]
+__all__ = [
+    "ACTIONS",
+    "Groups",
+    "added_words",
+    "checkpoint_words",
+    "counts_of",
+    "group_record_of",
+    "group_words",
+    "group_words_of",
+]
 
-ACTIONS = {"commits offsets": COMMIT, "lets go": LET_GO, "starts": START, "sets": COMMIT}
+KEEPING = {"retires": RETIRE, "pins": PIN, "ends": END}
+ACTIONS = {"answers": COMMIT, "commits offsets": COMMIT, "lets go": LET_GO, "starts": START, "sets": COMMIT}
 SPACE = MAX_KEY_HASH + 1
 ENTRY = re.compile(
     r"(?P<topic>[^:]+):(?P<partition>\d+)(\((?P<keys>.*?)\))?(>(?P<through>-?\d+))?(\[(?P<ranges>.*?)\])?"
@@ -65,6 +98,9 @@ class Groups:
     next_offset: Callable[[], int] = lambda: 0
     #: The member_id that the script's name has; any other text is its own.
     named: Callable[[str, str], str] = lambda group, name: name
+    #: The newest checkpoint, and the open barrier; 0: there is none.
+    newest: Callable[[str], int] = lambda group: 0
+    barrier: Callable[[str], int] = lambda group: 0
 
 
 def group_record_of(
@@ -93,11 +129,24 @@ def group_record_of(
     if verb == "appends":
         kind = next((kind for kind in KINDS.values() if kind.name == about[0]), None)
         return None if kind is None else kind.build(*ids, [json.loads(options.pop(name)) for name in kind.field_names])
+    if verb == "begins":
+        after = int(options.pop("after", known.newest(group)))
+        timeout, keep = int(options.pop("timeout", "1000")), int(options.pop("keep", "3"))
+        return BeginCheckpoint(*ids, after, timeout, keep, "hold" in about)
+    if verb in KEEPING:
+        return KeepCheckpoint(*ids, int(about[0]) if about else known.newest(group), KEEPING[verb])
     generation = int(options.pop("generation", "0" if verb == "sets" else known.generation(group)))
     if verb == "beats" and not about:
         return GroupHeartbeat(*ids, member_id, generation)
     if verb == "leaves":
         return LeaveGroup(*ids, member_id, generation)
+    if verb == "rolls back":
+        return Rollback(*ids, generation, int(options.pop("to", "0")))
+    if verb in ("answers", "refuses"):
+        words = [word for word in about if word != "leaving"]
+        answer = REFUSED if verb == "refuses" else REACHED_AND_LEAVES if "leaving" in about else REACHED
+        barrier = int(options.pop("barrier", known.barrier(group)))
+        return AnswerBarrier(*ids, member_id, generation, barrier, answer, tuple(_entries("answers", words)))
     if verb not in ACTIONS:
         return None
     in_order = options.pop("in_order", "no") == "yes"
@@ -129,6 +178,22 @@ def group_words_of(record: Record, known: Groups) -> str | None:
             words += ["in_order=yes"] if record.in_order else []
             words += _member(member_id, own) if member_id else []
             return " ".join([*words, *_generation(record.generation, known.generation(group) if member_id else 0)])
+        case BeginCheckpoint(after=after):
+            words = ["begins", *([] if after == known.newest(group) else [f"after={after}"])]
+            words += [f"timeout={record.timeout_ms}", f"keep={record.keep}", *["hold"] * record.hold]
+            return " ".join(words)
+        case AnswerBarrier(member_id=member_id, barrier=barrier):
+            words = [_entry_words(record.entries, "refuses" if record.answer == REFUSED else "answers")]
+            words += ["leaving"] * (record.answer == REACHED_AND_LEAVES)
+            words += [] if barrier == known.barrier(group) else [f"barrier={barrier}"]
+            words += _member(member_id, own)
+            return " ".join([*words, *_generation(record.generation, known.generation(group))])
+        case Rollback():
+            words = ["rolls back", *([f"to={record.checkpoint}"] if record.checkpoint else [])]
+            return " ".join([*words, *_generation(record.generation, known.generation(group))])
+        case KeepCheckpoint(checkpoint=checkpoint):
+            verb = next(verb for verb, action in KEEPING.items() if action == record.action)
+            return " ".join([verb, *([] if checkpoint == known.newest(group) else [str(checkpoint)])])
         case ConfigureGroup():
             return " ".join(["configures", *(f"{name}={_setting_words(value)}" for name, value in record.settings)])
     kind = KINDS[record.TYPE]
@@ -257,14 +322,45 @@ def group_words(group: Group, log_time: int, name_of: Callable[[Member], str]) -
     head = f"{group.group_id} {group.state(log_time)} generation={group.generation}"
     head += f" {group.strategy}:{topics}" if group.strategy else ""
     names = {slot: name_of(member) for slot, member in group.members.items()}
-    lines = [" ".join([head + "".join(settings), *added_words(GROUP, group)])]
+    lines = [head + "".join(settings)]
     lines += [f"  {_member_line(group, member, names[slot], log_time)}" for slot, member in group.members.items()]
     for each in group.assigned():
         words = [f"  {each.topic}:{each.partition}", *(_piece_words(piece, names) for piece in each.pieces)]
         words += [] if each.pieces else ["nobody"]
-        words += [] if each.progress is None else _done_words(each.progress)
+        words += [] if each.progress is None else _done_words(each.progress, each.versions is not None)
         lines.append(" ".join([*words, *added_words(PARTITION, each)]))
+        lines += [f"    {_version_words(version)}" for version in each.versions or ()]
     return lines
+
+
+def checkpoint_words(group: Group, name_of: Callable[[Member], str]) -> list[str]:
+    """What is kept, and the open barrier."""
+    checkpoints = group.checkpoints
+    if checkpoints is None:
+        return ["takes no checkpoints"]
+    kinds = {PASSING: " passing", PINNED: " pinned"}
+    kept = [f"{each.id}{kinds.get(each.kind, '')} ({each.log_time})" for each in checkpoints.kept]
+    lines = [" ".join(["checkpoints", *["hold"] * checkpoints.hold, f"keep={checkpoints.keep}:", ", ".join(kept)])]
+    barrier = checkpoints.barrier
+    if barrier is not None:
+        words = [f"barrier {barrier.id}", *["passing"] * barrier.passing]
+        words += [f"opened={barrier.opened}", f"timeout={barrier.timeout_ms}", f"waits for {barrier.waiting}"]
+        for slot, answer in sorted(barrier.answers.items()):
+            said = {REFUSED: "refused", REACHED: "reached", REACHED_AND_LEAVES: "reached and leaves"}[answer.answer]
+            words.append(f"{name_of(group.members[slot])} {said} at {answer.generation}")
+        lines.append(" ".join(words[:1]) + " " + ", ".join(words[1:]))
+    return lines
+
+
+def _version_words(version: Version) -> str:
+    states = version.states
+    saved = [
+        f"{'' if len(states) == 1 else f'({_keys_words(lo, hi)})'}{checkpoint or 'none'}"
+        for lo, hi, checkpoint in states
+    ]
+    words = [f"@{version.checkpoint}", f"saved={','.join(saved)}", *_progress_words(version.progress)]
+    words += [] if version.metadata is None else [f"metadata={version.metadata!r}"]
+    return " ".join(words)
 
 
 def added_words(part: Part, thing: object) -> list[str]:
@@ -302,16 +398,21 @@ def _piece_words(piece: Piece, names: dict[int, str]) -> str:
     return f"{text} -> {names.get(piece.target, 'nobody')} revoked={piece.revoked}"
 
 
-def _done_words(kept: PartitionProgress) -> list[str]:
-    parts = kept.progress.done_through
+def _done_words(kept: PartitionProgress, dated: bool) -> list[str]:
+    words = _progress_words(kept.progress)
+    words += [f"initial={kept.initial}"] if kept.initial >= 0 else []
+    words += [f"metadata={kept.metadata!r}"] if kept.metadata is not None and not dated else []
+    return words + added_words(PROGRESS, kept)
+
+
+def _progress_words(progress: Progress) -> list[str]:
+    parts = progress.done_through
     done = [
         f"{'' if len(parts) == 1 else f'({_keys_words(lo, hi)})'}{'none' if offset < 0 else offset}"
         for lo, hi, offset in parts
     ]
     words = [f"done={','.join(done) if len(done) <= 6 else f'{len(done)} pieces'}"]
-    ranges = kept.progress.ranges
+    ranges = progress.ranges
     if ranges:
         words.append(f"ranges={','.join(f'{first}-{last}' for first, last in ranges)}")
-    words += [f"initial={kept.initial}"] if kept.initial >= 0 else []
-    words += [f"metadata={kept.metadata!r}"] if kept.metadata is not None else []
-    return words + added_words(PROGRESS, kept)
+    return words

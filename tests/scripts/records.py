@@ -40,7 +40,15 @@ __all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spa
 #: The present epoch of (group, topic, partition); 0 if it was never held.
 Epoch = Callable[[tuple[str, str, int]], int]
 
-OF_TWO_WORDS = ("takes over", "claims messages", "beats batch", "joins again", "commits offsets", "lets go")
+OF_TWO_WORDS = (
+    "takes over",
+    "claims messages",
+    "beats batch",
+    "joins again",
+    "commits offsets",
+    "lets go",
+    "rolls back",
+)
 NO_GROUPS = Groups()
 MANY_RANGES = 6
 #: Offsets from here on say which topic the position is of (P12).

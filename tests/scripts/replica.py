@@ -7,6 +7,7 @@
     many 1000 joins flights:4              as many clients, m0 …, say the same
     lease flights:0                        how the lease stands
     group [g2], members, pieces            how the coordinated group stands: all of it, or without the other half
+    checkpoints [g2]                       its checkpoints, and the open barrier
     counts                                 how many partitions each member owns, and should (->)
     ids                                    the members' ids
     world                                  log time, next offset, level, pauses, and all leases
@@ -28,14 +29,18 @@ from typing import Any
 from msgpack import packb, unpackb
 
 from rationalizer import (
+    AnswerBarrier,
+    BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
     CommitRanges,
     Heartbeat,
+    KeepCheckpoint,
     Lease,
     Outcome,
     Record,
     ReleasingPartition,
+    Rollback,
     Upgrade,
     World,
     encode,
@@ -43,8 +48,17 @@ from rationalizer import (
 from rationalizer.dump import DumpHeader, DumpRecord, Replay, header_line, record_line, state
 from rationalizer.groups.group import Group, Member
 from rationalizer.leases.transitions import TRANSITIONS, Sender, Transition
-from tests.scripts.group_cells import GroupCellMet, Seen, cell_of, codes_of, ending_of, moves_of
-from tests.scripts.group_records import Groups, counts_of, group_words
+from tests.scripts.group_cells import (
+    CheckpointCellMet,
+    GroupCellMet,
+    Seen,
+    cell_of,
+    checkpoint_cell_of,
+    codes_of,
+    ending_of,
+    moves_of,
+)
+from tests.scripts.group_records import Groups, checkpoint_words, counts_of, group_words
 from tests.scripts.records import lease_name, lease_words, options_of, record_of
 
 __all__ = ["CellMet", "Replica"]
@@ -64,13 +78,15 @@ LEASE_CODES = {code for row in TRANSITIONS for code in (row.free, row.fresh, row
 class Replica:
     """One CP as a script writes it; also what was met on the way.
 
-    `cells`, `group_cells`: of the tables of transitions; `moves`: of states of a group; `ends`: (record type, code).
+    `cells`, `group_cells`, `checkpoint_cells`: of the tables of transitions; `moves`: of states of a group; `ends`:
+    (record type, code).
     """
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[str, str]] = {}  # a1 → (instance, client)
         self.cells: set[CellMet] = set()
         self.group_cells: set[GroupCellMet] = set()
+        self.checkpoint_cells: set[CheckpointCellMet] = set()
         self.moves: set[tuple[str, str]] = set()
         self.ends: set[tuple[str, str]] = set()
         #: What each log holds: (CP, CPs, its records).
@@ -84,7 +100,10 @@ class Replica:
         self.last_holders: dict[Key, tuple[str | None, str | None]] = {}
         #: The id of each member that ever joined: (group, sender) →.
         self.member_ids: dict[tuple[str, tuple[str, str]], str] = {}
-        self.groups = Groups(self._member_id, self._generation, lambda: self.world.next_offset, self._named)
+        self.groups = Groups(
+            *(self._member_id, self._generation, lambda: self.world.next_offset, self._named),
+            *(self._newest, self._barrier),
+        )
         self.logs.append((partition, partitions, []))
         if level > 1:
             self._apply("", self.now, encode(Upgrade("admin", "admin", "g", level)))
@@ -106,7 +125,7 @@ class Replica:
             case "lease":
                 yield self._lease((options.pop("group", "g"), *lease_name(words[0])))
                 return
-            case "group" | "members" | "pieces" | "counts" | "ids" | "object" | "row" | "outcome":
+            case "checkpoints" | "group" | "members" | "pieces" | "counts" | "ids" | "object" | "row" | "outcome":
                 yield from self._look(who, words[0] if words else "g")
                 return
         stamp = self._stamp(options.pop("at", "+0"))
@@ -145,6 +164,15 @@ class Replica:
         group = self.world.group(group_id)
         return 0 if group is None else group.generation
 
+    def _newest(self, group_id: str) -> int:
+        group = self.world.group(group_id)
+        return 0 if group is None or group.checkpoints is None else group.checkpoints.newest
+
+    def _barrier(self, group_id: str) -> int:
+        group = self.world.group(group_id)
+        barrier = None if group is None or group.checkpoints is None else group.checkpoints.barrier
+        return 0 if barrier is None else barrier.id
+
     def _named(self, group: str, name: str) -> str:
         return self._member_id(group, self.names[name]) if name in self.names else name
 
@@ -157,6 +185,7 @@ class Replica:
     def _judge(self, who: str, stamp: int, record: Record) -> str:
         log_time, world = max(stamp, self.world.log_time), self.world
         cell, of_group = self._cell(record, log_time), cell_of(world, record, log_time)
+        of_checkpoints = checkpoint_cell_of(world, record, log_time)
         earlier = Seen.of(world, record.group_id, world.log_time)
         before = Seen.of(world, record.group_id, log_time)
         line = self._apply(who, stamp, encode(record))
@@ -167,6 +196,8 @@ class Replica:
         self.moves |= {*moves_of(earlier.state, before, after)}
         if of_group is not None and ending.code in codes_of(of_group):
             self.group_cells.add((*of_group, ending))
+        if of_checkpoints is not None and ending.code in codes_of(of_checkpoints):
+            self.checkpoint_cells.add((*of_checkpoints, ending))
         if cell is not None and self.outcome.code in LEASE_CODES:
             self.cells.add((*cell, self.outcome.code))
         return line
@@ -181,7 +212,7 @@ class Replica:
         outcome = self.outcome
         if outcome.member is not None and (record := outcome.record) is not None:
             self.member_ids[record.group_id, (record.instance_id, record.client_id)] = outcome.member
-        entry = "entry of CommitOffsets" if outcome.of_group else "batch entry"
+        entry = f"entry of {outcome.type}" if outcome.of_group else "batch entry"
         self.ends |= {(outcome.type or "any", outcome.code), *((entry, code) for code in outcome.entries or ())}
         became = "accepted" if outcome.accepted else "rejected"
         if self.world.required_level is not None:
@@ -191,7 +222,10 @@ class Replica:
             line += f" epoch={outcome.epoch}"
         if outcome.of_group:
             line += " no group" if outcome.generation is None else f" generation={outcome.generation}"
-        return line if outcome.entries is None else f"{line}: {_codes(outcome.entries)}"
+        if outcome.is_a(BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint):
+            line += "" if outcome.checkpoint is None else f" checkpoint={outcome.checkpoint}"
+            line += "" if outcome.barrier is None else f" barrier={outcome.barrier}"
+        return f"{line}: {_codes(outcome.entries)}" if outcome.entries else line
 
     def _cell(self, record: Record, log_time: int) -> Cell | None:
         """Where the table of transitions has this record; None where it names no lease that was ever held."""
@@ -235,6 +269,8 @@ class Replica:
             yield json.dumps([*Replay(line.encode() for line in lines).outcomes()][-1])
         elif group is None:
             yield f"{group_id}: no such group"
+        elif what == "checkpoints":
+            yield from checkpoint_words(group, self._name)
         elif what in ("group", "members", "pieces"):
             head, *lines = group_words(group, self.world.log_time, self._name)
             count = len(group.members)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from rationalizer import Progress
-from rationalizer.groups import commits, machine
+from rationalizer.groups import commits, judging, machine
 from rationalizer.groups import group as group_module
 from rationalizer.groups.assignors import Target
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
+from rationalizer.groups.witness import NOTHING, Witness
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.small_scope import records as exhaustive
 from tests.campaigns.small_scope.groups import explore_groups
@@ -61,13 +62,25 @@ def _give(topic: TopicPieces, targets: list[Target], gone: AbstractSet[int], gen
         topic.put(partition, [Piece(lo, hi, slot, generation, slot, NEVER) for lo, hi, slot in parts])
 
 
-def _everybody_else(group: Group, sender: Member | None, log_time: int) -> tuple[frozenset[int], bool]:
-    return frozenset(slot for slot in group.members if sender is None or slot != sender.slot), False
+def _no_one(group: Group, *_: object) -> Witness:
+    return NOTHING
+
+
+def _everybody_else(group: Group, sender: Member | None, *_: object) -> Witness:
+    return Witness(None, frozenset(slot for slot in group.members if sender is None or slot != sender.slot), False)
+
+
+def _witness(value: object) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for where in (machine, judging):
+            patch.setattr(where, "witness_of", value)
+
+    return plant
 
 
 PLANTED: dict[str, tuple[Plant, str]] = {
-    "nobody is ever overdue": (_on(machine, "_who_goes", lambda group, sender, now: (frozenset(), False)), "G8"),
-    "everybody else is overdue": (_on(machine, "_who_goes", _everybody_else), "G8"),
+    "nobody is ever overdue": (_witness(_no_one), "G8"),
+    "everybody else is overdue": (_witness(_everybody_else), "G8"),
     "a beat does not count": (_on(Group, "beat", lambda self, member, log_time: None), "G8|G9"),
     "more is let go than was asked for": (
         _on(commits, "let_go", lambda topic, p, lo, hi, generation: topic.put(p, []) or []),

@@ -71,9 +71,10 @@ _ELSEWHERE = frozenset(
         codes.UNKNOWN_PARTITIONING_STRATEGY,
         codes.SESSION_TIMEOUT_TOO_HIGH,
         codes.DUPLICATE_COMMIT,
+        codes.NO_SUCH_BARRIER,
     ]
 )
-_NAMES = [kind.name for kind in KINDS.values() if kind.level >= GROUPS_LEVEL]
+_NAMES = [kind.name for kind in KINDS.values() if kind.level == GROUPS_LEVEL]
 
 
 class _Groups:
