@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, get_args
 
 from kafka_marshal import arguments
@@ -235,6 +235,7 @@ def check_log_name(topic: object) -> str:
     return name
 
 
+@lru_cache  # asked of each record of a transaction
 def is_topic_name(name: str) -> bool:
     """Whether Kafka allows a topic of this name."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")

@@ -69,16 +69,20 @@ def output(
         raise arguments.wrong("topic", "a name that a topic can have", topic)
     if partition is not None:
         partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
+    named = () if headers == () else _headers(headers)
+    return Output(topic, _bytes("value", value), _bytes("key", key), named, partition)
+
+
+def _headers(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
     pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
     if isinstance(pairs, str | bytes):
         raise arguments.wrong("headers", "a mapping, or (name, value) pairs", headers)
     try:
-        named = tuple((arguments.text("a header's name", name), _bytes("a header", each)) for name, each in pairs)
+        return tuple((arguments.text("a header's name", name), _bytes("a header", each)) for name, each in pairs)
     except (TypeError, ValueError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise arguments.wrong("headers", "a mapping, or (name, value) pairs", headers) from None
-    return Output(topic, _bytes("value", value), _bytes("key", key), named, partition)
 
 
 def _bytes(name: str, given: object) -> bytes | None:

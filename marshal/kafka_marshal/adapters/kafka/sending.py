@@ -154,10 +154,18 @@ class Sending:
         Not by Producer.flush: if a fatal error comes up in it, it continues and calls callbacks with an exception set.
         """
         deadline = time.monotonic() + timeout_s
-        while self._under_way > 0 and (left_s := deadline - time.monotonic()) > 0:
+        while not self._is_answered() and (left_s := deadline - time.monotonic()) > 0:
             self._serve(partial(self._producer.poll, min(left_s, FLUSH_SLICE_S)))
         self._serve(partial(self._producer.poll, 0))
+        return self._left()
+
+    def _left(self) -> int:
+        """How many records are under way."""
         return self._under_way
+
+    def _is_answered(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self._left() == 0
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Flush for up to timeout_s, drop the rest, free the connection. Idempotent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,9 @@ _OLD_CODES = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_
 
 #: The longest one wait for room in the queue before the deadline is checked.
 ROOM_SLICE_S = 0.1
+
+#: If the offset is refused, the records are waited for this long (s): one of them may be why, and says more.
+REASON_S = 0.5
 
 
 class Batches:
@@ -88,6 +92,7 @@ class KafkaTransactionalProducer(KafkaProducer):
             **settings,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": transaction_timeout_ms,
+            "delivery.report.only.error": True,
             # Requests are given up before the transaction is, as librdkafka demands.
             "socket.timeout.ms": min(int(str(settings["socket.timeout.ms"])), delivery_timeout_ms),
         }
@@ -123,25 +128,32 @@ class KafkaTransactionalProducer(KafkaProducer):
         partition: int | None = None,
     ) -> None:
         self._check_in_transaction()
-        self._await_warmth()
         self._topics.add(topic)
-        size = producing.size_of(value, key, headers)
         place = ANY_PARTITION if partition is None else partition
-        answered = partial(self._answer, topic, size)
-        self._queue(
-            lambda: self._producer.produce(topic, value, key, place, answered, headers=list(headers)),
-            lambda error: self._note(topic, size, None if error is None else kafka_error(error)),
-        )
+        copied: Any = list(headers) if headers else None
+        deadline = None
+        while True:
+            try:
+                # One callback for all, and for failures only: a transaction has thousands of records.
+                return self._producer.produce(topic, value, key, place, self._refused, headers=copied)
+            except BufferError:
+                deadline = deadline or time.monotonic() + self._delivery_timeout_s
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return self._note(topic, producing.size_of(value, key, headers), None)
+                self._serve(partial(self._producer.poll, min(left_s, ROOM_SLICE_S)))
+            except KafkaException as error:
+                return self._note(topic, producing.size_of(value, key, headers), kafka_error(error))
 
-    def _answer(self, topic: str, size: int, error: KafkaError | None, _message: object) -> None:
-        """The result of one record (librdkafka's delivery callback)."""
-        self._answered()
+    def _refused(self, error: KafkaError | None, message: Any) -> None:
+        """A record was not written (librdkafka's delivery callback)."""
         if error is None:
             return
         if error.code() in CLOSED_CODES:
             self._is_purged = True
         else:
-            self._note(topic, size, error)
+            size = producing.size_of(message.value(), message.key(), message.headers() or ())
+            self._note(message.topic() or "", size, error)
 
     def _note(self, topic: str, size: int, error: KafkaError | None) -> None:
         """Keep why the first record was not written; error: None: the queue stayed full."""
@@ -159,39 +171,34 @@ class KafkaTransactionalProducer(KafkaProducer):
     def _begin_again(self) -> None:
         """A new librdkafka producer would fence its successor: only a new init() may make one."""
 
-    def _queue(self, produce: Callable[[], None], refused: Callable[[KafkaException | None], None]) -> None:
-        """Pass a record to librdkafka; wait for room in its queue."""
-        deadline = time.monotonic() + self._delivery_timeout_s
-        while True:
-            try:
-                self._count(produce)
-            except BufferError:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return refused(None)
-                self._serve(partial(self._producer.poll, min(left_s, ROOM_SLICE_S)))
-            except KafkaException as error:
-                return refused(error)
-            else:
-                return None
+    def _left(self) -> int:
+        return len(self._producer)
+
+    def _is_answered(self) -> bool:
+        # After a failure librdkafka holds the other records back until the transaction is aborted.
+        return (self._lost is not None and not self._closed) or super()._is_answered()
 
     def commit(self, group_id: str, key: TopicPartition, offset: int, metadata: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._check_in_transaction()
-        # Here, since from a commit that is under way there is no way back.
-        left = self._flush(timeout_s)
-        if not self._fatal:
-            if self._lost is not None:
-                raise self._lost
-            if left > 0:
-                raise self._not_committed(f"{left:,} records have no answer")
         where, group = [KafkaPartition(*key, offset, metadata)], self._group_metadata(group_id)
-        self._call_broker(
-            lambda: self._producer.send_offsets_to_transaction(where, group, _left_s(deadline)),
-            self._not_committed,
-            group_id=group_id,
-            topic=key[0],
-        )
+
+        def send_offset() -> None:
+            self._producer.send_offsets_to_transaction(where, group, _left_s(deadline))
+
+        is_sent = False
+        with suppress(KafkaException):
+            send_offset()  # while the records are under way
+            is_sent = True
+        # Here, since from a commit that is under way there is no way back.
+        left = self._flush(_left_s(deadline) if is_sent else min(REASON_S, _left_s(deadline)))
+        self._check_lost()
+        if self._is_purged or not is_sent:  # once more: now it says why
+            self._call_broker(send_offset, self._not_committed, group_id=group_id, topic=key[0])
+            left = self._flush(_left_s(deadline))
+            self._check_lost()
+        if left > 0 and not self._fatal:
+            raise self._not_committed(f"{left:,} records have no answer")
         if self._is_purged:
             raise transactions.failed(self._id, "records were not sent", retry=True)
         # Whatever this ends with, but success: the brokers may have it.
@@ -200,6 +207,10 @@ class KafkaTransactionalProducer(KafkaProducer):
             lambda: self._producer.commit_transaction(_left_s(deadline)), partial(transactions.in_doubt, self._id)
         )
         self._in_doubt = self._is_open = False
+
+    def _check_lost(self) -> None:
+        if self._lost is not None and not self._fatal:
+            raise self._lost
 
     def abort(self, timeout_s: float) -> None:
         self._check_open()
