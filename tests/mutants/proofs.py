@@ -36,6 +36,7 @@ from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import MORE_STORIES, STORIES
+from tests.mutants.transaction_proofs import TRANSACTION_SCRIPTS, reads_uncommitted, script_differs
 from tests.mutants.transaction_stories import TRANSACTION_STORIES
 from tests.rationalizer.dumps import dump_differs
 from tests.rationalizer.forged_parts import parts_differ
@@ -274,6 +275,10 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
             scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
 
+    for path in TRANSACTION_SCRIPTS if sizes.transactions else ():
+        yield Unit("transactions", path.name, partial(script_differs, path))
+    if sizes.transactions:
+        yield Unit("transactions", "how committed offsets are asked for", reads_uncommitted)
     for number, scenario in enumerate(TRANSACTION_STORIES if sizes.transactions else ()):
         yield Unit("transactions", f"written story {number} of transactions", partial(_story, scenario))
     for seed in range(sizes.transactions):

@@ -29,7 +29,7 @@ __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", 
 #: What a copy needs: the product, and what runs against it.
 TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
 #: Tests that are proofs: of members of coordinated groups, and of sinks.
-TESTS = ("tests/engine", "tests/sinks", "tests/broker")
+TESTS = ("tests/engine", "tests/scripts", "tests/sinks", "tests/broker")
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"

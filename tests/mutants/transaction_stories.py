@@ -11,10 +11,10 @@ __all__ = ["TRANSACTION_STORIES", "struck_while_taking_over"]
 HI = 300
 
 
-def struck_while_taking_over(seed: int, kind: str) -> Scenario:
+def struck_while_taking_over(seed: int, kind: str, worker: str = "transacts") -> Scenario:
     """After each move of positions, one of two members is killed, or stopped until the other has its partitions."""
     rng = Random(f"{kind}/{seed}")
-    clients = (Client("c0", "transacts"), Client("c1", "transacts"))
+    clients = (Client("c0", worker), Client("c1", worker))
     faults = [Fault(0.5, "slow network", client.name, 90.0, 0.08) for client in clients]
     for number in range(14):
         at = 3 + 4.6 * number
@@ -32,10 +32,14 @@ def struck_while_taking_over(seed: int, kind: str) -> Scenario:
         messages=12.0,
         intervals=68,
         transactions=True,
+        order="key" if worker == "transacts-in-lanes" else "none",
     )
 
 
 TRANSACTION_STORIES: tuple[Scenario, ...] = (
     struck_while_taking_over(0, "crash"),
     struck_while_taking_over(1, "stop"),
+    # Several batches of a partition at once; many handlers, and a lease that comes back while its last commit hangs.
+    struck_while_taking_over(1, "crash", "transacts-at-once"),
+    struck_while_taking_over(1, "stop", "transacts-in-lanes"),
 )

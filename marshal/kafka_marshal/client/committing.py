@@ -34,6 +34,7 @@ from kafka_marshal.engine.consumer_inputs import (
     NextBlock,
     OpenBlocks,
 )
+from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.lanes import HeldBack
 from kafka_marshal.engine.work.purgatory import BLOCK_MESSAGES, Block, Finished
 from kafka_marshal.errors import LeaseLostError, ProduceError, TransactionError
@@ -97,19 +98,21 @@ class Transacting:
         self._attempts = attempts
         self._pause = pause
         self._rng: Random = consumer._driver.cluster.runtime.random()
-        #: Partition → the first offset of the transaction under way, and since when (ms, own clock).
-        self.under_way: dict[Key, tuple[int, float]] = {}
+        #: Transactions under way, and since when (ms, own clock). A partition that was lost and is held again may have
+        #: two: that of the lost lease waits for an answer of the brokers.
+        self.under_way: dict[Run, float] = {}
         #: Partition → how often its transaction failed in a row, when it was first begun, and why it failed last.
         self._failed: dict[Key, tuple[int, float, str]] = {}
 
     def begin(self, block: Block, now: float) -> None:
         """The transaction of this block begins."""
-        self.under_way[block.run.assignment.key] = block.run.first, now
+        self.under_way[block.run] = now
 
     def held_back(self, now: float, longer_than: float) -> list[HeldBack]:
         """Partitions whose transaction has been under way, or has failed, for this long (ms)."""
         found = []
-        for key, (offset, began) in self.under_way.copy().items():
+        for run, began in self.under_way.copy().items():
+            key, offset = run.assignment.key, run.first
             _, since, why = self._failed.get(key, (0, began, ""))
             if now >= since + longer_than:
                 text = f"its transaction{why and f', which failed: {why}'}"
@@ -141,14 +144,14 @@ class Transacting:
             for each in held:
                 if each.error is not None and self._letters is not None:
                     self._tries.note_letter(each.attempt, each.error, self._letters.topic)
-        self.under_way.pop(key, None)
+        del self.under_way[run]
 
     def _settle(self, block: Block, error: Exception) -> None:
         """A transaction failed: its messages wait for another one, or come again, or the run ends."""
         run, held = block.run, [cast("Held", each.held) for each in block.finished]
         key = run.assignment.key
         is_here = run.assignment.tracker.runs.get(run.first) is run and not run.assignment.over
-        failures, since, _ = self._failed.get(key, (0, self.under_way[key][1], ""))
+        failures, since, _ = self._failed.get(key, (0, self.under_way[run], ""))
         self._failed[key] = failures + 1, since, str(error)
         most, letter = 0, None
         if not is_here:

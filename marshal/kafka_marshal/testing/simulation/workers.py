@@ -19,7 +19,11 @@ from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, R
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
 from kafka_marshal.testing.simulation.in_lanes import work_in_lanes
-from kafka_marshal.testing.simulation.in_transactions import TIMEOUTS, work_in_transactions
+from kafka_marshal.testing.simulation.in_transactions import (
+    TIMEOUTS,
+    work_in_transactional_lanes,
+    work_in_transactions,
+)
 from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
 from kafka_marshal.testing.simulation.scenario import Client
@@ -40,6 +44,9 @@ HANGS = 2
 SMALL_SHARE, TERMINATES_SHARE = 0.3, 0.2
 SMALL_BYTES = 20_000
 
+#: Batches that the worker has in transactions at a time.
+AT_ONCE = 3
+
 #: Workers that handle each message at once: what begins late was delivered late.
 ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
 
@@ -50,8 +57,8 @@ def host_of(client: Client, hi_ms: float) -> Host:
         client.name,
         client.rate,
         is_iterating=client.worker in ONE_BY_ONE,
-        in_lanes=client.worker == "lanes",
-        defers=client.worker in ("defer", "lanes"),
+        in_lanes=client.worker in ("lanes", "transacts-in-lanes"),
+        defers=client.worker in ("defer", "lanes", "transacts-at-once", "transacts-in-lanes"),
         fetch_ms=client.fetches_every * hi_ms,
     )
 
@@ -470,11 +477,14 @@ def _lanes(job: Job, client: Client) -> None:
 
 
 def _transacts(job: Job, client: Client) -> None:
-    """Outputs and progress in one transaction for each batch."""
+    """Outputs and progress in one transaction for each batch, or for blocks of messages that handlers have finished."""
     lost: set[tuple[str, int]] = set()
     make = partial(_consumer, transactions=True, transaction_timeout=job.random.choice(TIMEOUTS))
     with job.marshal() as marshal, make(job, client, marshal, lost) as consumer:
-        work_in_transactions(job, consumer, lost)
+        if client.worker == "transacts-in-lanes":
+            work_in_transactional_lanes(job, marshal, consumer)
+        else:
+            work_in_transactions(job, consumer, lost, AT_ONCE if client.worker == "transacts-at-once" else 1)
 
 
 def _by_hand(job: Job, client: Client) -> None:
@@ -547,7 +557,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "holds-back": _holds_back,
     "callbacks": _callbacks,
     "lanes": _lanes,
-    "transacts": _transacts,
+    **dict.fromkeys(("transacts", "transacts-at-once", "transacts-in-lanes"), _transacts),
     "by-hand": _by_hand,
     "ranges": _ranges,
 }
