@@ -79,13 +79,6 @@ TRANSACTIONS: tuple[Mutation, ...] = (
         "M5",
     ),
     Mutation(
-        "what is finished is kept after an abort",
-        "Delivery.drop",
-        "self.in_lanes.purgatory.take_back(assignment, first)",
-        "pass",
-        "M5",
-    ),
-    Mutation(
         "a commit of a lost lease ends that of the new one",
         "Transacting.commit",
         "del self.under_way[run]",
