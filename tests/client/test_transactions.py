@@ -363,6 +363,32 @@ def test_a_block_that_hangs_is_in_health_and_metrics(marshal: Marshal, monkeypat
         assert marshal.health().held_back == ()
 
 
+def test_how_transactions_end_is_in_metrics(cluster: MemoryCluster, marshal: Marshal) -> None:
+    def ended() -> dict[str, int]:
+        return {each.outcome: each.count for each in marshal.metrics().transactions}
+
+    consumer = marshal.consumer([TOPIC], transactions=True)
+    batches = consumer.batches(5, 0.1)
+    first, second = next(batches), next(batches)
+    assert (ended(), marshal.metrics().transaction_seconds.count) == ({}, 0)
+    waits = threading.Thread(target=transact, args=(consumer, second))
+    waits.start()
+    wait_until(lambda: marshal.metrics().transactions_waiting == 1)
+    transact(consumer, first)
+    waits.join(10)
+    assert (ended(), marshal.metrics().transactions_waiting) == ({"committed": 2}, 0)
+    with pytest.raises(ZeroDivisionError), consumer.transaction(next(batches)):
+        raise ZeroDivisionError
+    assert ended() == {"committed": 2, "aborted": 1}
+    again = next(batches)
+    cluster.transactional_producer(f"{GROUP}/{TOPIC}/0", {}, transaction_timeout_ms=60_000).init(1.0)
+    with pytest.raises(TransactionFencedError):
+        transact(consumer, again)
+    consumer.close()
+    assert ended() == {"committed": 2, "aborted": 1, "fenced": 1}
+    assert marshal.metrics().transaction_seconds.count == 2
+
+
 def test_closing_in_a_transaction_commits_nothing_or_all(cluster: MemoryCluster, marshal: Marshal) -> None:
     consumer = marshal.consumer([TOPIC], transactions=True)
     batch = next(consumer.batches(5, 0.1))

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.transacted import ABORTED
 from kafka_marshal.client.transactions import Headers, Output, Transactions, dropped, output
 from kafka_marshal.engine.consumer_inputs import Abort, DoneRun, Turn
 from kafka_marshal.engine.work.assignment import Run
@@ -94,7 +95,7 @@ class Transaction:
     def end(self, error: BaseException | None) -> tuple[Callable[..., None], *tuple[object, ...]]:
         """What a thread of the library is to call, and its arguments: to commit or, after an error, to end it."""
         outputs, self._outputs = self._outputs or [], None
-        return (self._commit, outputs) if error is None else (self._abort,)
+        return (self._commit, outputs) if error is None else (self._fail,)
 
     # On a thread of the library.
 
@@ -102,7 +103,8 @@ class Transaction:
         run, transactions = self._run, self._consumer._transactions
         assert transactions is not None
         try:
-            self._await_turn(is_gone)
+            with transactions.figures.wait():
+                self._await_turn(is_gone)
             transactions.commit(run.assignment, outputs, run.last, lambda: self._turn() is True)
         except BaseException:
             self._abort(is_gone)
@@ -110,6 +112,13 @@ class Transaction:
         driver = self._consumer._driver
         with driver.locked() as engine:
             engine.take(DoneRun(self._number, run), driver.now_ms())
+
+    def _fail(self, is_gone: Callable[[], bool]) -> None:
+        """The block raised."""
+        transactions = self._consumer._transactions
+        assert transactions is not None
+        transactions.figures.ended(ABORTED)
+        self._abort(is_gone)
 
     def _abort(self, is_gone: Callable[[], bool]) -> None:
         """It and all later batches of its partition that are in flight come again (M5)."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kafka_marshal import arguments
 from kafka_marshal.client.options import TransactionOptions, is_topic_name
+from kafka_marshal.client.transacted import ABORTED, FENCED, UNKNOWN, Transacted
 from kafka_marshal.engine.consumer_inputs import TakeOverFailed, TookOver, Untake
 from kafka_marshal.engine.effects import TakeOver, TakeOverStep
 from kafka_marshal.engine.work.assignment import Assignment
@@ -131,6 +132,7 @@ class Transactions:
         self._group_id, self._log_name = driver.engine.settings.group_id, driver.engine.settings.log_name
         runtime = driver.cluster.runtime
         self._threads = runtime.executor(MOST_AT_A_TIME, "kafka-marshal-transactions")
+        self.figures = Transacted(runtime.lock())
         #: Guards what follows. Whoever holds it never takes the engine's lock.
         self._news = runtime.condition()
         #: Partition → its producer, the least recently used one first.
@@ -338,15 +340,20 @@ class Transactions:
         with retry, if another producer has fenced this one, or the outcome is not known: then the partition is taken
         over again, and what Kafka shows as committed does not come again.
         """
-        kept = self._producer_of(assignment, is_current)
+        with self.figures.wait():
+            kept = self._producer_of(assignment, is_current)
+            try:
+                self._check_lease(assignment)
+            except LeaseLostError:
+                self._leave(kept)
+                raise
         try:
-            self._check_lease(assignment)
             self._produce(kept, assignment, outputs, last_offset)
         finally:
             self._leave(kept)
 
     def _produce(self, kept: _Kept, assignment: Assignment, outputs: Sequence[Output], last_offset: int) -> None:
-        producer, timeout_s = kept.producer, self._options.timeout_s
+        producer, timeout_s, began = kept.producer, self._options.timeout_s, self._driver.monotonic()
         try:
             producer.begin()
             for each in outputs:
@@ -357,12 +364,15 @@ class Transactions:
             try:
                 producer.abort(STEP_TIMEOUT_S)
             except Exception:  # noqa: BLE001 - whatever it was: the outcome is not known, and Kafka is asked
+                self.figures.ended(FENCED if isinstance(error, TransactionFencedError) else UNKNOWN)
                 self._replace(kept, assignment)
                 raise self._unknown(assignment.key, error) from error
+            self.figures.ended(ABORTED)
             if not getattr(error, "retry", False):
                 with self._news:  # librdkafka counts a refused record: the next one would be out of sequence
                     self._retire(assignment.key, kept)
             raise
+        self.figures.committed(self._driver.monotonic() - began)
 
     def _replace(self, kept: _Kept, assignment: Assignment) -> None:
         """The producer is of no use any more: take the partition over again, with another."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 __all__ = ["BUCKETS_S", "Distribution", "Histogram", "Moved"]
 
@@ -37,6 +38,11 @@ class Distribution:
     def count(self) -> int:
         """The number of values."""
         return sum(self.counts)
+
+    def __add__(self, other: Distribution) -> Distribution:
+        """The values of both, which have the same buckets."""
+        counts = tuple(map(add, self.counts, other.counts))
+        return Distribution(self.bounds, counts, self.total + other.total)
 
 
 class Histogram:

@@ -332,4 +332,29 @@ CATALOGUE: tuple[Metric, ...] = (
         _TOPIC,
         _each(lambda x: [((d.topic,), d.count) for d in x.dead_letters]),
     ),
+    # Transactions.
+    Metric(
+        "kafka_marshal.transactions",
+        "counter",
+        "{transaction}",
+        "Transactions by how they ended: committed, aborted, fenced, or unknown where the brokers have not answered.",
+        (*_MEMBER, "outcome"),
+        _each(lambda x: [((t.outcome,), t.count) for t in x.transactions]),
+    ),
+    Metric(
+        "kafka_marshal.transaction_duration",
+        "histogram",
+        "s",
+        "From the begin of a transaction to its commit, for committed ones.",
+        _MEMBER,
+        _member(lambda x: x.transaction_seconds if x.transaction_seconds.count else None),
+    ),
+    Metric(
+        "kafka_marshal.transactions_waiting",
+        "gauge",
+        "{transaction}",
+        "Transactions that wait for an earlier one of their partition, or for a producer.",
+        _MEMBER,
+        _member(lambda x: x.transactions_waiting),
+    ),
 )

@@ -17,6 +17,7 @@ from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine, held_back
 from kafka_marshal.engine.claims.peers import holders
+from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.errors import MarshalError
@@ -24,6 +25,7 @@ from kafka_marshal.metrics.rows import (
     Failures,
     MessageCounts,
     Metrics,
+    OutcomeCount,
     PartitionMetrics,
     Processing,
     RecordCount,
@@ -104,6 +106,7 @@ class Meter:
             retries=tuple(TopicCount(topic, count) for topic, count in sorted(retries.items())),
             dead_letters=tuple(TopicCount(topic, count) for topic, count in sorted(dead_letters.items())),
             processing=tuple(Processing(*what, seconds) for what, seconds in self._times.read()),
+            **self._transactions(),
         )
 
     def _handled(self) -> tuple[Counter[tuple[str, str]], Counter[str], Counter[str]]:
@@ -117,6 +120,20 @@ class Meter:
                 retries += found[1]
                 dead_letters += found[2]
         return failures, retries, dead_letters
+
+    def _transactions(self) -> dict[str, Any]:
+        counts: Counter[str] = Counter()
+        seconds = Histogram().read()
+        waiting = 0
+        for consumer in list(self._consumers):
+            if isinstance(consumer, FetchingConsumer) and consumer._transactions is not None:
+                figures = consumer._transactions.figures
+                more, took = figures.read()
+                counts += more
+                seconds += took
+                waiting += figures.waiting
+        found = tuple(OutcomeCount(outcome, count) for outcome, count in sorted(counts.items()))
+        return {"transactions": found, "transactions_waiting": waiting, "transaction_seconds": seconds}
 
     def _messages(self) -> tuple[MessageCounts, ...]:
         consumed: Counter[Key] = Counter()

@@ -13,6 +13,7 @@ __all__ = [
     "Measured",
     "MessageCounts",
     "Metrics",
+    "OutcomeCount",
     "PartitionMetrics",
     "Processing",
     "RecordCount",
@@ -71,6 +72,15 @@ class TopicCount:
     """A count for a topic."""
 
     topic: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCount:
+    """Transactions that ended in a way."""
+
+    #: ``"committed"``, ``"aborted"``, ``"fenced"``, or ``"unknown"``: the brokers have not answered.
+    outcome: str
     count: int
 
 
@@ -137,6 +147,12 @@ class Metrics:
     retries: tuple[TopicCount, ...]
     dead_letters: tuple[TopicCount, ...]
     processing: tuple[Processing, ...]
+    #: Transactions by how they ended, of each outcome that there was; and those that wait for an earlier one or a
+    #: producer.
+    transactions: tuple[OutcomeCount, ...]
+    transactions_waiting: int
+    #: From the begin of a transaction to its commit, for committed ones.
+    transaction_seconds: Distribution
 
     @property
     def lag(self) -> int:
