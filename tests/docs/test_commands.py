@@ -71,14 +71,13 @@ METRICS = "first-hour.md"
 
 
 @pytest.mark.broker
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "page",
     [
-        "first-hour.md",
+        pytest.param("first-hour.md", marks=pytest.mark.timeout(240)),
         # The longest: its waits alone take a minute and a half, and commands start slowly on a busy machine.
         pytest.param("incidents.md", marks=[pytest.mark.campaign, pytest.mark.timeout(600)]),
-        pytest.param("migrating.md", marks=pytest.mark.campaign),
+        pytest.param("migrating.md", marks=[pytest.mark.campaign, pytest.mark.timeout(240)]),
     ],
 )
 def test_what_a_page_shows_is_what_happens(page: str, kafka_bootstrap: str, tmp_path: Path) -> None:

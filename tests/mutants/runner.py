@@ -22,6 +22,7 @@ from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
+from tests.sinks.conftest import binary
 
 __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", "write_report"]
 
@@ -89,6 +90,13 @@ def catchers() -> dict[str, str]:
     """The unit that caught each bug when the whole table was made last."""
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
     return {row["name"]: row["unit"] for row in rows if row.get("unit")}
+
+
+def drawable() -> set[str]:
+    """Bugs that were caught last, but those of PostgreSQL if there is no server here."""
+    has_postgres = binary("postgres") is not None and binary("initdb") is not None
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    return {x["name"] for x in rows if x.get("unit") and (has_postgres or "postgres" not in f"{x['unit']}{x['what']}")}
 
 
 def _copy(to: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kafka_marshal import Message
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.errors import ConfigurationError, SinkError, StaleEpochError, WrongEpochKindError
+from kafka_marshal.errors import ConfigurationError, LeaseLostError, SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
 from kafka_marshal.sinks.fences import SPLIT, all_keys, covers_all, entered, epoch_at
 from kafka_marshal.types import SharedEpoch
@@ -301,10 +301,12 @@ def test_f3_what_is_refused(kind: Kind) -> None:
 @pytest.fixture
 def batch(monkeypatch: pytest.MonkeyPatch) -> Batch:
     """A batch of a member with two parts of a partition."""
-    run: Any = SimpleNamespace(assignment=SimpleNamespace(key=T0, epoch=both(5, 9)))
+    lease = SimpleNamespace(proven_until=1_000.0)
+    assignment = SimpleNamespace(key=T0, epoch=both(5, 9), over=False, at_most_once=False, lease=lease)
+    run: Any = SimpleNamespace(assignment=assignment)
     messages: Any = mixed(4, 5, 6)
     monkeypatch.setattr("kafka_marshal.client.batch.stable_of", lambda _: 3)
-    return Batch(lambda _: None, run, messages, "group", "coordinated")
+    return Batch(lambda _: None, run, messages, "group", "coordinated", lambda: 0.0)
 
 
 def test_f3_a_batch_of_a_consumer_says_by_which_tokens(kind: Kind, batch: Batch) -> None:
@@ -314,6 +316,19 @@ def test_f3_a_batch_of_a_consumer_says_by_which_tokens(kind: Kind, batch: Batch)
     assert offsets(kind) == [4, 5, 6]
     assert sink.progress("group")[T0] == Progress(6, 9, coordinated=True, fences=((*LOW, 5), (*HIGH, 9)))
     with sink.records(batch, group_id="other", epoch=3, kind="claimed") as tx:
+        assert len(tx.new) == 3
+
+
+def test_f3_a_batch_whose_lease_is_not_proven_by_the_own_clock_is_not_stored(kind: Kind, batch: Batch) -> None:
+    """As after SIGSTOP: another member has the partition, and has written nothing yet."""
+    lease: Any = batch._run.assignment.lease
+    sink = kind.sink()
+    with pytest.raises(LeaseLostError, match="offsets 4 to 6"), sink.records(batch) as tx:
+        tx.executemany(kind.insert(), [(each.offset(), "x") for each in tx.new])
+        lease.proven_until = 0.0
+    assert (offsets(kind), batch.is_held) == ([], False)
+    lease.proven_until = 1_000.0
+    with sink.records(batch) as tx:
         assert len(tx.new) == 3
 
 

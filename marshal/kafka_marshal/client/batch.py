@@ -9,6 +9,7 @@ from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.engine.work.assignment import Run, stable_of
+from kafka_marshal.errors import LeaseLostError
 
 __all__ = ["Batch"]
 
@@ -29,6 +30,7 @@ class Batch:
         "__weakref__",
         "_done",
         "_is_used",
+        "_now_ms",
         "_run",
         "epoch",
         "first_offset",
@@ -47,8 +49,10 @@ class Batch:
         messages: list[ports.Message],
         group_id: str,
         kind: GroupKind,
+        now_ms: Callable[[], float],
     ) -> None:
         self._done = done
+        self._now_ms = now_ms
         self._run = run
         #: It has had its transaction.
         self._is_used = False
@@ -66,6 +70,28 @@ class Batch:
     def stable(self) -> int:
         """Everything of the partition up to this offset is done in the group; −1: nothing is."""
         return stable_of(self._run.assignment)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process can prove by its own clock that the partition is its own; at most once: always True.
+
+        At most once the log has granted the messages to this process, and no other one will get them.
+        """
+        assignment = self._run.assignment
+        return assignment.at_most_once or (not assignment.over and self._now_ms() < assignment.lease.proven_until)
+
+    def require(self) -> None:
+        """Raise LeaseLostError unless ``is_held``. Call it before a side effect that nothing else fences.
+
+        If the process was stopped (SIGSTOP, a suspended machine), another member may have the partition by now. Sinks
+        of this library call it before they commit what ``records(batch)`` has written.
+        """
+        if not self.is_held:
+            raise LeaseLostError(
+                f"{self.topic} [{self.partition}] offsets {self.first_offset} to {self.last_offset}: this process "
+                "can't prove any more that the partition is its own (it was stopped for too long, or another member "
+                "has it). Nothing may leave the process for these messages. They come again, here or elsewhere"
+            )
 
     def done(self) -> None:
         """The whole batch is done. After its lease ended, this commits nothing, and ``ignored_done`` counts it."""

@@ -261,6 +261,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         )
 
     def _batches(self, max_messages: int, timeout: float) -> Iterator[Batch]:
+        about = self._marshal.group_id, self._kind, self._driver.now_ms
         while True:
             try:
                 answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)
@@ -274,7 +275,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 if not self._may_leave(run, self._driver.now_ms()):  # this process was stopped during the wait (T4)
                     answer.receipt.left = True
                     continue
-                batch = Batch(self._say_batch, run, list(run.messages), self._marshal.group_id, self._kind)
+                batch = Batch(self._say_batch, run, list(run.messages), *about)
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -323,6 +324,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             )
 
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
+        about = self._marshal.group_id, self._kind, self._driver.now_ms
         messages: list[ports.Message] = []
         hand: Run | None = None
         out = [0]
@@ -334,7 +336,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     hand.since = now
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
-                    batch = Batch(self._say, hand, list(messages), self._marshal.group_id, self._kind)
+                    batch = Batch(self._say, hand, list(messages), *about)
                     if self._closed:
                         return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between

@@ -258,7 +258,7 @@ class FencedSink(Database[Connection]):
             work.stage = "store"
             self._check_still_open(work.connection)
             tx._check(of.is_single)
-            require_held(of.group_id, {of.key})
+            of.require_held()
         if new:
             with written.lock:
                 written.offsets.extend(new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,14 @@ class Records:
     messages: Sequence[tuple[Message, Any]]
     #: One message, by ``record``: what is written of it is rolled back if it is done.
     is_single: bool
+    #: The batch that they are, whose lease is compared with the process's own clock before the commit.
+    batch: Batch | None = None
+
+    def require_held(self) -> None:
+        """The last thing before a commit: LeaseLostError where the partition may be another's."""
+        require_held(self.group_id, {self.key})
+        if self.batch is not None:
+            self.batch.require()
 
     @property
     def offsets(self) -> list[int]:
@@ -129,8 +137,8 @@ def the_records(
 ) -> Records:
     """What ``records`` is to write. Raises ConfigurationError."""
     given = [each is not None for each in (group_id, epoch, kind)]
-    if isinstance(messages, Batch) and not any(given):
-        batch = messages
+    batch = messages if isinstance(messages, Batch) and not any(given) else None
+    if batch is not None:
         group_id, epoch, kind = batch.group_id, batch.epoch, batch.kind
         stable = batch.stable if stable is None else stable
     elif not all(given):
@@ -145,7 +153,7 @@ def the_records(
             f"{_NOTHING}. Call it once for each partition"
         )
     found = [(message, message.key()) for message in several]
-    return _records(found, group_id, epoch, kind, stable, is_single=False)
+    return replace(_records(found, group_id, epoch, kind, stable, is_single=False), batch=batch)
 
 
 def _records(
