@@ -41,8 +41,10 @@ class End(StrEnum):
     REPLACED = "replaced"
     #: A newer instance of the owner took over (C7).
     RESTARTED = "restarted"
-    #: It left its coordinated group (G13).
+    #: It left its coordinated group (G13, X6).
     LEFT = "left"
+    #: All of its group went back to a checkpoint (X7, X8).
+    RESET = "reset"
     FORGOTTEN = "forgotten"
     #: It had no owner.
     CLAIMED = "claimed"

@@ -16,12 +16,14 @@ from rationalizer.history import BEFORE, End, Span
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
 from rationalizer.wire.records import (
+    AnswerBarrier,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
     GroupHeartbeat,
     JoinGroup,
     LeaveGroup,
+    Rollback,
     TopicsChanged,
 )
 from rationalizer.wire.wellformed import LET_GO
@@ -29,7 +31,10 @@ from rationalizer.world import World
 
 __all__ = ["Assignments", "Moved", "Rebalance", "done_in", "owner_names"]
 
-_TYPES = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup)
+_TYPES = (
+    *(JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup),
+    *(AnswerBarrier, Rollback),
+)
 
 
 class Moved(NamedTuple):
@@ -63,6 +68,10 @@ class Rebalance:
     #: Found overdue: (client_id, for how long it had been silent).
     silent: list[tuple[str, int]] = field(default_factory=list)
     configured: bool = False
+    #: The checkpoint that was complete by it, so that what was handed in went to other members (X6); 0: none.
+    checkpoint: int = 0
+    #: All went back to this checkpoint (X8), by this client.
+    rolled_back: tuple[int, str] | None = None
     members: int = 0
     moved: list[Moved] = field(default_factory=list)
 
@@ -77,6 +86,7 @@ class Assignments:
     now: dict[tuple[str, int], list[Span]] = field(default_factory=dict)
     rebalances: list[Rebalance] = field(default_factory=list)
     _generation: int = 0
+    _newest: int = 0
     #: slot → member; what it was called, and when it last beat, as of its last record.
     _members: dict[int, Member] = field(default_factory=dict)
     _names: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -113,6 +123,7 @@ class Assignments:
             begun = self._see_all(group, outcome, *at)
             self._remember(group)
             return begun
+        self._newest = _newest_of(group)
         begun = []
         if outcome.is_a(CommitOffsets):
             keys = {(entry[0], entry[1]) for entry in message.entries if entry[4] == LET_GO}
@@ -143,6 +154,7 @@ class Assignments:
 
     def _remember(self, group: Group) -> None:
         self._generation = group.generation
+        self._newest = _newest_of(group)
         self._members = dict(group.members)
         self._names = {slot: (member.instance_id, member.last_beat) for slot, member in group.members.items()}
 
@@ -150,7 +162,12 @@ class Assignments:
         found = Rebalance(offset, log_time, members=len(group.members), silent=list(outcome.silent))
         message = outcome.message
         assert message is not None
-        sender = message.client_id
+        sender, overdue = message.client_id, {client for client, _ in outcome.silent}
+        newest = _newest_of(group)
+        if outcome.is_a(Rollback):
+            found.rolled_back = (newest, sender)
+        elif newest != self._newest:
+            found.checkpoint = newest
         for slot, member in self._members.items():
             if slot not in group.members:
                 by = self._evictors.pop(member.member_id, None)
@@ -159,6 +176,8 @@ class Assignments:
                         found.left.append(sender)
                     else:
                         found.evicted.append((sender, by))
+                elif member.client_id not in overdue:  # at a checkpoint (X6)
+                    found.left.append(member.client_id)
             elif member.instance_id != self._names[slot][0]:
                 found.restarted.append(member.client_id)
         found.joined = [member.client_id for slot, member in group.members.items() if slot not in self._members]
@@ -218,14 +237,18 @@ class Assignments:
         if not old.held:
             span.ended = End.CLAIMED
         elif member is None:
-            is_leaver = outcome.is_a(LeaveGroup) and sender == old.client_id
+            is_leaver = old.client_id in self.rebalances[-1].left or (
+                outcome.is_a(LeaveGroup) and sender == old.client_id
+            )
             span.evictor = next((by for client, by in self.rebalances[-1].evicted if client == old.client_id), "")
             span.ended = (End.EVICTED if span.evictor else End.LEFT) if is_leaver else End.REPLACED
             span.last_beat = log_time if is_leaver else span.last_beat
         elif member.instance_id != old.instance_id:
             span.ended = End.RESTARTED
+        elif by.held and (by.client_id, by.instance_id) == (old.client_id, old.instance_id):
+            span.ended = End.RESET
         else:
-            span.ended = End.RELEASED
+            span.ended = End.RESET if outcome.is_a(Rollback) else End.RELEASED
         return span
 
     def _touch(self, group: Group | None, span: Span) -> None:
@@ -249,6 +272,10 @@ class Assignments:
                 span.until, span.until_offset, span.ended = log_time, offset, End.FORGOTTEN
         self.now.clear()
         self._members, self._names, self._evictors, self._generation = {}, {}, {}, 0
+
+
+def _newest_of(group: Group) -> int:
+    return 0 if group.checkpoints is None else group.checkpoints.newest
 
 
 def owner_names(group: Group, slot: int) -> tuple[str, str]:

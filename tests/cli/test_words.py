@@ -8,7 +8,9 @@ from kafka_marshal.observe import words
 from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.words import is_beat, reason, what
 from rationalizer import (
+    AnswerBarrier,
     BeatEntry,
+    BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
     CommitEntry,
@@ -20,10 +22,12 @@ from rationalizer import (
     Heartbeat,
     HeartbeatBatch,
     JoinGroup,
+    KeepCheckpoint,
     LeaveGroup,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    Rollback,
     Tick,
     TopicsChanged,
     Upgrade,
@@ -33,7 +37,16 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.wire.records import KINDS
-from rationalizer.wire.wellformed import LET_GO, START
+from rationalizer.wire.wellformed import (
+    END,
+    LET_GO,
+    PIN,
+    REACHED,
+    REACHED_AND_LEAVES,
+    REFUSED,
+    RETIRE,
+    START,
+)
 from tests.fleet import Fleet, let_go, started
 
 A = ("a1", "a", "g")
@@ -84,6 +97,19 @@ RECORDS: list[tuple[Record, str]] = [
         "starts t/3=nothing (with metadata); has done t/0=41, t/1: 3, 7-9; lets go of t/2 (0-50%)=5, in order",
     ),
     (CommitOffsets(*A, "", 0, False, (CommitEntry("t", 0, through=41),)), "sets positions: t/0=41"),
+    (BeginCheckpoint(*A, 0, 1_000, 2, True), "begins a checkpoint, the first one, hold, keeps 2, open for 1.0 s"),
+    (BeginCheckpoint(*A, 7, 60_000, 0, False), "begins a checkpoint, after 7, for a hand-over, open for 1 min"),
+    (AnswerBarrier(*A, "g-1", 70, 71, REFUSED, ()), "refuses checkpoint 71"),
+    (
+        AnswerBarrier(*A, "g-1", 70, 71, REACHED, (CommitEntry("t", 0, through=41), CommitEntry("t", 1))),
+        "hands in checkpoint 71: t/0=41, t/1",
+    ),
+    (AnswerBarrier(*A, "g-1", 70, 71, REACHED_AND_LEAVES, ()), "hands in, and leaves after, checkpoint 71"),
+    (Rollback(*A, 70, 0), "rolls the group back to its newest checkpoint"),
+    (Rollback(*A, 70, 12), "rolls the group back to checkpoint 12"),
+    (KeepCheckpoint(*A, 12, RETIRE), "retires 12"),
+    (KeepCheckpoint(*A, 12, PIN), "pins 12"),
+    (KeepCheckpoint(*A, 12, END), "ends the checkpoints of the group at 12"),
     (Tick(*A), "tells the time"),
     (Tick("i", "c", "partitions=8"), "fixes the number of partitions of the log at 8"),
     (Upgrade(*A, 2), "raises the log to level 2"),
@@ -269,7 +295,37 @@ OF_COORDINATED = {
     *(codes.INCONSISTENT_PARTITIONING_STRATEGY, codes.UNKNOWN_PARTITIONING_STRATEGY, codes.SESSION_TIMEOUT_TOO_HIGH),
     *(codes.GROUP_FULL, codes.TOO_MANY_PARTITIONS, codes.NOT_ASSIGNED, codes.ALREADY_STARTED, codes.OUT_OF_ORDER),
     codes.INDIVIDUAL_COMMIT_NOT_ALLOWED,
+    *(codes.NO_SUCH_BARRIER, codes.ALREADY_ANSWERED, codes.BARRIER_OPEN, codes.UNKNOWN_CHECKPOINT),
+    *(codes.NEWEST_CHECKPOINT, codes.TOO_MANY_CHECKPOINTS),
 }
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_records_about_checkpoints_come_to() -> None:
+    story = GroupStory()
+    story.append(Upgrade(*A, 3), 0)
+    story.append(ConfigureGroup(*A), 0)
+    story.append(BeginCheckpoint(*A, 5, 1_000, 2, False), 0)
+    assert story.last[0] == "UNKNOWN_CHECKPOINT"
+    story.append(BeginCheckpoint(*A, 0, 1_000, 2, False), 0)
+    first = story.world.next_offset - 1
+    assert story.last == ("OK", f"the newest checkpoint is {first}")
+    generation = story.fleet.join("a", {"t": 1})
+    ids = story.fleet.ids("a")
+    story.append(BeginCheckpoint(*A, first, 1_000, 2, False), 0)
+    barrier = story.world.next_offset - 1
+    assert story.last == ("OK", f"checkpoint {barrier} waits for 1 member")
+    story.append(AnswerBarrier(*ids, generation, barrier, REACHED, (CommitEntry("t", 0, through=4),)), 0)
+    assert story.last == ("PARTIAL", "t/0 NOT_ASSIGNED")
+    story.append(AnswerBarrier(*ids, generation, barrier, REACHED, ()), 0)
+    assert story.last == ("OK", f"the newest checkpoint is {barrier}")
+    story.append(Rollback(*A, 1, 0), 0)
+    assert story.last == ("ILLEGAL_GENERATION", f"the generation is {generation}, and not 1")
+    story.append(Rollback(*A, generation, 0), 0)
+    assert story.last == ("OK", f"the newest checkpoint is {barrier}")
+    story.fleet.leave("a", story.world.next_offset - 1)
+    story.append(KeepCheckpoint(*A, barrier, END), 0)
+    assert story.last == ("OK", "the group takes no checkpoints any more")
 
 
 def test_where_a_record_in_the_wrong_partition_belongs() -> None:

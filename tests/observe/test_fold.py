@@ -252,11 +252,14 @@ def test_a_partitions_verdict(lag: int | None, changed: dict[str, object], expec
 
 #: Records that operators and watchdogs write, too, or only they.
 NOT_OF_WORKERS = {
+    "BeginCheckpoint",
     "ConfigureGroup",
     "ForgetGroup",
+    "KeepCheckpoint",
     "LeaveGroup",
     "ReleaseGroup",
     "ReleasingPartition",
+    "Rollback",
     "Tick",
     "Upgrade",
 }

@@ -25,6 +25,7 @@ _NEVER: Final[Place] = (-1, -1, -1)
 #: Workers write these. Operators and watchdogs write releases and leaves in others' names, and settings in their own.
 _OF_WORKERS: Final = frozenset(
     {
+        "AnswerBarrier",
         "ClaimingMessages",
         "ClaimingPartition",
         "CommitOffsets",

@@ -193,6 +193,8 @@ def ended_text(found: Span) -> str:
             return f"it left{_done(found)}" + (f"; then {found.ended_by}" if found.ended_by else "")
         case End.RESTARTED:
             return "its own newer instance took over"
+        case End.RESET:
+            return "its group went back to a checkpoint"
         case End.FORGOTTEN:
             return "the group was forgotten"
         case End.CLAIMED:

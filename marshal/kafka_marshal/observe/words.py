@@ -11,7 +11,9 @@ from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import (
+    AnswerBarrier,
     BeatEntry,
+    BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
     CommitEntry,
@@ -24,6 +26,7 @@ from rationalizer import (
     Heartbeat,
     HeartbeatBatch,
     JoinGroup,
+    KeepCheckpoint,
     Lease,
     LeaveGroup,
     Outcome,
@@ -31,6 +34,7 @@ from rationalizer import (
     RejectedValueError,
     ReleaseGroup,
     ReleasingPartition,
+    Rollback,
     Tick,
     TopicsChanged,
     Upgrade,
@@ -44,11 +48,15 @@ from rationalizer.groups.history import Rebalance
 from rationalizer.history import Span
 from rationalizer.log_hash import LogHash
 from rationalizer.marker import said_by
-from rationalizer.wire.wellformed import LET_GO, START
+from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED, REACHED_AND_LEAVES, REFUSED, RETIRE, START
 
 __all__ = ["dump_changed", "is_beat", "reason", "setting_text", "what", "why_rebalanced"]
 
-_OF_GROUP = (JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup)
+_OF_CHECKPOINTS = (BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint)
+_OF_GROUP = (
+    *(JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup),
+    *_OF_CHECKPOINTS,
+)
 
 #: The most leases or ranges that are listed.
 _LISTED = 5
@@ -194,6 +202,28 @@ def _configure(record: ConfigureGroup) -> str:
     return f"sets {_some([f'{name}={setting_text(value)}' for name, value in record.settings])}"
 
 
+def _begin(record: BeginCheckpoint) -> str:
+    after = f"after {record.after}" if record.after else f"the first one{', hold' if record.hold else ''}"
+    keep = f", keeps {record.keep}" if record.keep else ", for a hand-over"
+    return f"begins a checkpoint, {after}{keep}, open for {span(record.timeout_ms)}"
+
+
+def _answer(record: AnswerBarrier) -> str:
+    verb = {REFUSED: "refuses", REACHED: "hands in", REACHED_AND_LEAVES: "hands in, and leaves after,"}[record.answer]
+    listed = f": {_some([_entry(entry) for entry in record.entries])}" if record.entries else ""
+    return f"{verb} checkpoint {record.barrier}{listed}"
+
+
+def _rollback(record: Rollback) -> str:
+    target = f"checkpoint {record.checkpoint}" if record.checkpoint else "its newest checkpoint"
+    return f"rolls the group back to {target}"
+
+
+def _keep(record: KeepCheckpoint) -> str:
+    verb = {RETIRE: "retires", PIN: "pins", END: "ends the checkpoints of the group at"}[record.action]
+    return f"{verb} {record.checkpoint}"
+
+
 def setting_text(value: object) -> str:
     """A setting as in `group NAME --set`."""
     if isinstance(value, bool):
@@ -221,6 +251,10 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
     CommitOffsets: _offsets,
     TopicsChanged: _topics,
     ConfigureGroup: _configure,
+    BeginCheckpoint: _begin,
+    AnswerBarrier: _answer,
+    Rollback: _rollback,
+    KeepCheckpoint: _keep,
     Tick: _tick,
     Upgrade: _upgrade,
 }
@@ -255,7 +289,7 @@ def _reason(outcome: Outcome, record: Record, world: World, before: Span | None)
         case codes.WRONG_KIND:
             return _wrong_kind(record)
         case codes.GROUP_ACTIVE:
-            return _active(world.group(record.group_id), world)
+            return _active(world.group(record.group_id), world, overdue_too=isinstance(record, _OF_CHECKPOINTS))
         case _ if isinstance(record, _OF_GROUP):
             return _about_group(outcome, record, world)
         case _ if lease is not None:
@@ -289,6 +323,8 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> 
             return f"took over from its earlier instance{silent}; epoch {outcome.epoch}"
         case _ if outcome.code == codes.REPOSITIONED:
             return "the position was replaced"
+        case BeginCheckpoint() | AnswerBarrier() | Rollback() | KeepCheckpoint():
+            return _about_checkpoint(outcome, world.group(record.group_id))
         case JoinGroup() | LeaveGroup() | TopicsChanged() | CommitOffsets() | GroupHeartbeat() | ConfigureGroup():
             return _about_group(outcome, record, world)
         case _:
@@ -306,7 +342,7 @@ def _wrong_partition(record: Record, world: World) -> str:
 
 
 def _partial(outcome: Outcome, record: Record) -> str:
-    if not isinstance(record, (HeartbeatBatch, CommitOffsets)) or outcome.entries is None:
+    if not isinstance(record, (HeartbeatBatch, CommitOffsets, AnswerBarrier)) or outcome.entries is None:
         return _MEANS[codes.PARTIAL]
     entries: tuple[BeatEntry | CommitEntry, ...] = record.entries
     bad = [
@@ -322,10 +358,10 @@ def _wrong_kind(record: Record) -> str:
     return f"it is a {has} group: kafka-marshal convert-group --to {to} makes it another"
 
 
-def _active(group: Group | None, world: World) -> str:
+def _active(group: Group | None, world: World, *, overdue_too: bool) -> str:
     if group is None:
         return "somebody holds a lease of the group and is not stale"
-    late = group.overdue(world.log_time)
+    late = frozenset[int]() if overdue_too else group.overdue(world.log_time)
     there = [member.client_id for slot, member in group.members.items() if slot not in late]
     return f"members are there: {_some(there)}" if there else "its sender has not paused it"
 
@@ -348,6 +384,8 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
             return ""
         case codes.ALREADY_MEMBER:
             return f"nothing changed, generation {group.generation}"
+        case codes.ILLEGAL_GENERATION if isinstance(record, Rollback):
+            return f"the generation is {group.generation}, and not {record.generation}"
         case codes.ILLEGAL_GENERATION if outcome.accepted:
             return f"the generation is {group.generation} by now"
         case codes.ILLEGAL_GENERATION:
@@ -365,6 +403,16 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
             return _MEANS.get(outcome.code, "")
 
 
+def _about_checkpoint(outcome: Outcome, group: Group | None) -> str:
+    """The effect of an accepted record about checkpoints."""
+    if group is None or group.checkpoints is None:
+        return "the group takes no checkpoints any more"
+    if outcome.barrier is not None:
+        waiting = 0 if group.checkpoints.barrier is None else group.checkpoints.barrier.waiting
+        return f"checkpoint {outcome.barrier} waits for {count(waiting, 'member')}"
+    return f"the newest checkpoint is {outcome.checkpoint}"
+
+
 def _no_sender(group: Group, record: Record) -> str:
     if isinstance(record, CommitOffsets) and not record.member_id:
         return "it has not paused the group"
@@ -375,6 +423,10 @@ def _no_sender(group: Group, record: Record) -> str:
                 return f"an operator evicts {each.client_id}"
     if member is None:
         return "it is no member"
+    checkpoints = group.checkpoints
+    barrier = None if checkpoints is None else checkpoints.barrier
+    if barrier is not None and member.slot in barrier.answers and record.instance_id == member.instance_id:
+        return "it has left with the checkpoint that it handed in"
     if isinstance(record, LeaveGroup) and record.member_id == member.member_id:
         return "an operator asks the member to hand over, and to leave"
     return f"the member is {member.instance_id}, {member.member_id}"
@@ -420,6 +472,10 @@ def why_rebalanced(each: Rebalance) -> Iterator[str]:
         yield f"{client} changed what it reads"
     if each.configured:
         yield "settings changed"
+    if each.rolled_back is not None:
+        yield f"{each.rolled_back[1]} rolled it back to checkpoint {each.rolled_back[0]}"
+    if each.checkpoint:
+        yield f"checkpoint {each.checkpoint} was complete"
 
 
 def dump_changed(found: LogHash) -> str:

@@ -15,9 +15,13 @@ from kafka_marshal.pipeline.audit.piece_spans import (
 )
 from kafka_marshal.pipeline.audit.schemas import Row
 from kafka_marshal.pipeline.audit.watched_group import (
+    ANSWER_BARRIER,
+    BEGIN_CHECKPOINT,
     COMMIT,
     CONFIGURE,
     JOIN,
+    KEEP_CHECKPOINT,
+    ROLLBACK,
     Event,
     WatchedGroup,
     is_release,
@@ -32,7 +36,8 @@ from rationalizer.wire.wellformed import START
 
 __all__ = ["GROUP_TYPES", "GroupObserver"]
 
-GROUP_TYPES: Final = frozenset(range(JOIN, CONFIGURE + 1))
+_OF_CHECKPOINTS: Final = frozenset((BEGIN_CHECKPOINT, ANSWER_BARRIER, ROLLBACK, KEEP_CHECKPOINT))
+GROUP_TYPES: Final = frozenset(range(JOIN, CONFIGURE + 1)) | _OF_CHECKPOINTS
 
 
 class Report(Protocol):
@@ -76,7 +81,7 @@ class GroupObserver:
         return group_id in self._groups
 
     def record(self, kind: int, message: Any, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
-        """A record of types 16 to 21 that reached its group, at (offset, log time)."""
+        """A record of a coordinated group that reached it, at (offset, log time)."""
         self._at = at
         group_id = message.group_id
         group, watched = self._world.group(group_id), self._groups.get(group_id)
@@ -89,6 +94,9 @@ class GroupObserver:
             self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
         if watched is None:
             watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
+        if group is not None and (group.checkpoints is not None or kind in _OF_CHECKPOINTS):
+            self._follow(kind, watched, group, message, outcome)
+            return
         event = watched.take(kind, message, *at, outcome.member)
         if group is None or event.stale:
             self._about_group(Kind.STALE_GENERATION, group_id, event.stale or "the state does not know the group")
@@ -152,6 +160,28 @@ class GroupObserver:
                 )
             if is_release(entry, code):
                 event.released.setdefault((topic, partition), []).append((lo, hi))
+
+    def _follow(self, kind: int, watched: WatchedGroup, group: Group, message: Any, outcome: Outcome) -> None:
+        """A record of a group that takes checkpoints, or did until now: owners and progress are the state's."""
+        event = watched.follow(kind, group, [client for client, _ in outcome.silent], self._at[1])
+        if group.generation != watched.generation:
+            self._rebalanced(watched, group, event, message)
+        if kind in (COMMIT, *_OF_CHECKPOINTS):
+            for topic, partition, kept in group.all_progress():
+                self._follow_done(watched, message, (topic, partition), kept.progress.stable)
+                watched.adopt_progress(group, topic, partition)
+            for at in [at for at in watched.done if group.kept(*at) is None]:
+                del watched.done[at]
+
+    def _follow_done(self, watched: WatchedGroup, message: Any, at: tuple[str, int], stable: int) -> None:
+        done = watched.done.get(at)
+        if done is None:
+            done = watched.done[at] = Watched((watched.group_id, *at))
+        if stable > done.stable:
+            self._done_rows(done, message, self._owner(watched, *at, 0)[2], "done", done.through(stable))
+        elif stable < done.stable:
+            done.reposition(stable)
+            self._done_rows(done, message, None, "repositioned", [(None, None)])
 
     def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> None:
         """G16."""
@@ -235,7 +265,7 @@ class GroupObserver:
         def how(span: PieceSpan) -> tuple[str, int]:
             if span.slot in event.gone:
                 return event.gone[span.slot]
-            if watched.released(event, place, span):
+            if event.by_checkpoint or watched.released(event, place, span):
                 return "let go", self._at[1]
             found.add(Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from a living owner that had not released them")
             return "taken", self._at[1]

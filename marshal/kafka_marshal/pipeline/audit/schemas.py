@@ -114,9 +114,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
         ]
     ),
     # One row for each rebalance of a coordinated group (G16). `generation` is its record's offset. `reason`: joined,
-    # joined again, restarted, left, died, topics changed or configured. `client`: sender of the record. `died`: members
-    # whose session expired. `members`: after it. `moved`: pieces that changed owner at once. `revoked`: pieces whose
-    # owner must release them.
+    # joined again, restarted, left, died, topics changed, configured, checkpoint or rollback. `client`: sender of the
+    # record. `died`: members whose session expired. `members`: after it. `moved`: pieces that changed owner at once.
+    # `revoked`: pieces whose owner must release them.
     "generations": pa.schema(
         [
             ("group", pa.string()),

@@ -22,9 +22,12 @@ from rationalizer.wire.wellformed import LET_GO
 __all__ = ["Event", "WatchedGroup", "WatchedMember"]
 
 JOIN, BEAT, LEAVE, COMMIT, TOPICS, CONFIGURE = range(16, 22)
+BEGIN_CHECKPOINT, ANSWER_BARRIER, ROLLBACK, KEEP_CHECKPOINT = 23, 24, 25, 27
 
 #: Cause of a rebalance by record type.
 _REASONS = {BEAT: "died", LEAVE: "left", COMMIT: "died", TOPICS: "topics changed", CONFIGURE: "configured"}
+#: The same in a group that takes checkpoints.
+_REASONS_BY_CHECKPOINT = {JOIN: "joined", ANSWER_BARRIER: "checkpoint", ROLLBACK: "rollback"}
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class Event:
     generation: int = 0
     #: Why the record must not be accepted; "": it may.
     stale: str = ""
+    #: The group takes checkpoints: who has what is taken from the state, since a barrier may have been closed (X3, X6).
+    by_checkpoint: bool = False
 
 
 class WatchedGroup:
@@ -107,6 +112,17 @@ class WatchedGroup:
         }
         self._slots = {member.client: slot for slot, member in self.members.items()}
         self._none_expires_until = -1
+
+    def follow(self, kind: int, group: Group, died: list[str], log_time: int) -> Event:
+        """Continue from the state of a group that takes checkpoints, after an accepted record."""
+        event = Event({**_REASONS, **_REASONS_BY_CHECKPOINT}.get(kind, ""), by_checkpoint=True, died=died)
+        for slot, member in self.members.items():
+            if slot not in group.members:
+                event.gone[slot] = ("died", member.last_beat) if member.client in died else ("left", log_time)
+            elif member.instance != group.members[slot].instance_id:
+                event.gone[slot] = ("restarted", member.last_beat)
+        self.adopt_members(group)
+        return event
 
     def adopt_progress(self, group: Group, topic: str, partition: int) -> None:
         """Continue from the state's progress of this partition."""
