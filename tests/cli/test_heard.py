@@ -12,6 +12,8 @@ from kafka_marshal.errors import KafkaUnavailableError, TopicMissingError
 from kafka_marshal.observe.names import near
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow
+from kafka_marshal.observe.view import why_no_share
+from rationalizer.groups.group import Group, Member, Settings
 
 A = ("host/17/1.0/x", "a", "g")
 
@@ -31,6 +33,10 @@ IDLE = WorkerRow("g", "a", A[0], 4_000)
             "asked to hand over 9.0 s ago: claims nothing until it is restarted",
         ),
         ({"is_member": True}, "a member; there is no partition for it"),
+        (
+            {"is_member": True, "no_share": "only some share flights"},
+            "a member; there is no partition for it, and no share of keys: only some share flights",
+        ),
         ({"refused": "X"}, "the log rejected it: X"),
         (
             {"evictor": "ann", "evicted_ms": 3_000, "was_alive": True, "asked_ms": 9_000},
@@ -41,6 +47,24 @@ IDLE = WorkerRow("g", "a", A[0], 4_000)
 )
 def test_what_one_that_holds_nothing_does(changed: dict[str, bool | int | str], doing: str) -> None:
     assert replace(IDLE, **changed).doing == doing  # type: ignore[arg-type]
+
+
+def test_a_member_without_a_share_of_keys_says_why() -> None:
+    group = Group("g")
+    group.settings = Settings(accept_range_fetch=("flights", "orders"))
+    for slot, (client, topics, shares) in enumerate(
+        [("a", {"flights", "x"}, False), ("b", {"flights"}, True), ("c", {"x"}, True), ("d", {"x"}, False)]
+    ):
+        member = group.clients[client] = Member(slot, client)
+        member.topics, member.allow_key_share = frozenset(topics), shares
+    assert [why_no_share(group, client) for client in "abcde"] == [
+        "only members with allow_key_share=True share flights",
+        "",
+        "the group's setting accept_range_fetch names none of its topics",
+        "",
+        "",
+    ]
+    assert why_no_share(None, "a") == ""
 
 
 def test_a_group_without_a_holder_names_the_workers_that_may_run() -> None:

@@ -376,6 +376,8 @@ class WorkerRow:
     refused: str = ""
     #: It is a member of a coordinated group that has no partition for it.
     is_member: bool = False
+    #: Why such a member gets no share of a partition's keys either; "": none is shared by key.
+    no_share: str = ""
     #: The client that evicted it, and how long ago (ms); "": it was not evicted, or has claimed since.
     evictor: str = ""
     evicted_ms: int | None = None
@@ -408,7 +410,8 @@ class WorkerRow:
         if self.asked_ms is not None:
             return f"asked to hand over {span(self.asked_ms)} ago: claims nothing until it is restarted"
         if self.is_member:
-            return "a member; there is no partition for it"
+            more = f", and no share of keys: {self.no_share}" if self.no_share else ""
+            return f"a member; there is no partition for it{more}"
         if self.refused:
             return f"the log rejected it: {self.refused}"
         if self.is_waiting:

@@ -31,7 +31,7 @@ from kafka_marshal.rights import grant
 from kafka_marshal.types import Key
 from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
 
-__all__ = ["DataTopics", "View"]
+__all__ = ["DataTopics", "View", "why_no_share"]
 
 
 class DataTopics:
@@ -102,6 +102,17 @@ class DataTopics:
             f"{POSITION_LOST}: {FOREIGN_COMMIT} offset {offset} for this group in Kafka, which processes "
             "in transactions"
         )
+
+
+def why_no_share(group: Group | None, client: str) -> str:
+    """Why a member gets no share of keys (K1), though its topics, or itself, are meant for it; "": neither is."""
+    member = None if group is None else group.clients.get(client)
+    if group is None or member is None:
+        return ""
+    shared = sorted(member.topics & set(group.settings.accept_range_fetch))
+    if member.allow_key_share:
+        return "" if shared else "the group's setting accept_range_fetch names none of its topics"
+    return f"only members with allow_key_share=True share {', '.join(shared)}" if shared else ""
 
 
 #: The longest wait for a record that shows the broker's time: a heartbeat at the default interval of 3 s.
@@ -400,6 +411,7 @@ class View:
             asked_ms=ago(run.asked_at),
             refused=run.rejected,
             is_member=self._is_member(group, run.client, run.instance, now_ms),
+            no_share=why_no_share(group, run.client),
             evictor=run.evictor if is_evicted else "",
             evicted_ms=ago(run.evicted[0]) if is_evicted else None,
             was_alive=run.was_alive,
