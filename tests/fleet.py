@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rationalizer import (
+    AnswerBarrier,
+    BeginCheckpoint,
     CommitEntry,
     CommitOffsets,
     ConfigureGroup,
@@ -18,9 +20,9 @@ from rationalizer import (
 )
 from rationalizer.groups.machine import member_id_of
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.wire.wellformed import LET_GO, START
+from rationalizer.wire.wellformed import LET_GO, REACHED, START
 
-__all__ = ["Fleet", "let_go", "started"]
+__all__ = ["Fleet", "cut", "let_go", "started"]
 
 
 class Fleet:
@@ -37,10 +39,10 @@ class Fleet:
         #: client_id → (instance_id, member_id)
         self.members: dict[str, tuple[str, str]] = {}
 
-    def upgrade(self) -> None:
-        """Raise every CP to level 2."""
+    def upgrade(self, level: int = 2) -> None:
+        """Raise every CP to this level."""
         for cp in range(self._partitions):
-            self._append(Upgrade("u", "operator", "g", 2), cp)
+            self._append(Upgrade("u", "operator", "g", level), cp)
 
     def configure(self, **settings: Any) -> None:
         for cp in range(self._partitions):
@@ -78,6 +80,20 @@ class Fleet:
 
     def commit(self, client: str, generation: int, *entries: CommitEntry) -> int:
         return self._append(CommitOffsets(*self.ids(client), generation, False, entries), self.home)
+
+    def begin(self, client: str, after: int, *, keep: int = 3, timeout_ms: int = 60_000, hold: bool = False) -> int:
+        """A BeginCheckpoint; returns its offset: the id, if it is accepted."""
+        instance = self.members.get(client, (f"{client}/1/0.1.0/x", ""))[0]
+        return self._append(BeginCheckpoint(instance, client, self.group, after, timeout_ms, keep, hold), self.home)
+
+    def answer(self, client: str, generation: int, barrier: int, *entries: CommitEntry, answer: int = REACHED) -> int:
+        """A member's answer to a barrier."""
+        return self._append(AnswerBarrier(*self.ids(client), generation, barrier, answer, entries), self.home)
+
+
+def cut(topic: str, partition: int, through: int | None = None, lo: int = 0, hi: int = MAX_KEY_HASH) -> CommitEntry:
+    """An entry of an answer."""
+    return CommitEntry(topic, partition, lo, hi, 0, through)
 
 
 def started(topic: str, *partitions: int, through: int = -1) -> list[CommitEntry]:

@@ -151,21 +151,21 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (18, 4_500),
+    "admin": (21, 5_300),
     "checkpoints": (5, 800),
-    "cli": (26, 6_400),
+    "cli": (28, 7_050),
     "client": (46, 9_500),
     "engine": (68, 14_000),
     "kafka_marshal": (17, 2_500),
     "metrics": (8, 1_600),
     "node": (27, 4_050),
-    "observe": (15, 3_300),
-    "pipeline": (34, 6_900),
+    "observe": (19, 4_150),
+    "pipeline": (35, 7_300),
     "rationalizer": (52, 8_600),
     "sinks": (10, 2_470),
     "snapshots": (4, 800),
     "testing": (47, 9_700),
-    "ui": (11, 3_200),
+    "ui": (12, 3_400),
     "watchdog": (5, 1_000),
 }
 

@@ -17,6 +17,7 @@ from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
 from rationalizer.wire.records import (
     AnswerBarrier,
+    BeginCheckpoint,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
@@ -33,7 +34,7 @@ __all__ = ["Assignments", "Moved", "Rebalance", "done_in", "owner_names"]
 
 _TYPES = (
     *(JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup, ForgetGroup),
-    *(AnswerBarrier, Rollback),
+    *(BeginCheckpoint, AnswerBarrier, Rollback),
 )
 
 

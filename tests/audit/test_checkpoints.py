@@ -66,7 +66,7 @@ def test_why_a_group_that_takes_checkpoints_was_rebalanced() -> None:
     found = [cause for stem, number in LOGS for cause in causes(stem, number)]
     assert "checkpoint 6 was complete" in found
     assert "a left; checkpoint 8 was complete" in found
-    assert "admin rolled it back to checkpoint 7" in found
+    assert "admin put the group back to checkpoint 7" in found
     assert "b was silent for 1.0 s" in found
 
 

@@ -37,17 +37,8 @@ from rationalizer import (
     route_lease,
 )
 from rationalizer.wire.records import KINDS
-from rationalizer.wire.wellformed import (
-    END,
-    LET_GO,
-    PIN,
-    REACHED,
-    REACHED_AND_LEAVES,
-    REFUSED,
-    RETIRE,
-    START,
-)
-from tests.fleet import Fleet, let_go, started
+from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED, REACHED_AND_LEAVES, REFUSED, RETIRE, START
+from tests.fleet import Fleet, cut, let_go, started
 
 A = ("a1", "a", "g")
 B = ("b1", "b", "g")
@@ -97,19 +88,24 @@ RECORDS: list[tuple[Record, str]] = [
         "starts t/3=nothing (with metadata); has done t/0=41, t/1: 3, 7-9; lets go of t/2 (0-50%)=5, in order",
     ),
     (CommitOffsets(*A, "", 0, False, (CommitEntry("t", 0, through=41),)), "sets positions: t/0=41"),
-    (BeginCheckpoint(*A, 0, 1_000, 2, True), "begins a checkpoint, the first one, hold, keeps 2, open for 1.0 s"),
-    (BeginCheckpoint(*A, 7, 60_000, 0, False), "begins a checkpoint, after 7, for a hand-over, open for 1 min"),
-    (AnswerBarrier(*A, "g-1", 70, 71, REFUSED, ()), "refuses checkpoint 71"),
     (
-        AnswerBarrier(*A, "g-1", 70, 71, REACHED, (CommitEntry("t", 0, through=41), CommitEntry("t", 1))),
-        "hands in checkpoint 71: t/0=41, t/1",
+        BeginCheckpoint(*A, 0, 100, 0, True),
+        "begins the first checkpoint of the group, of all members at one moment, keeps 1",
     ),
-    (AnswerBarrier(*A, "g-1", 70, 71, REACHED_AND_LEAVES, ()), "hands in, and leaves after, checkpoint 71"),
-    (Rollback(*A, 70, 0), "rolls the group back to its newest checkpoint"),
-    (Rollback(*A, 70, 12), "rolls the group back to checkpoint 12"),
-    (KeepCheckpoint(*A, 12, RETIRE), "retires 12"),
-    (KeepCheckpoint(*A, 12, PIN), "pins 12"),
-    (KeepCheckpoint(*A, 12, END), "ends the checkpoints of the group at 12"),
+    (BeginCheckpoint(*A, 7, 60_000, 3, False), "begins a checkpoint after 7: keeps 3, waits for 1 min at most"),
+    (BeginCheckpoint(*A, 7, 60_000, 0, False), "begins a checkpoint after 7: for a hand-over, waits for 1 min at most"),
+    (AnswerBarrier(*A, "g-1", 70, 72, REFUSED, ()), "can't take checkpoint 72"),
+    (AnswerBarrier(*A, "g-1", 70, 72, REACHED, ()), "hands in for checkpoint 72: nothing new"),
+    (
+        AnswerBarrier(*A, "g-1", 70, 72, REACHED_AND_LEAVES, (CommitEntry("t", 0, through=41),)),
+        "hands in for checkpoint 72: t/0=41; leaves",
+    ),
+    (AnswerBarrier(*A, "g-1", 70, 0, REACHED, ()), "beats, knows generation 70"),
+    (Rollback(*A, 70, 48), "puts the group back to checkpoint 48, knows generation 70"),
+    (Rollback(*A, 70, 0), "puts the group back to the newest checkpoint, knows generation 70"),
+    (KeepCheckpoint(*A, 48, PIN), "pins checkpoint 48"),
+    (KeepCheckpoint(*A, 48, RETIRE), "retires checkpoint 48"),
+    (KeepCheckpoint(*A, 48, END), "ends the checkpoints of the group, the newest is 48"),
     (Tick(*A), "tells the time"),
     (Tick("i", "c", "partitions=8"), "fixes the number of partitions of the log at 8"),
     (Upgrade(*A, 2), "raises the log to level 2"),
@@ -215,19 +211,19 @@ def test_why_each_code() -> None:
     assert told[26][1]
     seen = {code for code, _ in told}
     others = {codes.WRONG_PARTITION, codes.MAX_INDIVIDUAL_COMMIT_REACHED}
-    assert seen | others == {row.code for row in codes.TABLE} - OF_COORDINATED
+    assert seen | others == {row.code for row in codes.TABLE} - OF_COORDINATED - OF_CHECKPOINTS
     assert all(why for code, why in told if code != "OK")
 
 
 class GroupStory(Story):
-    """One CP at level 2 with a coordinated group; `last` is the description of the last record."""
+    """One CP with a coordinated group; `last` is the description of the last record."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = 2) -> None:
         super().__init__()
         self.now = 1_000
         self.told: list[tuple[str, str]] = []
         self.fleet = Fleet("g", 1, self.append)
-        self.fleet.upgrade()
+        self.fleet.upgrade(level)
 
     def append(self, record: Record, cp: int) -> int:
         self.told.append(self(record, self.now))
@@ -295,37 +291,44 @@ OF_COORDINATED = {
     *(codes.INCONSISTENT_PARTITIONING_STRATEGY, codes.UNKNOWN_PARTITIONING_STRATEGY, codes.SESSION_TIMEOUT_TOO_HIGH),
     *(codes.GROUP_FULL, codes.TOO_MANY_PARTITIONS, codes.NOT_ASSIGNED, codes.ALREADY_STARTED, codes.OUT_OF_ORDER),
     codes.INDIVIDUAL_COMMIT_NOT_ALLOWED,
+}
+
+#: Outcomes of checkpoints: in the test below, or with the protocol's descriptions.
+OF_CHECKPOINTS = {
     *(codes.NO_SUCH_BARRIER, codes.ALREADY_ANSWERED, codes.BARRIER_OPEN, codes.UNKNOWN_CHECKPOINT),
     *(codes.NEWEST_CHECKPOINT, codes.TOO_MANY_CHECKPOINTS),
 }
 
 
-@pytest.mark.usefixtures("environment")
-def test_what_records_about_checkpoints_come_to() -> None:
-    story = GroupStory()
-    story.append(Upgrade(*A, 3), 0)
-    story.append(ConfigureGroup(*A), 0)
-    story.append(BeginCheckpoint(*A, 5, 1_000, 2, False), 0)
-    assert story.last[0] == "UNKNOWN_CHECKPOINT"
-    story.append(BeginCheckpoint(*A, 0, 1_000, 2, False), 0)
-    first = story.world.next_offset - 1
-    assert story.last == ("OK", f"the newest checkpoint is {first}")
-    generation = story.fleet.join("a", {"t": 1})
-    ids = story.fleet.ids("a")
-    story.append(BeginCheckpoint(*A, first, 1_000, 2, False), 0)
-    barrier = story.world.next_offset - 1
-    assert story.last == ("OK", f"checkpoint {barrier} waits for 1 member")
-    story.append(AnswerBarrier(*ids, generation, barrier, REACHED, (CommitEntry("t", 0, through=4),)), 0)
-    assert story.last == ("PARTIAL", "t/0 NOT_ASSIGNED")
-    story.append(AnswerBarrier(*ids, generation, barrier, REACHED, ()), 0)
-    assert story.last == ("OK", f"the newest checkpoint is {barrier}")
-    story.append(Rollback(*A, 1, 0), 0)
-    assert story.last == ("ILLEGAL_GENERATION", f"the generation is {generation}, and not 1")
-    story.append(Rollback(*A, generation, 0), 0)
-    assert story.last == ("OK", f"the newest checkpoint is {barrier}")
-    story.fleet.leave("a", story.world.next_offset - 1)
-    story.append(KeepCheckpoint(*A, barrier, END), 0)
-    assert story.last == ("OK", "the group takes no checkpoints any more")
+def test_why_each_code_of_checkpoints() -> None:
+    story = GroupStory(level=3)
+    fleet = story.fleet
+    fleet.configure()
+    first = fleet.begin("w1", 0)
+    assert story.last == ("OK", "")
+    generation = fleet.join("w1", {"t": 2})
+    fleet.commit("w1", generation, *started("t", 0, 1))
+    fleet.begin("w1", 77)
+    assert story.last == ("UNKNOWN_CHECKPOINT", f"the newest is {first}")
+    barrier = fleet.begin("w1", first)
+    assert story.last == ("OK", "waits for w1")
+    fleet.begin("w1", first)
+    assert story.last == ("BARRIER_OPEN", f"{barrier} is being taken")
+    fleet.answer("w1", generation, barrier, cut("t", 7, 4))
+    assert story.last == ("PARTIAL", "t/7 NOT_ASSIGNED")
+    fleet.answer("w1", generation, barrier, cut("t", 0, 4))
+    assert story.last == ("OK", "")
+    fleet.answer("w1", generation, barrier)
+    assert story.last == ("NO_SUCH_BARRIER", "no checkpoint is being taken")
+    fleet.commit("w1", generation, cut("t", 0, 5))
+    assert story.last == ("PARTIAL", "t/0 NO_SUCH_BARRIER")
+    story.append(KeepCheckpoint("x", "operator", "g", barrier, RETIRE), 0)
+    assert story.last == ("NEWEST_CHECKPOINT", "The newest checkpoint can't be retired.")
+    story.append(Rollback("x", "operator", "g", 1, barrier), 0)
+    assert story.last == ("ILLEGAL_GENERATION", f"the generation is {generation} by now")
+    story.append(Rollback("x", "operator", "g", generation, first), 0)
+    code, why = story.last
+    assert (code, why.partition(",")[0]) == ("OK", f"generation {story.world.next_offset - 1}")
 
 
 def test_where_a_record_in_the_wrong_partition_belongs() -> None:

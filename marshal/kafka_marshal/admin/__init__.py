@@ -13,6 +13,9 @@
 ``transfer``        positions from Kafka's own consumer groups, and to them
 ``conversion``      a group changed to the other kind, with the file that is written first
 ``group_moves``     the methods of :class:`Admin` for these two
+``checkpoints``     the methods of :class:`Admin` about checkpoints
+``checkpoint_work`` checkpoints of a group: taken, pinned, retired, listed
+``rollback``        a group put back to a checkpoint; the first checkpoint, and the end of them
 ``dead_letters``    dead-letter topics, read without committing anything
 ``stored_message``  one message of a data topic, by its offset
 ``topic``           the coordination topic, created or completed: the work of ``init``
@@ -21,6 +24,7 @@
 ==================  ============================================================================================
 """
 
+from kafka_marshal.admin.checkpoint_work import KeptCheckpoint, TakenCheckpoint
 from kafka_marshal.admin.client import Admin
 from kafka_marshal.admin.conversion import Conversion, Repeat
 from kafka_marshal.admin.dead_letters import DeadLetters
@@ -30,6 +34,7 @@ from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target
 from kafka_marshal.admin.prune import PrunedPartition, PrunePlan
+from kafka_marshal.admin.rollback import Rewound, RolledBack
 from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.admin.topic import TopicReport
 
@@ -38,6 +43,7 @@ __all__ = [
     "Conversion",
     "DeadLetters",
     "InHand",
+    "KeptCheckpoint",
     "Move",
     "MovePlan",
     "Pause",
@@ -45,7 +51,10 @@ __all__ = [
     "PrunePlan",
     "PrunedPartition",
     "Repeat",
+    "Rewound",
+    "RolledBack",
     "StoredMessage",
+    "TakenCheckpoint",
     "Target",
     "TopicReport",
 ]

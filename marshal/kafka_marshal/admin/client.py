@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar, overload
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import coordinated, groups, prune
+from kafka_marshal.admin.checkpoints import GroupCheckpoints
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
 from kafka_marshal.admin.members import find_consuming, refuse_living
@@ -25,7 +27,7 @@ from kafka_marshal.admin.positions import (
     resolve,
     stands_at,
 )
-from kafka_marshal.admin.session import Session, kind_in, progress_in
+from kafka_marshal.admin.session import Session, group_in, kind_in, progress_in
 from kafka_marshal.admin.stored_message import StoredMessages
 from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
 from kafka_marshal.client.options import check_log_name
@@ -58,7 +60,7 @@ MAX_PARTITIONS = 10_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
+class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client. By default it is unique (see the attribute): an Admin created later with it
@@ -220,7 +222,9 @@ class Admin(GroupMoves, DeadLetterTopics, StoredMessages):
                 return moves_to(targets, progress_of, lost, keeps)
             if not is_undo:
                 coordinated.refuse_kept(group, moves_to(targets, progress_of, lost, keeps))
-            return moves_to(targets, progress_of, lost)
+            known = group_in(replica.worlds, group)
+            takes_some = known is not None and known.checkpoints is not None
+            return [replace(move, keeps_state=takes_some) for move in moves_to(targets, progress_of, lost)]
 
         return self._look(planned)
 

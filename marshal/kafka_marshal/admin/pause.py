@@ -196,6 +196,17 @@ class Pause(OneProcess):
         """Call do(work, *args) on another thread (*blocking*); for the Admin. what: in words."""
         return self._have(what, do, self._live(), *args)
 
+    def leave_in_force(self) -> int:
+        """End this process's part (*blocking*): the pause runs for its whole length, until the log time (ms) returned.
+
+        Leaving the block does not resume the group then; ``Admin.resume`` does.
+        """
+        until = self._have("leave_in_force", self._live().leave)
+        self._is_told = True
+        if self._work is not None:
+            self._work.session.await_closed()
+        return until
+
     def check(self) -> None:
         """Raise AdminError unless the pause is in force in every CP, and no other process works under our client_id."""
         self._have("check", self._live().check)

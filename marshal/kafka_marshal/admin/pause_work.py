@@ -260,6 +260,13 @@ class PauseWork:
         """Extend the pause if less than half of it is left (*blocking*)."""
         self.hold.extend_if_short()
 
+    def leave(self) -> int:
+        """End our part, and let the pause run for its whole length; the log time (ms) at which it ends."""
+        until = self.hold.extend()
+        self.is_over = True
+        self.session.close_soon()
+        return until
+
     def wait(self, met: Callable[[], object], timeout_s: float) -> bool:
         """Wait until met(), asked under the lock, at most timeout_s; the pause is extended meanwhile (*blocking*)."""
         return self.hold.wait(met, timeout_s)
@@ -319,6 +326,11 @@ class PauseKeeper:
         """Extend the pause if less than half of it is left. Raises AdminError if it had expired before."""
         if self._session.now_ms() >= self._extend_at:
             self._pause(self._session.cps)
+
+    def extend(self) -> int:
+        """Extend the pause to its whole length from now on; the log time (ms) at which the last CP's ends."""
+        self._pause(self._session.cps)
+        return max(term.expires for term in self._terms.values())
 
     def forget(self, cp: int) -> bool:
         """Let the CP forget the group, and pause it again; whether it was accepted.

@@ -55,6 +55,8 @@ class Move:
     kept: tuple[tuple[int, int], ...] = ()
     #: Ranges (first, last) above ``before`` that are done now.
     ranges: tuple[tuple[int, int], ...] = ()
+    #: The group takes checkpoints: the states of its members stay as they are. A rollback takes them along.
+    keeps_state: bool = False
     #: The epoch of the move, for ``sink.rewind``: everything granted before has a lower one. None: only planned.
     epoch: int | None = None
 

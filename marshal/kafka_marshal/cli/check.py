@@ -27,6 +27,13 @@ _LISTED = 5
 @click.option("--max-lag", type=click.IntRange(min=0), metavar="N", help="The largest lag that a group may have.")
 @click.option("--max-silence", callback=span_option, metavar="SPAN", help="The longest silence of a holder (30s, 2m).")
 @click.option(
+    "--max-checkpoint-age",
+    "max_cut",
+    callback=span_option,
+    metavar="SPAN",
+    help="The oldest that the last cut of a piece with messages waiting may be (5m).",
+)
+@click.option(
     "--min-members",
     "least",
     multiple=True,
@@ -36,7 +43,12 @@ _LISTED = 5
 )
 @click.pass_obj
 def check(
-    options: Options, group: str | None, max_lag: int | None, max_silence: int | None, least: dict[str, int]
+    options: Options,
+    group: str | None,
+    max_lag: int | None,
+    max_silence: int | None,
+    max_cut: int | None,
+    least: dict[str, int],
 ) -> int:
     r"""Is all well? Exit status 0, or 1 with the reasons, one a line. For cron, probes and alerts.
 
@@ -46,7 +58,10 @@ def check(
     stuck          the next message can't be read (see skip), or its partition has no leader
     deleted        retention deleted messages that were not done; until the position is beyond them
     stuck key      one message blocks a partition, while its worker handles others
-    hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s)
+    hung           a worker beats and has messages waiting, but reports no progress (3 heartbeat intervals, 10 s); in a
+                   group that takes checkpoints: although one was complete since
+    old cut        messages of a piece wait, and it was not handed in for the last three checkpoints that are kept, or
+                   for --max-checkpoint-age: a handler takes longer than drain, or its state can't be saved
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
     no holder      a partition without a live holder; not in a paused group, nor in a group without workers that has
                    done everything
@@ -76,7 +91,7 @@ def check(
     found = [
         problem
         for each in groups
-        for problem in problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)))
+        for problem in problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut)
     ]
     found += _missing(groups, group, least)
     reasons = [*notes, *(f"{problem.group}: {problem.text}".removeprefix(": ") for problem in found)]

@@ -312,7 +312,9 @@ def _lost_text(lost: GroupRow) -> str:
     positions = ", ".join(listed) + (f", and {len(rows) - _LISTED:,} more" if len(rows) > _LISTED else "")
     behind = "lag is not known" if lost.lag is None else f"{count(lost.lag, 'message')} not done"
     seen = "" if not rows else f"; last seen {span_text(lost.silent_ms, lost.silent_at_least)} ago"
-    text = f"What is lost: next offsets {positions or '(none)'}; {behind}{seen}."
+    kept = () if lost.checkpoints is None else lost.checkpoints.kept
+    states = f"; {count(len(kept), 'checkpoint')}, pinned ones too (saved states stay where they are)" if kept else ""
+    text = f"What is lost: next offsets {positions or '(none)'}{states}; {behind}{seen}."
     if lost.known_lag and lost.silent_ms <= DAY_MS and not lost.living:
         text += " To continue it, start its workers instead: they continue at these positions."
     return text
@@ -322,6 +324,7 @@ def _lost_json(lost: GroupRow) -> dict[str, object]:
     return {
         "lag": lost.lag,
         "silence_ms": lost.silent_ms,
+        "checkpoints": [] if lost.checkpoints is None else [checkpoint for checkpoint, _ in lost.checkpoints.kept],
         "positions": [
             {"topic": row.topic, "partition": row.partition, "keys": [row.lo, row.hi], "next": row.next, "lag": row.lag}
             for row in lost.leases

@@ -15,6 +15,8 @@ from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.checkpoint_rows import checkpoints_json
+from kafka_marshal.observe.checkpoint_words import as_of_text, barrier_text
 from kafka_marshal.observe.names import near, no_group
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import (
@@ -340,10 +342,14 @@ def _headline(row: GroupRow) -> str:
     strategy = f" ({row.strategy})" if row.strategy else ""
     behind = "lag is not known" if row.lag is None else f"{count(row.lag, 'message')} behind"
     paused = ", paused" if row.is_paused else ""
-    return (
+    text = (
         f"{row.group}: {row.kind or 'unknown'}{state}{strategy}{paused}; {count(row.worker_count, 'member')}, "
         f"{count(partitions_of(row.leases), 'partition')}, {behind}"
     )
+    if row.checkpoints is None:
+        return text
+    text += f", {as_of_text(row.checkpoints.newest, row.checkpoints.age_ms)}"
+    return text if row.checkpoints.barrier is None else f"{text}; {barrier_text(row.checkpoints.barrier)}"
 
 
 def _member_cells(member: _Member) -> list[str | Cell]:
@@ -395,6 +401,7 @@ def _group_json(
         **_head(row),
         "partition": None if known is None else route_group(row.group, len(view.worlds)),
         "paused": row.is_paused,
+        **checkpoints_json(row.checkpoints),
         "settings": None if known is None else _settings_json(known.settings),
         "topics": None if known is None else dict(sorted(known.counts.items())),
         "member_list": [_member_json(each, known) for each in members],
@@ -410,6 +417,7 @@ def _group_json(
                 "next": each.next,
                 "log_end": each.log_end,
                 "lag": each.lag,
+                "cut": each.cut or None,
                 "stuck": each.stuck or None,
                 "held_back": each.held_back or None,
             }
@@ -451,6 +459,10 @@ def _rebalance_json(each: Rebalance) -> dict[str, object]:
         "changed": each.changed,
         "silent": [{"client": client, "silence_ms": silence_ms} for client, silence_ms in each.silent],
         "configured": each.configured,
+        "checkpoint": each.checkpoint or None,
+        "rolled_back": None
+        if each.rolled_back is None
+        else {"checkpoint": each.rolled_back[0], "client": each.rolled_back[1]},
         "members": each.members,
         "moved": [
             {

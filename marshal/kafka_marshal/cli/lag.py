@@ -13,6 +13,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Cell, Column
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
+from kafka_marshal.observe.checkpoint_words import as_of_text
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, partitions_of
 from kafka_marshal.observe.text import count, number, span
@@ -54,6 +55,9 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
                  topic was recreated. A total with a + omits what is not known. Of a partition that is shared by key
                  (3 (0-33%): the first third) each owner's average share
     msg/s        messages handled by the holder over the last --window of log time; -: not known
+
+    Of a group that takes checkpoints all this is as of the newest, whose age is shown: what was done since counts with
+    the next. Its members' metrics have the present lag.
 
     Partitions that the group never claimed are listed, too; those without progress, with the reason, below
     (see status). At-most-once messages count as done when they are delivered.
@@ -121,6 +125,8 @@ def _total(group: GroupRow) -> dict[str, float | None]:
         "positions_lost": len(group.lost),
         "stuck": len(group.stuck),
         "seconds_left": behind / speed if speed and behind is not None else None,
+        "newest": None if group.checkpoints is None else group.checkpoints.newest,
+        "age_ms": None if group.checkpoints is None else group.checkpoints.age_ms,
     }
 
 
@@ -136,6 +142,8 @@ def _headline(group: GroupRow, total: dict[str, float | None]) -> str:
         text += f", {count(int(total['positions_lost']), 'position')} lost"
     if total["stuck"]:
         text += f", {count(int(total['stuck']), 'partition')} stuck"
+    if group.checkpoints is not None:
+        text += f", {as_of_text(group.checkpoints.newest, group.checkpoints.age_ms)}"
     if left is not None and behind:
         text += f", through in {span(left * 1000)} if nothing comes in"
     return text

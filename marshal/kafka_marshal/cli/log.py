@@ -16,6 +16,7 @@ from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
+from kafka_marshal.observe.checkpoint_words import happened_text
 from kafka_marshal.observe.fold import Fold, group_of
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.text import time_text
@@ -101,11 +102,13 @@ class LogLines:
             if outcome.code == codes.UPGRADE_REQUIRED:
                 return
             record = outcome.record
-            if self._wanted(outcome, record):
-                self._found_any = True
-                why = reason(outcome, record, value, world, self._fold.before(outcome, cp))
-                yield LogLine(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
+            is_wanted = self._wanted(outcome, record)
+            why = reason(outcome, record, value, world, self._fold.before(outcome, cp)) if is_wanted else ""
             self._fold.see(cp, outcome)
+            if is_wanted:
+                self._found_any = True
+                why = "; ".join(filter(None, [*map(happened_text, self._fold.happened), why]))
+                yield LogLine(cp, offset, outcome, record, what(record, value, outcome.log_time), why)
 
     @property
     def groups(self) -> set[str]:

@@ -167,10 +167,13 @@ _COMMON_NAMES = frozenset(names[1] for names, _ in _COMMON)
 
 
 def common_options(top: bool = False) -> Callable[[_F], _F]:
-    """Adds the common options. `top`: for the root, which reads the environment."""
+    """Adds the common options, unless a command has its own. `top`: for the root, which reads the environment."""
 
     def add(function: _F) -> _F:
+        own = {name for each in getattr(function, "__click_params__", ()) for name in each.opts}
         for names, attributes in reversed(_COMMON):
+            if names[0] in own:
+                continue
             said = {k: v for k, v in attributes.items() if top or k != "envvar"}
             function = click.option(*names, **said, expose_value=False, callback=_keep)(function)
         return function

@@ -341,6 +341,7 @@ def _show_and_move(
     if not options.json and (dry_run or not wanted.yes):
         _print_moves(plan)
         _offer_to_keep(plan)
+    _warn_of_states(wanted.group, plan)
     if not dry_run:
         return _move(options, admin, wanted, targets, plan)
     if options.json:
@@ -354,6 +355,14 @@ def _offer_to_keep(moves: list[Move]) -> None:
         say_warning(
             f"{count(ahead, 'message')} from there on, done out of order, will be handled again. In a claimed group "
             "--keep-done leaves them done"
+        )
+
+
+def _warn_of_states(group: str, moves: list[Move]) -> None:
+    if any(move.keeps_state and move.before not in (None, move.after) for move in moves):
+        say_warning(
+            f"group {group} takes checkpoints, and the states of its members stay as they are: what comes again counts "
+            f"twice in them, what is skipped is missing. kafka-marshal rollback {quote(group)} takes the states along"
         )
 
 

@@ -12,6 +12,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
+from kafka_marshal.observe.checkpoint_rows import checkpoints_json
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.problems import KINDS, Problem, problems_of
 from kafka_marshal.observe.rows import (
@@ -224,6 +225,8 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
         words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
     if any(row.outage for row in group.leases):
         return Cell("not known", "yellow")
+    if group.checkpoints is not None and group.checkpoints.barrier is not None:
+        words.append("takes a checkpoint")
     bad = {"position_lost", "no_topic", "stuck", "stuck_key", "gone", "hung"} & amounts.keys()
     return Cell(", ".join(words) or "ok", "bold red" if bad else "yellow" if words else "green")
 
@@ -252,6 +255,7 @@ def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
         "paused": group.is_paused,
         "silence_ms": group.silent_ms,
         "problems": [problem_json(problem) for problem in problems],
+        **checkpoints_json(group.checkpoints),
     }
 
 

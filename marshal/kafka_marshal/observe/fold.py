@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from kafka_marshal.observe.checkpoints import CheckpointHistory, Happened
 from rationalizer import Outcome, World, codes, route_group
 from rationalizer.groups.history import Assignments, Rebalance
 from rationalizer.history import End, LeaseKey, Owners, Span
@@ -151,6 +152,10 @@ class Fold:
     owners: dict[int, Owners] = field(default_factory=dict)
     #: group → the pieces of a coordinated one, by its home's log.
     assignments: dict[str, Assignments] = field(default_factory=dict)
+    #: group → its checkpoints, of one that has taken some.
+    checkpoints: dict[str, CheckpointHistory] = field(default_factory=dict)
+    #: What the last record did to checkpoints.
+    happened: tuple[Happened, ...] = ()
     _worlds: dict[int, World] = field(default_factory=dict)
     #: (group, client) → instance → run
     _workers: dict[tuple[str, str], dict[str, Worker]] = field(default_factory=dict)
@@ -176,6 +181,9 @@ class Fold:
             if cp == route_group(group.group_id, world.partitions):
                 self.assignments[group.group_id] = Assignments(group.group_id, keep=1)
                 self.assignments[group.group_id].begin(world)
+                if group.checkpoints is not None:
+                    self.checkpoints[group.group_id] = CheckpointHistory(group.group_id)
+                    self.checkpoints[group.group_id].begin(world)
                 for member in group.members.values():
                     run = self._run(group.group_id, member.client_id, member.instance_id)
                     run.heard = max(run.heard, (member.last_beat, cp, -1))
@@ -189,6 +197,7 @@ class Fold:
     def see(self, cp: int, outcome: Outcome) -> None:
         """Take in a record that the world of this coordination partition has just applied."""
         message, kind = outcome.message, outcome.type
+        self.happened = ()
         if message is None or not (group := group_of(outcome)):
             return
         world = self._worlds[cp]
@@ -206,6 +215,7 @@ class Fold:
             return
         self._claims(outcome, place)
         is_evicted = self._changed(world, outcome, place)
+        self._follow_checkpoints(world, group, outcome)
         is_own = is_of_worker(outcome) or instance in self._workers.get((group, client), ())
         if is_own and not is_evicted:
             self._hear(group, client, instance, place)
@@ -271,6 +281,19 @@ class Fold:
         if outcome.type == "ReleasingPartition" and not outcome.accepted:
             self._asked(world, outcome, place)
         return is_evicted
+
+    def _follow_checkpoints(self, world: World, group: str, outcome: Outcome) -> None:
+        if not (outcome.of_group or outcome.type == "ForgetGroup"):
+            return
+        if world.partition != route_group(group, world.partitions):
+            return
+        known = self.checkpoints.get(group)
+        state = world.group(group)
+        if known is None and (state is None or state.checkpoints is None):
+            return
+        if known is None:
+            known = self.checkpoints[group] = CheckpointHistory(group)
+        self.happened = known.see(world, outcome)
 
     def _lease(self, owners: Owners, key: LeaseKey, world: World, outcome: Outcome, place: Place) -> bool:
         before = owners.now.get(key)

@@ -29,6 +29,7 @@ KINDS = {
     "stuck_key": "held back",
     "deleted": "deleted unread",
     "hung": "hung?",
+    "old_cut": "cut too old",
     "gone": "gone",
     "no_holder": "without a holder",
     "pause_over": "pause is over",
@@ -82,11 +83,16 @@ def deleted_text(rows: list[LeaseRow]) -> str:
 
 
 def problems_of(
-    group: GroupRow, max_lag: int | None = None, max_silence_ms: int | None = None, min_members: int = 0
+    group: GroupRow,
+    max_lag: int | None = None,
+    max_silence_ms: int | None = None,
+    min_members: int = 0,
+    max_cut_ms: int | None = None,
 ) -> list[Problem]:
     """All problems of the group, the worst first."""
     name = group.group
     found = [*_standing_still(group), *_held_back(group), *_members(group, max_silence_ms)]
+    found += _old_cuts(group, max_cut_ms)
     free = [row for row in group.unheld if row.client is None and not row.no_topic]
     if free and not group.is_over:
         found.append(Problem(name, "no_holder", _unheld_text(group, free), len(free), free))
@@ -158,6 +164,30 @@ def _held_back(group: GroupRow) -> Iterator[Problem]:
                 "repeated)"
             )
             yield Problem(group.group, "stuck_key", text, 1, [row])
+
+
+def _old_cuts(group: GroupRow, most_ms: int | None) -> Iterator[Problem]:
+    """Pieces with messages waiting whose last cut is older than three checkpoints, or than most_ms."""
+    checkpoints = group.checkpoints
+    if checkpoints is None:
+        return
+    old_below = checkpoints.old_below
+    for row in group.leases:
+        if not row.held or not row.lag or row.cut is None or row.waiting_ms is None:
+            continue
+        waited_ms = row.waiting_ms + row.as_of_ms
+        cut_ms = min(checkpoints.since_ms(row.cut), waited_ms)
+        is_old = old_below is not None and row.cut < old_below and waited_ms >= checkpoints.since_ms(old_below)
+        if is_old or (most_ms is not None and cut_ms > most_ms):
+            since = f"since checkpoint {row.cut}" if row.cut else "so far"
+            text = (
+                f"{places([row])}: {row.client} has not handed it in {since}, for over {span(cut_ms)}, and messages "
+                f"wait at offset {row.position}. A handler takes longer than the policy's drain, hangs, or its state "
+                f"can't be saved: see {row.client}'s log, and kafka-marshal show "
+                f"{shlex.quote(f'{row.topic}:{row.partition}:{row.position}')}. Nothing is lost; if {row.client} is, "
+                "its work on it since then comes again"
+            )
+            yield Problem(group.group, "old_cut", text, 1, [row])
 
 
 def _named(group: GroupRow, rows: list[LeaseRow]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
 from kafka_marshal.observe.text import span
 from kafka_marshal.observe.verdict import Verdict
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
@@ -155,7 +156,7 @@ class LeaseRow:
     verdict: Verdict | None = None
     #: How long (ms) its holder has had it.
     held_ms: int | None = None
-    #: How long (ms) its next message has been waiting; None: it was not read.
+    #: How long (ms, less `as_of_ms`) its next message has been waiting; None: it was not read.
     waiting_ms: int | None = None
     #: Kafka does not answer, so the holder's silence is not known.
     outage: bool = False
@@ -165,6 +166,10 @@ class LeaseRow:
     hi: int = MAX_KEY_HASH
     #: The member that waits for it while its owner finishes its messages in flight.
     goes_to: str | None = None
+    #: Of a group that takes checkpoints: the one for which it was cut last (0: none yet); None: the group takes none.
+    cut: int | None = None
+    #: What was done in this time (ms) is not in the log: progress moves at checkpoints only. Spans above are less it.
+    as_of_ms: int = 0
 
     @property
     def place(self) -> str:
@@ -467,6 +472,8 @@ class GroupRow:
     strategy: str | None = None
     #: `silent_ms` may be longer: the log that was read does not reach back to it.
     silent_at_least: bool = False
+    #: None: it takes none.
+    checkpoints: CheckpointsRow | None = None
 
     @property
     def worker_count(self) -> int:

@@ -140,7 +140,7 @@ def _with_reason(
     if key not in stamps:  # in an open transaction, or not read in time
         return row
     # A message without a timestamp has waited since the position last moved.
-    waiting_ms = (row.idle_ms or 0) if stamps[key] < 0 else max(0, now_ms - stamps[key])
+    waiting_ms = (row.idle_ms or 0) if stamps[key] < 0 else max(0, now_ms - stamps[key] - row.as_of_ms)
     row = replace(row, waiting_ms=waiting_ms)
     done_nothing_ms = min(row.still_ms, waiting_ms)
     if not row.held or is_at_work or done_nothing_ms < patience_ms(row.heartbeat_interval_ms):

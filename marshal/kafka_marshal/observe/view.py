@@ -22,6 +22,8 @@ from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, Mars
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.observe.checkpoint_rows import checkpoints_row
+from kafka_marshal.observe.cuts import cut_in
 from kafka_marshal.observe.fold import Fold, Worker
 from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
@@ -324,8 +326,9 @@ class View:
         if self.outage:  # known positions may lie beyond the last known log ends
             return [replace(row, outage=True) for row in self._rows]
         now_ms = self.clock.now_ms()
+        taking = {each.group_id: each for each in self.coordinated() if each.checkpoints is not None}
         rows = [
-            self._row(cp, info, progress, now_ms)
+            self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
             for info, progress in holdings(world, group)
         ]
@@ -456,7 +459,7 @@ class View:
             if topic == name and (of, topic, partition) not in claimed
         ]
 
-    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int) -> LeaseRow:
+    def _row(self, cp: int, info: LeaseInfo, progress: Progress, now_ms: int, taking: Group | None) -> LeaseRow:
         low, high = self.data.marks.get((info.topic, info.partition), (None, None))
         key = (info.group_id, info.topic, info.partition, info.lo)
         # A record that moves a position or grants a lease is a heartbeat, too: neither happened after the last one.
@@ -466,6 +469,8 @@ class View:
         granted_at = min(self.meter.granted_at(key) or last_beat, last_beat)
         stable_at, is_seen_behind = self.meter.stable_since(key)
         is_held, is_lease = info.client_id is not None, info.kind == "claimed"
+        checkpoints = None if taking is None else checkpoints_row(taking, now_ms)
+        as_of_ms = 0 if checkpoints is None else checkpoints.as_of_ms
         row = LeaseRow(
             group=info.group_id,
             topic=info.topic,
@@ -483,15 +488,17 @@ class View:
             log_start=low,
             log_end=high,
             stuck=self.data.why_stuck(info, progress),
-            idle_ms=max(0, now_ms - moved_at),
+            idle_ms=max(0, now_ms - moved_at - as_of_ms),
             idle_at_least=not is_seen_moving,
-            stable_ms=max(0, now_ms - min(stable_at or last_beat, last_beat)),
+            stable_ms=max(0, now_ms - min(stable_at or last_beat, last_beat) - as_of_ms),
             stable_at_least=not is_seen_behind,
-            held_ms=max(0, now_ms - granted_at),
+            held_ms=max(0, now_ms - granted_at - as_of_ms),
             kind=info.kind,
             lo=info.lo,
             hi=info.hi,
             goes_to=info.goes_to,
+            cut=None if taking is None else cut_in(taking.states((info.topic, info.partition)), info.lo, info.hi),
+            as_of_ms=as_of_ms,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
@@ -519,4 +526,5 @@ def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
         state="READY" if not group.members else "PREPARE_FOR_REBALANCE" if is_moving else "STEADY",
         generation=group.generation,
         strategy=group.strategy,
+        checkpoints=checkpoints_row(group, now_ms),
     )

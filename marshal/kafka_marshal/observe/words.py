@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.observe.cuts import waits_for
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import (
@@ -48,13 +49,19 @@ from rationalizer.groups.history import Rebalance
 from rationalizer.history import Span
 from rationalizer.log_hash import LogHash
 from rationalizer.marker import said_by
-from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED, REACHED_AND_LEAVES, REFUSED, RETIRE, START
+from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
 
 __all__ = ["dump_changed", "is_beat", "reason", "setting_text", "what", "why_rebalanced"]
 
 _OF_CHECKPOINTS = (BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint)
+
 _OF_GROUP = (
-    *(JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, ConfigureGroup),
+    JoinGroup,
+    GroupHeartbeat,
+    LeaveGroup,
+    CommitOffsets,
+    TopicsChanged,
+    ConfigureGroup,
     *_OF_CHECKPOINTS,
 )
 
@@ -66,6 +73,8 @@ _MEANS = {row.code: row.means for row in codes.TABLE}
 
 def is_beat(outcome: Outcome, record: Record | None) -> bool:
     """Whether it is only a sign of life: a Tick, or a heartbeat without any remark."""
+    if isinstance(record, AnswerBarrier):
+        return record.barrier == 0 and outcome.accepted and not outcome.silent
     if outcome.code != codes.OK or outcome.silent:
         return False
     if isinstance(record, Heartbeat):
@@ -203,25 +212,32 @@ def _configure(record: ConfigureGroup) -> str:
 
 
 def _begin(record: BeginCheckpoint) -> str:
-    after = f"after {record.after}" if record.after else f"the first one{', hold' if record.hold else ''}"
-    keep = f", keeps {record.keep}" if record.keep else ", for a hand-over"
-    return f"begins a checkpoint, {after}{keep}, open for {span(record.timeout_ms)}"
+    if record.after == 0:
+        kind = ", of all members at one moment" if record.hold else ""
+        return f"begins the first checkpoint of the group{kind}, keeps {max(1, record.keep)}"
+    what_for = f"keeps {record.keep}" if record.keep else "for a hand-over"
+    return f"begins a checkpoint after {record.after}: {what_for}, waits for {span(record.timeout_ms)} at most"
 
 
 def _answer(record: AnswerBarrier) -> str:
-    verb = {REFUSED: "refuses", REACHED: "hands in", REACHED_AND_LEAVES: "hands in, and leaves after,"}[record.answer]
-    listed = f": {_some([_entry(entry) for entry in record.entries])}" if record.entries else ""
-    return f"{verb} checkpoint {record.barrier}{listed}"
+    if record.barrier == 0:
+        return f"beats, knows generation {record.generation}"
+    if record.answer == REFUSED:
+        return f"can't take checkpoint {record.barrier}"
+    entries = _some([_entry(entry) for entry in record.entries]) or "nothing new"
+    leaves = "; leaves" if record.answer == REACHED_AND_LEAVES else ""
+    return f"hands in for checkpoint {record.barrier}: {entries}{leaves}"
 
 
 def _rollback(record: Rollback) -> str:
-    target = f"checkpoint {record.checkpoint}" if record.checkpoint else "its newest checkpoint"
-    return f"rolls the group back to {target}"
+    to = f"checkpoint {record.checkpoint}" if record.checkpoint else "the newest checkpoint"
+    return f"puts the group back to {to}, knows generation {record.generation}"
 
 
 def _keep(record: KeepCheckpoint) -> str:
-    verb = {RETIRE: "retires", PIN: "pins", END: "ends the checkpoints of the group at"}[record.action]
-    return f"{verb} {record.checkpoint}"
+    if record.action == END:
+        return f"ends the checkpoints of the group, the newest is {record.checkpoint}"
+    return f"{'pins' if record.action == PIN else 'retires'} checkpoint {record.checkpoint}"
 
 
 def setting_text(value: object) -> str:
@@ -323,9 +339,7 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> 
             return f"took over from its earlier instance{silent}; epoch {outcome.epoch}"
         case _ if outcome.code == codes.REPOSITIONED:
             return "the position was replaced"
-        case BeginCheckpoint() | AnswerBarrier() | Rollback() | KeepCheckpoint():
-            return _about_checkpoint(outcome, world.group(record.group_id))
-        case JoinGroup() | LeaveGroup() | TopicsChanged() | CommitOffsets() | GroupHeartbeat() | ConfigureGroup():
+        case _ if isinstance(record, _OF_GROUP):
             return _about_group(outcome, record, world)
         case _:
             return ""
@@ -380,13 +394,19 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
         case codes.OK if is_rebalance:
             left = f", {count(len(group.members), 'member')}"
             return f"generation {group.generation}{left}"
+        case codes.OK if isinstance(record, (BeginCheckpoint, AnswerBarrier)):
+            waits = _some(waits_for(group))
+            return f"waits for {waits}" if waits else ""
         case codes.OK:
             return ""
+        case codes.NO_SUCH_BARRIER | codes.BARRIER_OPEN if group.checkpoints is not None:
+            barrier = group.checkpoints.barrier
+            return "no checkpoint is being taken" if barrier is None else f"{barrier.id} is being taken"
+        case codes.UNKNOWN_CHECKPOINT if group.checkpoints is not None:
+            return f"the newest is {group.checkpoints.newest}"
         case codes.ALREADY_MEMBER:
             return f"nothing changed, generation {group.generation}"
-        case codes.ILLEGAL_GENERATION if isinstance(record, Rollback):
-            return f"the generation is {group.generation}, and not {record.generation}"
-        case codes.ILLEGAL_GENERATION if outcome.accepted:
+        case codes.ILLEGAL_GENERATION if outcome.accepted or isinstance(record, Rollback):
             return f"the generation is {group.generation} by now"
         case codes.ILLEGAL_GENERATION:
             return f"the generation is {group.generation}, and was never above"
@@ -403,16 +423,6 @@ def _about_group(outcome: Outcome, record: Record, world: World) -> str:
             return _MEANS.get(outcome.code, "")
 
 
-def _about_checkpoint(outcome: Outcome, group: Group | None) -> str:
-    """The effect of an accepted record about checkpoints."""
-    if group is None or group.checkpoints is None:
-        return "the group takes no checkpoints any more"
-    if outcome.barrier is not None:
-        waiting = 0 if group.checkpoints.barrier is None else group.checkpoints.barrier.waiting
-        return f"checkpoint {outcome.barrier} waits for {count(waiting, 'member')}"
-    return f"the newest checkpoint is {outcome.checkpoint}"
-
-
 def _no_sender(group: Group, record: Record) -> str:
     if isinstance(record, CommitOffsets) and not record.member_id:
         return "it has not paused the group"
@@ -423,10 +433,6 @@ def _no_sender(group: Group, record: Record) -> str:
                 return f"an operator evicts {each.client_id}"
     if member is None:
         return "it is no member"
-    checkpoints = group.checkpoints
-    barrier = None if checkpoints is None else checkpoints.barrier
-    if barrier is not None and member.slot in barrier.answers and record.instance_id == member.instance_id:
-        return "it has left with the checkpoint that it handed in"
     if isinstance(record, LeaveGroup) and record.member_id == member.member_id:
         return "an operator asks the member to hand over, and to leave"
     return f"the member is {member.instance_id}, {member.member_id}"
@@ -473,7 +479,7 @@ def why_rebalanced(each: Rebalance) -> Iterator[str]:
     if each.configured:
         yield "settings changed"
     if each.rolled_back is not None:
-        yield f"{each.rolled_back[1]} rolled it back to checkpoint {each.rolled_back[0]}"
+        yield f"{each.rolled_back[1]} put the group back to checkpoint {each.rolled_back[0]}"
     if each.checkpoint:
         yield f"checkpoint {each.checkpoint} was complete"
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
+from kafka_marshal.observe.checkpoints import CheckpointHistory
 from kafka_marshal.observe.fold import group_of, lease_of
 from kafka_marshal.observe.words import is_beat, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
+from kafka_marshal.ui.checkpoints import Marks
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
 from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member
@@ -108,6 +110,8 @@ class GroupHistory:
     series: Series = field(default_factory=lambda: Series(_SERIES))
     #: topic → the most partitions that its members reported, in a coordinated group.
     counts: dict[str, int] = field(default_factory=dict)
+    #: Of a group that has taken some.
+    checkpoints: Marks | None = None
 
     _ordered: list[KeySpans] = field(default_factory=list)
 
@@ -224,6 +228,8 @@ class History:
                 return
             if outcome.type in _PROGRESS:
                 self._take_effect(cp, outcome)
+                if _told(self.groups.get(message.group_id), cp, offset):  # a heartbeat may close a barrier
+                    self._note(cp, offset, outcome, outcome.record, value, None, 0)
                 return
         record = outcome.record
         before = self._before(outcome)
@@ -367,6 +373,8 @@ class History:
             self._key(group, place, world.partition).begin(list(spans), self.owners)
         if (known := world.group(name)) is not None:
             self._beat_members(group, known, world.next_offset - 1)
+            if fresh and known.checkpoints is not None:
+                group.checkpoints = Marks.of(known, world)
         return found
 
     def _pieces(self, group: GroupHistory, world: World, outcome: Outcome) -> int:
@@ -380,6 +388,11 @@ class History:
                 found.begin([], self.owners)
             return len(begun)
         changed = self._refit(group, fold, known, begun) if begun else 0
+        for place in _follow_checkpoints(group, known, world, outcome):
+            if (kept := known.kept(*place)) is not None:
+                found = self._key(group, place, world.partition)
+                since, found.reported = max(found.reported, self.starts[world.partition][1]), world.log_time
+                self._note_stable(found, group, kept.progress.stable, since, world)
         self._beat_sender(group, known, outcome, world.next_offset - 1)
         if outcome.type == "CommitOffsets" and outcome.message is not None and outcome.accepted:
             is_work = bool(outcome.message.member_id)  # the pausing client's has no member
@@ -491,10 +504,27 @@ class History:
         if record is None and value is None:
             words = ("what is not a record", "")
         else:
-            words = what(record, value, at), reason(outcome, record, value, self.worlds[cp], before)
+            told = [*_told(self.groups.get(name), cp, offset), reason(outcome, record, value, self.worlds[cp], before)]
+            words = what(record, value, at), "; ".join(filter(None, told))
         client = "" if record is None else record.client_id
         row = (at, cp, offset, names(name), names(client), names(outcome.type or ""), names(outcome.code))
         self.events.add(name, (*row, int(outcome.accepted), changed, place), *words)
+
+
+def _follow_checkpoints(group: GroupHistory, known: Group, world: World, outcome: Outcome) -> Sequence[tuple[str, int]]:
+    """Take in a record; the partitions whose progress it moved, as a checkpoint was complete, or it went back."""
+    if group.checkpoints is None:
+        if known.checkpoints is None:
+            return ()
+        group.checkpoints = Marks(CheckpointHistory(group.name))
+    return group.checkpoints.see(known, world, outcome)
+
+
+def _told(group: GroupHistory | None, cp: int, offset: int) -> Sequence[str]:
+    """What this record did to checkpoints, in words."""
+    if group is None or group.checkpoints is None or cp != group.home:
+        return ()
+    return group.checkpoints.told_at(offset)
 
 
 def _beats_within(member: Member) -> int:

@@ -15,7 +15,7 @@ from kafka_marshal.ui.moments import LISTED, LOOKED_AT, Moment
 from kafka_marshal.visible import visible
 from rationalizer.history import BEFORE, End, Span
 
-__all__ = ["events", "events_since", "neighbour", "rebalances", "timeline"]
+__all__ = ["checkpoints", "events", "events_since", "neighbour", "rebalances", "timeline"]
 
 #: Changes of owners within this time (ms) belong to one rebalance of a claimed group.
 BURST_MS: Final = 10_000
@@ -210,7 +210,19 @@ def timeline(group: GroupHistory, end: int) -> dict[str, Any]:
         **{name: list(sums) for name, sums in group.series.sums.items()},
         "pauses": [[each.since, each.until, visible(each.client)] for each in group.pauses[-LISTED:]],
         "rebalances": [each.time for each in group.rebalances[-2 * LISTED :]],
+        "home": group.home,
+        "checkpoints": [] if group.checkpoints is None else group.checkpoints.ticks(2 * LISTED),
     }
+
+
+def checkpoints(group: GroupHistory, moment: Moment, limit: int) -> dict[str, Any]:
+    """The last checkpoints up to that moment, and what the newest of them had of each piece."""
+    found = group.checkpoints
+    if found is None:
+        return {"checkpoints": [], "pieces": []}
+    offset = moment.offset if moment.cp == group.home else -1
+    pieces = list(islice(found.pieces(moment.time, offset), LISTED))
+    return {"checkpoints": found.listed(group.home, moment.time, offset, limit), "pieces": pieces}
 
 
 def _reported_until(group: GroupHistory, end: int) -> int:

@@ -138,6 +138,12 @@ class Page:
         with history.asking():
             return {"rebalances": happened.rebalances(history, group, moment, min(50, _limit(request)))}
 
+    def checkpoints(self, request: Request) -> dict[str, Any]:
+        """The last checkpoints up to a moment, and what the newest of them had of each piece."""
+        history, group, moment = self._asked(request)
+        with history.asking():
+            return happened.checkpoints(group, moment, min(50, _limit(request)))
+
     def timeline(self, request: Request) -> dict[str, Any]:
         """A group over its whole history, with the lag since the server started."""
         name = _group_name(request)
@@ -405,6 +411,7 @@ def application(
         "message": page.message,
         "events": page.events,
         "rebalances": page.rebalances,
+        "checkpoints": page.checkpoints,
         "timeline": page.timeline,
         "diff": page.diff,
         "near": page.near,

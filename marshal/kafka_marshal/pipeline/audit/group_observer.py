@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched
@@ -14,14 +15,18 @@ from kafka_marshal.pipeline.audit.piece_spans import (
     assignment_row,
 )
 from kafka_marshal.pipeline.audit.schemas import Row
+from kafka_marshal.pipeline.audit.watched_checkpoints import (
+    ANSWER,
+    BEGIN,
+    KEEP,
+    ROLLBACK,
+    Done,
+    WatchedCheckpoints,
+)
 from kafka_marshal.pipeline.audit.watched_group import (
-    ANSWER_BARRIER,
-    BEGIN_CHECKPOINT,
     COMMIT,
     CONFIGURE,
     JOIN,
-    KEEP_CHECKPOINT,
-    ROLLBACK,
     Event,
     WatchedGroup,
     is_release,
@@ -32,12 +37,11 @@ from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.history import BEFORE
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.wire.wellformed import START
+from rationalizer.wire.wellformed import RETIRE, START
 
 __all__ = ["GROUP_TYPES", "GroupObserver"]
 
-_OF_CHECKPOINTS: Final = frozenset((BEGIN_CHECKPOINT, ANSWER_BARRIER, ROLLBACK, KEEP_CHECKPOINT))
-GROUP_TYPES: Final = frozenset(range(JOIN, CONFIGURE + 1)) | _OF_CHECKPOINTS
+GROUP_TYPES: Final = frozenset({*range(JOIN, CONFIGURE + 1), BEGIN, ANSWER, ROLLBACK, KEEP})
 
 
 class Report(Protocol):
@@ -81,7 +85,7 @@ class GroupObserver:
         return group_id in self._groups
 
     def record(self, kind: int, message: Any, outcome: Outcome, at: tuple[int, int], is_claimed: bool) -> None:
-        """A record of a coordinated group that reached it, at (offset, log time)."""
+        """A record of `GROUP_TYPES` that reached its group, at (offset, log time)."""
         self._at = at
         group_id = message.group_id
         group, watched = self._world.group(group_id), self._groups.get(group_id)
@@ -94,15 +98,13 @@ class GroupObserver:
             self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
         if watched is None:
             watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
-        if group is not None and (group.checkpoints is not None or kind in _OF_CHECKPOINTS):
-            self._follow(kind, watched, group, message, outcome)
-            return
         event = watched.take(kind, message, *at, outcome.member)
         if group is None or event.stale:
             self._about_group(Kind.STALE_GENERATION, group_id, event.stale or "the state does not know the group")
             self._resume(group_id, group)
             return
         entries = outcome.entries or ()
+        self._follow_checkpoints(watched, group, event, message, outcome)
         if kind == COMMIT:
             self._take_entries(watched, event, message, entries)
         if group.generation != watched.generation:
@@ -160,28 +162,6 @@ class GroupObserver:
                 )
             if is_release(entry, code):
                 event.released.setdefault((topic, partition), []).append((lo, hi))
-
-    def _follow(self, kind: int, watched: WatchedGroup, group: Group, message: Any, outcome: Outcome) -> None:
-        """A record of a group that takes checkpoints, or did until now: owners and progress are the state's."""
-        event = watched.follow(kind, group, [client for client, _ in outcome.silent], self._at[1])
-        if group.generation != watched.generation:
-            self._rebalanced(watched, group, event, message)
-        if kind in (COMMIT, *_OF_CHECKPOINTS):
-            for topic, partition, kept in group.all_progress():
-                self._follow_done(watched, message, (topic, partition), kept.progress.stable)
-                watched.adopt_progress(group, topic, partition)
-            for at in [at for at in watched.done if group.kept(*at) is None]:
-                del watched.done[at]
-
-    def _follow_done(self, watched: WatchedGroup, message: Any, at: tuple[str, int], stable: int) -> None:
-        done = watched.done.get(at)
-        if done is None:
-            done = watched.done[at] = Watched((watched.group_id, *at))
-        if stable > done.stable:
-            self._done_rows(done, message, self._owner(watched, *at, 0)[2], "done", done.through(stable))
-        elif stable < done.stable:
-            done.reposition(stable)
-            self._done_rows(done, message, None, "repositioned", [(None, None)])
 
     def _rebalanced(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> None:
         """G16."""
@@ -265,8 +245,12 @@ class GroupObserver:
         def how(span: PieceSpan) -> tuple[str, int]:
             if span.slot in event.gone:
                 return event.gone[span.slot]
-            if event.by_checkpoint or watched.released(event, place, span):
+            if watched.released(event, place, span):
                 return "let go", self._at[1]
+            if watched.handed_over(event, place, span):
+                return "handed over", self._at[1]
+            if event.reset:
+                return "put back", self._at[1]
             found.add(Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from a living owner that had not released them")
             return "taken", self._at[1]
 
@@ -329,6 +313,96 @@ class GroupObserver:
             else:
                 self._rows["assignments"].append(assignment_row(each.place, each.span, each))
 
+    # -- checkpoints (section 7) -----------------------------------------------------------------------
+
+    def _follow_checkpoints(
+        self, watched: WatchedGroup, group: Group, event: Event, message: Any, outcome: Outcome
+    ) -> None:
+        """Before owners and members are compared: what the record did to checkpoints, and with them to progress."""
+        own, state, kind = watched.checkpoints, group.checkpoints, message.type
+        if own is None or state is None:
+            if state is not None and kind != BEGIN:
+                self._about_group(Kind.CHECKPOINT, group.group_id, f"a {outcome.type} began its first checkpoint")
+            watched.checkpoints = None if state is None else WatchedCheckpoints.of(group)
+            return
+        if kind == ANSWER and outcome.code == codes.OK and message.barrier == own.barrier and event.slot is not None:
+            own.note(event.slot, message)
+        leavers: set[int] = set()
+        if own.barrier >= 0 and (state.barrier is None or state.barrier.id != own.barrier):
+            if any(kept.id == own.barrier for kept in state.kept):
+                leavers = self._completed(watched, group, event, message)
+            own.close()
+        owners = {piece.owner for pieces in watched.pieces.values() for piece in pieces}
+        event.reset = own.hold and bool(owners & (event.gone.keys() - leavers))
+        if kind == BEGIN and state.barrier is not None:
+            own.barrier = state.barrier.id
+        elif kind == BEGIN or (kind == COMMIT and state.newest == self._at[0]):
+            keys = {(entry[0], entry[1]) for entry in message.entries} if kind == COMMIT else ()
+            _made(own, group, state.newest, keys)
+        elif kind == COMMIT:
+            for entry, code in zip(message.entries, outcome.entries or (), strict=False):
+                if entry[4] == START and code in codes.ACCEPTED:
+                    own.initial[entry[0], entry[1]] = entry[5]
+        elif kind == KEEP and message.action == RETIRE:
+            own.drop(message.checkpoint)
+        elif kind == ROLLBACK:
+            event.reset = True
+            self._went_back(watched, own, group, message)
+
+    def _completed(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> set[int]:
+        """The open barrier is complete by this record; returns the slots that leave with it (X6)."""
+        own = watched.checkpoints
+        assert own is not None
+        owners = [piece.owner for pieces in watched.pieces.values() for piece in pieces]
+        if why := own.why_not_complete(owners):
+            self._about_group(Kind.CHECKPOINT, group.group_id, f"checkpoint {own.barrier} is complete, and {why}")
+        event.completed = replace(own, answers=dict(own.answers))
+        leavers = {slot for slot in own.leavers() if slot in watched.members}
+        watched.leave_at_checkpoint(event, *self._at, joins=message.type == JOIN)
+        if not leavers and not event.died and event.reason == "died":
+            event.reason = "handed over"
+        sets = {(entry[0], entry[1]) for entry in message.entries} if message.type == COMMIT else set()
+        keys: set[tuple[str, int]] = set()
+        for answered in own.answers.values():
+            keys |= answered.keys.keys()
+            if answered.message is not None:
+                self._hand_in(watched, group, answered.message, sets)
+        for key in keys:
+            watched.adopt_progress(group, *key)
+        _made(own, group, own.barrier, keys)
+        return leavers
+
+    def _hand_in(self, watched: WatchedGroup, group: Group, message: Any, sets: set[tuple[str, int]]) -> None:
+        """The entries of an answer count now. sets: partitions whose position the same record sets."""
+        touched = {}
+        for topic, partition, lo, hi, _, through, ranges, _ in message.entries:
+            at = (topic, partition)
+            done = watched.done.setdefault(at, Watched((group.group_id, *at)))
+            touched[at] = done
+            token = self._owner(watched, topic, partition, lo)[2]
+            if ranges:
+                self._done_rows(done, message, token, "range", done.commit(ranges))
+            elif through is not None and lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
+                self._done_rows(done, message, token, "done", done.through(through))
+        for at in touched.keys() - sets:
+            self._compare_done(watched, group, *at, message)
+
+    def _went_back(self, watched: WatchedGroup, own: WatchedCheckpoints, group: Group, message: Any) -> None:
+        """X8: what is done is what the checkpoint had."""
+        target = message.checkpoint or own.newest
+        if target not in own.deltas:
+            self._about_group(Kind.CHECKPOINT, group.group_id, f"it went back to {target}, which it does not keep")
+            watched.checkpoints = WatchedCheckpoints.of(group)
+            return
+        for key, done in sorted(own.go_back(target).items()):
+            found = Done.in_state(group, key)
+            if found != done:
+                why = f"after going back to checkpoint {target} the state has {found}, and the checkpoint had {done}"
+                self._report(Kind.CHECKPOINT, (group.group_id, *key), _NO_OWNER, why)
+            watched.adopt_progress(group, *key)
+            if key in watched.done:
+                self._done_rows(watched.done[key], message, None, "rolled back", [(None, None)])
+
     # -- progress --------------------------------------------------------------------------------------
 
     def _compare_progress(self, watched: WatchedGroup, group: Group, message: Any, entries: Sequence[str]) -> None:
@@ -390,6 +464,13 @@ class GroupObserver:
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
         self._report(kind, (group_id, None, None), _NO_OWNER, detail)
+
+
+def _made(own: WatchedCheckpoints, group: Group, checkpoint: int, keys: Iterable[tuple[str, int]]) -> None:
+    """A checkpoint is complete: it has what the state has of these partitions."""
+    assert group.checkpoints is not None
+    kept = [each.id for each in group.checkpoints.kept]
+    own.complete(checkpoint, {key: Done.in_state(group, key) for key in keys}, kept)
 
 
 class _Faults:

@@ -49,6 +49,8 @@ class Kind(StrEnum):
     STALE_GENERATION = "record accepted with a stale generation"
     #: The state lists a member that is gone, or lacks one that lives (G8, G11, G13).
     MEMBERS = "members other than the log says"
+    #: A checkpoint was complete without an owner's answer, or what a group went back to is not what it had (X6, X8).
+    CHECKPOINT = "checkpoint other than the log says"
     #: A group is claimed and coordinated at once (G1).
     TWO_KINDS = "group that is claimed and coordinated"
 

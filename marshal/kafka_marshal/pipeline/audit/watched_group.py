@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kafka_marshal.pipeline.audit.invariants import Watched
 from kafka_marshal.pipeline.audit.piece_spans import PieceSpan, Place
+from kafka_marshal.pipeline.audit.watched_checkpoints import ANSWER, BEGIN, ROLLBACK, WatchedCheckpoints
 from rationalizer import Group, Piece, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.groups.pieces import NEVER
@@ -22,12 +23,18 @@ from rationalizer.wire.wellformed import LET_GO
 __all__ = ["Event", "WatchedGroup", "WatchedMember"]
 
 JOIN, BEAT, LEAVE, COMMIT, TOPICS, CONFIGURE = range(16, 22)
-BEGIN_CHECKPOINT, ANSWER_BARRIER, ROLLBACK, KEEP_CHECKPOINT = 23, 24, 25, 27
 
 #: Cause of a rebalance by record type.
-_REASONS = {BEAT: "died", LEAVE: "left", COMMIT: "died", TOPICS: "topics changed", CONFIGURE: "configured"}
-#: The same in a group that takes checkpoints.
-_REASONS_BY_CHECKPOINT = {JOIN: "joined", ANSWER_BARRIER: "checkpoint", ROLLBACK: "rollback"}
+_REASONS = {
+    BEAT: "died",
+    LEAVE: "left",
+    COMMIT: "died",
+    TOPICS: "topics changed",
+    CONFIGURE: "configured",
+    ANSWER: "died",
+    BEGIN: "handed over",
+    ROLLBACK: "rolled back",
+}
 
 
 @dataclass(slots=True)
@@ -67,8 +74,10 @@ class Event:
     generation: int = 0
     #: Why the record must not be accepted; "": it may.
     stale: str = ""
-    #: The group takes checkpoints: who has what is taken from the state, since a barrier may have been closed (X3, X6).
-    by_checkpoint: bool = False
+    #: The barrier that it completed; its owners' answers; None: it completed none.
+    completed: WatchedCheckpoints | None = None
+    #: All go back to a checkpoint, and keep what they own under new tokens (X7, X8).
+    reset: bool = False
 
 
 class WatchedGroup:
@@ -86,6 +95,8 @@ class WatchedGroup:
         self.done: dict[tuple[str, int], Watched] = {}
         #: Offsets done by key, of shared partitions.
         self.keyed: dict[tuple[str, int], list[KeyPiece]] = {}
+        #: None: it takes none.
+        self.checkpoints: WatchedCheckpoints | None = None
         #: No member's session expires before this log time.
         self._none_expires_until = -1
 
@@ -95,6 +106,8 @@ class WatchedGroup:
         watched = cls(group.group_id, -1)
         watched.adopt_members(group)
         watched.generation = group.generation
+        if group.checkpoints is not None:
+            watched.checkpoints = WatchedCheckpoints.of(group)
         for topic, partition in group.partitions():
             if pieces := pieces_in(group, topic, partition):
                 watched.pieces[topic, partition] = pieces
@@ -112,17 +125,6 @@ class WatchedGroup:
         }
         self._slots = {member.client: slot for slot, member in self.members.items()}
         self._none_expires_until = -1
-
-    def follow(self, kind: int, group: Group, died: list[str], log_time: int) -> Event:
-        """Continue from the state of a group that takes checkpoints, after an accepted record."""
-        event = Event({**_REASONS, **_REASONS_BY_CHECKPOINT}.get(kind, ""), by_checkpoint=True, died=died)
-        for slot, member in self.members.items():
-            if slot not in group.members:
-                event.gone[slot] = ("died", member.last_beat) if member.client in died else ("left", log_time)
-            elif member.instance != group.members[slot].instance_id:
-                event.gone[slot] = ("restarted", member.last_beat)
-        self.adopt_members(group)
-        return event
 
     def adopt_progress(self, group: Group, topic: str, partition: int) -> None:
         """Continue from the state's progress of this partition."""
@@ -152,7 +154,7 @@ class WatchedGroup:
         if event.slot is None and named:
             event.stale = f"a record of {sender} took effect, which is no member under the id {named}"
             return event
-        if kind in (BEAT, LEAVE, COMMIT):
+        if kind in (BEAT, LEAVE, COMMIT, ANSWER):
             event.generation = message.generation
             if event.slot is not None and event.generation > self.generation:
                 event.stale = f"a record of {sender} with generation {event.generation} took effect"
@@ -165,6 +167,21 @@ class WatchedGroup:
         elif event.slot is not None:
             self.members[event.slot].last_beat = log_time
         return event
+
+    def leave_at_checkpoint(self, event: Event, offset: int, log_time: int, joins: bool) -> None:
+        """X6: the barrier is complete, and those that answered so leave. joins: the record is a JoinGroup."""
+        assert self.checkpoints is not None
+        for slot in self.checkpoints.leavers():
+            if slot not in self.members:
+                continue
+            member = self._remove(slot)
+            event.gone[slot] = ("left", log_time)
+            if joins and slot == event.slot:  # its next run: it had left before, and is a newcomer (X3)
+                event.reason, event.slot = "joined", offset
+                self.members[offset] = member
+                self._slots[member.client] = offset
+            elif not joins:
+                event.reason = "left"
 
     def _sender(self, kind: int, message: Any) -> int | None:
         """G6."""
@@ -250,6 +267,13 @@ class WatchedGroup:
         """Whether it owned any of the partition's keys so, as a start requires."""
         pieces = self.pieces.get((topic, partition), ())
         return any(piece.owner == slot and piece.since <= generation for piece in pieces)
+
+    def handed_over(self, event: Event, place: Place, span: PieceSpan) -> bool:
+        """Whether the owner handed these keys in at the checkpoint that this record completed (X6)."""
+        pieces = self.touched(*place[1:], span.lo, span.hi)
+        return event.completed is not None and event.completed.handed_over(
+            span.slot, place[1:], span.lo, span.hi, pieces
+        )
 
     def released(self, event: Event, place: Place, span: PieceSpan) -> bool:
         """Whether the sender of this record released these keys, by a revocation that it knew."""

@@ -341,7 +341,7 @@ function Slider({ log, begin, end, size, onSize, group, view, timeline, moment, 
         value=${text} onInput=${(event) => setText(event.target.value)} /></form>
     </div>
     <${Strip} timeline=${timeline} begin=${begin} end=${end} moment=${moment} pinned=${pinned} theme=${theme}
-      reached=${log.complete ? null : log.reached} onPick=${(time) => onPick(bounded(time))} />
+      reached=${log.complete ? null : log.reached} onPick=${(time) => onPick(bounded(time))} onCheckpoint=${(at) => go({ at, tab: "checkpoints" })} />
     <input type="range" aria-label="Moment of the history" min=${begin} max=${end} step="1" value=${centre}
       aria-valuetext=${moment === null ? "now" : clock(moment, true)} onKeyDown=${keys}
       onInput=${(event) => onDrag(Number(event.target.value))} onChange=${(event) => onPick(bounded(Number(event.target.value)))} />

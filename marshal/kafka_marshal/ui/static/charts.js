@@ -114,7 +114,7 @@ function brief(value) {
 }
 
 // The strip above the slider.
-export function Strip({ timeline, begin, end, moment, pinned, reached, theme, onPick }) {
+export function Strip({ timeline, begin, end, moment, pinned, reached, theme, onPick, onCheckpoint }) {
   const canvas = useRef(null);
   useEffect(() => {
     const element = canvas.current;
@@ -124,8 +124,24 @@ export function Strip({ timeline, begin, end, moment, pinned, reached, theme, on
     observer.observe(element);
     return () => observer.disconnect();
   }, [timeline, begin, end, moment, pinned, reached, theme]);
-  const pick = (event) => onPick(Math.round(begin + (event.offsetX / canvas.current.clientWidth) * (end - begin)));
+  const pick = (event) => {
+    const width = canvas.current.clientWidth;
+    const found = checkpointAt(timeline, event.offsetX, (time) => ((time - begin) / Math.max(1, end - begin)) * width);
+    if (found) onCheckpoint(`${timeline.home}:${found[1]}`);
+    else onPick(Math.round(begin + (event.offsetX / width) * (end - begin)));
+  };
   return html`<canvas ref=${canvas} onClick=${pick} aria-hidden="true"></canvas>`;
+}
+
+// The checkpoint within a few pixels of x, the nearest one; null: there is none.
+const REACH = 4;
+function checkpointAt(timeline, x, place) {
+  let best = null;
+  for (const each of (timeline && timeline.checkpoints) || []) {
+    const far = Math.abs(place(each[0]) - x);
+    if (far <= REACH && (best === null || far <= best[0])) best = [far, each];
+  }
+  return best && best[1];
 }
 
 function drawStrip(canvas, { timeline, begin, end, moment, pinned, reached }) {
@@ -144,6 +160,13 @@ function drawStrip(canvas, { timeline, begin, end, moment, pinned, reached }) {
     for (const [since, until] of timeline.pauses) context.fillRect(x(since), 0, Math.max(1, x(until) - x(since)), height);
     bars(context, timeline, "changed", x, width, css("--accent"), height - 1, (height - 2) * 0.62, -1);
     bars(context, timeline, "rejected", x, width, css("--gone"), 0, (height - 2) * 0.36, 1);
+    context.fillStyle = css("--lag");
+    for (const [time] of timeline.checkpoints || []) {
+      const at = x(time);
+      context.beginPath();
+      for (const [dx, dy] of [[0, -4], [4, 0], [0, 4], [-4, 0]]) context.lineTo(at + dx, height / 2 + dy);
+      context.fill();
+    }
   }
   if (reached && reached < end) {
     context.fillStyle = css("--unknown") + "55";

@@ -139,12 +139,12 @@ export function Diff({ diff, go }) {
   </div>`;
 }
 
-const TABS = [["all", "What happened"], ["changed", "Changes"], ["rejected", "Rejected"], ["rebalances", "Rebalances"], ["waiting", "Who waits"], ["members", "Members"]];
+const TABS = [["all", "What happened"], ["changed", "Changes"], ["rejected", "Rejected"], ["rebalances", "Rebalances"], ["checkpoints", "Checkpoints"], ["waiting", "Who waits"], ["members", "Members"]];
 
 export function Lists({ group, at, tab, state, news, go }) {
   const isEvents = ["all", "changed", "rejected"].includes(tab);
-  const name = isEvents ? "events" : "rebalances";
-  const wanted = !group || (!isEvents && tab !== "rebalances") ? null : { group, at, ...(isEvents ? { only: tab } : {}), limit: 100 };
+  const name = isEvents ? "events" : tab === "checkpoints" ? "checkpoints" : "rebalances";
+  const wanted = !group || (!isEvents && tab !== name) ? null : { group, at, ...(isEvents ? { only: tab } : {}), limit: 100 };
   const [found, problem] = useAnswer(name, wanted, news);
   const keys = (event) => {
     const index = TABS.findIndex(([each]) => each === tab);
@@ -158,6 +158,7 @@ export function Lists({ group, at, tab, state, news, go }) {
   let body = html`<p class="quiet">${problem || "…"}</p>`;
   if (isEvents && found && found.events) body = html`<${Events} events=${found.events} go=${go} />`;
   else if (tab === "rebalances" && found && found.rebalances) body = html`<${Rebalances} rows=${found.rebalances} go=${go} />`;
+  else if (tab === "checkpoints" && found && found.checkpoints) body = html`<${Checkpoints} found=${found} go=${go} />`;
   else if (tab === "waiting" && state) body = html`<${Waiting} state=${state} go=${go} />`;
   else if (tab === "members" && state) body = html`<${Members} state=${state} />`;
   return html`<div class="panel">
@@ -173,6 +174,19 @@ function Rebalances({ rows, go }) {
     <tbody>${rows.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button>${each.until && clock(each.until) !== clock(each.time) ? ` – ${clock(each.until)}` : ""}</td>
       <td>${each.generation === null ? "" : html`<span class="quiet">generation ${each.generation}: </span>`}${each.why}</td>
       <td class="number">${each.moved.toLocaleString("en")}</td><td class="number optional">${each.members}</td><td class="number optional">${each.vacant || "-"}</td></tr>`)}</tbody></table></div>`;
+}
+
+function Checkpoints({ found, go }) {
+  if (found.checkpoints.length === 0) return html`<p class="quiet">None up to this moment, or the group takes none.</p>`;
+  const [newest] = found.checkpoints;
+  return html`<h2>Cuts in checkpoint ${newest.checkpoint}</h2>
+    <div class="scroll"><table aria-label="Cuts"><thead><tr><th>partition</th><th class="number">cut for</th><th class="number">next</th></tr></thead>
+      <tbody>${found.pieces.map((each) => html`<tr key=${each.topic + each.place}><td><button class="link" onClick=${() => go({ p: `${each.topic}:${each.partition}` }, true)}>${each.topic}/${each.place}</button></td>
+        <td class="number">${each.cut === null ? html`<span class="quiet">nothing yet</span>` : each.cut}</td><td class="number">${each.next}</td></tr>`)}</tbody></table></div>
+    <h2>Checkpoints</h2>
+    <div class="scroll"><table aria-label="Checkpoints"><thead><tr><th>time</th><th class="number">checkpoint</th><th>what happened</th></tr></thead>
+      <tbody>${found.checkpoints.map((each) => html`<tr key=${each.at}><td class="time"><button class="link" onClick=${() => go({ at: each.at })}>${clock(each.time)}</button></td>
+        <td class="number">${each.checkpoint}</td><td>${each.text}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Waiting({ state, go }) {

@@ -1,0 +1,103 @@
+"""Checkpoints, barriers and what went back, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kafka_marshal.observe.checkpoint_rows import BarrierRow
+from kafka_marshal.observe.checkpoints import Ended, Happened, Taken
+from kafka_marshal.observe.cuts import KIND_WORDS, Cut
+from kafka_marshal.observe.rows import place_text
+from kafka_marshal.observe.text import count, span
+
+__all__ = [
+    "as_of_text",
+    "barrier_text",
+    "cut_text",
+    "happened_text",
+    "kind_text",
+    "listed",
+    "why_ended",
+    "why_went_back",
+]
+
+#: The most members or pieces that a text lists.
+_LISTED: Final = 5
+
+_WHY_ENDED: Final = {
+    "refused": "{} could not take it",
+    "over": "its time was over without {}",
+    "lost": "{} was lost",
+    "rollback": "{} put the group back",
+    "positions": "{} set positions",
+}
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def as_of_text(newest: int, age_ms: float) -> str:
+    """Which checkpoint the figures of a group are of."""
+    return f"as of checkpoint {newest}, {span(age_ms)} old"
+
+
+def barrier_text(barrier: BarrierRow) -> str:
+    """The open barrier in words."""
+    waits = f", waits for {listed(barrier.waits_for)}" if barrier.waits_for else ""
+    return f"{barrier.id} is being taken for {span(barrier.open_ms)}{waits}"
+
+
+def cut_text(each: Cut) -> str:
+    """A piece and why it is older: flights 3 (w2 has not answered)."""
+    place = f"{each.topic} {place_text(each.partition, each.lo, each.hi)}"
+    who = each.client or "nobody"
+    if each.why == "refused":
+        return f"{place} ({who} could not take it)"
+    return f"{place} ({who} has not answered)" if each.why == "not answered" else f"{place} ({each.why or who})"
+
+
+def why_ended(each: Ended) -> str:
+    """Why a barrier ended."""
+    return _WHY_ENDED[each.why].format(each.client or "its members")
+
+
+def why_went_back(why: str, client: str) -> str:
+    """Why pieces went back."""
+    if why == "lost":
+        return f"{client} was lost"
+    return f"{client} put the group back" if why == "rollback" else f"{client} set positions"
+
+
+def happened_text(each: Happened) -> str:
+    """One event in words."""
+    if isinstance(each, Taken):
+        return _taken_text(each)
+    if isinstance(each, Ended):
+        return f"barrier {each.barrier} ended without a checkpoint: {why_ended(each)}"
+    undone = "" if each.undone_ms is None else f", {span(each.undone_ms)} undone"
+    return (
+        f"{why_went_back(each.why, each.client)}: {count(each.pieces, 'piece')} at checkpoint {each.checkpoint}{undone}"
+    )
+
+
+def _taken_text(each: Taken) -> str:
+    text = f"checkpoint {each.checkpoint} is complete"
+    if each.owners:
+        text += f" after {span(each.took_ms)}, {each.members} of {count(each.owners, 'member')}"
+    absent = sorted({cut.client or "" for cut in each.missing})
+    if absent:
+        text += f"; without {listed(absent)}, whose pieces keep an older cut"
+    if each.handed_over:
+        text += f"; hands over {count(each.handed_over, 'piece')}"
+    if each.left:
+        text += f"; {listed(each.left)} left"
+    return text
+
+
+def kind_text(kind: int) -> str:
+    """The kind of a checkpoint."""
+    return KIND_WORDS[kind]
