@@ -66,6 +66,48 @@ SINKS: tuple[Mutation, ...] = (
         "pass",
         "F8",
     ),
+    Mutation(
+        "going back enters nothing",
+        "FencedSink.restore",
+        "self._set_fences(work.connection, group_id, key, stored.epoch, after)",
+        "pass",
+        "F8",
+    ),
+    Mutation(
+        "going back a second time takes what was written since",
+        "FencedSink.restore",
+        "if after == before:",
+        "if False:",
+        "F8",
+    ),
+    Mutation(
+        "going back leaves last offsets above the position",
+        "DoneRecords.go_back",
+        "last, merged = interval_merged(min(last_offset, to), sorted(kept))",
+        "last, merged = interval_merged(last_offset, sorted(kept))",
+        "F8",
+    ),
+    Mutation(
+        "going back forgets what is done beyond the position",
+        "DoneRecords.go_back",
+        "kept += [each for each in within if each[0] <= each[1]]",
+        "kept += []",
+        "F8",
+    ),
+    Mutation(
+        "going back keeps intervals that reach over the position",
+        "DoneRecords.go_back",
+        "kept = [(first, min(end, to)) for first, end in stored if first <= to]",
+        "kept = [(first, end) for first, end in stored if first <= to]",
+        "F8",
+    ),
+    Mutation(
+        "a sink's name does not count",
+        "rows_of",
+        'return group_id if name is None else f"{group_id}{NAMED}{name}"',
+        "return group_id",
+        "F8",
+    ),
     # Gates.
     Mutation(
         "who enters shares the gate",

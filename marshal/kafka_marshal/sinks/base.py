@@ -14,7 +14,7 @@ Locks are always taken in this order: partitions, in order; records, in order of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from typing import Any, Generic, Self, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
+from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.errors import ConfigurationError, SinkError
@@ -32,11 +33,13 @@ from kafka_marshal.sinks.claims import (
     Claim,
     Progress,
     checked,
+    group_of,
     kind_of,
     last_offset_of,
     nobody_yet,
     rewound,
     tokens_of,
+    whole_pieces,
 )
 from kafka_marshal.sinks.database import (
     DONE,
@@ -142,6 +145,10 @@ class RecordTransaction(_Statements[Connection]):
             raise RollBackError
 
 
+#: (tx, piece, position, ranges): deletes the program's rows from the position on, except in the ranges.
+Undo = Callable[[Transaction[Connection], RestorePiece, int, tuple[tuple[int, int], ...]], object]
+
+
 class FencedSink(Database[Connection]):
     """A database that refuses a writer whose lease went to another, and stores each batch once.
 
@@ -180,10 +187,11 @@ class FencedSink(Database[Connection]):
         arguments.one_of("kind", kind, KINDS)
         refuse_out_of_order()
         wanted = checked(group_id, claims, kind)
-        with self._work(group_id, [each.key for each in wanted]) as work:
+        rows = self._rows_of(group_id)
+        with self._work(rows, [each.key for each in wanted]) as work:
             work.stage = "fence"
-            stored = self._fence(work.connection, group_id, wanted)
-            self._refuse_records(work.connection, group_id, wanted, stored)
+            stored = self._fence(work.connection, rows, wanted)
+            self._refuse_records(work.connection, rows, wanted, stored)
             work.stage = "write"
             yield Transaction(work.connection, stored)
             work.stage = "store"
@@ -191,7 +199,7 @@ class FencedSink(Database[Connection]):
             for each in wanted:
                 # A batch that comes again, shorter than it was, takes nothing back.
                 if each.last_offset > stored[each.key].last_offset:
-                    self._run(work.connection, _SET_LAST_OFFSET, (each.last_offset, group_id, *each.key))
+                    self._run(work.connection, _SET_LAST_OFFSET, (each.last_offset, rows, *each.key))
             require_held(group_id, {each.key for each in wanted})
 
     def record(
@@ -247,10 +255,11 @@ class FencedSink(Database[Connection]):
 
     @contextmanager
     def _recorded(self, of: Records) -> Iterator[RecordTransaction[Connection]]:
-        written = self._pool.written(of.group_id, of.key)
+        rows = self._rows_of(of.group_id)
+        written = self._pool.written(rows, of.key)
         self._tidy(of, written)
         with suppress(RollBackError), self._admitted(of, written) as work:
-            done = self._done(work.connection, of.group_id, of.key)
+            done = self._done(work.connection, rows, of.key)
             new = done.add(of.offsets)
             tx = RecordTransaction(work.connection, [message for message, _ in of.messages], of.first_of_each(new))
             work.stage = "write"
@@ -266,16 +275,15 @@ class FencedSink(Database[Connection]):
     @contextmanager
     def _admitted(self, of: Records, written: Written) -> Iterator[Work[Connection]]:
         """A transaction in which the keys of all messages have our epochs; they are entered before it if need be."""
+        rows = self._rows_of(of.group_id)
         for _ in range(_ENTRIES):
             entries = written.entries
             try:
                 with self._work() as work:
                     work.stage = "fence"
                     self._pool.require(DONE, self._name())
-                    stored = self._row(work.connection, of.group_id, of.key, "shared")
-                    if stored is None or not of.may_write(
-                        self._fences(work.connection, of.group_id, of.key, stored.epoch)
-                    ):
+                    stored = self._row(work.connection, rows, of.key, "shared")
+                    if stored is None or not of.may_write(self._fences(work.connection, rows, of.key, stored.epoch)):
                         raise NotEnteredError
                     yield work
                     return
@@ -292,18 +300,19 @@ class FencedSink(Database[Connection]):
 
         entries: as many as were seen before the keys were found to have older epochs.
         """
+        rows = self._rows_of(of.group_id)
         with written.lock:
             if written.entries != entries and written.entered == of.tokens:
                 return  # another thread has entered since
-            with self._work(of.group_id, [of.key]) as work:
+            with self._work(rows, [of.key]) as work:
                 work.stage = "fence"
-                stored = self._lock_rows(work.connection, of.group_id, [of.key])[of.key]
-                before = self._fences(work.connection, of.group_id, of.key, stored.epoch)
+                stored = self._lock_rows(work.connection, rows, [of.key])[of.key]
+                before = self._fences(work.connection, rows, of.key, stored.epoch)
                 of.refuse_kind(before)
                 after = entered(before, of.tokens)
-                self._set_fences(work.connection, of.group_id, of.key, stored.epoch, after)
+                self._set_fences(work.connection, rows, of.key, stored.epoch, after)
                 stable = of.stable if of.is_newest(after) else -1
-                self._done(work.connection, of.group_id, of.key).merge(stored.last_offset, stable)
+                self._done(work.connection, rows, of.key).merge(stored.last_offset, stable)
             written.entered = of.tokens
             written.entries += 1
             written.offsets.clear()
@@ -320,7 +329,7 @@ class FencedSink(Database[Connection]):
 
     def _merge(self, of: Records, written: Written) -> None:
         """Merge the rows written since the last time, and what is stable, unless transactions of records run."""
-        group_id, key = of.group_id, of.key
+        group_id, key = self._rows_of(of.group_id), of.key
         with self._work() as work:
             work.stage = "fence"
             at = self._row(work.connection, group_id, key, "free" if written.postponed < PATIENCE else "exclusive")
@@ -338,7 +347,7 @@ class FencedSink(Database[Connection]):
 
     def progress(self, group_id: str) -> dict[Key, Progress]:
         """(topic, partition) → what is stored for this group. Raises SinkError."""
-        arguments.text("group_id", group_id)
+        group_id = self._rows_of(arguments.text("group_id", group_id))
         with self._work() as work:
             done: dict[Key, list[tuple[int, int]]] = {}
             # Before the last offsets: what is merged into them meanwhile is found twice, and not missed.
@@ -393,7 +402,7 @@ class FencedSink(Database[Connection]):
         Call it before workers write after the reposition. Raises ConfigurationError if one has written already (epochs
         only), WrongEpochKindError, SinkError; nothing was changed then.
         """
-        arguments.text("group_id", group_id)
+        group_id = self._rows_of(arguments.text("group_id", group_id))
         arguments.offsets("positions", positions, -1)
         arguments.offsets("epochs", epochs or {})  # None, as of a move that was only planned, is refused
         entered_at = cast("Mapping[Key, int]", epochs or {})
@@ -411,12 +420,54 @@ class FencedSink(Database[Connection]):
                     if self._pool.has(DONE):
                         self._done(work.connection, group_id, key).drop()
 
+    def restore(self, restore: Restore, undo: Undo[Connection]) -> None:
+        """In ``on_restore`` of a group that takes checkpoints: take back what was written beyond the pieces' positions.
+
+        One transaction for each piece. ``undo(tx, piece, position, ranges)`` deletes your rows of offsets from
+        ``position`` on, except those in ``ranges`` (inclusive intervals, which are done); the sink takes back what it
+        has stored of them. Every writer from before is refused from then on. Called again, it does nothing: what was
+        written since stays.
+
+        Sinks that share a database need a ``name`` each, so that each rewinds its own tables.
+
+        Locks: the partition, exclusively, until the end.
+
+        Raises:
+            ConfigurationError: a piece has only some keys of its partition. Nothing was changed.
+            StaleEpochError: a newer epoch is here: another member has the piece by now. Pieces before it went back.
+            WrongEpochKindError, SinkError: as in :meth:`transaction`.
+        """
+        pieces = whole_pieces(restore)
+        arguments.a_function("undo", undo, "tx, piece, position, ranges")
+        for piece in pieces:
+            group_id, key = self._rows_of(piece.group_id), piece.key
+            claim = Claim(*key, tokens_of(piece.epoch, "coordinated"), -1)
+            with self._work(group_id, [key]) as work:
+                work.stage = "fence"
+                stored = self._lock_rows(work.connection, group_id, [key])[key]
+                before = self._fences(work.connection, group_id, key, stored.epoch)
+                after = claim.enter_all(group_id, before)
+                if after == before:
+                    continue  # rewound already: what is beyond was written since
+                self._set_fences(work.connection, group_id, key, stored.epoch, after)
+                work.stage = "write"
+                tx = Transaction(work.connection, {key: stored})
+                arguments.a_result("undo", undo(tx, piece, piece.position, piece.ranges))
+                work.stage = "store"
+                self._check_still_open(work.connection)
+                if self._pool.has(DONE):
+                    done = self._done(work.connection, group_id, key)
+                    done.go_back(stored.last_offset, piece.position - 1, piece.ranges)
+                else:
+                    last = min(stored.last_offset, piece.position - 1)
+                    self._run(work.connection, _SET_LAST_OFFSET, (last, group_id, *key))
+
     def convert(self, group_id: str, kind: GroupKind) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
 
         Writers of the other kind are refused from now on, at any epoch. Raises SinkError.
         """
-        arguments.text("group_id", group_id)
+        group_id = self._rows_of(arguments.text("group_id", group_id))
         arguments.one_of("kind", kind, KINDS)
         with self._work() as work:
             for key, stored in self._locked(work.connection, group_id).items():
@@ -428,7 +479,7 @@ class FencedSink(Database[Connection]):
 
         (Epochs compare only within one coordination topic, L2.) Raises SinkError.
         """
-        arguments.text("group_id", group_id)
+        group_id = self._rows_of(arguments.text("group_id", group_id))
         with self._work() as work:
             for key, stored in self._locked(work.connection, group_id).items():
                 if stored.epoch == SPLIT:
@@ -468,8 +519,8 @@ class FencedSink(Database[Connection]):
             raise SinkError(
                 f"{self._name()}: {FENCES.name} does not have one epoch for each key of {key[0]} [{key[1]}]: another "
                 f"program has changed it. {NOTHING_WRITTEN}. Restore it; or, once nothing writes, drop the epochs and "
-                f"keep what is done: sink.convert({group_id!r}, 'claimed'), then sink.convert({group_id!r}, "
-                "'coordinated')"
+                f"keep what is done: sink.convert({group_of(group_id)!r}, 'claimed'), then "
+                f"sink.convert({group_of(group_id)!r}, 'coordinated')"
             )
         return found
 
@@ -512,8 +563,8 @@ class FencedSink(Database[Connection]):
                     f"{each.topic} [{each.partition}]: single records beyond the last offset {last} are in this sink, "
                     f"{first} to {end} for example, stored by sink.record(…) or sink.records(…). sink.transaction(…) "
                     f"would write them again. {NOTHING_WRITTEN}. Continue with that form; or, once nothing writes, "
-                    f"sink.rewind({group_id!r}, {{({each.topic!r}, {each.partition}): offset}}) with the offset up to "
-                    "which everything is done in the group"
+                    f"sink.rewind({group_of(group_id)!r}, {{({each.topic!r}, {each.partition}): offset}}) with the "
+                    "offset up to which everything is done in the group"
                 )
 
     def _done(self, connection: Connection, group_id: str, key: Key) -> DoneRecords:

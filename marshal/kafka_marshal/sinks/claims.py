@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from kafka_marshal import arguments
+from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.errors import ConfigurationError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, entered, overlapping
 from kafka_marshal.types import Key, SharedEpoch
+from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["Claim", "Progress", "checked", "tokens_of"]
 
@@ -29,6 +31,10 @@ _COORDINATED: Final = 2**62
 #: Stored before the first write: of a new row, and of one that was converted to claims.
 _NOBODY: Final = -1
 _NOBODY_CLAIMED: Final = -2
+
+
+#: Between a group's id and the name of a sink, in the rows of that sink.
+NAMED: Final = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,16 @@ def nobody_yet(kind: GroupKind) -> int:
     return _COORDINATED - 1 if kind == "coordinated" else _NOBODY_CLAIMED
 
 
+def rows_of(group_id: str, name: str | None) -> str:
+    """What stands for the group in the rows of a sink with this name."""
+    return group_id if name is None else f"{group_id}{NAMED}{name}"
+
+
+def group_of(rows: str) -> str:
+    """The group whose rows these are, for people."""
+    return rows.partition(NAMED)[0]
+
+
 def refuse_others(group_id: str, key: Key, epoch: int, newest: int) -> None:
     """Raise WrongEpochKindError or StaleEpochError if what is stored does not let a writer with this epoch write."""
     topic, partition = key
@@ -165,13 +181,26 @@ def rewound(claim: Claim, group_id: str, fences: Iterable[Fence]) -> tuple[Fence
         ) from error
 
 
+def whole_pieces(restore: Restore) -> list[RestorePiece]:
+    """Its pieces by partition: all take locks in one order. Raises ConfigurationError if one has only some keys."""
+    arguments.an_instance("restore", restore, Restore, "what on_restore is given")
+    for each in restore.pieces:
+        if (each.lo, each.hi) != (0, MAX_KEY_HASH):
+            raise ConfigurationError(
+                f"sink.restore: the member has only some keys of {each.topic} [{each.partition}], and a sink knows "
+                "which offsets are stored, not of which keys. Nothing was changed. Give the consumer "
+                "allow_key_share=False; or keep the results in the state, and write them when a checkpoint is complete"
+            )
+    return sorted(restore.pieces, key=lambda each: each.key)
+
+
 def _wrong_kind(group_id: str, key: Key, theirs: GroupKind) -> WrongEpochKindError:
     ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
     return WrongEpochKindError(
-        f"{key[0]} [{key[1]}]: this sink holds epochs of group {group_id!r} as a {theirs} group; "
+        f"{key[0]} [{key[1]}]: this sink holds epochs of group {group_of(group_id)!r} as a {theirs} group; "
         f"ours is of a {ours} one: they can't be compared. {NOTHING_WRITTEN}. If the group was converted "
         f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
-        f"sink.convert({group_id!r}, {ours!r}). "
+        f"sink.convert({group_of(group_id)!r}, {ours!r}). "
         "Else stop this worker",
         topic=key[0],
         partition=key[1],

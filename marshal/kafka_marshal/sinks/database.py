@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from kafka_marshal import arguments
 from kafka_marshal.errors import (
     ClosedError,
     ConfigurationError,
@@ -18,7 +19,7 @@ from kafka_marshal.errors import (
     StaleEpochError,
     WrongEpochKindError,
 )
-from kafka_marshal.sinks.claims import NOTHING_WRITTEN, Progress
+from kafka_marshal.sinks.claims import NAMED, NOTHING_WRITTEN, Progress, rows_of
 from kafka_marshal.sinks.done_records import Lists, Written
 from kafka_marshal.types import Key
 
@@ -214,8 +215,15 @@ class Database(ABC, Generic[Connection]):
     #: How the driver marks a parameter in a statement.
     _mark: str
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None) -> None:
+        """name: of the sink, which then has separate rows."""
         self._pool = _Pool[Connection]()
+        if name is not None and NAMED in arguments.text("name", name):
+            raise arguments.wrong("name", "a string without U+001F, which stands before it in the tables", name)
+        self._rows_name = name
+
+    def _rows_of(self, group_id: str) -> str:
+        return rows_of(group_id, self._rows_name)
 
     def _run(self, connection: Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
         cursor: Any = connection.cursor()  # type: ignore[attr-defined]

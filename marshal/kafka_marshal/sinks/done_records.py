@@ -134,6 +134,22 @@ class DoneRecords:
             self._run(_ADD, (*self._of, json.dumps(merged)))
         return last, kept
 
+    def go_back(self, last_offset: int, to: int, ranges: Sequence[Interval]) -> None:
+        """Forget what is above offset ``to``, except in these ranges, and store the last offset. Its row is locked.
+
+        last_offset: as stored. What is there and in ranges was stored once, and does not come again.
+        """
+        stored = self._run(_FROM, (*self._of, *self._of, -1)).fetchall()
+        kept = [(first, min(end, to)) for first, end in stored if first <= to]
+        for first, end in ((to + 1, last_offset), *stored):
+            within = ((max(first, begin, to + 1), min(end, last)) for begin, last in ranges)
+            kept += [each for each in within if each[0] <= each[1]]
+        last, merged = interval_merged(min(last_offset, to), sorted(kept))
+        self.drop()
+        if merged:
+            self._run(_ADD, (*self._of, json.dumps(merged)))
+        self._run(_SET_LAST_OFFSET, (last, *self._of))
+
     def drop(self) -> None:
         """All of them."""
         self._run(_DROP, self._of)

@@ -96,12 +96,16 @@ class PostgresSink(FencedSink["Connection"]):
         "AS one",
     )
 
-    def __init__(self, dsn: str, *, lock_timeout_s: float = 30.0, idle_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, dsn: str, *, lock_timeout_s: float = 30.0, idle_timeout_s: float = 60.0, name: str | None = None
+    ) -> None:
         """Nothing is opened yet. ``dsn``: as libpq takes it, an URL or ``host=… dbname=…``.
+
+        name: if several sinks share the database, so that each rewinds its own tables.
 
         Raises SinkError if the extra is not installed.
         """
-        super().__init__()
+        super().__init__(name)
         if not isinstance(dsn, str):  # an empty one is libpq's own defaults
             raise arguments.wrong("dsn", "a string such as 'host=db dbname=delays'", dsn)
         self._lock_timeout_s = arguments.seconds("lock_timeout_s", lock_timeout_s)
@@ -119,7 +123,7 @@ class PostgresSink(FencedSink["Connection"]):
         self._known: set[tuple[str, Key]] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made_again, (self._dsn, self._lock_timeout_s, self._idle_timeout_s)
+        return _made_again, (self._dsn, self._lock_timeout_s, self._idle_timeout_s, self._rows_name)
 
     def _name(self) -> str:
         given = self._given()
@@ -346,5 +350,5 @@ def _gate(group_id: str, key: Key) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def _made_again(dsn: str, lock_timeout_s: float, idle_timeout_s: float) -> PostgresSink:
-    return PostgresSink(dsn, lock_timeout_s=lock_timeout_s, idle_timeout_s=idle_timeout_s)
+def _made_again(dsn: str, lock_timeout_s: float, idle_timeout_s: float, name: str | None) -> PostgresSink:
+    return PostgresSink(dsn, lock_timeout_s=lock_timeout_s, idle_timeout_s=idle_timeout_s, name=name)

@@ -55,9 +55,9 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         "(SELECT json_extract(value, '$[0]') AS value, json_extract(value, '$[1]') AS last FROM json_each(?)) AS one",
     )
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0) -> None:
-        """Nothing is opened yet."""
-        super().__init__()
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 30.0, name: str | None = None) -> None:
+        """Nothing is opened yet. name: if several sinks share the file, so that each rewinds its own tables."""
+        super().__init__(name)
         path = arguments.an_instance("path", path, (str, os.PathLike), "the path of a file")
         # SQLite gives each connection a separate database there: nothing would be fenced.
         if os.fspath(path) in ("", ":memory:"):
@@ -66,7 +66,7 @@ class SqliteSink(FencedSink[sqlite3.Connection]):
         self._busy_timeout_s = arguments.seconds("busy_timeout_s", busy_timeout_s)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made_again, (str(self._path), self._busy_timeout_s)
+        return _made_again, (str(self._path), self._busy_timeout_s, self._rows_name)
 
     def _name(self) -> str:
         return str(self._path)
@@ -147,5 +147,5 @@ def _refuse_transactions(action: int, *_about: str | None) -> int:
     return sqlite3.SQLITE_DENY if action in refused else sqlite3.SQLITE_OK
 
 
-def _made_again(path: str, busy_timeout_s: float) -> SqliteSink:
-    return SqliteSink(path, busy_timeout_s=busy_timeout_s)
+def _made_again(path: str, busy_timeout_s: float, name: str | None) -> SqliteSink:
+    return SqliteSink(path, busy_timeout_s=busy_timeout_s, name=name)
