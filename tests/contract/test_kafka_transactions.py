@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -36,6 +38,26 @@ def test_members_of_the_group_make_no_difference(kafka_side: KafkaSide, kafka_br
         member.close()
         work.commit(producer, 4, b"v")
         assert work.committed() == (4, FOUND)
+
+
+@pytest.mark.broker
+def test_init_finds_a_connected_broker(kafka_side: KafkaSide) -> None:
+    """Otherwise librdkafka asks for the coordinator only 500 ms later, at each second take-over."""
+    work, lines = Work(kafka_side), logging.getLogger(f"test.{os.urandom(4).hex()}")
+    found: list[str] = []
+
+    def note(line: logging.LogRecord) -> bool:
+        found.append(line.getMessage())
+        return False
+
+    lines.setLevel(logging.DEBUG)
+    lines.addFilter(note)
+    config = {"debug": "eos", "logger": lines}
+    with closing(kafka_side.cluster.transactional_producer(work.id, config, transaction_timeout_ms=60_000)) as producer:
+        producer.init(TIMEOUT_S)
+        work.commit(producer, 1, b"v")
+    assert any("FindCoordinator response" in line for line in found)
+    assert not any("No brokers available" in line for line in found)
 
 
 @pytest.mark.broker

@@ -22,6 +22,7 @@ from kafka_marshal.adapters.kafka.errors import (
     kafka_error,
 )
 from kafka_marshal.adapters.kafka.producer import ANY_PARTITION, CLOSED_CODES, TOO_LARGE_CODES, KafkaProducer
+from kafka_marshal.adapters.kafka.sending import WARM_UP_S
 from kafka_marshal.adapters.kafka.settings import LARGE_BATCH, SMALL_BATCH
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, FaultKind, TopicPartition
 
@@ -39,6 +40,9 @@ _OLD_CODES = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_
 
 #: The longest one wait for room in the queue before the deadline is checked.
 ROOM_SLICE_S = 0.1
+
+#: The longest that init() waits for the first connection (s).
+CONNECT_S = 1.0
 
 #: If the offset is refused, the records are waited for this long (s): one of them may be why, and says more.
 REASON_S = 0.5
@@ -79,6 +83,8 @@ class KafkaTransactionalProducer(KafkaProducer):
     ) -> None:
         """group_metadata: of a consumer of a group that never joined."""
         self._id = transactional_id
+        #: The input's: metadata of one topic are asked for, not those of a whole cluster.
+        self._any_topic = transactional_id.rsplit("/", 2)[-2]
         self._transaction_timeout_ms = transaction_timeout_ms
         self._group_metadata = group_metadata
         self._batches = batches
@@ -106,8 +112,20 @@ class KafkaTransactionalProducer(KafkaProducer):
         #: A commit was sent, and it is not known whether it took place.
         self._in_doubt = False
 
+    def _warm_up(self) -> None:
+        """Connect to a broker, not only to a bootstrap address, whose connection ends at once (on a separate thread).
+
+        An init() that comes earlier finds no broker, and asks for its coordinator 500 ms later.
+        """
+        until = time.monotonic() + CONNECT_S
+        while not self._closed and time.monotonic() < until:
+            with suppress(KafkaException):
+                if self._producer.list_topics(self._any_topic, WARM_UP_S).orig_broker_id >= 0:
+                    return
+
     def init(self, timeout_s: float) -> None:
         self._check_open()
+        self._warming.join(timeout_s)
         doing = "taking over the transactional id"
         self._call_broker(lambda: self._producer.init_transactions(timeout_s), partial(self._unfinished, doing))
 
