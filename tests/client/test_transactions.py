@@ -342,6 +342,7 @@ def test_groups_of_one_name_on_two_coordination_topics_find_each_other(
     mine = next(consumer.batches(5, 0.1))
     with on_topic("other") as other, other.consumer([TOPIC], transactions=True) as same:
         transact(same, next(same.batches(5, 0.1)))
+        assert "on the coordination topic __marshal has committed offset 5 in Kafka, and this one begins" in caplog.text
         assert cluster.broker.committed[GROUP][TOPIC, 0][1].endswith(" other")
         with pytest.raises(TransactionFencedError):
             transact(consumer, mine)

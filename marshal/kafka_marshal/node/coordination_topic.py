@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from shlex import quote
 
+from kafka_marshal.engine.settings import DEFAULT_TOPIC
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
 from kafka_marshal.rights import grant
@@ -33,7 +34,6 @@ __all__ = [
     "topic_option",
 ]
 
-DEFAULT_TOPIC = "__marshal"
 DEFAULT_PARTITIONS = 8
 
 

@@ -18,6 +18,7 @@ import re
 from math import inf
 
 from kafka_marshal.engine.effects import StopFetch, TakeOver, TakeOverStep, Warn
+from kafka_marshal.engine.settings import DEFAULT_TOPIC
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, TakingStep
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, kafka_counts, split
 
@@ -41,10 +42,13 @@ def metadata_of(epoch: int, log_name: str) -> str:
     return f"kafka-marshal {epoch} {log_name}".rstrip()
 
 
-def other_log(metadata: str, log_name: str) -> str:
-    """The coordination topic on which a group of this name committed an offset; "": ours, or it is not known."""
+def other_log(metadata: str, log_name: str, unnamed: str = "") -> str:
+    """The coordination topic on which a group of this name committed an offset; "": ours, or it is not known.
+
+    unnamed: what metadata without a topic's name stands for.
+    """
     found = _METADATA.fullmatch(metadata)
-    named = "" if found is None else found[2] or ""
+    named = "" if found is None else found[2] or unnamed
     return "" if named == log_name else named
 
 
@@ -125,7 +129,8 @@ class TakeOvers:
             case TakeOverStep.READ if assignment.taking.step is TakingStep.READING:
                 self._read(assignment, offset, metadata, now)
             case TakeOverStep.SET if assignment.taking.step is TakingStep.SETTING:
-                if (other := other_log(metadata, self._log_name)) and offset is not None:
+                other = other_log(metadata, self._log_name, DEFAULT_TOPIC if self._log_name else "")
+                if other and offset is not None:
                     self._warn_of_other_log(assignment, offset, other)
                 self._mark(assignment, now)
             case _:
