@@ -45,7 +45,7 @@ LEVELS: Final = (
     Level(
         3,
         "checkpoints",
-        (0, 1),
+        (0, 2),
         records=("BeginCheckpoint", "AnswerBarrier", "Rollback", "KeepCheckpoint"),
         state=("group.checkpoints", "checkpoints", "barrier", "dated", "version"),
     ),

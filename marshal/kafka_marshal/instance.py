@@ -6,13 +6,15 @@ import os
 import re
 import socket
 import uuid
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rationalizer.levels import can_follow
 
-__all__ = ["Instance", "knows_level", "new_instance_id", "release"]
+__all__ = ["RELEASE", "Instance", "knows_level", "new_instance_id", "release"]
+
+#: The version of this package. It stands in each instance_id: `upgrade` judges by it who can follow a level of the log,
+#: so a level of the protocol that is new raises it (`rationalizer.levels`).
+RELEASE: Final = "0.2.0"
 
 #: An instance_id has 255 bytes at most (E1); a host name of DNS can have as many.
 MAX_HOST = 120
@@ -46,13 +48,9 @@ def knows_level(instance_id: str | None, level: int) -> bool:
     return can_follow(numbers, level)
 
 
-@cache
 def release() -> str:
-    """The version of this package; "0": it was not installed (a zip, a folder on the path)."""
-    try:
-        return version("kafka-marshal")
-    except PackageNotFoundError:
-        return "0"
+    """The version of this package."""
+    return RELEASE
 
 
 def new_instance_id() -> str:

@@ -19,6 +19,7 @@ from click.shell_completion import shell_complete
 from kafka_marshal.cli import failures
 from kafka_marshal.cli.options import Command, Options, common_options
 from kafka_marshal.extras import lacks_cli
+from kafka_marshal.instance import release
 from kafka_marshal.secret import hide
 from kafka_marshal.visible import visible
 
@@ -104,7 +105,7 @@ class Root(click.Group):
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @common_options(top=True)
-@click.version_option(package_name=PROGRAM, prog_name=PROGRAM)
+@click.version_option(release(), prog_name=PROGRAM)
 def root() -> None:
     """Watch and steer workers that share Kafka partitions through the coordination log.
 
