@@ -236,6 +236,9 @@ def test_what_is_refused(kind: Kind) -> None:
     for restore in (some, both, going_back(SharedEpoch(90, 0, 5), 2, lo=0, hi=5)):
         with pytest.raises(ConfigurationError, match=r"some keys of flights \[0\].*allow_key_share=False"):
             sink.restore(restore, undoing(kind))
+    uneven = going_back(90, 2, done_through=((0, 2**62 - 1, 1), (2**62, MAX_KEY_HASH, 3)))
+    with pytest.raises(ConfigurationError, match=r"keys of flights \[0\] are done up to different offsets"):
+        sink.restore(uneven, undoing(kind))
     with pytest.raises(ConfigurationError, match=r"undo must be a function that takes \(tx, piece, position, ranges\)"):
         sink.restore(going_back(90, 2), lambda tx, piece: None)  # type: ignore[arg-type,misc]
     with pytest.raises(ConfigurationError, match="restore must be what on_restore is given"):

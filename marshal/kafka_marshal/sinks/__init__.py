@@ -13,13 +13,14 @@ In a handler of ``consumer.run``, where records of a partition end in any order:
 """
 
 from kafka_marshal.sinks.base import FencedSink, Progress, RecordTransaction, Transaction
-from kafka_marshal.sinks.delta import DeltaSink, DeltaTransaction
+from kafka_marshal.sinks.delta import DeltaSink, DeltaTransaction, DeltaUndo
 from kafka_marshal.sinks.postgres import PostgresSink
 from kafka_marshal.sinks.sqlite import SqliteSink
 
 __all__ = [
     "DeltaSink",
     "DeltaTransaction",
+    "DeltaUndo",
     "FencedSink",
     "PostgresSink",
     "Progress",

@@ -185,6 +185,13 @@ def whole_pieces(restore: Restore) -> list[RestorePiece]:
     """Its pieces by partition: all take locks in one order. Raises ConfigurationError if one has only some keys."""
     arguments.an_instance("restore", restore, Restore, "what on_restore is given")
     for each in restore.pieces:
+        if len({through for _, _, through in each.done_through}) > 1:
+            raise ConfigurationError(
+                f"sink.restore: keys of {each.topic} [{each.partition}] are done up to different offsets, as members "
+                "shared it by key, and a sink knows which offsets are stored, not of which keys: rows that are done "
+                "would go, too. Nothing was changed. Give the partition one position (kafka-marshal release-group "
+                f"{each.group_id} --to …), delete your rows beyond it, and rewind the sink to it"
+            )
         if (each.lo, each.hi) != (0, MAX_KEY_HASH):
             raise ConfigurationError(
                 f"sink.restore: the member has only some keys of {each.topic} [{each.partition}], and a sink knows "

@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from kafka_marshal import arguments
+from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.errors import ConfigurationError, SinkError
 from kafka_marshal.sinks.claims import (
@@ -32,6 +33,7 @@ from kafka_marshal.sinks.claims import (
     refuse_others,
     rewound,
     tokens_of,
+    whole_pieces,
 )
 from kafka_marshal.sinks.fences import all_keys
 from kafka_marshal.sinks.writers import refuse_out_of_order, require_held
@@ -39,9 +41,11 @@ from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     from arro3.core import RecordBatch
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
 
-__all__ = ["DeltaSink", "DeltaTransaction"]
+__all__ = ["DeltaSink", "DeltaTransaction", "DeltaUndo"]
+
+T = TypeVar("T")
 
 #: Commits tried for one transaction. Commits of other partitions do not count: deltalake retries these itself.
 _ATTEMPTS: Final = 10
@@ -80,6 +84,21 @@ class DeltaTransaction:
         if not (hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")):
             raise arguments.wrong("rows", "an Arrow table, or a DataFrame of Polars or pandas", rows, NOTHING_WRITTEN)
         self._batches += Table.from_arrow(rows).to_batches()
+
+
+class DeltaUndo:
+    """Inside ``restore``: names the rows that go, in the commit that takes the last offset back."""
+
+    def __init__(self) -> None:
+        self._predicates: list[str] = []
+
+    def delete(self, predicate: str) -> None:
+        """Delete the rows for which this SQL condition is true: ``"place = 3 AND at >= 1051"``."""
+        self._predicates.append(f"({arguments.text('predicate', predicate)})")
+
+
+#: (tx, piece, position, ranges): deletes the program's rows from the position on, except in the ranges.
+Undo = Callable[[DeltaUndo, RestorePiece, int, tuple[tuple[int, int], ...]], object]
 
 
 class DeltaSink:
@@ -203,6 +222,45 @@ class DeltaSink:
             return Progress(positions.get(key, stored.last_offset), stored.epoch)
 
         self._set(group_id, [*positions, *claims], rewound_to)
+
+    def restore(self, restore: Restore, undo: Undo) -> None:
+        """In ``on_restore`` of a group that takes checkpoints: take back what was written beyond the pieces' positions.
+
+        One commit for each piece: ``undo(tx, piece, position, ranges)`` calls ``tx.delete(…)`` for your rows of offsets
+        from ``position`` on, except those in ``ranges``. It may be called again, if other commits come first. Promises
+        and errors are those of :meth:`FencedSink.restore`.
+        """
+        pieces = whole_pieces(restore)
+        arguments.a_function("undo", undo, "tx, piece, position, ranges")
+        for piece in pieces:
+            for attempt in range(_ATTEMPTS):
+                if self._went_back(piece, undo, attempt):
+                    break
+
+    def _went_back(self, piece: RestorePiece, undo: Undo, attempt: int) -> bool:
+        """Whether a piece is restored; False: another commit came first. The last attempt raises."""
+        group_id, key = piece.group_id, piece.key
+        epoch = Claim(*key, tokens_of(piece.epoch, "coordinated"), -1).epoch
+        table = self._open()
+        stored = self._read(table, group_id, [key])[key]
+        refuse_others(group_id, key, epoch, stored.epoch)
+        if stored.epoch == epoch:
+            return True
+        tx = DeltaUndo()
+        arguments.a_result("undo", undo(tx, piece, piece.position, piece.ranges))
+        after = {key: Progress(min(stored.last_offset, piece.position - 1), epoch)}
+        properties = _properties(group_id, after)
+        if tx._predicates:
+            deleted = self._tried(
+                lambda: table.delete(" OR ".join(tx._predicates), commit_properties=properties), attempt
+            )
+            if deleted is None or deleted["num_removed_files"]:
+                return deleted is not None
+            # Nothing to delete, and so no commit. An append that came meanwhile carries the ids.
+            table = self._open()
+            if self._read(table, group_id, [key])[key] != stored:
+                return self._tried(_raise_late, attempt) is not None
+        return self._commit(table, group_id, after, (), attempt)
 
     def convert(self, group_id: str, kind: GroupKind, partitions: Iterable[Key]) -> None:
         """After ``kafka-marshal convert-group``: only writers of this kind of group may write; last offsets stay.
@@ -347,29 +405,33 @@ class DeltaSink:
         attempt: int,
     ) -> bool:
         """Whether it was committed; False: another commit came first, so read and check again. The last one raises."""
-        from deltalake import CommitProperties, Transaction, write_deltalake
-        from deltalake.exceptions import CommitFailedError
+        from deltalake import write_deltalake
 
-        versions = [
-            Transaction(app_id, version)
-            for key, each in progress.items()
-            for app_id, version in zip(_app_ids(group_id, key), (each.last_offset, each.epoch), strict=True)
-        ]
-        properties = CommitProperties(app_transactions=versions)
-        try:
+        properties = _properties(group_id, progress)
+
+        def commit() -> bool:
             if batches:
                 write_deltalake(table, batches, mode="append", commit_properties=properties)
             else:
                 columns = table.metadata().partition_columns
                 table.create_write_transaction([], "append", table.schema(), columns, commit_properties=properties)
+            return True
+
+        return self._tried(commit, attempt) is not None
+
+    def _tried(self, commit: Callable[[], T], attempt: int) -> T | None:
+        """What a commit returns; None: another one came first, so read and check again. The last attempt raises."""
+        from deltalake.exceptions import CommitFailedError
+
+        try:
+            return commit()
         except CommitFailedError as error:
             if attempt + 1 == _ATTEMPTS:
                 raise self._explain(error) from error
             time.sleep(random.random() * _PAUSE_S)
-            return False
+            return None
         except Exception as error:  # deltalake raises plain ones, too, where rows can't be cast
             raise self._explain(error, is_commit=True) from error
-        return True
 
     def _name(self) -> str:
         return f"Delta table {self._table}"
@@ -402,6 +464,24 @@ class DeltaSink:
                 why, remedy = "deltalake refused it", "See what it says, and mend the rows or the table"
         text = " ".join(str(error).split()) or type(error).__name__
         return SinkError(f"{self._name()}: {why} ({text}). {fate}. {remedy}.", retry=retry)
+
+
+def _properties(group_id: str, progress: Mapping[Key, Progress]) -> CommitProperties:
+    """The ids that a commit carries."""
+    from deltalake import CommitProperties, Transaction
+
+    versions = [
+        Transaction(app_id, version)
+        for key, each in progress.items()
+        for app_id, version in zip(_app_ids(group_id, key), (each.last_offset, each.epoch), strict=True)
+    ]
+    return CommitProperties(app_transactions=versions)
+
+
+def _raise_late() -> NoReturn:
+    from deltalake.exceptions import CommitFailedError
+
+    raise CommitFailedError("rows were appended meanwhile")
 
 
 def _no_records(form: str) -> ConfigurationError:
