@@ -155,13 +155,13 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (5, 800),
     "cli": (28, 7_050),
     "client": (46, 9_500),
-    "engine": (68, 14_000),
+    "engine": (73, 14_900),
     "kafka_marshal": (17, 2_500),
     "metrics": (8, 1_600),
     "node": (27, 4_050),
     "observe": (19, 4_150),
     "pipeline": (35, 7_300),
-    "rationalizer": (52, 8_600),
+    "rationalizer": (52, 9_200),
     "sinks": (10, 2_760),
     "snapshots": (4, 800),
     "testing": (47, 9_700),
@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (430, 86_000)
+MOST_OF_ALL = (445, 89_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -446,10 +446,15 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
     "kafka_marshal.engine.engine.Engine": (29, 15),
-    "kafka_marshal.engine.groups.client.GroupClient": (26, 18),
-    "kafka_marshal.engine.groups.member.Membership": (25, 16),
-    "kafka_marshal.engine.work.consumer.ConsumerEngine": (30, 16),
-    "kafka_marshal.engine.work.delivery.Delivery": (28, 15),
+    "kafka_marshal.engine.groups.checkpoints.answering.Answering": (28, 12),
+    "kafka_marshal.engine.groups.checkpoints.beginning.Beginning": (16, 17),
+    "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
+    "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
+    "kafka_marshal.engine.groups.member.Membership": (28, 18),
+    "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 18),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (31, 17),
+    "kafka_marshal.engine.work.delivery.Delivery": (29, 15),
+    "kafka_marshal.engine.work.positions.Positions": (26, 9),
     "kafka_marshal.engine.work.run.Run": (28, 21),
     "kafka_marshal.node.replica.Replica": (25, 16),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),

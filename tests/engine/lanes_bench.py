@@ -70,7 +70,11 @@ class Bench:
         self.mover = cast(
             "Mover",
             SimpleNamespace(
-                at_most_once=False, assignments=self.assignments, revocation=revocation, knows=lambda assignment: True
+                at_most_once=False,
+                assignments=self.assignments,
+                revocation=revocation,
+                knows=lambda assignment: True,
+                source=SimpleNamespace(checkpoints=None),
             ),
         )
         memory = InFlight(max_bytes, at_most_once=False)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Key, SavedPiece
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 
@@ -28,6 +27,7 @@ __all__ = [
     "UNWANTED",
     "Checkpointing",
     "CheckpointState",
+    "Cuttable",
     "HandIn",
     "Loss",
     "Owner",
@@ -72,6 +72,9 @@ class Loss(StrEnum):
     TOPIC_GONE = "the topic was deleted"
     EVICTED = "an operator took it away (kafka-marshal evict)"
     ENDED = "this Marshal has ended"
+    HANDED_OVER = "it was handed over at a checkpoint"
+    RESET = "the group goes back to a checkpoint"
+    LEFT = "this member leaves without a checkpoint"
 
 
 class CheckpointState(StrEnum):
@@ -152,6 +155,10 @@ class Ownership(Protocol):
     @property
     def most_intervals(self) -> int:
         """How many intervals the log keeps beyond a gap (P5)."""
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the program has its state (X17); without checkpoints: True."""
 
     @property
     def held(self) -> bool:
@@ -258,9 +265,13 @@ class PartitionReports(Protocol):
 class Checkpointing(Protocol):
     """The checkpoints of a member whose group takes some (X11 to X18)."""
 
-    #: How long (s) the last drain took, and the longest one: from a barrier's first sight to the last cut.
-    drain_seconds: float
-    drain_seconds_max: float
+    @property
+    def drain_seconds(self) -> float:
+        """How long (s) the last drain took, from the first sight of the barrier to the last cut."""
+
+    @property
+    def drain_seconds_max(self) -> float:
+        """The longest one."""
 
     @property
     def state(self) -> CheckpointState:
@@ -283,6 +294,16 @@ class Checkpointing(Protocol):
     def restored(self, attempt: int, error: Exception | None, is_missing: bool, now: float) -> None:
         """on_restore has returned, or raised."""
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether a piece waits for what is in flight (any thread)."""
+
+    def came_back(self, key: Key | None, now: float) -> None:
+        """Messages of a partition (None: of any) are no longer in flight."""
+
+    def close(self, leave_by: float) -> None:
+        """The consumer closes: leave at a barrier until then (own clock, ms)."""
+
     def take(self, now: float) -> None:
         """The program asks for a checkpoint."""
 
@@ -299,11 +320,17 @@ class PartitionSource(Protocol):
     @property
     def reports(self) -> PartitionReports: ...
 
-    #: None: the member has no policy for checkpoints.
-    checkpoints: Checkpointing | None
+    @property
+    def checkpoints(self) -> Checkpointing | None:
+        """None: the member has no policy for checkpoints."""
 
-    #: Why no partition of the group will be held again; every call of the user raises it. None: no such error.
-    failure: MarshalError | None
+    @property
+    def takes_checkpoints(self) -> bool:
+        """Whether the group takes checkpoints: partitions are not released one by one."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why no partition of the group will be held again; every call of the user raises it. None: no such error."""
 
     def lets_all_go(self) -> str:
         """Why all partitions are to be released; "": they are not."""
@@ -337,6 +364,31 @@ class PartitionSource(Protocol):
         """Whether, once it holds nothing, no other member waits for it."""
 
 
+class Cuttable(Protocol):
+    """Partitions of a consumer whose group takes checkpoints."""
+
+    def take_back(self, key: Key) -> None:
+        """Take back what was delivered to no thread yet; messages in lanes wait there."""
+
+    def is_in_hand(self, key: Key) -> bool:
+        """Whether something of it was delivered and is not done; what waits for its try is not."""
+
+    def done_of(self, key: Key) -> Progress:
+        """What is done of it."""
+
+    def awaits_restore(self, key: Key) -> bool:
+        """Whether it is where its state is to be restored, and nothing of before is in flight."""
+
+    def begin(self, key: Key) -> int:
+        """Begin with the progress in the log. Returns the next offset."""
+
+    def restored(self, key: Key) -> None:
+        """Its state is restored: deliver."""
+
+    def has_handed_out(self, key: Key, stable: int) -> bool:
+        """Whether something of it was delivered since it was at this offset."""
+
+
 class Part(Protocol):
     """A partition that a consumer claims, holds or releases, as the source sees it."""
 
@@ -359,6 +411,18 @@ class Part(Protocol):
 
 class Work(Protocol):
     """A consumer, as its source sees it."""
+
+    #: Its number, by which effects name it.
+    number: int
+    #: Whether it was closed.
+    closing: bool
+
+    @property
+    def cutting(self) -> Cuttable: ...
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether no thread of the user comes back within handler_timeout."""
 
     @property
     def subscription(self) -> Subscription: ...

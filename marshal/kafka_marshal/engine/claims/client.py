@@ -144,6 +144,7 @@ class ClaimsClient:
         self.is_taken: Callable[[object], bool] = book.leases.__contains__
         self.failure: MarshalError | None = None
         self.checkpoints: Checkpointing | None = None
+        self.takes_checkpoints: bool = False
         #: Only if the group does not start at the earliest offset, since it reads every lease of the group.
         self._prior = None if wanted.start == "earliest" else Prior(peers)
 

@@ -160,6 +160,8 @@ class HeldLease:
     keys: None = None
     #: How many intervals the log keeps beyond a gap (P5).
     most_intervals = MAX_INTERVALS
+    #: Claimed groups take no checkpoints.
+    is_restored = True
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
         self.key: Key = key

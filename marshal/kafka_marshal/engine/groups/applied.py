@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from kafka_marshal.engine.effects import Key, Outbox, Warn
+from kafka_marshal.engine.groups.checkpoints.joining import JoinGate
+from kafka_marshal.engine.groups.checkpoints.member import MemberCheckpoints
 from kafka_marshal.engine.groups.holdings import Holdings
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.refusals import TAKEN_FOR_DEAD, forgotten, refusal_of, replaced
@@ -14,18 +16,25 @@ from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import Loss, Work
 from kafka_marshal.errors import MarshalError
 from rationalizer import (
+    BeginCheckpoint,
     CommitOffsets,
     ConfigureGroup,
     ForgetGroup,
     JoinGroup,
+    KeepCheckpoint,
     LeaveGroup,
     Outcome,
     ReleaseGroup,
+    Rollback,
+    Tick,
     codes,
 )
 from rationalizer.wire.wellformed import COMMIT, LET_GO
 
 __all__ = ["AppliedRecords", "Host"]
+
+#: Records about a group that no member's session depends on (G8).
+SENDERLESS = (BeginCheckpoint, Rollback, KeepCheckpoint)
 
 #: An evicted member leaves the group alone for this many sessions (G20).
 EVICTED_SESSIONS = 3
@@ -57,6 +66,8 @@ class AppliedRecords:
         work: Work,
         host: Host,
         fail: Callable[[MarshalError], object],
+        gate: JoinGate,
+        checkpoints: MemberCheckpoints | None,
     ) -> None:
         self._member = member
         self._settings = member.settings
@@ -68,6 +79,8 @@ class AppliedRecords:
         self._host = host
         #: Called with the reason why this process will not be a member.
         self._fail = fail
+        self._gate = gate
+        self._checkpoints = checkpoints
 
     def applied(self, cp: int, offset: int, message: Any, outcome: Outcome, now: float) -> None:
         """Our replica applied a record of our group."""
@@ -78,16 +91,19 @@ class AppliedRecords:
             return
         own = message.instance_id == self._settings.instance_id and message.client_id == self._settings.client_id
         group = self._member.group
-        if outcome.accepted and group is not None:
+        if outcome.accepted and group is not None and not outcome.is_a(*SENDERLESS):
             self._member.witness.heard(group, message.client_id, now)
         if own and outcome.is_a(JoinGroup):
             self._member.join_answered()
             self._join_applied(outcome, now)
-        if own and outcome.accepted and outcome.of_group and not outcome.is_a(LeaveGroup):
+        if own and outcome.accepted and outcome.of_group and not outcome.is_a(LeaveGroup, *SENDERLESS):
             self._member.proof.applied(cp, offset, outcome.log_time, now)
             self._holdings.prove()
         if outcome.is_a(ForgetGroup, ReleaseGroup):
             self._holdings.changed()
+        if outcome.is_a(BeginCheckpoint, Tick):
+            self._member.try_again(now)
+        self._checkpoints_applied(outcome, message, own, now)
         if outcome.is_a(LeaveGroup) and not own and not outcome.accepted:
             self._ask_to_leave(message)
         if outcome.is_a(ForgetGroup) and outcome.accepted:
@@ -102,10 +118,20 @@ class AppliedRecords:
             self._member.witness.look(self._member.group, now)
             self._holdings.follow_all(now)
 
+    def _checkpoints_applied(self, outcome: Outcome, message: Any, own: bool, now: float) -> None:
+        if self._checkpoints is None:
+            return
+        self._checkpoints.applied(outcome, message, own, now)
+        for piece in self._checkpoints.end_outgrown():
+            self._holdings.lose(piece, Loss.HANDED_OVER, now)
+            self._holdings.changed()
+
     def _join_applied(self, outcome: Outcome, now: float) -> None:
         if outcome.accepted and outcome.member is not None:
             self._member.has_joined(outcome.member, now)
             self._holdings.changed()
+            if self._gate.is_misfit():
+                self._member.leave(now)
         elif outcome.code == codes.UNKNOWN_CONSUMER:
             self._expelled(Loss.FENCED, now)
         else:
@@ -129,6 +155,9 @@ class AppliedRecords:
         if not self._member.joined or self._member.me is not None:
             return
         group = self._member.group
+        if self._checkpoints is not None and self._checkpoints.has_left:
+            self._expelled(Loss.HANDED_OVER, now)
+            return
         if self._member.leaving:
             self._expelled(Loss.FENCED, now)
             return
@@ -147,7 +176,14 @@ class AppliedRecords:
     def _expelled(self, reason: Loss, now: float, again_after_ms: float = 0.0) -> None:
         self._member.expelled(now, again_after_ms)
         self._reports.clear()
+        self._gate.forget()
         self._holdings.expelled(reason, now)
+        if self._checkpoints is not None:
+            self._checkpoints.expelled()
+
+    def leave_quietly(self, now: float) -> None:
+        """The log shows that we leave at a barrier, which the next record of another member completes."""
+        self._expelled(Loss.HANDED_OVER, now)
 
     def _positions_set(self, entries: Sequence[Any], outcome: Outcome) -> None:
         """An admin set positions while the group had no member (G21), maybe to the same offsets."""

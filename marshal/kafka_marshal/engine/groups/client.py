@@ -13,6 +13,8 @@ from typing import cast
 
 from kafka_marshal.engine.effects import Key, Outbox
 from kafka_marshal.engine.groups.applied import AppliedRecords, Host
+from kafka_marshal.engine.groups.checkpoints.joining import JoinGate
+from kafka_marshal.engine.groups.checkpoints.member import MemberCheckpoints
 from kafka_marshal.engine.groups.holdings import Holdings
 from kafka_marshal.engine.groups.member import Membership, MemberState
 from kafka_marshal.engine.groups.pieces import HeldPiece
@@ -20,10 +22,9 @@ from kafka_marshal.engine.groups.refusals import below_level, replaced
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.kinds import claimed_group
-from kafka_marshal.engine.plane import Checkpointing, Loss, Ownership, Work
+from kafka_marshal.engine.plane import Loss, Ownership, Work
 from kafka_marshal.engine.settings import EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import MarshalError
 from rationalizer import Outcome, World
 from rationalizer.levels import GROUPS_LEVEL
 
@@ -51,8 +52,13 @@ class GroupClient:
         self.view: GroupView = GroupView(self.member, worlds, self.pieces)
         self.reports: GroupReports = GroupReports(self.member, self.view, self.pieces, outbox, self.member.interval_ms)
         #: Why this process is not a member and will not become one; None: it is a member, or tries to join.
-        self.failure: MarshalError | None = None
-        self.checkpoints: Checkpointing | None = None
+        self.failure: Exception | None = None
+        #: None: it has no policy for checkpoints.
+        self.checkpoints: MemberCheckpoints | None = None
+        self._rng = rng
+        self.gate: JoinGate = JoinGate(self.member, options.checkpoints, worlds, outbox, self.fail)
+        #: It was evicted, or a handler took too long: it joins once nothing of before is in flight.
+        self._waits = False
         self._settings = settings
         self._starts_late = starts_late
         self._subscription = subscription
@@ -66,8 +72,16 @@ class GroupClient:
         self._errors = errors
         shared = self.member, self.view, self.reports, self.pieces, self._outbox
         self.holdings: Holdings = Holdings(*shared, work, self._must_go, self._starts_late)
+        if (policy := self.member.options.checkpoints) is not None:
+            about = self.member, self.view, self.pieces, self._worlds, work, self._outbox, policy, self._rng
+            self.checkpoints = MemberCheckpoints(*about, self._must_go, self.fail, errors)
+            self.holdings.why_lost = self.checkpoints.why_lost
         parts = self.member, self.view, self.reports, self.holdings
-        self._records = AppliedRecords(*parts, self._outbox, work, self._host, self.fail)
+        self._records = AppliedRecords(*parts, self._outbox, work, self._host, self.fail, self.gate, self.checkpoints)
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        return self.member.takes_checkpoints
 
     @property
     def session_timeout_ms(self) -> int:
@@ -92,7 +106,10 @@ class GroupClient:
             self.holdings.changed()
 
     def taken_away(self, key: Key, reason: str, now: float) -> bool:
-        return reason in (Loss.EVICTED, Loss.HANDLER_TIMEOUT)
+        waits = reason in (Loss.EVICTED, Loss.HANDLER_TIMEOUT)
+        self._waits = self._waits or waits
+        # With checkpoints, its state is restored once nothing of it is in flight any more.
+        return waits or (self.checkpoints is not None and self.checkpoints.is_on)
 
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
         pass  # members of a coordinated group do not choose partitions by lag
@@ -112,7 +129,7 @@ class GroupClient:
         """This Marshal has ended: all pieces are lost."""
         self.holdings.lose_all(Loss.ENDED, now)
 
-    def fail(self, error: MarshalError) -> None:
+    def fail(self, error: Exception) -> None:
         """Keep this process from being a member; the error is raised once."""
         if self.failure is None:
             self.failure = error
@@ -136,7 +153,8 @@ class GroupClient:
         """Our replica applied one record, of any group."""
         self.view.log_time_moved(cp, now)
         message = outcome.message
-        if self.failure is None and message is not None and message.group_id == self._settings.group_id:
+        is_over = self.failure is not None and not self.member.joined
+        if not is_over and message is not None and message.group_id == self._settings.group_id:
             self._records.applied(cp, offset, message, outcome, now)
 
     # Time.
@@ -162,7 +180,8 @@ class GroupClient:
             self.holdings.follow_all(now)
 
     def _try_to_join(self, now: float) -> None:
-        if self._work.owes or not self._subscription.looked:
+        self._waits = self._waits and self._work.owes
+        if self._waits or not self._subscription.looked:
             return
         if self.member.is_replaced:
             self.fail(replaced(self._settings))
@@ -171,17 +190,36 @@ class GroupClient:
         elif self.member.generation == 0 and self.member.is_claimed():
             self.fail(claimed_group(self._settings.group_id))
         else:
-            self.member.join(now)
+            if self.checkpoints is not None:
+                self.checkpoints.story.follow(self.member.group)
+            self.member.join(now, self.gate.may_join)
 
     def wake(self, now: float) -> None:
         """Send beats and repeat unanswered releases; also while the consumer closes."""
         if not self.member.joined:
+            return
+        if self.member.takes_checkpoints and not self.member.leaving:
+            self._wake_to_a_cut(now)
             return
         if self.member.leaving or (self._must_go(now) and not self._work.parts):
             self._leave(now)
             return
         self.member.wake(now, self.reports.commit_all)
         self.reports.let_go_again(now)
+
+    def _wake_to_a_cut(self, now: float) -> None:
+        """With checkpoints: leave at a barrier, if there is one in time (X16)."""
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return  # a misfit: it leaves
+        if checkpoints.leaving.has_left(now):
+            self._records.leave_quietly(now)
+        elif checkpoints.leaving.is_due(now):
+            self.holdings.lose_all(Loss.LEFT, now)
+            self._leave(now)
+        else:
+            checkpoints.step(now)
+            self.member.wake(now, self.reports.commit_all)
 
     def _leave(self, now: float) -> None:
         self.reports.flush(now)
@@ -202,7 +240,11 @@ class GroupClient:
         if self.failure is not None and not self.member.joined:
             return inf
         times = [self.reports.deadline]
-        if self.member.joined or not (self._goes() or self._work.owes or not self._subscription.looked):
+        if self.member.takes_checkpoints and not self.member.leaving and self.checkpoints is not None:
+            times.append(self.checkpoints.deadline(now))
+        if self.member.joined or not (
+            self._goes() or (self._waits and self._work.owes) or not self._subscription.looked
+        ):
             due = self.member.deadline(now, not self._must_go(now))
             times.append(due if self.member.joined else max(due, self.view.paused_until(now)))
         if self.member.joined and not self._must_go(now):

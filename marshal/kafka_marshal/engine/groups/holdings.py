@@ -13,7 +13,7 @@ from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, KeyShare
 from kafka_marshal.engine.groups.reports import GroupReports
-from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_since, span_of, tokens_of
+from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_by, owned_since, span_of, tokens_of
 from kafka_marshal.engine.plane import Loss, Owner, Ownership, Work
 from kafka_marshal.types import SharedEpoch
 from rationalizer import Piece
@@ -47,6 +47,8 @@ class Holdings:
         self._must_go = must_go
         #: The consumer's ``start=`` is not "earliest": it reports where a partition starts before releasing it (P9).
         self._starts_late = starts_late
+        #: With checkpoints: why a piece that the log shows as no longer ours is over.
+        self.why_lost: Callable[[HeldPiece], Loss] = lambda piece: Loss.FENCED
         #: The generation that was followed last; −1: follow again.
         self._seen = -1
         #: When (own clock, ms) to check all partitions again in any case.
@@ -79,6 +81,9 @@ class Holdings:
         if me is None:
             return
         parts = self._view.parts(key)
+        if self._member.takes_checkpoints:
+            self._follow_to_a_cut(key, parts, me.slot, now)
+            return
         meant = meant_for(me.slot, parts, share=self._member.options.allow_key_share)
         piece = self.pieces.get(key)
         if piece is not None and owned_since(me.slot, parts, *piece.span) != piece.epoch:
@@ -100,6 +105,16 @@ class Holdings:
         revoked = [part for part in ours if part.revoked >= 0]
         self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
 
+    def _follow_to_a_cut(self, key: Key, parts: Sequence[Piece], slot: int, now: float) -> None:
+        """With checkpoints: work on what we own until a checkpoint hands it over, also if it is to move (X14)."""
+        piece = self.pieces.get(key)
+        if piece is not None and owned_since(slot, parts, *piece.span) != piece.epoch:
+            self.lose(piece, self.why_lost(piece), now)
+            piece = None
+        owned = owned_by(slot, parts, share=self._member.options.allow_key_share)
+        if piece is None and owned:
+            self._take_up(key, owned, now)
+
     def still_lets_go(self, piece: HeldPiece, now: float) -> bool:
         """Whether a piece that is being released is still not assigned to this member."""
         me = self._member.me
@@ -117,7 +132,9 @@ class Holdings:
         return not self._member.leaving and self._work.takes_on and self._may_take_up(key)
 
     def _may_take_up(self, key: Key) -> bool:
-        if key in self._work.parts or key in self._work.blocked or self._work.owes:
+        if key in self._work.parts or key in self._work.blocked:
+            return False
+        if self._work.owes and not self._member.takes_checkpoints:
             return False
         return key in self._work.subscription.partitions  # the cluster shows it to this member
 
@@ -135,6 +152,7 @@ class Holdings:
             told_apart = keys.is_part or (progress is not None and progress.pieces is not None)
             about = self._member.options.session_timeout_ms, owner, keys if told_apart else None, self._member.group
             piece = HeldPiece(key, self._member.home, epoch, *about)
+            piece.is_restored = not self._member.takes_checkpoints
             piece.prove(self._member.proof.valid_until)
             self.pieces[key] = piece
             return piece
@@ -158,7 +176,8 @@ class Holdings:
         if self.pieces.get(piece.key) is piece:
             del self.pieces[piece.key]
         if piece.held:
-            self._outbox.add(Note("lost", piece.key, NOT_OURS if reason is Loss.FENCED else reason))
+            words = NOT_OURS if reason is Loss.FENCED else reason
+            self._outbox.add(Note("released" if reason is Loss.HANDED_OVER else "lost", piece.key, words))
         piece.end()
         piece.owner.lost(reason, now)
 

@@ -20,6 +20,7 @@ from kafka_marshal.engine.groups.proof import MemberProof, Witness
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, EngineSettings, GroupOptions
 from kafka_marshal.engine.subscription import Subscription
 from rationalizer import (
+    AnswerBarrier,
     ConfigureGroup,
     Group,
     GroupHeartbeat,
@@ -32,6 +33,7 @@ from rationalizer import (
     route_group,
 )
 from rationalizer.groups.machine import member_id_of
+from rationalizer.wire.wellformed import REFUSED
 
 __all__ = ["MemberState", "Membership", "TopicReports"]
 
@@ -130,6 +132,8 @@ class Membership:
         self.joining: Joining | None = None
         #: Whether we have sent a LeaveGroup.
         self.leaving: bool = False
+        #: Whether the group took checkpoints when we joined, and so until the end of this membership (X11).
+        self.takes_checkpoints: bool = False
         self._was_member = False
         self._worlds = worlds
         self._reports = TopicReports(subscription, options.session_timeout_ms, rng)
@@ -196,14 +200,16 @@ class Membership:
         group_id = self.settings.group_id
         return any(lease.group_id == group_id for world in self._worlds.values() for lease in world.leases())
 
-    def join(self, now: float) -> None:
-        """Mark every CP (G2), then join; repeat both if the log does not answer."""
+    def join(self, now: float, may: Callable[[float], bool] = lambda now: True) -> None:
+        """Mark every CP (G2), then join; repeat both if the log does not answer. may: whether to join now."""
         if now < self._again_at or _is_blind(self.generation, self._worlds, self.settings):
             return
         is_first, self._again_at = self._again_at == -inf, now + self.interval_ms
         if unmarked := self.unmarked():
             for cp in unmarked:
                 self._outbox.append(cp, ConfigureGroup(*self.settings.ids))
+            return
+        if not may(now):
             return
         if is_first and (wait_ms := self._back_off_ms()):
             self._again_at = now + wait_ms
@@ -232,7 +238,12 @@ class Membership:
 
     def marked(self, now: float) -> None:
         """A CP now knows the group."""
-        if not self.joined and not self.unmarked():
+        if not self.unmarked():
+            self.try_again(now)
+
+    def try_again(self, now: float) -> None:
+        """What we wait for before we join may have come."""
+        if not self.joined:
             self._again_at = min(self._again_at, now)
 
     def join_answered(self) -> None:
@@ -243,6 +254,7 @@ class Membership:
         """Our JoinGroup was applied as accepted."""
         if not self.joined:
             self.open_at = now + SETTLE_MS
+            self.takes_checkpoints = self.group is not None and self.group.checkpoints is not None
         self.member_id = member_id
         self._was_member = True
         self._beat_later(now)
@@ -251,7 +263,7 @@ class Membership:
     def expelled(self, now: float, again_after_ms: float = 0.0) -> None:
         """The log no longer shows us as a member; we join again after this time."""
         self.member_id = ""
-        self.joining, self.leaving = None, False
+        self.joining, self.leaving, self.takes_checkpoints = None, False, False
         self.proof.reset()
         self.witness.forget()
         self.open_at = self._next_beat = self._reports.due = inf
@@ -270,7 +282,15 @@ class Membership:
                 return
         self._beat_later(now)
         if not commits():
-            self.send(GroupHeartbeat(*self.settings.ids, self.member_id, self.generation), now)
+            self.beat(now)
+
+    def beat(self, now: float) -> int:
+        """Send a heartbeat. Returns its token."""
+        beat: Record = GroupHeartbeat(*self.settings.ids, self.member_id, self.generation)
+        if self.takes_checkpoints and self._worlds[self.home].pause(self.settings.group_id) is not None:
+            # During a pause only an answer passes: this one names no barrier (X16).
+            beat = AnswerBarrier(*self.settings.ids, self.member_id, self.generation, 0, REFUSED, ())
+        return self.send(beat, now)
 
     def beat_soon(self, now: float) -> None:
         """Beat at the next wake."""

@@ -97,7 +97,10 @@ class HeldPiece:
         "hand_out_until",
         "hand_out_until_s",
         "heartbeat_interval_ms",
+        "cut_at",
         "held",
+        "is_held_up",
+        "is_restored",
         "key",
         "keys",
         "letting_go",
@@ -140,6 +143,12 @@ class HeldPiece:
         #: The number of the newest of our records that proved the member.
         self.proven_by: int = 0
         self.letting_go: LettingGo | None = None
+        #: Whether the program has its state (X17). In a group without checkpoints, there is none.
+        self.is_restored: bool = True
+        #: Whether a barrier holds it up: no more messages are delivered (X14).
+        self.is_held_up: bool = False
+        #: When (own clock, ms) it was last cut or restored.
+        self.cut_at: float = 0.0
 
     @property
     def span(self) -> tuple[int, int]:
@@ -164,6 +173,11 @@ class HeldPiece:
         self.stopped = False
         self.prove(self.valid_until)
 
+    def hold_up(self, is_held_up: bool) -> None:
+        """Deliver no more messages until it is called again."""
+        self.is_held_up = is_held_up
+        self.prove(self.valid_until)
+
     def end(self) -> None:
         """End the piece."""
         self.held = False
@@ -173,5 +187,5 @@ class HeldPiece:
         """Set until when (own clock, ms) the member is proven; 0: it is not."""
         self.valid_until = until
         self.proven_until = until if self.held and self.letting_go is None else 0.0
-        self.hand_out_until = 0.0 if self.stopped else self.proven_until
+        self.hand_out_until = 0.0 if self.stopped or self.is_held_up else self.proven_until
         self.hand_out_until_s = self.hand_out_until / 1000.0

@@ -18,7 +18,7 @@ from kafka_marshal.errors import (
     UpgradeRequiredError,
 )
 from rationalizer import codes
-from rationalizer.levels import FIRST_LEVEL, GROUPS_LEVEL
+from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, GROUPS_LEVEL
 
 __all__ = ["below_level", "refusal_of"]
 
@@ -61,13 +61,13 @@ def refusal_of(code: str, settings: EngineSettings, options: GroupOptions) -> Ma
     return None
 
 
-def below_level(settings: EngineSettings) -> UpgradeRequiredError:
-    """The log does not know coordinated groups yet (G2)."""
+def below_level(settings: EngineSettings, at: int = FIRST_LEVEL) -> UpgradeRequiredError:
+    """The log does not know coordinated groups yet (G2), or their checkpoints (X11). at: its level."""
+    level, what = (CHECKPOINTS_LEVEL, "checkpoints") if at >= GROUPS_LEVEL else (GROUPS_LEVEL, "coordinated groups")
     return UpgradeRequiredError(
-        f"group {settings.group_id!r}: the coordination topic is at level {FIRST_LEVEL}, and coordinated groups need "
-        f"level {GROUPS_LEVEL}. Nothing was changed. Raise it, once all members run a release that knows it: "
-        "kafka-marshal upgrade",
-        level=GROUPS_LEVEL,
+        f"group {settings.group_id!r}: the coordination topic is at level {at}, and {what} need level {level}. Nothing "
+        "was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
+        level=level,
     )
 
 

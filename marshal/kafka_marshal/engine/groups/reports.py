@@ -11,7 +11,7 @@ from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import HandIn, Ownership
-from rationalizer import CommitEntry, CommitOffsets, GroupHeartbeat, codes
+from rationalizer import CommitEntry, CommitOffsets, codes
 from rationalizer.limits import MAX_COMMIT_RANGES
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -43,16 +43,19 @@ class GroupReports:
     def beat(self, own: Ownership, last_offset: int, now: float) -> None:
         if self._view.is_first(own.key):
             self._entries.append(CommitEntry(*own.key, action=START, through=last_offset))
+        elif self._member.takes_checkpoints:  # its next cut reports it (X10)
+            _piece(own).owner.beaten(last_offset, True, now)
         elif (progress := self._view.progress(own.key)) is None or last_offset > progress.stable:
             self._through(own, last_offset)
         else:  # the log shows this already, and would not answer
             _piece(own).owner.beaten(last_offset, True, now)
 
     def prove(self, own: Ownership, now: float) -> int:
-        member = self._member
-        return member.send(GroupHeartbeat(*member.settings.ids, member.member_id, member.generation), now)
+        return self._member.beat(now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
+        if self._member.takes_checkpoints:
+            return  # progress moves at a checkpoint only
         self._entries.append(CommitEntry(*own.key, ranges=tuple(ranges)))
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
@@ -69,7 +72,7 @@ class GroupReports:
         self._entries.append(CommitEntry(*piece.key, *piece.span, LET_GO, last_offset))
 
     def give_back(self, own: Ownership, last_offset: int | None) -> None:
-        if last_offset is not None:
+        if last_offset is not None and not self._member.takes_checkpoints:
             self._through(own, last_offset)
 
     def let_go_unworked(self, key: Key, lo: int, hi: int) -> None:
@@ -82,7 +85,12 @@ class GroupReports:
     # All partitions.
 
     def uncommitted(self) -> Iterator[tuple[HeldPiece, int]]:
-        """Pieces with more done without a gap than the log shows, each with the last offset done."""
+        """Pieces with more done without a gap than the log shows, each with the last offset done.
+
+        With checkpoints there are none: such progress waits for the next one.
+        """
+        if self._member.takes_checkpoints:
+            return
         for piece in self._pieces.values():
             if piece.letting_go is None and (last_offset := piece.owner.progress_to_report()) is not None:
                 yield piece, last_offset

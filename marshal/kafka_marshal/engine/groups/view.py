@@ -13,7 +13,7 @@ from kafka_marshal.engine.plane import PAUSED
 from rationalizer import Piece, Progress, World
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["GroupView", "covers", "meant_for", "owned_since", "span_of", "tokens_of"]
+__all__ = ["GroupView", "covers", "meant_for", "owned_by", "owned_since", "span_of", "tokens_of"]
 
 
 class GroupView:
@@ -84,9 +84,17 @@ class GroupView:
 
 def meant_for(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] | None:
     """Adjacent parts that this slot owns and should own: all keys or, with ``share``, some. None: there are none."""
+    return _first_run(parts, [part.owner == part.target == slot for part in parts], share=share)
+
+
+def owned_by(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] | None:
+    """Adjacent parts that this slot owns, wherever they are to go: all keys or, with ``share``, some. None: none."""
+    return _first_run(parts, [part.owner == slot for part in parts], share=share)
+
+
+def _first_run(parts: Sequence[Piece], are_ours: Sequence[bool], *, share: bool) -> list[Piece] | None:
     run: list[Piece] = []
-    for part in parts:
-        ours = part.owner == part.target == slot
+    for part, ours in zip(parts, are_ours, strict=True):
         if run and (not ours or run[-1].hi + 1 != part.lo):
             break
         if ours:

@@ -11,7 +11,8 @@
     any of them ─▶ LOST (fenced, not proven in time, handler too slow, position lost)
 
 Between POSITIONING and ASSIGNING, a partition that is processed in transactions is taken over: TAKING_OVER
-(:mod:`.taking_over`). It returns there whenever it needs a new producer and may no longer be where it was.
+(:mod:`.taking_over`). It returns there whenever it needs a new producer and may no longer be where it was. In a group
+that takes checkpoints, its state is restored there: RESTORING (:mod:`.cutting`).
 
 REVOKING has a limit: what is in flight after ``revoke_timeout`` (or a message's ``handler_timeout``) is left behind.
 
@@ -61,6 +62,7 @@ class Stage(StrEnum):
     LOCATING = "locating"
     POSITIONING = "positioning"
     TAKING_OVER = "taking over"
+    RESTORING = "restoring"
     ASSIGNING = "assigning"
     ACTIVE = "active"
     REVOKING = "revoking"
@@ -69,7 +71,7 @@ class Stage(StrEnum):
 
 
 _WORK = (Stage.ASSIGNING, Stage.ACTIVE)
-_BEGIN = (Stage.TAKING_OVER, *_WORK)
+_BEGIN = (Stage.TAKING_OVER, Stage.RESTORING, *_WORK)
 
 #: The stages that may follow each stage; LOST may follow all but the last two.
 MOVES: Mapping[Stage, tuple[Stage, ...]] = {
@@ -78,6 +80,7 @@ MOVES: Mapping[Stage, tuple[Stage, ...]] = {
     Stage.LOCATING: (Stage.POSITIONING, *_BEGIN, Stage.REVOKING),
     Stage.POSITIONING: (*_BEGIN, Stage.REVOKING),
     Stage.TAKING_OVER: (Stage.POSITIONING, *_WORK, Stage.REVOKING),
+    Stage.RESTORING: (*_WORK, Stage.REVOKING),
     Stage.ASSIGNING: (Stage.TAKING_OVER, Stage.ACTIVE, Stage.LOCATING, Stage.REVOKING),  # LOCATING: out of range
     Stage.ACTIVE: (*_BEGIN, Stage.LOCATING, Stage.REVOKING),
     Stage.REVOKING: (Stage.RELEASED, *_BEGIN),  # back to work: the reason for the release has ended
@@ -310,7 +313,7 @@ class Watch:
 class Origin:
     """Whether the group begins on its partition with this assignment."""
 
-    __slots__ = ("claims_before", "is_first", "is_new")
+    __slots__ = ("claims_before", "is_first", "is_new", "log_start")
 
     def __init__(self, is_first: bool = False, claims_before: Mapping[int, int] | None = None) -> None:
         #: No member of the group ever held it: ``start=`` decides where to begin.
@@ -319,6 +322,8 @@ class Origin:
         self.claims_before: Mapping[int, int] | None = claims_before
         #: If nothing is done, it begins at the log's start: what was removed before is older than the group, no gap.
         self.is_new: bool = False
+        #: Where the partition's log starts, as the leader said before its state is restored.
+        self.log_start: int = 0
 
 
 class Assignment:

@@ -12,10 +12,11 @@ from math import inf
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, StartFetch, Warn
 from kafka_marshal.engine.figures import Moved
-from kafka_marshal.engine.plane import Owner, Ownership, PartitionSource
+from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Origin, Stage
+from kafka_marshal.engine.work.cutting import Cutting
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
 from kafka_marshal.engine.work.positions import Positions
@@ -61,6 +62,8 @@ class ConsumerEngine:
         self.closing: bool = False
         self.schedule: Schedule = Schedule(self, about.heartbeat_interval_ms)
         self.revocation: Revocation = Revocation(self)
+        #: For a group that takes checkpoints.
+        self.cutting: Cutting = Cutting(self)
 
     @property
     def at_most_once(self) -> bool:
@@ -90,6 +93,11 @@ class ConsumerEngine:
     def owes(self) -> bool:
         """Whether messages of a partition that was taken away are still in flight."""
         return bool(self.delivery.evicted)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether no thread of the user comes back within handler_timeout."""
+        return self.schedule.let_go_why == HUNG
 
     @property
     def takes_on(self) -> bool:
@@ -232,6 +240,10 @@ class ConsumerEngine:
         """Release everything at once: what is in flight and not done stays not done."""
         self.closing = True
         self.schedule.closes(now)
+        if (checkpoints := self.source.checkpoints) is not None:
+            checkpoints.close(leave_by)
+        if self.source.takes_checkpoints:
+            return
         for assignment in list(self.assignments.values()):
             self.delivery.grants.give_up(assignment, now)
             self.revocation.revoke(assignment, "the consumer closes", now)

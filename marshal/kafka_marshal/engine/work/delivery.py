@@ -183,14 +183,15 @@ class Delivery:
             else:
                 self.recall(run.assignment)
 
-    def recall(self, assignment: Assignment, *, keep: bool = True) -> bool:
+    def recall(self, assignment: Assignment, *, keep: bool = True, lanes: bool = True) -> bool:
         """At least once: take back the messages of explicit runs that threads have not taken, or lanes not begun.
 
-        keep: they are handed out again, as are messages that an exception kept in the library. Returns whether all
-        messages that threads took have left the library or come back.
+        keep: they are handed out again, as are messages that an exception kept in the library. lanes: also those that
+        wait in lanes. Returns whether all messages that threads took have left the library or come back.
         """
         settled = True
-        self.in_lanes.recall(assignment, keep=keep)
+        if lanes:
+            self.in_lanes.recall(assignment, keep=keep)
         for run in [run for run in assignment.tracker.runs.values() if run.is_marked]:
             back = [*run.recall(), *run.astray()]
             settled = settled and len(back) - len(run.recalled) >= run.handed_out - run.left
@@ -214,7 +215,7 @@ class Delivery:
                 for messages, covers_from in assignment.tracker.split(run, dropped):
                     if not assignment.over:
                         self._put_back(assignment, messages, covers_from)
-            self._consumer.revocation.try_finish(assignment, now)
+            self._came_back(assignment, now)
 
     def give_back(self, now: float) -> None:
         """Take back what waits in lanes or for a thread; it comes again, here or at another member."""
@@ -234,7 +235,7 @@ class Delivery:
         for messages, covers_from in assignment.tracker.split(run, run.messages):
             if not assignment.over:
                 self._put_back(assignment, messages, covers_from)
-        self._consumer.revocation.try_finish(assignment, now)
+        self._came_back(assignment, now)
 
     def drop(self, assignment: Assignment, first: int) -> None:
         """Take back all that is in flight from this offset on; it is handed out again."""
@@ -277,8 +278,8 @@ class Delivery:
                 self.ignored_done[key] += len(refused)
                 for evicted, _ in self.evicted:
                     evicted.tracker.mark(refused)
-            if assignment is not None and is_here and assignment.stage is Stage.REVOKING:
-                self._consumer.revocation.try_finish(assignment, now)
+            if assignment is not None:
+                self._came_back(assignment, now)
 
     def finish(self, finished: Sequence[Finished], now: float) -> None:
         """Handlers have finished these messages; a transaction follows."""
@@ -299,9 +300,7 @@ class Delivery:
         assignment = run.assignment
         if not assignment.tracker.mark_run(run) or assignment.over:
             self.ignored_done[assignment.key] += run.size
-            return
-        if assignment.stage is Stage.REVOKING:
-            self._consumer.revocation.try_finish(assignment, now)
+        self._came_back(assignment, now)
 
     def leave_run(self, run: Run, now: float) -> None:
         """A thread leaves its run (iterating, or with nothing handed out); the rest comes again, here or elsewhere."""
@@ -312,10 +311,16 @@ class Delivery:
         self.heard(now)
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
-            return
-        if rest:
+        elif rest:
             self._put_back(assignment, rest, covers_from)
-        self._consumer.revocation.try_finish(assignment, now)
+        self._came_back(assignment, now)
+
+    def _came_back(self, assignment: Assignment, now: float) -> None:
+        """Messages of it are no longer in flight: its release, its cut, or its restore may wait for that."""
+        if assignment.stage is Stage.REVOKING:
+            self._consumer.revocation.try_finish(assignment, now)
+        elif (checkpoints := self._consumer.source.checkpoints) is not None:
+            checkpoints.came_back(assignment.key, now)
 
     def in_hand(self, assignments: Iterable[Assignment]) -> int:
         """How many messages of these assignments were handed out and are not done."""

@@ -108,6 +108,16 @@ class InLanes:
         return None if self.lanes is None else self.lanes.oldest(assignment)
 
     @reading
+    def waiting(self, assignment: Assignment) -> int:
+        """How many messages of a partition wait in lanes, also for their next try: no handler has them."""
+        return 0 if self.lanes is None else self.lanes.waiting(assignment.key)
+
+    @reading
+    def is_with_handler(self, key: Key) -> bool:
+        """Whether a handler has a message of this partition, of whichever assignment."""
+        return self.lanes is not None and self.lanes.is_running(key)
+
+    @reading
     def _dropped(self) -> list[tuple[Assignment, Message]]:
         """Messages that failed after their assignments had ended, since the last call."""
         found: list[tuple[Assignment, Message]] = []
@@ -147,6 +157,8 @@ class InLanes:
         for assignment in [x for x in self._consumer.assignments.values() if x.stage is Stage.REVOKING]:
             self.recall(assignment, keep=True)
             self._consumer.revocation.try_finish(assignment, now)
+        if (checkpoints := self._consumer.source.checkpoints) is not None:
+            checkpoints.came_back(None, now)
 
     def oldest(self, assignment: Assignment, now: float) -> float | None:
         """Since when (ms, own clock) a handler or thread has had a message of this partition; None: none has."""

@@ -367,6 +367,18 @@ class Lanes:
             if (partition := self._partitions.get(key)) is not None:
                 partition.up_to = up_to
 
+    def waiting(self, key: Key) -> int:
+        """How many messages of a partition wait, also for their next try."""
+        with self._lock:
+            partition = self._partitions.get(key)
+            lanes = () if partition is None else partition.lanes.values()
+            return sum(len(x.rest or ()) + (x.message is not None and not x.running) for x in lanes)
+
+    def is_running(self, key: Key) -> bool:
+        """Whether a message of a partition is with a handler."""
+        with self._lock:
+            return (partition := self._partitions.get(key)) is not None and bool(partition.running)
+
     def recall(self, assignment: Assignment) -> list[Message]:
         """Remove and return the messages of an assignment that wait, and are not with a handler."""
         found: list[Message] = []

@@ -66,7 +66,7 @@ class Positions:
             self.look_up(assignment, start, assignment.origin.claims_before)
         elif not self._consumer.closing:
             self.assign(assignment)
-        if self._consumer.closing:
+        if self._consumer.closing and not self._consumer.source.takes_checkpoints:
             self._consumer.revocation.revoke(assignment, "the consumer closes", now)
 
     def _is_of_transactions(self, assignment: Assignment) -> bool:
@@ -79,7 +79,8 @@ class Positions:
         """Whether to ask the leader where to begin, instead of beginning at offset 0 or the known position."""
         if assignment.origin.is_new and self._consumer.settings.start != "earliest":
             return True
-        return self._has_no_start(assignment)
+        # The state of a partition is restored with the log start: what lies below it can't come again (X17, X19).
+        return self._has_no_start(assignment) or not assignment.lease.is_restored
 
     def _has_no_start(self, assignment: Assignment) -> bool:
         """Whether its start must be reported to the log, even if it is offset 0 (G22)."""
@@ -117,18 +118,24 @@ class Positions:
                 self._gap(assignment, position, low - 1)
             position = low
         assignment.origin.is_new = False
+        assignment.origin.log_start = low
         if assignment.releasing:  # its release waited only for the start
             assignment.told.start_beat = position - 1
             self._consumer.enter(assignment, Stage.POSITIONING)
             self._consumer.revocation.revoke(assignment, assignment.releasing, now)
         elif position == assignment.buffer.fetch_next and not self._has_no_start(assignment):
             self.assign(assignment)
-        elif assignment.tracker.runs or assignment.buffer.size:  # messages fetched before the gap are handed out first
+        elif assignment.tracker.runs or assignment.buffer.size or self._moves_at_a_cut(assignment):
+            # Messages fetched before the gap are handed out first.
             assignment.tracker.done.commit([(assignment.buffer.fetch_next, position - 1)])
             assignment.buffer.go_on_at(position)
             self.assign(assignment)
         else:
             self.start_at(assignment, position, now)
+
+    def _moves_at_a_cut(self, assignment: Assignment) -> bool:
+        """Whether what only retention moves is reported with its next cut (X10)."""
+        return self._consumer.source.takes_checkpoints and not self._has_no_start(assignment)
 
     def beat_start(self, assignment: Assignment, now: float) -> None:
         """Report to the log where it starts; called again if the log does not answer."""
@@ -151,6 +158,9 @@ class Positions:
     def assign(self, assignment: Assignment) -> None:
         if self.take_overs.is_needed(assignment):
             self.take_overs.begin(assignment)
+            return
+        if not assignment.lease.is_restored:
+            self._consumer.enter(assignment, Stage.RESTORING)
             return
         self._consumer.source.look_again(assignment.key)
         if assignment.buffer.fetch_next <= MAX_OFFSET:

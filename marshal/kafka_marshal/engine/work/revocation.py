@@ -165,7 +165,7 @@ class Revocation:
             return
         self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
         if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET):
-            self._consumer.call(Callback.LOST, assignment)
+            self._consumer.call(Callback.REVOKE if reason == Loss.HANDED_OVER else Callback.LOST, assignment)
         if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE):
             last_offset = self._unreported(assignment)
             self._consumer.source.reports.give_back(assignment.lease, last_offset)

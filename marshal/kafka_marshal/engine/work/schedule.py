@@ -46,8 +46,9 @@ class Schedule:
 
     @property
     def is_moving(self) -> bool:
-        """Whether an assignment begins or ends."""
-        return bool(self.pending)
+        """Whether an assignment begins or ends, or is to be cut."""
+        checkpoints = self._consumer.source.checkpoints
+        return bool(self.pending) or (checkpoints is not None and checkpoints.is_draining)
 
     def closes(self, now: float) -> None:
         """The consumer begins to close."""
@@ -72,6 +73,8 @@ class Schedule:
         if self._consumer.closing:
             return
         self.let_go_why = why = self.lets_all_go(now)
+        if why and self._consumer.source.takes_checkpoints:
+            return  # it leaves as a whole, at a barrier
         if why:
             for assignment in list(self._consumer.assignments.values()):
                 self._consumer.revocation.revoke(assignment, why, now)
@@ -109,21 +112,27 @@ class Schedule:
             return
         if assignment.stage is Stage.LOCATING:
             self._consumer.positions.look_up_if_due(assignment, now)
-        if assignment.stage is Stage.LOCATING and self._consumer.closing and now >= self.close_at:
-            self._consumer.revocation.revoke(assignment, assignment.releasing, now)
-        if why := self._consumer.source.view.closed(lease.cp, now):
-            self._consumer.revocation.revoke(assignment, why, now)
-        elif assignment.releasing and self._consumer.revocation.is_moot(assignment, now):
-            self._consumer.revocation.take_back(assignment, now)
-        if assignment.stage is Stage.REVOKING:
-            self._consumer.revocation.try_finish(assignment, now)
-            self._consumer.revocation.time_out(assignment, now)
+        if not self._consumer.source.takes_checkpoints and self._ends(assignment, now):
             return
         timeout = self._consumer.settings.handler_timeout_ms
         if timeout is not None and lease.held:
             oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
             if oldest is not None and now >= oldest + timeout:
                 self._consumer.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
+
+    def _ends(self, assignment: Assignment, now: float) -> bool:
+        """Release it, if it is to be. Returns whether it is being released."""
+        if assignment.stage is Stage.LOCATING and self._consumer.closing and now >= self.close_at:
+            self._consumer.revocation.revoke(assignment, assignment.releasing, now)
+        if why := self._consumer.source.view.closed(assignment.lease.cp, now):
+            self._consumer.revocation.revoke(assignment, why, now)
+        elif assignment.releasing and self._consumer.revocation.is_moot(assignment, now):
+            self._consumer.revocation.take_back(assignment, now)
+        if assignment.stage is not Stage.REVOKING:
+            return False
+        self._consumer.revocation.try_finish(assignment, now)
+        self._consumer.revocation.time_out(assignment, now)
+        return True
 
     def deadline(self, now: float) -> float:
         """When ``step`` must run next (own clock, ms)."""
@@ -138,7 +147,8 @@ class Schedule:
             if assignment.stage is Stage.CLAIMING:
                 times.append(assignment.lease.claim_expires)
             elif assignment.stage is Stage.LOCATING:
-                times += [self.close_at] if self._consumer.closing else []
+                waits = self._consumer.closing and not self._consumer.source.takes_checkpoints
+                times += [self.close_at] if waits else []
                 times += [assignment.watch.look_up_at] if assignment.watch.look_up_at is not None else []
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.told.start_beat_sent + hi)
