@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.rationalizer.checkpoint_author import CheckpointHand
 from tests.rationalizer.group_values import edge_of
 from tests.rationalizer.oracle import OracleWorld, shortest
+from tests.rationalizer.oracle.checkpoints import Barrier
 from tests.rationalizer.oracle.groups import Group, Member, Piece
 from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, home_of_group
 from tests.rationalizer.oracle.world import LeaseKey, Who
@@ -39,7 +41,8 @@ def groups_of(cp: int, partitions: int, at_home: bool, count: int) -> list[str]:
 class GroupAuthor(Author):
     """Writes the next record of a log of the highest level, given the present world."""
 
-    def __init__(self, choose: Choose, world: OracleWorld) -> None:
+    def __init__(self, choose: Choose, world: OracleWorld, takes: bool | None = None) -> None:
+        """takes: whether its groups take checkpoints (None: as is chosen)."""
         super().__init__(choose, world)
         cp, partitions = world.partition, world.partitions
         # Some logs are calm, so that groups grow; crowded, so that members share by key; or moving: many come, go, and
@@ -50,6 +53,10 @@ class GroupAuthor(Author):
         self.home = groups_of(cp, partitions, True, 8 if self.temper == "empty" else 2)
         self.away = groups_of(cp, partitions, False, 1)[0]
         pairs = [key[1:] for key in home_keys(cp, partitions) if key[0] == "g"]
+        #: In logs about groups that take none, records of checkpoints are odd.
+        self.takes = choose((True, False)) if takes is None else takes
+        self.hand = CheckpointHand(self)
+        self.claimed = CLAIMED
         self.keys: list[LeaseKey] = [(CLAIMED, *pair) for pair in pairs] + [(name, *pairs[0]) for name in self.home[:2]]
 
     # What there is.
@@ -104,10 +111,14 @@ class GroupAuthor(Author):
     def stamp(self) -> int:
         """A step ahead, or to just before, at or after the moment at which a member or all are overdue."""
         now = self.world.log_time
-        if self.choose((True,) * (80 if self.calm else 10) + (False,)):
+        if self.takes and self.choose((True,) + (False,) * 49):  # silence: all members are overdue
+            longest = max((m.session_timeout_ms for name in self.home for m in self.members(name)), default=0)
+            return now + min(longest, 60_000) + 1
+        if self.choose((True,) * (5 if self.hand.is_slow() else 80 if self.calm else 10) + (False,)):
             return now + self.choose((0, 1, 5, 5, 20))
         ends = [m.last_beat + m.session_timeout_ms for name in self.home for m in self.members(name)]
         ends += [pause.expires for pause in self.world.pauses() if pause.expires < 2**60]
+        ends += [barrier.opened + barrier.timeout_ms for barrier in self.barriers()]
         edges = [end + step for end in ends for step in (-1, 0, 1) if now < end + step < now + 100_000]
         if self.choose((True, True, True, False)) and edges:
             return self.choose(sorted(edges))
@@ -117,6 +128,11 @@ class GroupAuthor(Author):
         """The members of a group that may not exist."""
         group = self.world.groups.get(name)
         return () if group is None else group.members
+
+    def barriers(self) -> list[Barrier]:
+        """Those that are open."""
+        known = [self.world.groups[name].checkpoints for name in self.home if name in self.world.groups]
+        return [each.barrier for each in known if each is not None and each.barrier is not None]
 
     # Joining.
 
@@ -184,8 +200,12 @@ class GroupAuthor(Author):
         member = self.member(group)
         if member is None:
             return self.newcomer()
+        return self.restart_of(group, member, self.seen(member))
+
+    def restart_of(self, group: Group, member: Member, seen: int) -> bytes:
+        """Type 16 of another instance of this member's client."""
         who = (member.client, "2" if member.instance == "1" else "1")
-        return self.record(16, who, group.name, "", self.seen(member), *self.join_fields(group))
+        return self.record(16, who, group.name, "", seen, *self.join_fields(group))
 
     # What members do.
 
@@ -386,7 +406,13 @@ class GroupAuthor(Author):
     def value(self) -> bytes | None:
         """Any of the above, in a mix that makes progress."""
         if self.world.level == 1 and self.choose((True, False, False)):
+            return record(33, ("admin", "1"), "g", self.choose((HIGHEST_LEVEL, HIGHEST_LEVEL, HIGHEST_LEVEL, 2)))
+        if self.world.level == 2 < HIGHEST_LEVEL and self.choose((True,) + (False,) * 19):
             return record(33, ("admin", "1"), "g", HIGHEST_LEVEL)
+        if self.takes and self.world.level > 2 and self.choose((True, True, self.hand.takes_none_yet())):
+            return self.hand.value()
+        if self.world.level > 1 and self.choose((True,) + (False,) * 14):
+            return self.hand.odd()
         if OTHERS and self.world.level > 1 and self.choose((True,) + (False,) * 9):
             return self.other()
         empty = self.temper == "empty"
@@ -415,10 +441,12 @@ class GroupAuthor(Author):
         return self.choose(writers)()
 
 
-def write_group_log(choose: Choose, length: int, cp: int = 0, partitions: int = 1) -> tuple[list[Entry], OracleWorld]:
+def write_group_log(
+    choose: Choose, length: int, cp: int = 0, partitions: int = 1, takes: bool | None = None
+) -> tuple[list[Entry], OracleWorld]:
     """A log of `length` records and the oracle's world after it."""
     world = OracleWorld(cp, partitions)
-    author = GroupAuthor(choose, world)
+    author = GroupAuthor(choose, world, takes)
     log = []
     for _ in range(length):
         entry = author.entry()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.rationalizer.oracle import Judged, OracleWorld, judge
-from tests.rationalizer.oracle.group_rules import gone_with, sender_of
-from tests.rationalizer.oracle.layout import OF_COORDINATED_GROUPS, home_of_group
+from tests.rationalizer.oracle.judging import gone_with, sender_of
+from tests.rationalizer.oracle.layout import GROUP_TYPES, OF_COORDINATED_GROUPS, home_of_group
 from tests.rationalizer.strategies import Entry
 
 #: A record and the column it meets, or what it meets before any column; and its outcome.
@@ -60,14 +60,15 @@ def wanted() -> set[Cell]:
     found |= {("ForgetGroup", column, "GROUP_ACTIVE") for column in (READY, STRANGER)}
     found |= {(name, column, "WRONG_KIND") for name in LEASES for column in (READY, STRANGER)}
     found |= {(name, column, "OK") for name in ("Tick", "Upgrade") for column in ("anywhere",)}
-    found |= {(name, "claimed", "WRONG_KIND") for name in OF_COORDINATED_GROUPS}
-    paused = set(OF_COORDINATED_GROUPS) - {"LeaveGroup", "CommitOffsets"}
+    names = {name for name, _ in GROUP_TYPES.values()}
+    found |= {(name, "claimed", "WRONG_KIND") for name in names}
+    paused = names - {"LeaveGroup", "CommitOffsets"}
     found |= {(name, "paused", "PAUSED") for name in paused}
     found |= {
         (name, "paused", code) for name in ("LeaveGroup", "CommitOffsets, id") for code in ("OK", "UNKNOWN_CONSUMER")
     }
-    found |= {(name, "elsewhere", "WRONG_PARTITION") for name in set(OF_COORDINATED_GROUPS) - {"ConfigureGroup"}}
-    found |= {(name, "anywhere", "MALFORMED") for name in OF_COORDINATED_GROUPS}
+    found |= {(name, "elsewhere", "WRONG_PARTITION") for name in names - {"ConfigureGroup"}}
+    found |= {(name, "anywhere", "MALFORMED") for name in names}
     return found | {("any", "level 1", code) for code in ("UNSUPPORTED_VERSION", "UNKNOWN_TYPE")}
 
 

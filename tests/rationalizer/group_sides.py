@@ -20,11 +20,11 @@ from tests.rationalizer.strategies import by_seed
 PLACES = ((0, 1), (0, 1), (1, 2), (5, 8))
 
 
-def record_by_record(seed: int, length: int, every: int = 1) -> None:
+def record_by_record(seed: int, length: int, every: int = 1, takes: bool | None = None) -> None:
     """Outcomes after each record, the state after every `every`-th; sometimes the world is a restored snapshot."""
     cp, cps = PLACES[seed % len(PLACES)]
     source = Random(seed)
-    author = GroupAuthor(by_seed(seed), OracleWorld(cp, cps))
+    author = GroupAuthor(by_seed(seed), OracleWorld(cp, cps), takes)
     real = World(cp, cps)
     for number in range(length):
         entry = author.entry()
@@ -39,7 +39,7 @@ def record_by_record(seed: int, length: int, every: int = 1) -> None:
         except AssertionError as error:
             error.add_note(note)
             raise
-        if source.random() < 0.03:
+        if source.random() < 0.1:
             real = restored(real)
     same_state(real, author.world)
 
@@ -73,10 +73,10 @@ def restored(real: World) -> World:
     return again
 
 
-def in_one_go(seed: int, length: int) -> None:
+def in_one_go(seed: int, length: int, takes: bool | None = None) -> None:
     """`apply_many` of the whole log, and of its second half from a snapshot, leads to the oracle's state."""
     cp, cps = PLACES[seed % len(PLACES)]
-    log, wanted = write_group_log(by_seed(seed), length, cp, cps)
+    log, wanted = write_group_log(by_seed(seed), length, cp, cps, takes)
     whole, half = World(cp, cps), World(cp, cps)
     whole.apply_many(log)
     half.apply_many(log[: length // 2])
@@ -101,11 +101,11 @@ def some_group_dump(seed: int, length: int) -> list[str]:
     return lines
 
 
-def forged(seed: int, forgeries: int) -> None:
+def forged(seed: int, forgeries: int, takes: bool | None = None) -> None:
     """A state with one change is refused or accepted as it is; nothing else is raised (Q23)."""
     cp, cps = PLACES[seed % len(PLACES)]
     source = Random(seed)
-    _, world = write_group_log(by_seed(seed), 80, cp, cps)
+    _, world = write_group_log(by_seed(seed), 80, cp, cps, takes)
     tree: Any = parse(world.snapshot())
     inside = [path for path in paths(tree) if path[:1] == (7,)]
     for _ in range(forgeries):

@@ -1,4 +1,4 @@
-"""Logs of level 2 that chance never generates: at a limit of section 5, or too long."""
+"""Logs of levels 2 and 3 that chance never generates: at a limit of section 5, or too long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tests.rationalizer.group_values import EDGES, small_edges
+from tests.rationalizer.group_values import EDGES, level_of, small_edges
 from tests.rationalizer.oracle import OracleWorld, shortest
 from tests.rationalizer.oracle.groups import member_id_of
 from tests.rationalizer.oracle.world import Who
@@ -18,18 +18,18 @@ SESSION = 1_800_000
 
 
 class Pen:
-    """Writes a log with a record per millisecond, after an Upgrade to level 2."""
+    """Writes a log with a record per millisecond, after an Upgrade."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = 2) -> None:
         self.log: list[Entry] = []
         self.waited = 0
-        self.append(33, ("admin", "1"), "any", 2)
+        self.append(33, ("admin", "1"), "any", level)
 
     def append(self, kind: int, who: Who, group: str, *fields: object) -> int:
         """Append one record, of the version that knows its type; returns its offset."""
         client, instance = who
         offset = len(self.log)
-        version = 2 if 16 <= kind <= 21 else 1
+        version = level_of(kind) if 16 <= kind <= 31 else 1
         self.log.append(
             (offset, 1_000 + self.waited + offset, shortest([version, kind, instance, client, group, *fields]))
         )
@@ -256,7 +256,7 @@ def every_large_bound() -> Story:
 
 
 def _bounds(edges: list[tuple[int, list[Any], bool]]) -> Story:
-    pen = Pen()
+    pen = Pen(level=3)
     pen.join(("other", "1"), [["other", 1]], strategy="sticky")
     for kind, fields, _ in edges:
         if kind == 21:

@@ -20,7 +20,19 @@ GOOD: dict[int, list[Any]] = {
     19: ["g-1", 3, False, [ENTRY, ["u", 1, 7, 9, 1, None, [[3, 4], [4, 9]], "m"]]],
     20: ["g-1", [["t", 2], ["u", 0]]],
     21: [{"max_individual_commits": 5}],
+    23: [0, 1_000, 3, False],
+    24: ["g-1", 3, 9, 1, [ENTRY, ["u", 1, 7, 9, 0, None, [[3, 4], [4, 9]], "m"]]],
+    25: [3, 0],
+    27: [9, 1],
 }
+#: The place of the entries in those that have some.
+ENTRIES = {19: 3, 24: 4}
+
+
+def level_of(kind: int) -> int:
+    """The level that added the type, and the version that it is written with."""
+    return 2 if kind < 22 else 3
+
 
 NO_BOOLS: tuple[Any, ...] = (0, 1, None, "true")
 NO_INTS: tuple[Any, ...] = (None, True, "1", [])
@@ -70,6 +82,18 @@ FIELDS: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {
     (19, 0): texts(0, 292),
     (19, 1): OFFSETS,
     (19, 2): ([True, False], [*NO_BOOLS]),
+    (23, 0): OFFSETS,
+    (23, 1): ints(100, 3_600_000),
+    (23, 2): ints(0, 64),
+    (23, 3): ([True, False], [*NO_BOOLS]),
+    (24, 0): MEMBER_ID,
+    (24, 1): OFFSETS,
+    (24, 2): OFFSETS,
+    (24, 3): ([1, 2], [*NO_INTS, -1, 3]),
+    (25, 0): OFFSETS,
+    (25, 1): OFFSETS,
+    (27, 0): OFFSETS,
+    (27, 1): ints(0, 2),
     (20, 0): MEMBER_ID,
     (20, 1): ([[], *LISTS_OF_TOPICS[0]], LISTS_OF_TOPICS[1]),
 }
@@ -138,11 +162,17 @@ def every_edge() -> list[tuple[int, list[Any], bool]]:
             entry = replaced(ENTRY, (5,), None) if place == 6 else ENTRY
             # lo and hi in one order, whatever the bound
             entry = replaced(entry, (2,), 0) if place == 3 else entry
-            found += [(19, replaced(GOOD[19], (3, 1), replaced(entry, (place,), value)), fits) for value in values]
-    for fits, values in zip((True, False), TOGETHER, strict=True):
-        found += [(19, replaced(GOOD[19], (3, 1), value), fits) for value in values]
-    found += [(19, replaced(GOOD[19], (3,), entries), False) for entries in (*NO_LISTS, [], many(ENTRY, 10_001))]
-    found.append((19, replaced(GOOD[19], (3,), many(ENTRY, 10_000)), True))
+            for kind, at in ENTRIES.items():
+                changed = [replaced(entry, (place,), value) for value in values]
+                found += [(kind, replaced(GOOD[kind], (at, 1), value), fits) for value in changed]
+    for kind, at in ENTRIES.items():
+        for fits, values in zip((True, False), TOGETHER, strict=True):
+            found += [(kind, replaced(GOOD[kind], (at, 1), value), fits) for value in values]
+        found += [(kind, replaced(GOOD[kind], (at,), odd), False) for odd in (*NO_LISTS, many(ENTRY, 10_001))]
+        found.append((kind, replaced(GOOD[kind], (at,), many(ENTRY, 10_000)), True))
+        found.append((kind, replaced(GOOD[kind], (at,), []), kind == 24))
+    refused = replaced(GOOD[24], (3,), 0)
+    found += [(24, refused, False), (24, replaced(refused, (4,), []), True)]
     for fits, values in zip((True, False), SETTINGS, strict=True):
         found += [(21, [value], fits) for value in values]
     without_pattern = replaced(GOOD[16], (5,), "")
@@ -155,11 +185,11 @@ EDGES = every_edge()
 @cache  # not at import: each process that collects the tests would pay for it
 def small_edges() -> list[tuple[int, list[Any], bool]]:
     """Those that are quick to write and to replay: no long ones, and no joins for 100,000 partitions."""
-    return [edge for edge in EDGES if len(shortest(edge[1])) < 3_000 and edge[1][-1:] != [[["t", 100_000]]]]
+    return [edge for edge in EDGES if len(repr(edge[1])) < 4_000 and edge[1][-1:] != [[["t", 100_000]]]]
 
 
 def edge_of(choose: Choose, group: str, who: Who) -> bytes:
     """One of the small ones, of this sender."""
     client, instance = who
     kind, fields, _ = choose(small_edges())
-    return shortest([2, kind, instance, client, group, *fields])
+    return shortest([level_of(kind), kind, instance, client, group, *fields])

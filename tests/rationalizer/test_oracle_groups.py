@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rationalizer.checkpoint_cells import checkpoint_cells_met, meeting, wanted_of_checkpoints
 from tests.rationalizer.group_author import GroupAuthor
 from tests.rationalizer.group_cells import Cell, cells_met, wanted
 from tests.rationalizer.group_stories import SLOW, STORIES, told
-from tests.rationalizer.group_values import EDGES
+from tests.rationalizer.group_values import EDGES, level_of
 from tests.rationalizer.oracle import OracleWorld, is_state, judge, shortest
 from tests.rationalizer.oracle.assigning import TopicPartition
 from tests.rationalizer.oracle.groups import Group, rebalance
@@ -33,15 +34,19 @@ def begun(seed: int) -> GroupAuthor:
 
 @pytest.mark.slow
 def test_every_record_in_every_state() -> None:
-    """Chance, with fixed seeds, reaches every code of every cell of the table."""
+    """Chance, with fixed seeds, reaches every code of every cell of the tables of sections 5 and 7."""
     met: Counter[Cell] = Counter()
+    due = wanted() | wanted_of_checkpoints()
     for seed in range(MOST_LOGS):
         author = begun(seed)
         for _ in range(LENGTH):
-            met.update(cells_met(author.world, author.entry()))
-        if wanted() <= set(met):
+            entry = author.entry()
+            found = meeting(author.world, entry)
+            met.update(cells_met(author.world, entry))
+            met.update(checkpoint_cells_met(found, author.world))
+        if due <= set(met):
             break
-    assert sorted(wanted() - set(met)) == []
+    assert sorted(due - set(met)) == []
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STORIES])
@@ -54,16 +59,17 @@ def test_what_stands_at_a_limit(name: str) -> None:
 def test_every_bound_of_every_field() -> None:
     home = next(cp for cp in range(4) if home_of_group("g", 4) == cp)
     for kind, fields, fits in EDGES:
-        value = shortest([2, kind, "1", "a", "g", *fields])
-        judged = judge(value, 2, home, 4)
+        level = level_of(kind)
+        value = shortest([level, kind, "1", "a", "g", *fields])
+        judged = judge(value, level, home, 4)
         assert judged.code == (None if fits else "MALFORMED"), (kind, str(fields)[:200])
         if len(value) < 10_000:
-            elsewhere = judge(value, 2, (home + 1) % 4, 4)
+            elsewhere = judge(value, level, (home + 1) % 4, 4)
             assert elsewhere.code == ("MALFORMED" if not fits else None if kind == 21 else "WRONG_PARTITION")
-            assert judge(value, 1, home, 4).code == "UNSUPPORTED_VERSION"
+            assert judge(value, level - 1, home, 4).code == "UNSUPPORTED_VERSION"
             older = shortest([1, kind, "1", "a", "g", *fields])
-            assert judge(older, 1, home, 4).code == "UNKNOWN_TYPE"
-            assert judge(older, 2, home, 4) == judged
+            assert judge(older, level - 1, home, 4).code == "UNKNOWN_TYPE"
+            assert judge(older, level, home, 4) == judged
 
 
 def owner_tokens(group: Group, samples: list[int]) -> Iterator[tuple[tuple[str, int, int], int, int]]:

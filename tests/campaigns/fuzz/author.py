@@ -203,9 +203,12 @@ class Author:
     def _record(self) -> bytes:
         number = self._one_of(self._types)
         make = self._makers.get(number)
-        instance, client, group, own = make() if make is not None else self._groups.write(number)
+        if make is not None:
+            instance, client, group, own = make()
+        else:
+            number, (instance, client, group, own) = self._groups.write(number)
         wrong = SOUND if number == Upgrade.TYPE and not self.upgrades else self._one_of(WRONG)
-        version = 1 if make is not None or self._next() < 0.2 else 2
+        version = 1 if make is not None or self._next() < 0.2 else 2 if number < 22 else 3
         fields: list[Any] = [version, number, instance, client, group, *own]
         if wrong == FIELD:
             fields[self._below(len(fields))] = self._one_of(WILD)

@@ -15,12 +15,16 @@ from tests.rationalizer.samples import OTHERS, fields_of
 
 __all__ = ["GROUP_TYPES", "GroupHand"]
 
-_OTHERS: Final = frozenset(kind.type for kind in OTHERS)
+#: Begin a checkpoint, answer its barrier, go back, keep.
+CHECKPOINT_TYPES: Final = (23,) * 10 + (24,) * 22 + (25,) * 2 + (27,) * 4
+
+_OTHERS: Final = frozenset(kind.type for kind in OTHERS).difference(CHECKPOINT_TYPES)
 
 #: Types by frequency.
 GROUP_TYPES: Final = (
     *((16,) * 14 + (17,) * 8 + (18,) * 3 + (19,) * 26 + (20,) * 4 + (21,) * 4),
-    *[kind.type for kind in OTHERS] * 4,
+    *CHECKPOINT_TYPES,
+    *sorted(_OTHERS) * 4,
 )
 
 LARGEST: Final = 2**63 - 1
@@ -64,6 +68,12 @@ class GroupHand:
         self._far: dict[tuple[str, str, int], int] = {}
         self._next_offset = 0
         self._seen_ids: dict[str, list[str]] = {}
+        #: Of groups that take checkpoints: the newest, and the open barrier or None; ids that were ever the newest.
+        self._newest: dict[str, int] = {}
+        self._barrier: dict[str, int | None] = {}
+        self._checkpoints: dict[str, list[int]] = {}
+        #: These are to take checkpoints from the beginning.
+        self._planned = set(home[: random.choice((0, 1, 1, 2))])
 
     def hear(self, offset: int, outcome: Outcome) -> None:
         """The outcome of a record."""
@@ -74,6 +84,10 @@ class GroupHand:
         number, instance, client, group = message.type, message.instance_id, message.client_id, message.group_id
         if number == 8 and outcome.accepted:
             self._members.pop(group, None)
+            self._newest.pop(group, None)
+            self._generations.pop(group, None)
+        if number in CHECKPOINT_TYPES and outcome.of_group:
+            self._hear_checkpoint(group, outcome)
         if not outcome.of_group or outcome.generation is None:
             return
         self._generations[group] = outcome.generation
@@ -86,11 +100,32 @@ class GroupHand:
         elif outcome.code == "UNKNOWN_CONSUMER" and message.member_id == members.get(client, ("", ""))[1]:
             members.pop(client, None)  # dead, as it turns out
 
-    def write(self, number: int) -> Parts:
-        """A record of this type."""
+    def _hear_checkpoint(self, group: str, outcome: Outcome) -> None:
+        newest: int | None = outcome.checkpoint
+        self._barrier[group] = outcome.barrier
+        if newest is None:
+            self._newest.pop(group, None)
+        elif self._newest.get(group) != newest:
+            self._newest[group] = newest
+            self._checkpoints.setdefault(group, []).append(newest)
+
+    def _begins(self, number: int, group: str) -> int:
+        """The type to write instead, so that a group takes checkpoints before it has members."""
+        if group not in self._planned or group in self._newest or number not in (16, 19):
+            return number
+        return 21 if group not in self._generations else 23
+
+    def write(self, number: int) -> tuple[int, Parts]:
+        """A record of this type, or of one that has to come before; and its type."""
+        group = self._random.choice(self._groups)
+        number = self._begins(number, group)
+        return number, self._write(number, group)
+
+    def _write(self, number: int, group: str) -> Parts:
         chance = self._random
-        group = chance.choice(self._groups)
         instance, client, member_id = self._who(group)
+        if number in CHECKPOINT_TYPES:
+            return instance, client, group, self._checkpoint(number, group, member_id)
         if number in _OTHERS:
             return instance, client, group, fields_of(number, chance.choice)
         if number == 16:
@@ -107,6 +142,36 @@ class GroupHand:
             entries = [self._entry(group) for _ in range(chance.choice((1, 1, 1, 2, 3, 6, 30)))]
             own += [chance.random() < 0.2, entries]
         return instance, client, group, own
+
+    def _checkpoint(self, number: int, group: str, member_id: str) -> list[Any]:
+        """Own fields of types 23, 24, 25 and 27."""
+        chance = self._random
+        newest = self._newest.get(group, 0)
+        known = [*self._checkpoints.get(group, [])[-6:], newest]
+        odd = chance.choice((*known, 0, newest + 1, self._next_offset, LARGEST))
+        if number == 23:
+            after = newest if chance.random() < 0.9 else odd
+            timeout_ms = chance.choice((100, 100, 500, 5_000, 3_600_000))
+            return [after, timeout_ms, chance.choice((0, 0, 1, 2, 3, 64)), chance.random() < 0.3]
+        if number == 25:
+            checkpoint = chance.choice((0, *known)) if chance.random() < 0.9 else odd
+            return [self._generation(group), checkpoint]
+        if number == 27:
+            return [chance.choice(known) if chance.random() < 0.9 else odd, chance.choice((0, 0, 1, 1, 1, 2))]
+        answer = chance.choice((1,) * 8 + (2, 0))
+        entries = [] if answer == 0 else [self._cut(group) for _ in range(chance.choice((0, 1, 1, 2, 3, 30)))]
+        barrier = self._barrier.get(group) or 0
+        return [member_id, self._generation(group), barrier if chance.random() < 0.9 else odd, answer, entries]
+
+    def _cut(self, group: str) -> list[Any]:
+        """An entry that an answer may have, mostly."""
+        entry = self._entry(group)
+        if self._random.random() < 0.95:
+            entry[4] = 0
+            entry[1] = entry[1] % 3
+            if self._random.random() < 0.6:
+                entry[2:4] = [0, MAX_KEY_HASH]
+        return entry
 
     def large(self, size: int) -> bytes:
         """A record that is valid, and long: a commit of a member, or a join that is rejected."""

@@ -11,7 +11,7 @@ from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWo
 
 OUTCOME_FIELDS = ("accepted", "code", "type", "epoch", "log_time", "entries")
 #: Of records about coordinated groups; None in all others, and in a release that knows level 1 only.
-GROUP_FIELDS = ("generation", "member")
+GROUP_FIELDS = ("generation", "member", "checkpoint", "barrier")
 
 
 def outcome_fields(outcome: Outcome | OracleOutcome) -> dict[str, Any]:

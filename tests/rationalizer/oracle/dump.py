@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.rationalizer.oracle.groups import shown
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, is_int
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, OF_CHECKPOINTS, is_int
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
 
@@ -97,6 +97,8 @@ def outcome_line(partition: int, offset: int, outcome: OracleOutcome) -> Outcome
         line["generation"] = outcome.generation
     if outcome.of_a_group and outcome.type == "JoinGroup":
         line["member"] = outcome.member
+    if outcome.of_a_group and outcome.type in OF_CHECKPOINTS:
+        line |= {"checkpoint": outcome.checkpoint, "barrier": outcome.barrier}
     return line
 
 

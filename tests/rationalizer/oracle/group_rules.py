@@ -1,4 +1,4 @@
-"""The rules of section 5: G8 to G15, G19 and G21, each as a function from a group to a verdict.
+"""The rules of section 5: G11 to G15, G19 and G21, each as a function from a group to a verdict.
 
 E6 as far as the pause, and the kind (G1), are the world's; what comes here has passed them, and is at the group's
 home (G2).
@@ -7,12 +7,35 @@ home (G2).
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from tests.rationalizer.oracle.assigning import STRATEGIES, TopicPartition
+from tests.rationalizer.oracle.assigning import STRATEGIES
+from tests.rationalizer.oracle.checkpoint_rules import (
+    after_the_barrier,
+    answer,
+    begin,
+    keep,
+    roll_back,
+    set_positions,
+    settled,
+)
 from tests.rationalizer.oracle.groups import Group, Member, Piece, in_order, member_id_of, rebalance, tidy
-from tests.rationalizer.oracle.keyed import KeyedProgress, commit_ranges, commit_through
+from tests.rationalizer.oracle.judging import (
+    ACCEPTED,
+    Entry,
+    Moment,
+    Verdict,
+    beaten,
+    bury,
+    code_of_all,
+    gone_with,
+    progress_after,
+    refusal_of,
+    sender_of,
+    touched_by,
+)
+from tests.rationalizer.oracle.keyed import KeyedProgress
 from tests.rationalizer.oracle.layout import Judged
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 
@@ -20,32 +43,25 @@ MOST_MEMBERS = 1_000  # G11
 MOST_PARTITIONS = 100_000  # G11
 
 
-@dataclass(frozen=True)
-class Moment:
-    """A record's place in the log, and what its rules need of the rest of the CP."""
-
-    cp: int
-    offset: int
-    log_time: int
-    #: Partitions that the other groups of this CP subscribe to (G11).
-    other_partitions: int = 0
-    #: Whether the record's client_id has the group paused in this CP (C10, G21).
-    pausing: bool = False
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The effect of a record, and the group after it (None: the CP knows no such group)."""
-
-    accepted: bool
-    code: str
-    group: Group | None
-    member: str | None = None
-    entries: tuple[str, ...] | None = None
-
-
 def judge_at_home(group: Group | None, record: Judged, moment: Moment) -> Verdict:
-    """Types 16 to 21."""
+    """Types 16 to 21, and 23, 24, 25 and 27; X3 comes first."""
+    verdict = judge_after_the_barrier(after_the_barrier(group, record, moment), record, moment)
+    if not verdict.accepted or verdict.group is None:
+        return replace(verdict, group=group)
+    assert not verdict.group.asks_for_a_rebalance()
+    return replace(verdict, group=settled(verdict.group))
+
+
+def judge_after_the_barrier(group: Group | None, record: Judged, moment: Moment) -> Verdict:
+    """On the state after X3."""
+    if record.type == "BeginCheckpoint":
+        return begin(group, record, moment)
+    if record.type == "AnswerBarrier":
+        return answer(group, record, moment)
+    if record.type == "Rollback":
+        return roll_back(group, record, moment)
+    if record.type == "KeepCheckpoint":
+        return keep(group, record)
     if record.type == "JoinGroup":
         return join(group, record, moment)
     if record.type == "ConfigureGroup":
@@ -67,49 +83,6 @@ def judge_at_home(group: Group | None, record: Judged, moment: Moment) -> Verdic
         return heartbeat(group, sender, record, moment)
     assert record.type == "CommitOffsets"
     return commit(group, sender, record, moment)
-
-
-def sender_of(group: Group | None, record: Judged) -> Member | None:
-    """G6."""
-    if group is None:
-        return None
-    member_id = record.fields[0]
-    for member in group.members:
-        if record.type == "JoinGroup" and member_id == "":
-            if member.client == record.client:
-                return member
-        elif (member.member_id, member.client, member.instance) == (member_id, record.client, record.instance):
-            return member
-    return None
-
-
-# G8, G9: the overdue.
-
-
-def whole_group_is_late(group: Group, sender: Member | None, now: int) -> bool:
-    """G8: every member is overdue and the sender is one of them."""
-    return sender is not None and all(member.is_overdue(now) for member in group.members)
-
-
-def gone_with(group: Group, sender: Member | None, now: int) -> list[Member]:
-    """G8: the members as though gone when a record of `sender` (None: of no member) is judged."""
-    if whole_group_is_late(group, sender, now):
-        return []
-    return [member for member in group.members if member.is_overdue(now) and member != sender]
-
-
-def bury(group: Group, sender: Member | None, now: int) -> Group:
-    """G9: the overdue go; the rebalance is the caller's. If none goes since all are late: all beats now."""
-    if whole_group_is_late(group, sender, now):
-        return replace(group, members=tuple(replace(member, last_beat=now) for member in group.members))
-    return group.without(gone_with(group, sender, now))
-
-
-def beaten(group: Group, slot: int, now: int) -> Group:
-    """G9: the sender's last beat is the log time (unless it left)."""
-    sender = group.member(slot)
-    assert sender is not None
-    return group.with_member(replace(sender, last_beat=now))
 
 
 # G11: JoinGroup.
@@ -140,10 +113,12 @@ def join(known: Group | None, record: Judged, moment: Moment) -> Verdict:
     if after.partitions_subscribed_to() + moment.other_partitions > MOST_PARTITIONS:
         return Verdict(False, "TOO_MANY_PARTITIONS", known)
     if is_the_same_join(before, after, sender, joined):
-        if gone:
+        if gone or after.asks_for_a_rebalance():
             after = rebalance(after, moment.offset)
         return Verdict(True, "ALREADY_MEMBER", after, joined.member_id)
     replaced = sender is not None and sender.instance != record.instance
+    if replaced:
+        after = after.without_answer(joined.slot)
     after = rebalance(after, moment.offset, joined.slot if replaced else None)
     return Verdict(True, "OK", after, joined.member_id)
 
@@ -202,7 +177,7 @@ def topics_changed(group: Group, sender: Member, record: Judged, moment: Moment)
     assert own_before is not None
     assert own_after is not None
     changed = own_before.topics != own_after.topics or dict(before.topics) != dict(after.topics)
-    if gone or changed:
+    if gone or changed or after.asks_for_a_rebalance():
         after = rebalance(after, moment.offset)
     return Verdict(True, "OK", after)
 
@@ -217,7 +192,7 @@ def leave(group: Group, sender: Member, moment: Moment) -> Verdict:
 def after_the_overdue(group: Group, sender: Member, moment: Moment) -> Group:
     """G9, types 17 and 19: the overdue go, with a rebalance if there were any; the sender has beaten."""
     after = bury(group, sender, moment.log_time)
-    if gone_with(group, sender, moment.log_time):
+    if gone_with(group, sender, moment.log_time) or after.asks_for_a_rebalance():
         after = rebalance(after, moment.offset)
     return beaten(after, sender.slot, moment.log_time)
 
@@ -232,25 +207,6 @@ def heartbeat(group: Group, sender: Member, record: Judged, moment: Moment) -> V
 # G14, G15: CommitOffsets of a member.
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One of type 19."""
-
-    topic: str
-    partition: int
-    low: int
-    high: int
-    action: int
-    through: int | None
-    ranges: list[list[int]]
-    metadata: str | None
-
-    @property
-    def place(self) -> TopicPartition:
-        """The partition that it is about."""
-        return (self.topic, self.partition)
-
-
 def commit(group: Group, sender: Member, record: Judged, moment: Moment) -> Verdict:
     """G14: the entries in order, each against what those before it left."""
     _, generation, in_order_, entries = record.fields
@@ -263,50 +219,22 @@ def commit(group: Group, sender: Member, record: Judged, moment: Moment) -> Verd
     return Verdict(True, code_of_all(codes), after, entries=tuple(codes))
 
 
-ACCEPTED = ("OK", "OFFSET_REGRESSION", "DUPLICATE_COMMIT", "REPOSITIONED")
-
-
-def code_of_all(codes: Collection[str]) -> str:
-    """G14: OK if all entries are accepted, else PARTIAL."""
-    return "OK" if all(code in ACCEPTED for code in codes) else "PARTIAL"
-
-
 def commit_entry(group: Group, slot: int, generation: int, in_order_: bool, entry: Entry) -> tuple[str, Group]:
     """G14: one entry."""
     if entry.action == 2:
         return start_entry(group, slot, generation, entry)
-    touched = [
-        piece for piece in group.pieces.get(entry.place, ()) if piece.low <= entry.high and entry.low <= piece.high
-    ]
-    if not all_keys_are_owned(touched, slot, entry.low, entry.high):
-        return "NOT_ASSIGNED", group
-    if any(piece.since > generation for piece in touched):
-        return "ILLEGAL_GENERATION", group
-    if entry.action == 1 and any(piece.revoked is not None and piece.revoked > generation for piece in touched):
-        return "ILLEGAL_GENERATION", group
-    known = group.progress.get(entry.place)
-    before = known if known is not None else KeyedProgress()
-    code, after = "OK", before
-    most = group.settings.max_individual_commits
-    if entry.ranges:
-        allowed = group.settings.accept_individual_commit
-        code, after = commit_ranges(before, entry.ranges, allowed, in_order_, most)
-    elif entry.through is not None:
-        code, after = commit_through(before, entry.low, entry.high, entry.through, most)
+    if group.checkpoints is not None:  # X10, "before G14's checks"
+        return "NO_SUCH_BARRIER", group
+    touched = touched_by(group, entry)
+    refused = refusal_of(group, slot, generation, entry)
+    if refused is not None:
+        return refused, group
+    before = group.progress.get(entry.place, KeyedProgress())
+    code, after = progress_after(before, group.settings, in_order_, entry)
     if code not in ACCEPTED:
         return code, group
     group = with_progress(group, entry, after.noted(entry.metadata))
     return code, let_go(group, touched, entry) if entry.action == 1 else group
-
-
-def all_keys_are_owned(touched: Collection[Piece], slot: int, low: int, high: int) -> bool:
-    """G14: whether every key of low … high has the sender as owner."""
-    following = low
-    for piece in sorted(touched):
-        if piece.low > following or piece.owner != slot:
-            return False
-        following = piece.high + 1
-    return following > high
 
 
 def start_entry(group: Group, slot: int, generation: int, entry: Entry) -> tuple[str, Group]:
@@ -319,6 +247,9 @@ def start_entry(group: Group, slot: int, generation: int, entry: Entry) -> tuple
     if entry.place in group.progress:
         return "ALREADY_STARTED", group
     assert entry.through is not None
+    if group.checkpoints is not None:  # X2: "sets `initial` and nothing else (its metadata is ignored)"
+        initial = {**group.checkpoints.initial, entry.place: entry.through}
+        return "OK", settled(replace(group, checkpoints=replace(group.checkpoints, initial=initial)))
     return "OK", with_progress(group, entry, KeyedProgress().started(entry.through).noted(entry.metadata))
 
 
@@ -368,8 +299,11 @@ def reposition(known: Group | None, record: Judged, moment: Moment) -> Verdict:
     overdue = [member for member in group.members if member.is_overdue(moment.log_time)]
     if len(overdue) < len(group.members):
         return Verdict(False, "GROUP_ACTIVE", known)
-    if overdue:
+    if overdue or group.asks_for_a_rebalance():
         group = rebalance(group.without(overdue), moment.offset)
+    if group.checkpoints is not None:  # X10
+        answers, group = set_positions(group, [Entry(*fields) for fields in record.fields[3]], moment)
+        return Verdict(True, code_of_all(answers), group, entries=answers)
     codes = []
     for fields in record.fields[3]:
         code, group = reposition_entry(group, Entry(*fields))

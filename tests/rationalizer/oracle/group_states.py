@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from tests.rationalizer.oracle.assigning import STRATEGIES
+from tests.rationalizer.oracle.checkpoint_states import are_checkpoints, is_versioned
 from tests.rationalizer.oracle.group_rules import MOST_MEMBERS, MOST_PARTITIONS
 from tests.rationalizer.oracle.groups import Group, Settings, canonical, in_order
 from tests.rationalizer.oracle.keyed import MOST_PIECES
@@ -63,7 +64,9 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
     """One group, by itself."""
     if not isinstance(row, list):
         return False
-    row, added = row[:7], row[7:]
+    takes_checkpoints = len(row) == 8 and level >= 3  # X1
+    known: Any = row[7] if takes_checkpoints else None
+    row, added = row[:7], [] if takes_checkpoints else row[7:]
     fields = list(added_to_groups(level).values())
     if len(added) > len(fields) or not all(check(value) for value, (_, check) in zip(added, fields, strict=False)):
         return False
@@ -77,7 +80,16 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
         return False
     if not all(is_member(member, name, generation_, next_offset, log_time) for member in members):
         return False
-    if not all(fits(place, [a_topic, a_partition, a_list, or_nil(a_list)]) for place in places):
+    if takes_checkpoints:
+        if not are_checkpoints(known, members, generation_, next_offset, log_time):
+            return False
+        if not all(is_versioned(place, known) for place in places):
+            return False
+        # what is said of the other three is as at level 2
+        places = [[*place[:3], place[3:] if place[3] is not None or place[4:] else None] for place in places]
+        if known[2] is not None and not may_be_open(known, places):
+            return False
+    elif not all(fits(place, [a_topic, a_partition, a_list, or_nil(a_list)]) for place in places):
         return False
     return (
         (strategy is None) == (members == [])
@@ -85,7 +97,7 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
         # G12: what a member reports is subscribed to; what none does was forgotten by the rebalance
         and [topic for topic, _ in topics] == in_order(topic for member in members for topic in member[7])
         and ascending([(place[0].encode(), place[1]) for place in places])
-        and all(is_place(place, generation_, dict(topics), members) for place in places)
+        and all(is_place(place, generation_, dict(topics), members, takes_checkpoints) for place in places)
         and all(
             any(place[:2] == [topic, number] and place[2] for place in places)
             for topic, count in topics
@@ -133,7 +145,18 @@ def are_members(rows: list[Any]) -> bool:
     )
 
 
-def is_place(row: list[Any], generation: int, counts: dict[str, int], members: list[Any]) -> bool:
+def may_be_open(known: list[Any], places: list[Any]) -> bool:
+    """X6: a barrier is closed when every owner has answered; X5: what was handed in is of one that is an owner."""
+    answers = {row[0]: row[2] for row in known[2][4]}
+    owners = [piece[2] for place in places for piece in place[2] if isinstance(piece, list) and len(piece) > 2]
+    handed_in = any(place[3] and place[3][-1] and isinstance(place[3][-1], list) and place[3][-1][0] == known[2][0] for place in places)
+    reached = any(answers.get(owner, 0) > 0 for owner in owners)
+    return any(owner not in answers for owner in owners) and (reached or not handed_in)
+
+
+def is_place(
+    row: list[Any], generation: int, counts: dict[str, int], members: list[Any], takes_checkpoints: bool
+) -> bool:
     """A partition that is listed: it has pieces or progress."""
     topic, number, pieces, progress = row
     if pieces == [] and progress is None:
@@ -150,7 +173,9 @@ def is_place(row: list[Any], generation: int, counts: dict[str, int], members: l
     elif any(piece[0] <= edge for piece, edge in zip(pieces, edges, strict=False)):
         return False
     touching = [(one, other) for one, other in pairwise(pieces) if one[1] + 1 == other[0]]
-    return all(one[2:] != other[2:] for one, other in touching) and (progress is None or is_keyed_progress(progress))
+    if any(one[2:] == other[2:] for one, other in touching):
+        return False
+    return takes_checkpoints or progress is None or is_keyed_progress(progress)
 
 
 def subscribes(member: list[Any], topic: str, members: list[Any]) -> bool:

@@ -12,6 +12,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.rationalizer.oracle.assigning import Part, Question, TopicPartition, targets_of
+from tests.rationalizer.oracle.checkpoints import (
+    Checkpoints,
+    checkpoints_row,
+    shown_checkpoints,
+    shown_versions,
+    version_rows,
+)
 from tests.rationalizer.oracle.keyed import KeyedProgress
 from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, added_to_groups
 from tests.rationalizer.oracle.progress import LARGEST_HASH
@@ -81,6 +88,28 @@ class Group:
     progress: Mapping[TopicPartition, KeyedProgress] = field(default_factory=dict)
     #: What levels above 2 added, by name; what is not in it has its default.
     added: Mapping[str, Any] = field(default_factory=dict)
+    #: X1; None: it takes none. Then `progress` is what its newest checkpoint sees.
+    checkpoints: Checkpoints | None = None
+    #: Only within a record, between the closing of a barrier (X6) and the rebalance: what counts as having no owner,
+    #: and the slots of those that left at the barrier.
+    let_go: frozenset[tuple[TopicPartition, Piece]] = frozenset()
+    left: frozenset[int] = frozenset()
+
+    def asks_for_a_rebalance(self) -> bool:
+        """X6: (3) or (4) found something."""
+        return bool(self.let_go or self.left)
+
+    def all_pieces(self) -> list[Piece]:
+        """Of all partitions."""
+        return [piece for pieces in self.pieces.values() for piece in pieces]
+
+    def without_answer(self, slot: int) -> Group:
+        """X3: an answer goes with its member when that is replaced."""
+        known = self.checkpoints
+        if known is None or known.barrier is None:
+            return self
+        answers = {other: given for other, given in known.barrier.answers.items() if other != slot}
+        return replace(self, checkpoints=replace(known, barrier=replace(known.barrier, answers=answers)))
 
     def member(self, slot: int) -> Member | None:
         """The member with this slot."""
@@ -173,8 +202,13 @@ def the_same_for_every_key(pieces: Iterable[Piece], what: str) -> int | None:
     return found.pop() if covered == LARGEST_HASH and len(found) == 1 else None
 
 
-def rebalance(group: Group, offset: int, replaced: int | None = None) -> Group:
-    """G16, at `offset`; `replaced` is the slot of a member that this record replaced (G11)."""
+def rebalance(group: Group, offset: int, replaced: int | None = None, all_go_back: bool = False) -> Group:
+    """G16, at `offset`; `replaced` is the slot of a member that this record replaced (G11).
+
+    all_go_back: it is a reset (X7) in any case; else where a hold group has lost a member.
+    """
+    all_go_back = all_go_back or is_reset(group, replaced)
+    let_go, group = group.let_go, replace(group, let_go=frozenset(), left=frozenset())
     # "generation = r; G12's forgetting"
     topics = {topic: count for topic, count in group.topics.items() if group.is_subscribed(topic)}
     group = replace(group, generation=offset, topics=topics)
@@ -182,25 +216,41 @@ def rebalance(group: Group, offset: int, replaced: int | None = None) -> Group:
     if not group.members:
         return replace(group, strategy=None, pieces={})
     # "from members, topics, settings, and pieces as they were"
-    targets = targets_of(question_of(group))
+    targets = targets_of(question_of(group, let_go))
     slots = {member.slot for member in group.members}
     pieces = {}
     for place in {*group.pieces, *targets}:
-        parts = cut(group.pieces.get(place, ()), targets.get(place, []))
+        mine = group.pieces.get(place, ())
+        # X7: a reset is as though nobody owned anything; X6: what was let go counts as having no owner
+        owned = [piece for piece in mine if not all_go_back and (place, piece) not in let_go]
+        parts = cut(owned, targets.get(place, []))
         kept = [part for part in (reassigned(*part, slots, offset, replaced) for part in parts) if part is not None]
         if kept:
             pieces[place] = tidy(kept)
     return replace(group, pieces=pieces)
 
 
-def question_of(group: Group) -> Question:
-    """What the targets are computed from."""
+def is_reset(group: Group, replaced: int | None) -> bool:
+    """X7: in a hold group a member that owns a piece was removed, other than by X6, or replaced."""
+    if group.checkpoints is None or not group.checkpoints.hold:
+        return False
+    slots = {member.slot for member in group.members}
+    return any(
+        piece.owner == replaced or (piece.owner not in slots and piece.owner not in group.left)
+        for place, pieces in group.pieces.items()
+        for piece in pieces
+        if (place, piece) not in group.let_go
+    )
+
+
+def question_of(group: Group, let_go: Collection[tuple[TopicPartition, Piece]]) -> Question:
+    """What the targets are computed from; `let_go` are those that count as having no owner (X6)."""
     targets, owners, any_targets = {}, {}, {}
     for place, pieces in group.pieces.items():
         target, owner = the_same_for_every_key(pieces, "target"), the_same_for_every_key(pieces, "owner")
         if target is not None:
             targets[place] = target
-        if owner is not None:
+        if owner is not None and not any((place, piece) in let_go for piece in pieces):
             owners[place] = owner
         any_targets[place] = {piece.target for piece in pieces if piece.target is not None}
     assert group.strategy is not None
@@ -290,7 +340,10 @@ def canonical(group: Group, level: int = HIGHEST_LEVEL) -> list[Any]:
             for piece in group.pieces.get((topic, number), ())
         ]
         progress = group.progress.get((topic, number))
-        partitions.append([topic, number, pieces, None if progress is None else progress.canonical()])
+        if group.checkpoints is not None:
+            partitions.append([topic, number, pieces, *version_rows(group.checkpoints, (topic, number))])
+        else:
+            partitions.append([topic, number, pieces, None if progress is None else progress.canonical()])
     return [
         group.name,
         group.generation,
@@ -305,6 +358,7 @@ def canonical(group: Group, level: int = HIGHEST_LEVEL) -> list[Any]:
         members,
         partitions,
         *added_row(group, level),
+        *([] if group.checkpoints is None else [checkpoints_row(group.checkpoints)]),
     ]
 
 
@@ -346,6 +400,7 @@ def shown(cp: int, group: Group, now: int) -> dict[str, Any]:
         "topics": {topic: group.topics[topic] for topic in in_order(group.topics)},
         "members": members,
         "partitions": [_shown_partition(group, place) for place in group.places()],
+        **({} if group.checkpoints is None else {"checkpoints": shown_checkpoints(group.checkpoints)}),
         **{name: value for name, value in group.added.items() if value != added_to_groups(HIGHEST_LEVEL)[name][0]},
     }
 
@@ -366,4 +421,5 @@ def _shown_partition(group: Group, place: TopicPartition) -> dict[str, Any]:
         "topic_partition": place[1],
         "pieces": [list(piece) for piece in group.pieces.get(place, ())],
         "progress": shown_progress,
+        **({} if group.checkpoints is None else {"versions": shown_versions(group.checkpoints, place)}),
     }

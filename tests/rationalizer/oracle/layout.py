@@ -144,6 +144,18 @@ SETTINGS: dict[str, Check] = {
     "max_individual_commits": int_between(1, 60_000),
 }
 
+# The fields of section 7.
+
+an_id_or_none = an_offset  # of a checkpoint or barrier
+a_timeout = int_between(100, 3_600_000)
+a_keep = int_between(0, 64)
+
+
+def no_or_some_commits(item: Any) -> bool:
+    """0 … 10,000 entries, in the form that type 19 has them (type 24)."""
+    return item == [] or some_commits(item)
+
+
 TYPES: dict[int, tuple[str, list[Check]]] = {
     1: ("Heartbeat", [a_topic, a_partition, or_nil(an_epoch), or_nil(a_last_offset)]),
     2: ("ClaimingPartition", [a_topic, a_partition, an_interval]),
@@ -167,13 +179,21 @@ GROUP_TYPES: dict[int, tuple[str, list[Check]]] = {
     20: ("TopicsChanged", [a_member_id, some_topics]),
     21: ("ConfigureGroup", [some_settings]),
 }
+CHECKPOINT_TYPES: dict[int, tuple[str, list[Check]]] = {
+    23: ("BeginCheckpoint", [an_id_or_none, a_timeout, a_keep, a_bool]),
+    24: ("AnswerBarrier", [a_member_id, a_generation, an_id_or_none, int_between(0, 2), no_or_some_commits]),
+    25: ("Rollback", [a_generation, an_id_or_none]),
+    27: ("KeepCheckpoint", [an_id_or_none, int_between(0, 2)]),
+}
 # What each level adds (E6).
-TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES}
+TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES, 3: CHECKPOINT_TYPES}
+
 HIGHEST_LEVEL = max(TYPES_OF_LEVEL)
 # What each level above 2 adds to the state of a group, at the end of its row (S1, D3): default, and check. A row is
 # without what has its default at its end.
 GROUP_STATE_OF_LEVEL: dict[int, dict[str, tuple[Any, Check]]] = {}
-OF_COORDINATED_GROUPS = tuple(name for name, _ in GROUP_TYPES.values())
+OF_CHECKPOINTS = tuple(name for name, _ in CHECKPOINT_TYPES.values())
+OF_COORDINATED_GROUPS = (*(name for name, _ in GROUP_TYPES.values()), *OF_CHECKPOINTS)
 NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges")
 
 
@@ -257,6 +277,8 @@ def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
     if not fits(fields, checks):
         return Judged("MALFORMED", name)
     if name == "JoinGroup" and fields[5] == "" and fields[6] == []:  # "empty only beside a pattern"
+        return Judged("MALFORMED", name)
+    if name == "AnswerBarrier" and fields[3] == 0 and fields[4] != []:  # "entries beside answer 0"
         return Judged("MALFORMED", name)
     code = None if _at_home(name, group, fields, cp, partitions) else "WRONG_PARTITION"
     return Judged(code, name, instance, client, group, tuple(fields))

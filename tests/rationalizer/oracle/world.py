@@ -8,9 +8,17 @@ from typing import Any, TypeAlias
 
 import xxhash
 
-from tests.rationalizer.oracle.group_rules import Moment, judge_at_home, may_be_forgotten
+from tests.rationalizer.oracle.group_rules import judge_at_home, may_be_forgotten
 from tests.rationalizer.oracle.groups import Group, canonical
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, OF_COORDINATED_GROUPS, Judged, home_of_group, judge
+from tests.rationalizer.oracle.judging import Moment
+from tests.rationalizer.oracle.layout import (
+    HIGHEST_LEVEL,
+    OF_CHECKPOINTS,
+    OF_COORDINATED_GROUPS,
+    Judged,
+    home_of_group,
+    judge,
+)
 from tests.rationalizer.oracle.msgpack_by_hand import shortest
 from tests.rationalizer.oracle.progress import LARGEST_HASH, OracleProgress, Step, merged, progress_from
 
@@ -88,10 +96,13 @@ class OracleOutcome:
     log_time: int
     entries: tuple[str, ...] | None = None
     stopped: bool = False
-    #: Of types 16–21 that passed E6's checks and the kind; `of_a_group` is set for these.
+    #: Of types 16–21, and 23–27, that passed E6's checks and the kind; `of_a_group` is set for these.
     generation: int | None = None
     member: str | None = None
     of_a_group: bool = False
+    #: Of types 23, 24, 25 and 27, after the record: the newest checkpoint, and the open barrier.
+    checkpoint: int | None = None
+    barrier: int | None = None
 
 
 class OracleWorld:
@@ -228,11 +239,13 @@ class OracleWorld:
         """C10: whether a pause by another client stands against this record."""
         if record.type in ("Tick", "Upgrade", "ReleasingPartition", "CommitRanges", "LeaveGroup", "CommitOffsets"):
             return False
+        if record.type in ("BeginCheckpoint", "AnswerBarrier"):  # section 7
+            return False
         pause = self.pause(record.group)
         return pause is not None and pause.client != record.client
 
     def _of_the_other_kind(self, record: Judged) -> bool:
-        """G1: types 1–4, 6 and 7 on a coordinated group, 16–21 on a claimed one."""
+        """G1: types 1–4, 6 and 7 on a coordinated group, 16–21 and 23–27 on a claimed one."""
         kind = self.kind(record.group)
         if record.type in OF_CLAIMED_GROUPS:
             return kind == "coordinated"
@@ -251,6 +264,7 @@ class OracleWorld:
             assert verdict.group is not None
             self.groups[record.group] = verdict.group
         after = self.groups.get(record.group)
+        known = None if after is None or record.type not in OF_CHECKPOINTS else after.checkpoints
         return OracleOutcome(
             verdict.accepted,
             verdict.code,
@@ -261,6 +275,8 @@ class OracleWorld:
             generation=None if after is None else after.generation,
             member=verdict.member,
             of_a_group=True,
+            checkpoint=None if known is None else known.newest,
+            barrier=None if known is None or known.barrier is None else known.barrier.id,
         )
 
     def _moment(self, record: Judged) -> Moment:
