@@ -26,14 +26,11 @@ CUTS = (
     "MAX_INDIVIDUAL_COMMIT_REACHED",
 )
 #: Of type 27, by action; where no barrier is open, and where one is: then there are members.
-KEEPS: tuple[str, ...] = (
-    "retire OK",
-    "pin OK",
-    "end GROUP_ACTIVE",
-    "end UNKNOWN_CHECKPOINT",
-    "retire NEWEST_CHECKPOINT",
+KEEPS = (
+    *("retire OK", "retire NEWEST_CHECKPOINT", "retire UNKNOWN_CHECKPOINT"),
+    *("pin OK", "pin UNKNOWN_CHECKPOINT"),
+    *("end GROUP_ACTIVE", "end UNKNOWN_CHECKPOINT"),
 )
-KEEPS += ("retire UNKNOWN_CHECKPOINT", "pin UNKNOWN_CHECKPOINT")
 #: Records as ever, beside which a barrier stays open, or is closed before (X3).
 WITNESSES = ("JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged", "CommitOffsets, id")
 

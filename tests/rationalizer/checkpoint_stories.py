@@ -226,7 +226,7 @@ def positions_beyond_a_mark() -> Story:
 
 
 def what_is_let_go_has_no_owner() -> Story:
-    """X6, G17: the target of a piece that is let go left with it, so the lowest of equals has it, not its last owner."""
+    """X6, G17: the target of a piece that is let go left with it: the lowest of equals has it, not its last owner."""
     pen, c = CheckpointPen(), ("c", "1")
     a = pen.member(A, [["t", 1]])
     b = pen.member(B, [["t", 2], ["u", 1]])

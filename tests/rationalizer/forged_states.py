@@ -20,6 +20,8 @@ __all__ = ["restore_differs"]
 LENGTH, GROUP_LENGTH = 40, 80
 #: One log in this number is of coordinated groups.
 GROUPS_EVERY = 2
+#: Of a group that takes no checkpoints.
+PARTS = range(7)
 #: This number of each.
 FORGERIES = 40
 
@@ -98,9 +100,11 @@ def _progress(source: Random) -> list[Any]:
 
 def _partition(group: Any, row: Any, source: Random) -> Any:
     """A partition of a coordinated group with pieces as sharers leave them, or with progress, or nearly."""
-    topic, number, pieces, progress = row
+    topic, number, pieces, *progress = row
     generation, slots = group[1], [member[0] for member in group[5]]
     if source.random() < 0.5 or not slots or not pieces:
+        if len(group) > len(PARTS):
+            return [topic, number, pieces, source.choice((None, -1, 0, 3)), *_versions(group, progress[1:], source)]
         done_through, ranges, _ = _progress(source)
         return [
             topic,
@@ -117,7 +121,24 @@ def _partition(group: Any, row: Any, source: Random) -> Any:
         found.append([lo, hi - 1, owner, since, target, revoked])
     if source.random() < 0.1:
         del found[source.randrange(len(found))]
-    return [topic, number, found, progress]
+    return [topic, number, found, *progress]
+
+
+def _versions(group: Any, versions: list[Any], source: Random) -> list[Any]:
+    """Versions of a partition that was in the forge: more, fewer, or of other checkpoints, states and progress."""
+    _, _, barrier, kept = group[7]
+    ids = [each[0] for each in kept] + ([] if barrier is None else [barrier[0]])
+    found = []
+    for checkpoint in sorted({*[version[0] for version in versions], source.choice(ids)}):
+        if source.random() < 0.2:
+            continue
+        done_through, ranges, _ = _progress(source)
+        edges = sorted(set(source.choices((1, 7, 1 << 40, LARGEST_HASH), k=source.choice((0, 1, 1, 2)))))
+        near = (checkpoint, checkpoint, 0, ids[0], checkpoint + source.choice((-1, 1)))
+        parts = zip([0, *edges], [*edges, LARGEST_HASH + 1], strict=True)
+        states = [[lo, hi - 1, source.choice(near)] for lo, hi in parts]
+        found.append([checkpoint, states, done_through, ranges, source.choice((None, "m"))])
+    return found
 
 
 def _way_down(tree: Any, source: Random) -> tuple[int, ...]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rationalizer import Record
-from rationalizer.levels import GROUPS_LEVEL
+from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.wire.wellformed import Rule
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 
 __all__ = ["OTHERS", "fields_of", "other_records"]
 
@@ -40,7 +39,7 @@ SAMPLES: dict[Rule, Sequence[Any]] = {
 }
 
 #: The kinds that levels above those with writers added.
-OTHERS = [kind for kind in KINDS.values() if GROUPS_LEVEL < kind.level <= HIGHEST_LEVEL]
+OTHERS = [kind for kind in KINDS.values() if kind.level > CHECKPOINTS_LEVEL]
 
 
 def fields_of(number: int, choose: Callable[[Sequence[Any]], Any]) -> list[Any]:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import pytest
 
 __all__ = ["small_limits"]
 
 #: By the names in the product, and in the oracle.
-LIMITS = {
-    "MAX_PINNED": ("MOST_PINNED", 2),
-    "MAX_CHECKPOINTS_WEIGHT": ("MOST_WEIGHT", 40),
-    "MAX_PIECES": ("MOST_STATES", 3),
+LIMITS: dict[str, tuple[tuple[str, ...], int]] = {
+    "MAX_PINNED": (("MOST_PINNED",), 2),
+    "MAX_OLD_WEIGHT": (("MOST_WEIGHT",), 40),
+    "MAX_KEY_PIECES": (("MOST_STATES", "MOST_PIECES"), 4),
 }
 
 
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set them wherever they were imported."""
     for name, (of_oracle, value) in LIMITS.items():
-        found = 0
-        for module in list(sys.modules.values()):
-            of_product = module.__name__.startswith("rationalizer.")
-            mine = name if of_product else of_oracle
-            if (of_product or module.__name__.startswith("tests.rationalizer.oracle")) and hasattr(module, mine):
-                monkeypatch.setattr(module, mine, value)
-                found += of_product
-        assert found, f"the product has no limit {name}"
+        for top, names in (("rationalizer.", (name,)), ("tests.rationalizer.oracle.", of_oracle)):
+            there = [(module, each) for module in _modules(top) for each in names if hasattr(module, each)]
+            assert there, f"no module of {top} has {names}"
+            for module, each in there:
+                monkeypatch.setattr(module, each, value)
+
+
+def _modules(top: str) -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith(top)]

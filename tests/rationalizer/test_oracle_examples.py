@@ -12,7 +12,6 @@ import pytest
 
 from tests.rationalizer.oracle import NotMsgpackError, SetProgress, parse, progress_from, shortest
 from tests.rationalizer.oracle.dump import replay
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 
 EXAMPLES = Path(__file__).parent / "examples"
 OF_LEASES = ["digest", "earliest_claim_wins", "ranges_merge"]
@@ -27,13 +26,23 @@ OF_GROUPS = [
     "group_share_5_on_3",
     "group_wildcard",
 ]
-NAMES = sorted([*OF_LEASES, *OF_GROUPS])
-#: Of a level that the oracle does not know.
-OTHERS = [path.name.split(".")[0] for path in EXAMPLES.glob("checkpoint_*.dump.jsonl") if HIGHEST_LEVEL < 3]
+OF_CHECKPOINTS = [
+    "checkpoint_first",
+    "checkpoint_hand_over",
+    "checkpoint_hold_ends",
+    "checkpoint_leave",
+    "checkpoint_loss",
+    "checkpoint_loss_hold",
+    "checkpoint_periodic",
+    "checkpoint_positions",
+    "checkpoint_rollback",
+    "checkpoint_shares",
+]
+NAMES = sorted([*OF_LEASES, *OF_GROUPS, *OF_CHECKPOINTS])
 
 
 def test_all_examples_are_here() -> None:
-    assert sorted(path.name.split(".")[0] for path in EXAMPLES.glob("*.dump.jsonl")) == sorted([*NAMES, *OTHERS])
+    assert sorted(path.name.split(".")[0] for path in EXAMPLES.glob("*.dump.jsonl")) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,7 +28,6 @@ from rationalizer.wire.records import KINDS
 from tests.rationalizer.chapters import PROTOCOL
 from tests.rationalizer.oracle import OracleWorld
 from tests.rationalizer.oracle.compare import same_after, same_state
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 from tests.scripts.blocks import Blocks
 from tests.scripts.group_cells import CheckpointCellMet, GroupCellMet
 from tests.scripts.members import Members
@@ -77,8 +76,6 @@ def small_logs(path: Path) -> Iterator[tuple[World, list[Entry]]]:
 def test_the_oracle_and_apply_many_conclude_the_same(path: Path) -> None:
     for at_once, log in small_logs(path):
         partition, partitions = at_once.partition, at_once.partitions
-        if at_once.level > HIGHEST_LEVEL:
-            continue  # the oracle has yet to learn it
         oracle = OracleWorld(partition, partitions, SUPPORTED_LEVEL)
         same_after(log, World(partition, partitions), oracle)
         same_state(at_once, oracle)

@@ -18,7 +18,7 @@ __all__ = ["GROUP_TYPES", "GroupHand"]
 #: Begin a checkpoint, answer its barrier, go back, keep.
 CHECKPOINT_TYPES: Final = (23,) * 10 + (24,) * 22 + (25,) * 2 + (27,) * 4
 
-_OTHERS: Final = frozenset(kind.type for kind in OTHERS).difference(CHECKPOINT_TYPES)
+_OTHERS: Final = frozenset(kind.type for kind in OTHERS)
 
 #: Types by frequency.
 GROUP_TYPES: Final = (

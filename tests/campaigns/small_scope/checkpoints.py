@@ -349,8 +349,9 @@ def _check_owners(was: Group, now: Group, record: Record) -> None:
     lost = {piece.owner for _, piece in _pieces(was)} - set(now.members)
     for partition, piece in _pieces(was):
         for sample in (piece.lo, piece.hi):
-            [holder] = [p for q, p in _pieces(now) if q == partition and p.lo <= sample <= p.hi] or [None]
-            if holder is None or (holder.owner, holder.since) == (piece.owner, piece.since):
+            holders = [p for q, p in _pieces(now) if q == partition and p.lo <= sample <= p.hi]
+            holder = holders[0] if holders else piece
+            if (holder.owner, holder.since) == (piece.owner, piece.since):
                 continue
             if holder.since <= piece.since:
                 raise BrokenError(f"a token that does not grow (G5): {record}")
@@ -366,9 +367,9 @@ def _check_owners(was: Group, now: Group, record: Record) -> None:
         for slot, member in was.members.items()
         if slot in now.members
     )
-    if old.hold and (replaced or (lost and not completed)):
-        if any(piece.since != now.generation for _, piece in _pieces(now)):
-            raise BrokenError(f"a hold group lost a member, and some piece stays (X7): {record}")
+    is_loss = old.hold and (replaced or (lost and not completed))
+    if is_loss and any(piece.since != now.generation for _, piece in _pieces(now)):
+        raise BrokenError(f"a hold group lost a member, and some piece stays (X7): {record}")
 
 
 # States that are one.

@@ -149,7 +149,10 @@ def may_be_open(known: list[Any], places: list[Any]) -> bool:
     """X6: a barrier is closed when every owner has answered; X5: what was handed in is of one that is an owner."""
     answers = {row[0]: row[2] for row in known[2][4]}
     owners = [piece[2] for place in places for piece in place[2] if isinstance(piece, list) and len(piece) > 2]
-    handed_in = any(place[3] and place[3][-1] and isinstance(place[3][-1], list) and place[3][-1][0] == known[2][0] for place in places)
+    handed_in = any(
+        place[3] and place[3][-1] and isinstance(place[3][-1], list) and place[3][-1][0] == known[2][0]
+        for place in places
+    )
     reached = any(answers.get(owner, 0) > 0 for owner in owners)
     return any(owner not in answers for owner in owners) and (reached or not handed_in)
 
