@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from kafka_marshal.metrics.rows import Distribution, Metrics, PartitionMetrics
+from kafka_marshal.metrics.rows import CheckpointMetrics, Distribution, Metrics, PartitionMetrics
 
 __all__ = ["CATALOGUE", "Labels", "Metric", "Value", "prometheus_label"]
 
@@ -55,7 +55,8 @@ class Metric:
     @property
     def prometheus(self) -> str:
         """Its name for Prometheus."""
-        name = self.name.replace(".", "_") + _SUFFIXES.get(self.unit, "")
+        name, suffix = self.name.replace(".", "_"), _SUFFIXES.get(self.unit, "")
+        name = name if suffix and suffix in name else name + suffix
         return f"{name}_total" if self.kind == "counter" and not name.endswith("_total") else name
 
     @property
@@ -79,6 +80,18 @@ def _member(value: Callable[[Metrics], Value | None]) -> Read:
         return [] if found is None else [((metrics.group_id, metrics.client_id), found)]
 
     return read
+
+
+def _checkpoints(value: Callable[[CheckpointMetrics], Value | None]) -> Read:
+    """One series for a member that takes checkpoints."""
+    return _member(lambda metrics: None if metrics.checkpoints is None else value(metrics.checkpoints))
+
+
+def _of_checkpoints(rows: Callable[[CheckpointMetrics], Iterable[tuple[str, int]]]) -> Read:
+    """A series for each word."""
+    return _each(
+        lambda metrics: [] if metrics.checkpoints is None else [((word,), n) for word, n in rows(metrics.checkpoints)]
+    )
 
 
 def _each(rows: Callable[[Metrics], Iterable[tuple[Labels, Value | None]]]) -> Read:
@@ -298,6 +311,71 @@ CATALOGUE: tuple[Metric, ...] = (
         "Snapshots of the coordination log that contradict this member's state.",
         _MEMBER,
         _member(lambda x: x.replica_alarms),
+    ),
+    # Checkpoints.
+    Metric(
+        "kafka_marshal.checkpoints",
+        "counter",
+        "{checkpoint}",
+        "Checkpoints that were complete, complete without some member, or ended without being complete.",
+        (*_MEMBER, "outcome"),
+        _of_checkpoints(lambda x: x.outcomes),
+    ),
+    Metric(
+        "kafka_marshal.checkpoint_age",
+        "gauge",
+        "s",
+        "Since the group's newest checkpoint was complete.",
+        _MEMBER,
+        _checkpoints(lambda x: x.age_seconds),
+    ),
+    Metric(
+        "kafka_marshal.oldest_cut",
+        "gauge",
+        "s",
+        "Since the last cut of that piece of this member that was cut longest ago: what its loss would undo.",
+        _MEMBER,
+        _checkpoints(lambda x: x.oldest_cut_seconds),
+    ),
+    Metric(
+        "kafka_marshal.save",
+        "histogram",
+        "s",
+        "From the cut of a piece until its state is safe.",
+        _MEMBER,
+        _checkpoints(lambda x: x.save_seconds),
+    ),
+    Metric(
+        "kafka_marshal.restores",
+        "counter",
+        "{piece}",
+        "Pieces whose state was restored, by the reason.",
+        (*_MEMBER, "why"),
+        _of_checkpoints(lambda x: x.restores),
+    ),
+    Metric(
+        "kafka_marshal.restore",
+        "histogram",
+        "s",
+        "How long on_restore takes.",
+        _MEMBER,
+        _checkpoints(lambda x: x.restore_seconds),
+    ),
+    Metric(
+        "kafka_marshal.drain",
+        "gauge",
+        "s",
+        "From the beginning of the last checkpoint until this member had cut its last piece.",
+        _MEMBER,
+        _checkpoints(lambda x: x.drain_seconds),
+    ),
+    Metric(
+        "kafka_marshal.drain_seconds_max",
+        "gauge",
+        "s",
+        "The longest of these.",
+        _MEMBER,
+        _checkpoints(lambda x: x.drain_seconds_max),
     ),
     # run().
     Metric(

@@ -22,6 +22,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.metrics.rows import (
+    CheckpointMetrics,
     Failures,
     MessageCounts,
     Metrics,
@@ -106,6 +107,7 @@ class Meter:
             retries=tuple(TopicCount(topic, count) for topic, count in sorted(retries.items())),
             dead_letters=tuple(TopicCount(topic, count) for topic, count in sorted(dead_letters.items())),
             processing=tuple(Processing(*what, seconds) for what, seconds in self._times.read()),
+            checkpoints=_checkpoints(driver, now),
             **self._transactions(),
         )
 
@@ -218,6 +220,25 @@ def _members(driver: Driver) -> int:
         group = member.member.group
         return 0 if group is None else len(group.members)
     return holders(driver.engine.peers)
+
+
+def _checkpoints(driver: Driver, now: float) -> CheckpointMetrics | None:
+    for member in list(driver.engine.groups.values()):
+        found = member.checkpoints
+        if found is None:
+            continue
+        kept, figures, cut_at = list(found.kept), found.figures, found.oldest_cut()
+        return CheckpointMetrics(
+            outcomes=tuple(sorted(figures.outcomes.copy().items())),
+            age_seconds=max(0, found.shown.log_time - kept[-1][1]) / 1000 if kept else None,
+            oldest_cut_seconds=None if cut_at is None else max(0.0, now - cut_at) / 1000,
+            save_seconds=figures.saving,
+            restores=tuple(sorted(figures.restores.copy().items())),
+            restore_seconds=figures.restoring,
+            drain_seconds=figures.drain_seconds,
+            drain_seconds_max=figures.drain_seconds_max,
+        )
+    return None
 
 
 def _unreported(tracker: Tracker) -> Iterator[int]:

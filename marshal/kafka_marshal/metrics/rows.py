@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from kafka_marshal.engine.figures import Distribution
 
 __all__ = [
+    "CheckpointMetrics",
     "Distribution",
     "Failures",
     "Measured",
@@ -105,6 +106,27 @@ class Processing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetrics:
+    """The checkpoints of a member whose group takes some. Counters begin with the consumer."""
+
+    #: ("complete", "without_some": a member was missing in it, or "ended") → barriers that were closed like that.
+    outcomes: tuple[tuple[str, int], ...]
+    #: Since the newest was complete, by log time; None: it is not known yet.
+    age_seconds: float | None
+    #: Since the piece of this member that was cut longest ago was cut, or restored; None: it has none.
+    oldest_cut_seconds: float | None
+    #: From a piece's cut until its state was safe.
+    save_seconds: Distribution
+    #: ("joined", "handed_over", "lost", "rollback", "positions") → pieces that were restored.
+    restores: tuple[tuple[str, int], ...]
+    #: How long on_restore took.
+    restore_seconds: Distribution
+    #: From a barrier's first sight to the last cut: of the last one, and the longest.
+    drain_seconds: float
+    drain_seconds_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """A Marshal at one moment. Counters only grow during its life."""
 
@@ -153,6 +175,8 @@ class Metrics:
     transactions_waiting: int
     #: From the begin of a transaction to its commit, for committed ones.
     transaction_seconds: Distribution
+    #: None: this member takes no checkpoints.
+    checkpoints: CheckpointMetrics | None
 
     @property
     def lag(self) -> int:
