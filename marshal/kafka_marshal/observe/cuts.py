@@ -107,14 +107,13 @@ def cuts_now(group: Group) -> Iterator[Cut]:
 def oldest_cut(group: Group, checkpoint: int) -> Cut | None:
     """The oldest cut of this checkpoint; of the newest with its owner. None: it has none of any partition."""
     checkpoints = group.checkpoints
-    if checkpoints is not None and checkpoint == checkpoints.newest:
-        found = list(cuts_now(group))
-    else:
-        found = [
-            Cut(*key, lo, hi, id_ or None)
-            for key in group.partitions()
-            for lo, hi, id_ in seen_by(group, key, checkpoint).states
-        ]
+    is_newest = checkpoints is not None and checkpoint == checkpoints.newest
+    found = list(cuts_now(group)) if is_newest else []
+    found = found or [
+        Cut(*key, lo, hi, id_ or None)
+        for key in group.partitions()
+        for lo, hi, id_ in seen_by(group, key, checkpoint).states
+    ]
     saved = [each for each in found if each.cut is not None]
     return min(saved, key=lambda each: each.cut or 0, default=None)
 
