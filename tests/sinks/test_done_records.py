@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import psycopg
 import pytest
 
 from kafka_marshal import Attempt, Message
 from kafka_marshal.client.attempt import GroupKind, Order, current
 from kafka_marshal.errors import SinkError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks import FencedSink, PostgresSink, Progress
-from kafka_marshal.sinks.done_records import MERGE_EVERY, interval_merged
+from kafka_marshal.sinks.done_records import MERGE_EVERY, DoneRecords, interval_merged
 from tests.broker.helpers import eventually
 from tests.sinks.conftest import Kind, Postgres
 
@@ -563,3 +564,17 @@ def test_a_coroutine_writes_in_a_thread_of_asyncio(kind: Kind) -> None:
 
     asyncio.run(run())
     assert sink.progress("group") == {T0: Progress(5, 7)}
+
+
+def test_one_row_is_read_to_find_the_one_before_an_offset(database: str) -> None:
+    """Also in a table that PostgreSQL has no statistics of: with max() it read all earlier rows, for each batch."""
+    with PostgresSink(database) as sink:
+        sink.progress("g")  # makes the tables
+    run = DoneRecords(run=lambda sql, given: None, run_all=list, lists=PostgresSink._lists, group_id="g", key=("t", 0))
+    sql = "EXPLAIN (ANALYZE, FORMAT JSON) " + run._sql("BEFORE").replace("?", "%s")
+    with psycopg.connect(database) as connection:
+        rows = "SELECT 'g', 't', 0, 2 * number, 2 * number FROM generate_series(1, 5000) AS number"
+        connection.execute(f"INSERT INTO kafka_marshal_done {rows}")
+        found = psycopg.ClientCursor(connection).execute(sql, ("g", "t", 0, 9_000)).fetchall()
+    ((plan,),) = found
+    assert plan[0]["Plan"]["Plans"][0]["Actual Rows"] == 1, plan

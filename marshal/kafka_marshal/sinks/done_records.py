@@ -37,18 +37,23 @@ _INSERT = (
     "INSERT INTO kafka_marshal_done SELECT ?, ?, ?, one.value, one.value FROM OFFSETS WHERE true "
     "ORDER BY one.value ON CONFLICT DO NOTHING RETURNING first_offset"
 )
+#: The interval that begins before this offset. Not max(): without statistics of the table PostgreSQL reads all earlier
+#: rows for that.
+_BEFORE = (
+    "SELECT first_offset FROM kafka_marshal_done WHERE OURS AND first_offset < ? ORDER BY first_offset DESC LIMIT 1"
+)
 #: The last offset of the partition, and intervals of several offsets between these two, from the one before them on.
 _COVERING = (
     "SELECT p.last_offset, d.first_offset, d.last_offset FROM kafka_marshal_progress p "
     "LEFT JOIN kafka_marshal_done d ON d.group_id = p.group_id AND d.topic = p.topic AND d.partition = p.partition "
     "AND d.first_offset <= ? AND d.last_offset > d.first_offset AND d.first_offset >= coalesce("
-    "(SELECT max(first_offset) FROM kafka_marshal_done WHERE OURS AND first_offset < ?), -1) "
+    "(BEFORE), -1) "
     "WHERE p.group_id = ? AND p.topic = ? AND p.partition = ?"
 )
 #: From the interval on that begins before this offset.
 _FROM = (
     "SELECT first_offset, last_offset FROM kafka_marshal_done WHERE OURS AND first_offset >= coalesce("
-    "(SELECT max(first_offset) FROM kafka_marshal_done WHERE OURS AND first_offset < ?), -1) ORDER BY first_offset"
+    "(BEFORE), -1) ORDER BY first_offset"
 )
 _SET_LAST_OFFSET = "UPDATE kafka_marshal_progress SET last_offset = ? WHERE OURS"
 _DROP_BELOW = "DELETE FROM kafka_marshal_done WHERE OURS AND first_offset <= ? AND last_offset <= ?"
@@ -100,7 +105,7 @@ class DoneRecords:
         return self._run_sql(self._sql(sql), parameters)
 
     def _sql(self, sql: str) -> str:
-        sql = sql.replace("OURS", _OURS).replace("OFFSETS", self._lists.offsets)
+        sql = sql.replace("BEFORE", _BEFORE).replace("OURS", _OURS).replace("OFFSETS", self._lists.offsets)
         return sql.replace("INTERVALS", self._lists.intervals)
 
     def add(self, offsets: list[int]) -> set[int]:
