@@ -238,11 +238,16 @@ class Delivery:
         self._came_back(assignment, now)
 
     def drop(self, assignment: Assignment, first: int) -> None:
-        """Take back all that is in flight from this offset on; it is handed out again."""
+        """Take back all that is in flight from this offset on; it is handed out again.
+
+        A release waits for what handlers have: that stays in flight until they return.
+        """
+        kept = self.in_lanes.with_handlers(assignment) if assignment.stage is Stage.REVOKING else ()
         self.in_lanes.recall(assignment, keep=True)
         self.in_lanes.purgatory.take_back(assignment, first)
         for run in [run for run in assignment.tracker.runs.values() if run.last >= first]:
-            undone = [x for x, mark in zip(run.messages, run.marks, strict=True) if not mark and offset_of(x) >= first]
+            pairs = zip(run.messages, run.marks, strict=True)
+            undone = [x for x, mark in pairs if not mark and offset_of(x) >= first and offset_of(x) not in kept]
             for messages, covers_from in assignment.tracker.split(run, undone):
                 self._put_back(assignment, messages, covers_from)
 

@@ -118,6 +118,11 @@ class InLanes:
         return self.lanes is not None and self.lanes.is_running(key)
 
     @reading
+    def with_handlers(self, assignment: Assignment) -> list[int]:
+        """The offsets of this assignment's messages that handlers have."""
+        return [] if self.lanes is None else self.lanes.with_handlers(assignment)
+
+    @reading
     def _dropped(self) -> list[tuple[Assignment, Message]]:
         """Messages that failed after their assignments had ended, since the last call."""
         found: list[tuple[Assignment, Message]] = []

@@ -407,6 +407,14 @@ class Lanes:
             times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)
             return min(times, default=None)
 
+    def with_handlers(self, assignment: Assignment) -> list[int]:
+        """The offsets of this assignment's messages that handlers have."""
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            running = () if partition is None else partition.running
+            messages = (lane.message for lane in running if lane.assignment is assignment)
+            return sorted(offset_of(message) for message in messages if message is not None)
+
     def hanging(self, before: float) -> list[Lane]:
         """Lanes that have been with a handler since before that time (ms, own clock)."""
         with self._lock:
