@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,11 @@ from kafka_marshal import Admin, CheckpointEndedError, Restore
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.memory.faults import AppendFate
 from kafka_marshal.admin.groups import caught_up
+from kafka_marshal.checkpoints import RestorePiece
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS
-from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError, WrongKindError
+from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError, StaleEpochError, WrongKindError
 from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.sinks import SqliteSink
 from rationalizer import (
     ClaimingPartition,
     CommitEntry,
@@ -327,6 +331,34 @@ def test_undo_a_deploy(place: Place, two: int) -> None:
     assert restore.positions == {(DATA, 0): 10, (DATA, 1): 10}
     place.admin.resume(GROUP)
     assert not _paused(place)
+
+
+def test_the_restore_of_a_rollback_rewinds_a_sink(place: Place, tmp_path: Path) -> None:
+    """As `rollback --undo` does: rows of the new release go, and its writers are refused from then on."""
+    place.fleet.configure()
+    generation = place.fleet.join("w1", {DATA: 2}, session=100)
+    place.fleet.commit("w1", generation, *started(DATA, 0, 1))
+    place.fleet.leave("w1", generation)
+    first = place.admin.start_checkpoints(GROUP)
+    sink = SqliteSink(tmp_path / "results.db")
+    with sink.transaction(GROUP, [(DATA, 0, generation, 4)], kind="coordinated") as tx:
+        tx.execute("CREATE TABLE results (place INTEGER)")
+        tx.executemany("INSERT INTO results VALUES (?)", [(number,) for number in range(5)])
+
+    def undo(tx: Any, piece: RestorePiece, position: int, ranges: object) -> None:
+        if piece.partition == 0:
+            tx.execute("DELETE FROM results WHERE place >= ?", (position,))
+
+    done = place.admin.rollback(GROUP, first, stay_paused=60, undo=lambda restore: sink.restore(restore, undo))
+    assert done.generation is not None
+    assert done.generation > generation
+    with (
+        pytest.raises(StaleEpochError),
+        sink.transaction(GROUP, [(DATA, 0, generation, 5)], kind="coordinated") as tx,
+    ):
+        pass
+    with sink.transaction(GROUP, [(DATA, 0, done.generation + 1, 0)], kind="coordinated") as tx:
+        assert tx.execute("SELECT count(*) FROM results").fetchone() == (0,)
 
 
 def test_where_undo_fails_the_group_stays_paused_and_the_same_admin_carries_on(place: Place) -> None:

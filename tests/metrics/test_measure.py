@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Marshal, Message, Metrics, Retry
+from kafka_marshal import CheckpointPolicy, Marshal, Message, Metrics, Retry
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.engine.figures import BUCKETS_S, Histogram
-from kafka_marshal.metrics.rows import PartitionMetrics, RecordCount
+from kafka_marshal.metrics.rows import CheckpointMetrics, PartitionMetrics, RecordCount
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
 from tests.metrics.conftest import MESSAGES, PARTITIONS
@@ -265,3 +265,35 @@ def test_a_histogram() -> None:
     assert (found.counts[0], found.counts[1], found.counts[-2], found.counts[-1]) == (2, 1, 1, 1)
     assert found.count == 5
     assert found.total == pytest.approx(21.0101)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_the_checkpoints_of_a_member(marshal: Marshal) -> None:
+    restored: list[str] = []
+    assert marshal.metrics().checkpoints is None
+    with marshal.group_consumer(
+        [TOPIC],
+        start="earliest",
+        checkpoints=CheckpointPolicy(every=0.1, timeout=5.0, drain=1.0),
+        on_checkpoint=lambda checkpoint: None,
+        on_restore=lambda restore: restored.append(restore.why),
+    ) as consumer:
+        message = consumer.poll(5)
+        assert message is not None
+        consumer.done(message)
+
+        def read() -> CheckpointMetrics:
+            found = marshal.metrics().checkpoints
+            assert found is not None
+            return found
+
+        wait_until(lambda: dict(read().outcomes).get("complete", 0) > 0)
+        found = read()
+        assert dict(found.restores) == {"joined": PARTITIONS}
+        assert found.restore_seconds.count == len(restored)
+        assert found.save_seconds.count >= 1
+        assert found.age_seconds is not None
+        assert found.oldest_cut_seconds is not None
+        assert 0 <= found.drain_seconds <= found.drain_seconds_max
