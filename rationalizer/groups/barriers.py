@@ -109,6 +109,13 @@ class Cuts(Commits):
         self.versions[key] = version
         return code
 
+    def _advance(
+        self, progress: Progress, lo: int, hi: int, through: int | None, ranges: tuple[tuple[int, int], ...]
+    ) -> str:
+        if through is not None:
+            return progress.commit_key_range(lo, hi, through)
+        return self._commit_ranges(progress, ranges) if ranges else codes.OK
+
     def _begun(self, key: Key) -> Version:
         """A copy of the barrier's version of a partition, or of what the newest checkpoint sees."""
         checkpoints = self._group.checkpoints

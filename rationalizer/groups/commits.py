@@ -45,7 +45,10 @@ class Commits:
         if through is not None or ranges:
             kept = group.kept(topic, partition)
             progress = Progress() if kept is None else kept.progress
-            code = self._advance(progress, lo, hi, through, ranges)
+            if through is not None:
+                code = progress.commit_key_range(lo, hi, through)
+            else:
+                code = self._commit_ranges(progress, ranges)
             if code not in codes.ACCEPTED:
                 return code
             if kept is None:
@@ -97,13 +100,6 @@ class Commits:
         if not holding.old.los:
             return codes.ILLEGAL_GENERATION
         return None if self._group.kept(topic, partition) is None else codes.ALREADY_STARTED
-
-    def _advance(
-        self, progress: Progress, lo: int, hi: int, through: int | None, ranges: tuple[tuple[int, int], ...]
-    ) -> str:
-        if through is not None:
-            return progress.commit_key_range(lo, hi, through)
-        return self._commit_ranges(progress, ranges) if ranges else codes.OK
 
     def _commit_ranges(self, progress: Progress, ranges: tuple[tuple[int, int], ...]) -> str:
         settings = self._group.settings

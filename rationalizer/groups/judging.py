@@ -40,7 +40,12 @@ class Judging:
         sender = None if group is None else group.sender(member_id, client_id, instance_id)
         if group is None or sender is None:
             return None
-        witness = witness_of(group, sender, context.log_time, slots_of(sender) if leaves else NOBODY_GOES)
+        if not leaves:
+            witness = witness_of(group, sender, context.log_time)
+            if witness is NOTHING:
+                return group, sender, witness
+        else:
+            witness = witness_of(group, sender, context.log_time, slots_of(sender))
         return None if witness.removes(sender) else (group, sender, witness)
 
     def _rebalance(

@@ -32,7 +32,7 @@ from rationalizer.groups.checkpoint_records import CheckpointRecords
 from rationalizer.groups.commits import Commits, Starts, reposition_entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.judging import of_entries, settle, slots_of
-from rationalizer.groups.witness import NOBODY_GOES, Witness, witness_of, witness_of_positions
+from rationalizer.groups.witness import NOBODY_GOES, NOTHING, Witness, witness_of, witness_of_positions
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Verdict
 from rationalizer.routing import route_group
@@ -209,7 +209,10 @@ class GroupPlane(CheckpointRecords):
         group, sender, witness = found
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
-        self._lives(group, sender, witness, context)
+        if witness is NOTHING:
+            group.beat(sender, context.log_time)
+        else:
+            self._lives(group, sender, witness, context)
         return Verdict(codes.OK if generation == group.generation else codes.ILLEGAL_GENERATION, True)
 
     def _leave_group(self, message: Message, context: ApplyContext) -> Verdict:
@@ -238,7 +241,10 @@ class GroupPlane(CheckpointRecords):
         group, sender, witness = found
         if generation > group.generation:
             return Verdict(codes.ILLEGAL_GENERATION, False)
-        self._lives(group, sender, witness, context)
+        if witness is NOTHING:
+            group.beat(sender, context.log_time)
+        else:
+            self._lives(group, sender, witness, context)
         judge = Commits if group.checkpoints is None else Starts
         commits = judge(group, sender.slot, generation, in_order)
         return of_entries(tuple(map(commits.commit, entries)))

@@ -39,7 +39,8 @@ NOTHING: Final = Witness(None, NOBODY_GOES, False)
 
 def witness_of(group: Group, sender: Member | None, log_time: int, leaving: frozenset[int] = NOBODY_GOES) -> Witness:
     """`leaving`: slots that the record itself removes or replaces. Changes nothing."""
-    checkpoints, late = group.checkpoints, group.overdue(log_time)
+    late = group.overdue(log_time)
+    checkpoints = group.checkpoints
     if checkpoints is None or checkpoints.barrier is None:
         return Witness(None, *_who_goes(group, sender, late, NOBODY_GOES)) if late else NOTHING
     gone, silent = _who_goes(group, sender, late, NOBODY_GOES)
