@@ -14,9 +14,10 @@ from kafka_marshal.observe.cuts import cuts_now, is_initial, oldest_cut, waits_f
 from kafka_marshal.observe.ownership import PieceOwnership, ended_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
-from rationalizer import World
+from rationalizer import Record, World, encode
 from rationalizer.dump import DumpReader
 from rationalizer.groups.history import Assignments
+from tests.fleet import Fleet, cut, started
 
 EXAMPLES = Path(__file__).parents[1] / "rationalizer" / "examples"
 
@@ -184,3 +185,26 @@ def test_a_worker_hangs_only_if_a_checkpoint_was_complete_without_progress() -> 
     assert KEPT.as_of_ms == 5_000
     idle = CheckpointsRow(16, False, 400, 86_400_000, KEPT.kept)
     assert idle.as_of_ms == 90_000, "where nothing is done no checkpoint is begun"
+
+
+def test_a_piece_that_was_never_handed_in_is_the_oldest() -> None:
+    world = World(0, 1)
+
+    def append(record: Record, cp: int) -> int:
+        world.apply(world.next_offset, 1_000, encode(record))
+        return world.next_offset - 1
+
+    fleet = Fleet(GROUP, 1, append)
+    fleet.upgrade(3)
+    fleet.configure()
+    first = fleet.begin("w1", 0)
+    generation = fleet.join("w1", {"t": 2})
+    fleet.commit("w1", generation, *started("t", 0, 1))
+    group = world.group(GROUP)
+    assert group is not None
+    assert oldest_cut(group, first) is None
+    newest = fleet.begin("w1", first)
+    fleet.answer("w1", generation, newest, cut("t", 0, 5))
+    oldest = oldest_cut(group, newest)
+    assert oldest is not None
+    assert (oldest.partition, oldest.cut, oldest.client) == (1, None, "w1")

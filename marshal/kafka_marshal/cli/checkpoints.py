@@ -296,7 +296,7 @@ def _kept_cells(group: Group, history: CheckpointHistory, now_ms: int) -> list[l
                 KIND_WORDS[kept.kind],
                 "-" if taken is None else span(taken.took_ms),
                 "-" if taken is None else f"{taken.members}/{taken.owners}",
-                "-" if oldest is None else str(oldest.cut),
+                "-" if oldest is None else "never" if oldest.cut is None else str(oldest.cut),
                 f"{where}{whose}" or "-",
             ]
         )

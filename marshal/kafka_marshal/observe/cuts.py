@@ -105,7 +105,10 @@ def cuts_now(group: Group) -> Iterator[Cut]:
 
 
 def oldest_cut(group: Group, checkpoint: int) -> Cut | None:
-    """The oldest cut of this checkpoint; of the newest with its owner. None: it has none of any partition."""
+    """The oldest cut of this checkpoint; of the newest with its owner. None: nothing was handed in for it so far.
+
+    A piece that was never handed in is older than any other; its ``cut`` is None.
+    """
     checkpoints = group.checkpoints
     is_newest = checkpoints is not None and checkpoint == checkpoints.newest
     found = list(cuts_now(group)) if is_newest else []
@@ -114,8 +117,9 @@ def oldest_cut(group: Group, checkpoint: int) -> Cut | None:
         for key in group.partitions()
         for lo, hi, id_ in seen_by(group, key, checkpoint).states
     ]
-    saved = [each for each in found if each.cut is not None]
-    return min(saved, key=lambda each: each.cut or 0, default=None)
+    if all(each.cut is None for each in found):
+        return None
+    return min(found, key=lambda each: each.cut or 0)
 
 
 def is_initial(group: Group, checkpoint: int) -> bool:
