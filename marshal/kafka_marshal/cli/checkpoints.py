@@ -252,7 +252,13 @@ def _picture(options: Options, view: View, name: str, history: CheckpointHistory
         raise CommandError(no_group(name, view.names()), NO)
     now_ms = view.clock.now_ms()
     row = None if group is None else checkpoints_row(group, now_ms)
-    if group is None or row is None:
+    if group is None:
+        raise CommandError(
+            f"group {name!r} is a claimed group, and only coordinated ones take checkpoints (docs/checkpoints.md). To "
+            f"make it one: kafka-marshal convert-group {quote(name)}{options.reach()} --to coordinated",
+            NO,
+        )
+    if row is None:
         raise CommandError(
             f"group {name!r} takes no checkpoints. Its members begin that with a CheckpointPolicy "
             f"(docs/checkpoints.md); in a group that has progress: kafka-marshal checkpoints "

@@ -221,8 +221,16 @@ def checkpoints(group: GroupHistory, moment: Moment, limit: int) -> dict[str, An
     if found is None:
         return {"checkpoints": [], "pieces": []}
     offset = moment.offset if moment.cp == group.home else -1
-    pieces = list(islice(found.pieces(moment.time, offset), LISTED))
-    return {"checkpoints": found.listed(group.home, moment.time, offset, limit), "pieces": pieces}
+    pieces = list(found.pieces(moment.time, offset))
+    handed_in = {(each["topic"], each["partition"]) for each in pieces}
+    for key in group.ordered():
+        sampled = key.samples.at(moment.time, offset)
+        if key.key[1:] not in handed_in and sampled is not None:
+            topic, partition = key.key[1:]
+            place = {"topic": topic, "partition": partition, "place": str(partition)}
+            pieces.append({**place, "cut": None, "next": sampled.low + 1})
+    pieces.sort(key=lambda each: (each["topic"], each["partition"]))
+    return {"checkpoints": found.listed(group.home, moment.time, offset, limit), "pieces": pieces[:LISTED]}
 
 
 def _reported_until(group: GroupHistory, end: int) -> int:
