@@ -455,7 +455,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (31, 17),
     "kafka_marshal.engine.work.delivery.Delivery": (29, 15),
     "kafka_marshal.engine.work.positions.Positions": (26, 9),
-    "kafka_marshal.engine.work.run.Run": (28, 21),
+    "kafka_marshal.engine.work.run.Run": (29, 22),
     "kafka_marshal.node.replica.Replica": (25, 16),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (24, 18),

@@ -34,9 +34,11 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
 
 
 class Worker:
-    """A worker in a separate process; see worker.py."""
+    """A worker in a separate process; see worker.py. program: another one beside it."""
 
-    def __init__(self, scene: Scene, client_id: str, topic: str, folder: Path, **options: object) -> None:
+    def __init__(
+        self, scene: Scene, client_id: str, topic: str, folder: Path, program: str = "worker.py", **options: object
+    ) -> None:
         self.out = folder / f"{client_id}-{uuid.uuid4().hex[:6]}.jsonl"
         arguments = {
             "bootstrap": scene.bootstrap,
@@ -48,7 +50,7 @@ class Worker:
             "hi": HI,
             **options,
         }
-        command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(arguments)]
+        command = [sys.executable, str(Path(__file__).with_name(program)), json.dumps(arguments)]
         self.process = subprocess.Popen(command)
 
     def lines(self) -> list[dict[str, Any]]:
@@ -114,7 +116,7 @@ class Scene:
         self.members.append(marshal)
         return marshal
 
-    def worker(self, client_id: str, topic: str, folder: Path, **options: object) -> Worker:
+    def worker(self, client_id: str, topic: str, folder: Path, **options: Any) -> Worker:
         worker = Worker(self, client_id, topic, folder, **options)
         self.workers.append(worker)
         return worker

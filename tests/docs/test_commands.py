@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: Placeholders in the docs for the reader's values.
 PLACEHOLDERS = {
+    "$id": "48213",
     "CLIENT": "worker-1",
     "DUMP": "log.jsonl",
     "FILE": "file.jsonl",
@@ -75,6 +76,7 @@ METRICS = "first-hour.md"
     "page",
     [
         pytest.param("first-hour.md", marks=pytest.mark.timeout(240)),
+        pytest.param("checkpoints.md", marks=pytest.mark.timeout(240)),
         # The longest: its waits alone take a minute and a half, and commands start slowly on a busy machine.
         pytest.param("incidents.md", marks=[pytest.mark.campaign, pytest.mark.timeout(600)]),
         pytest.param("migrating.md", marks=[pytest.mark.campaign, pytest.mark.timeout(240)]),

@@ -339,8 +339,9 @@ class Consumer(Generic[C]):
                         await asyncio.sleep(0)
                 if is_open:
                     run.walked(message)
-            except GeneratorExit:
-                consumer._left = message
+            except BaseException as error:
+                run.given_up = True
+                consumer._left = message if isinstance(error, GeneratorExit) else consumer._left
                 raise
             finally:
                 answer.receipt.left = True

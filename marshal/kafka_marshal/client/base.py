@@ -374,7 +374,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         if self._closed:
             return
         if not in_callback:
-            self._leaving.settle(self._limit)
+            self._leaving.end_work(self._limit)
         self._leaving.identify()
         with self._driver.locked():
             self._leaving.begin(self._limit, in_callback)

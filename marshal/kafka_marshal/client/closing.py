@@ -104,12 +104,23 @@ class Leaving:
         """Callbacks that were called, or are to be, and have not returned; the lock is held."""
         return self._engine.callbacks_running
 
+    def end_work(self, limit: Limit) -> None:
+        """Have what works on its messages end, and wait for it (*blocking*).
+
+        A member that takes checkpoints only begins no more: its leaving waits for what is in flight, piece by piece.
+        """
+        if not self._engine.source.takes_checkpoints:
+            self.settle(limit)
+            return
+        now = Limit(self._driver.cluster.runtime)
+        now.lower(0.0)
+        self.settle(now)
+
     @property
     def waits_for_checkpoint(self) -> bool:
         """Whether it is to leave at a checkpoint, and has not yet; the lock is held."""
-        group = self._engine.settings.group
-        takes_some = group is not None and group.checkpoints is not None and self.is_state_known
-        return takes_some and not self._engine.source.has_left
+        source = self._engine.source
+        return source.takes_checkpoints and self.is_state_known and not source.has_left
 
     @property
     def is_released(self) -> bool:

@@ -93,6 +93,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             except EndedError:
                 return
             message: Message | None = None
+            run: Run | None = None
             try:
                 run = self._waited(answer)
                 if run is None:
@@ -104,8 +105,10 @@ class Consumer(FetchingConsumer["Consumer"]):
                     yield message
                 else:
                     run.walked(message)
-            except GeneratorExit:
-                self._left = message
+            except BaseException as error:
+                if run is not None:
+                    run.given_up = True
+                self._left = message if isinstance(error, GeneratorExit) else self._left
                 raise
             finally:
                 # From here on ``undo`` returns the rest of the run, also if this line is never reached.

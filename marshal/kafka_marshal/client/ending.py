@@ -105,7 +105,7 @@ class Ending:
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
         consumers = [consumer for consumer in self.consumers if not consumer._closed]
         for consumer in consumers if not in_callback else ():
-            consumer._leaving.settle(self._limit)
+            consumer._leaving.end_work(self._limit)
         for consumer in consumers:
             consumer._leaving.identify()
         with driver.locked() as engine:

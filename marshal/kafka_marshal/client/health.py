@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.groups.member import MemberState
-from kafka_marshal.engine.plane import HUNG
+from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack
 from kafka_marshal.engine.work.stuck import Stuck
@@ -51,6 +51,8 @@ class Health:
     leases: int
     #: The state of a coordinated group's member (``GroupConsumer.state``); "": it is not a member.
     state: str = ""
+    #: What a member of a group that takes checkpoints does (``GroupConsumer.checkpoints.state``); "": it takes none.
+    checkpoints: str = ""
     #: Partitions that are stuck though there is something to read. ``ok`` ignores them: others continue.
     stuck: tuple[Stuck, ...] = ()
     #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed; or for a
@@ -104,6 +106,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         leases=sum(lease.held for lease in list(driver.engine.book.leases.values()))
         + sum(len(member.pieces) for member in list(driver.engine.groups.values())),
         state=state,
+        checkpoints=next((str(x.state) for x in _checkpoints(driver) if x.newest is not None), ""),
         stuck=tuple(one for each in list(driver.engine.consumers.values()) for one in each.positions.stuck.found),
         held_back=tuple(one for each in list(driver.engine.consumers.values()) for one in held_back(each, now)),
         handlers=handlers,
@@ -125,6 +128,10 @@ def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
             one = HeldBack(*key, run.first, None, now - run.since, in_hand, assignment.releasing, why=why)
             found.append(one)
     return tuple(found)
+
+
+def _checkpoints(driver: Driver) -> list[Checkpointing]:
+    return [each.checkpoints for each in list(driver.engine.groups.values()) if each.checkpoints is not None]
 
 
 def _handlers(driver: Driver) -> tuple[int, int]:
@@ -159,9 +166,12 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
+        saves = call.named.startswith("on_checkpoint")
+        remedy = "Return a Future for what takes long" if saves else "Do what takes long on another thread"
         yield (
-            f"{call.described(now)}, and no other callback begins before that: partitions to be released stay here, "
-            "and new ones hand out nothing. Nothing is lost. Let it return, and do what takes long on another thread"
+            f"{call.described(now)}, {'its partitions pause, ' * saves}and no other callback begins before that: "
+            "partitions to be released stay here, and new ones hand out nothing. Nothing is lost. Let it return. "
+            f"{remedy}"
         )
     if (failing := driver.effects.appends.failures.failing) is not None:
         reason, since = failing

@@ -544,7 +544,7 @@ class Marshal(Watched, OneProcess, WithBlock):
 
     def _left_by(self, error: BaseException) -> None:
         """An exception leaves a ``with`` block."""
-        for consumer in self._ending.consumers:
+        for consumer in [each for each in self._ending.consumers if not each._closed]:
             consumer._left_by(error)
 
 

@@ -17,25 +17,17 @@ from kafka_marshal import arguments
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, RestorePiece
 from kafka_marshal.client.closing import calling
 from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
-from kafka_marshal.engine.effects import RestoreState, SaveState
+from kafka_marshal.engine.effects import Note, RestoreState, SaveState
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.errors import ClosedError, StateError, StateMissingError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.events import spans
 from kafka_marshal.node.user_calls import UserCall, named
 from kafka_marshal.runtime import is_ours
 
 __all__ = ["StateCalls"]
 
-_WHY = {
-    "joined": "no member had it",
-    "handed_over": "its owner handed it over at a checkpoint",
-    "lost": "its owner is lost; what it did since its last cut is done again",
-    "rollback": "all members went back by a rollback",
-    "positions": "an operator set positions",
-}
 _LEFT_FOR_LATER = (
     "the state of {pieces} is not in checkpoint {id}: they keep the checkpoint before, and are saved at the next one. "
     "Nothing is lost"
@@ -125,14 +117,11 @@ class StateCalls:
             self._take(StateRestored(asked.consumer, asked.attempt))
 
     def _say(self, asked: RestoreState) -> None:
-        of_topic: dict[str, list[int]] = {}
-        for piece in asked.pieces:
-            of_topic.setdefault(piece.key[0], []).append(piece.key[1])
-        for topic, partitions in sorted(of_topic.items()):
-            numbers = sorted(set(partitions))
-            text = f"restored {topic} [{spans(numbers)}] from checkpoint {asked.checkpoint}: {_WHY[asked.why]}"
-            fields = {"topic": topic, "partitions": numbers, "reason": asked.why, "checkpoint": asked.checkpoint}
-            self._driver.say(Event.RESTORED, text, **fields)
+        words = f"restored (checkpoint {asked.checkpoint})"
+        with self._driver.condition:
+            for piece in asked.pieces:  # those of several calls become one line
+                note = Note(Event.RESTORED, piece.key, asked.why, words)
+                self._driver.effects.events.note(note, self._driver.now_ms())
 
     def _restored(self, piece: Any) -> RestorePiece:
         topic, partition = piece.key

@@ -373,6 +373,9 @@ class Cuttable(Protocol):
     def is_in_hand(self, key: Key) -> bool:
         """Whether something of it was delivered and is not done; what waits for its try is not."""
 
+    def is_in_doubt(self, key: Key) -> bool:
+        """Whether a message was delivered, and given up before it was done: state may have it, and it comes again."""
+
     def done_of(self, key: Key) -> Progress:
         """What is done of it."""
 

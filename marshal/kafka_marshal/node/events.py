@@ -119,7 +119,8 @@ class Events:
         notes, self._notes = self._notes, []
         for (event, topic, reason, words), partitions in notes:
             level = logging.WARNING if event == Event.LOST else logging.INFO
-            why = f": {reason}. {_LOSS_MEANS_TOO.get(reason, _LOSS_MEANS)}" if reason else ""
+            means = f". {_LOSS_MEANS_TOO.get(reason, _LOSS_MEANS)}" if event == Event.LOST else ""
+            why = f": {reason}{means}" if reason else ""
             numbers = sorted(partitions)
             text = f"{words} {topic} [{spans(numbers)}]{why}"
             fields: dict[str, Any] = {"reason": reason} if reason else {}

@@ -46,6 +46,11 @@ class Cutting:
         assignment.tracker.follow()
         return assignment.tracker.in_hand > waiting
 
+    def is_in_doubt(self, key: Key) -> bool:
+        """Whether a loop was left with a message of it, or one was dropped, and it has not come again."""
+        assignment = self._of(key)
+        return assignment is not None and assignment.tracker.doubt > assignment.tracker.done.stable
+
     def done_of(self, key: Key) -> Progress:
         """What is done of it."""
         assignment = self._consumer.assignments[key]

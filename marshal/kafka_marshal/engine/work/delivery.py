@@ -212,6 +212,7 @@ class Delivery:
             for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
                 dropped = run.dropped(before)
                 self.dropped += len(dropped)
+                _give_up(assignment, dropped)
                 for messages, covers_from in assignment.tracker.split(run, dropped):
                     if not assignment.over:
                         self._put_back(assignment, messages, covers_from)
@@ -312,6 +313,8 @@ class Delivery:
         assignment = run.assignment
         covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
         not_committed = run.cursor - run.done_count
+        if run.is_given_up and run.cursor < run.handed_out:
+            _give_up(assignment, [run.messages[run.cursor]])
         rest = assignment.tracker.close_run(run)
         self.heard(now)
         if assignment.over:
@@ -334,3 +337,8 @@ class Delivery:
             assignment.tracker.follow()
             total += assignment.tracker.in_hand
         return total
+
+
+def _give_up(assignment: Assignment, messages: Iterable[Message]) -> None:
+    """Note that these were delivered, and come again though it is not known what was done with them."""
+    assignment.tracker.doubt = max((assignment.tracker.doubt, *map(offset_of, messages)))

@@ -76,6 +76,7 @@ class Run(Generic[A]):
         "covers_from",
         "done_count",
         "first",
+        "given_up",
         "holder",
         "in_lanes",
         "iterating",
@@ -117,6 +118,9 @@ class Run(Generic[A]):
         self._cursor = 0
         #: Returns the user's batch object, None once it is dropped; only that object can say done. None: no batch.
         self.holder: Callable[[], object] | None = None
+        #: A loop was left with the message under the cursor, by break or an exception: it may have changed what the
+        #: program keeps, and comes again.
+        self.given_up: bool = False
         #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
         self.in_lanes: bool = False
         #: A piece of a split run; it shares ``taken`` with that run, so threads' notes there apply to both.
@@ -166,6 +170,12 @@ class Run(Generic[A]):
     def cursor(self, cursor: int) -> None:
         """This many are done."""
         self._cursor = cursor
+
+    @property
+    @reading
+    def is_given_up(self) -> bool:
+        """``given_up``, which a user's thread sets."""
+        return self.given_up
 
     def walked(self, last: Message | None) -> None:
         """``walk`` has ended, so the last message taken from it (None: there is none) is done, too."""

@@ -15,7 +15,7 @@ from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.work.run import Counted, Run, offset_of
 from kafka_marshal.ports import Message
 from rationalizer import Progress
-from rationalizer.limits import MAX_OFFSET
+from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
 __all__ = ["Tracker", "beyond"]
 
@@ -77,6 +77,8 @@ class Tracker(Generic[A]):
         self._tail: tuple[int, int] | None = None
         #: When (ms, own clock) an iterating thread was last seen to advance.
         self.last_moved: float = 0.0
+        #: Up to here messages were given up: it is not known whether the program's state has them, until they are done.
+        self.doubt: int = NOTHING_DONE
 
     @property
     def in_hand(self) -> int:

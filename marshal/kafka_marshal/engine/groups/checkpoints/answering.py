@@ -190,6 +190,9 @@ class Answering:
             piece = self._pieces[key]
             if not self._to_cut(one, piece):
                 continue
+            if self._policy.has_callback and self._work.cutting.is_in_doubt(key):
+                self._leave_out(one, key)
+                continue
             done = self._work.cutting.done_of(key)
             if self.drains(one, piece, now):
                 if not piece.is_held_up:
@@ -234,10 +237,11 @@ class Answering:
     def _drained(self, one: OneBarrier, now: float) -> None:
         self._fix(one, now)
         one.drained_at = now
-        one.late = {key for key, piece in self._pieces.items() if self._to_cut(one, piece)}
+        late = {key for key, piece in self._pieces.items() if self._to_cut(one, piece)}
+        one.late |= late
         if one.cuts or one.late:
             self._figures.drained(now - one.seen_at)
-        for topic, partition in sorted(one.late):
+        for topic, partition in sorted(late):
             self._outbox.add(
                 Warn(
                     f"{topic} [{partition}]: messages in flight were not done within the checkpoint's drain: it is "
@@ -245,6 +249,18 @@ class Answering:
                     "its handler waits for; if it needs longer, raise drain in CheckpointPolicy"
                 )
             )
+
+    def _leave_out(self, one: OneBarrier, key: Key) -> None:
+        """Its state may have a message that is not done: it is not waited for."""
+        one.late.add(key)
+        self._outbox.add(
+            Warn(
+                f"{key[0]} [{key[1]}]: a message was delivered and given up before it was done (its loop was left by "
+                "break, or it was dropped), so the state may have it, and it comes again: the partition is left for "
+                "the next checkpoint. Nothing is lost; if this member leaves, what it did since its last cut is done "
+                "again, on the state of that cut. End loops by stop()"
+            )
+        )
 
     # What holds pieces up.
 

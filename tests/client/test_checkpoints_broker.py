@@ -1,0 +1,186 @@
+"""Counting workers in processes, on a real broker: deploys, kill -9, SIGSTOP, a rollback; states lie in a folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_marshal import Admin, CheckpointPolicy, Restore
+from kafka_marshal.checkpoints import Folder
+from tests.client.conftest import Scene, Worker, wait_until
+from tests.client.counting import Ledger, counted
+
+SESSION = 1_500
+PARTITIONS = 4
+
+
+class Counting(Scene):
+    """Counting workers on a new topic and a new folder."""
+
+    def __init__(self, bootstrap: str, new_topic: Callable[..., str], folder: Path) -> None:
+        super().__init__(bootstrap, new_topic)
+        self.folder = folder
+        self.data = self.topic(PARTITIONS)
+        self.messages = 0
+        self.states = folder / "states"
+        self.admin = Admin(bootstrap, topic=self.coordination)
+
+    def produce(self, count: int) -> None:
+        """This many to each partition."""
+        self.publish(self.data, PARTITIONS, count)
+        self.messages += count
+
+    def start(self, client_id: str, every: float | None = 0.5, **options: object) -> Worker:
+        arguments = {
+            "policy": {"every": every, "drain": 1.0, "timeout": 2.0},
+            "states": str(self.states),
+            "session": SESSION,
+            **options,
+        }
+        return self.worker(client_id, self.data, self.folder, program="counting.py", **arguments)
+
+    def said(self, what: str) -> list[dict[str, Any]]:
+        """Lines of all workers ever."""
+        return [line for worker in self.workers for line in worker.lines() if line["what"] == what]
+
+    def handled(self) -> Counter[tuple[int, int]]:
+        return Counter((line["partition"], line["offset"]) for line in self.said("handled"))
+
+    def await_saved(self) -> None:
+        """A checkpoint has all that was produced."""
+        wanted = [self.messages - 1] * PARTITIONS
+        wait_until(lambda: [lease.stable for lease in self.admin.progress(self.group)] == wanted, 30)
+
+    def repeated(self) -> set[int]:
+        """Partitions of which something was handled twice."""
+        return {partition for (partition, _), times in self.handled().items() if times > 1}
+
+    def read(self, restore: Callable[[Restore], object]) -> None:
+        """After the last worker has left: what a new one restores; it gets no message."""
+        restored: list[Restore] = []
+        options: Any = {"checkpoints": CheckpointPolicy(every=None), "session_timeout_ms": SESSION}
+        member = self.member("reader")
+        with member.group_consumer([self.data], on_restore=restored.append, **options) as consumer:
+            wait_until(lambda: sum(len(each.pieces) for each in restored) == PARTITIONS)
+            assert consumer.poll(0.2) is None
+        for each in restored:
+            restore(each)
+
+
+@pytest.fixture
+def counting(kafka_bootstrap: str, topic_factory: Callable[..., str], tmp_path: Path) -> Iterator[Counting]:
+    made = Counting(kafka_bootstrap, topic_factory, tmp_path)
+    yield made
+    made.close()
+
+
+def restored(worker: Worker) -> list[tuple[str, int]]:
+    return [(line["why"], line["partition"]) for line in worker.lines() if line["what"] == "restored"]
+
+
+def owns(worker: Worker) -> set[int]:
+    """Partitions that it restored and has not dropped since."""
+    found: set[int] = set()
+    for line in worker.lines():
+        if line["what"] == "restored":
+            found.add(line["partition"])
+        elif line["what"] == "dropped":
+            found.discard(line["partition"])
+    return found
+
+
+def shared(*workers: Worker) -> bool:
+    held = [owns(worker) for worker in workers]
+    return sorted(partition for each in held for partition in each) == list(range(PARTITIONS)) and all(held)
+
+
+def test_a_life_of_deploys_kills_freezes_and_rollbacks(counting: Counting) -> None:
+    """One story, as each start of a process takes a second; the state is exact after each chapter."""
+    counting.produce(50)
+    a, b = counting.start("a", pause_s=0.002), counting.start("b")
+    wait_until(lambda: shared(a, b))
+    counting.produce(50)
+    # A deploy: it leaves in order, and starts again.
+    assert a.terminate() == 0
+    counting.produce(50)
+    a = counting.start("a")
+    wait_until(lambda: shared(a, b))
+    counting.await_saved()
+    assert counting.repeated() == set()
+    assert {line["why"] for line in counting.said("restored")} <= {"joined", "handed_over"}
+    # Killed, and not started again: its pieces go to the other, which restores nothing else.
+    lost, before = owns(b), len(restored(a))
+    b.kill()
+    counting.produce(50)
+    wait_until(lambda: shared(a))
+    assert {("lost", partition) for partition in lost} == set(restored(a)[before:])
+    assert counting.repeated() <= lost
+    # Killed, and started again under its name: at once.
+    a.kill()
+    a = counting.start("a")
+    c = counting.start("c")
+    wait_until(lambda: shared(a, c))
+    counting.produce(50)
+    # Frozen for longer than its session: when it wakes, nothing of it counts.
+    frozen, before = owns(c), len(restored(a))
+    c.stop()
+    wait_until(lambda: shared(a))
+    assert {("lost", partition) for partition in frozen} == set(restored(a)[before:])
+    c.go_on()
+    wait_until(lambda: any(line["what"] == "dropped" for line in c.lines()))
+    wait_until(lambda: shared(a, c))
+    counting.await_saved()
+    # The store fails once, and a program rolls back.
+    a.process.send_signal(signal.SIGUSR2)
+    counting.produce(50)
+    wait_until(lambda: counting.said("failed"))
+    a.process.send_signal(signal.SIGUSR1)
+    counting.produce(50)  # it rolls back with its next message
+    wait_until(lambda: sum(line["why"] == "rollback" for line in counting.said("restored")) == PARTITIONS)
+    counting.await_saved()
+    for worker in (a, c):
+        assert worker.terminate() == 0
+    ledger = Ledger(Folder(counting.states))
+    counting.read(ledger.restore)
+    assert counted([ledger]) == dict.fromkeys(((p, o) for p in range(PARTITIONS) for o in range(counting.messages)), 1)
+
+
+def test_the_example_counts_exactly(counting: Counting) -> None:
+    """It is killed, and started again."""
+    source = (Path(__file__).parents[2] / "examples" / "counting_worker.py").read_text()
+    source = source.replace('group_id="delays"', f'group_id="{counting.group}", topic="{counting.coordination}"')
+    program, out = counting.folder / "counting_worker.py", counting.folder / "out"
+    program.write_text(source.replace("every=30", "every=0.3"))
+    command = [sys.executable, str(program), counting.bootstrap, counting.data, str(counting.states), "one"]
+
+    def start() -> subprocess.Popen[bytes]:
+        with out.open("ab") as file:
+            return subprocess.Popen(command, stdout=file)
+
+    counting.produce(100)
+    worker = start()
+    try:
+        wait_until(lambda: out.read_text().count("joined: partition") == PARTITIONS, 30)
+        worker.kill()
+        worker.wait()
+        worker = start()
+        wait_until(lambda: out.read_text().count("lost: partition") == PARTITIONS, 30)
+        counting.produce(100)
+        counting.await_saved()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+    found: list[dict[str, int]] = []
+    store = Folder(counting.states)
+    counting.read(lambda restore: found.extend(json.loads(store.load(piece)) for piece in restore.pieces))
+    assert found == [Counter(2 * [str(number)[:2] for number in range(100)])] * PARTITIONS
