@@ -38,11 +38,13 @@ from tests.mutants.progress import progress_differs
 from tests.mutants.stories import MORE_STORIES, STORIES
 from tests.mutants.transaction_proofs import TRANSACTION_SCRIPTS, reads_uncommitted, script_differs
 from tests.mutants.transaction_stories import TRANSACTION_STORIES
+from tests.rationalizer.checkpoint_stories import CHECKPOINT_STORIES, LONG
 from tests.rationalizer.dumps import dump_differs
 from tests.rationalizer.forged_parts import parts_differ
 from tests.rationalizer.forged_states import restore_differs
 from tests.rationalizer.group_sides import in_one_go, record_by_record
 from tests.rationalizer.oracle import OracleWorld
+from tests.rationalizer.small_limits import small_limits
 from tests.rationalizer.strategies import by_seed, write_log, write_log_of_ranges, write_odd_log
 from tests.sinks.conftest import running_postgres
 
@@ -230,6 +232,12 @@ def _groups(logs: int) -> Iterator[Unit]:
     for seed in range(logs):
         yield Unit("groups", f"group log {seed}", partial(_group_log, seed))
         yield Unit("fuzz", f"fuzz {seed}", partial(_fuzz, seed))
+    for name in (name for name in CHECKPOINT_STORIES if logs and name not in LONG):
+        yield Unit("checkpoints", f"story {name}", partial(_checkpoint_story, name))
+    for seed in range(2 * logs):
+        yield Unit("checkpoints", f"checkpoint log {seed}", partial(_group_log, seed, True))
+        name = f"checkpoint log {1_000 + seed} of small limits"
+        yield Unit("checkpoints", name, partial(_group_log, 1_000 + seed, True, small=True))
 
 
 def _forged() -> str:
@@ -242,12 +250,25 @@ def _forged() -> str:
     return ""
 
 
-def _group_log(seed: int) -> str:
-    for proof in (record_by_record, in_one_go):
-        try:
-            proof(seed, GROUP_LENGTH)
-        except AssertionError as error:
-            return " ".join((str(error).splitlines() or [""])[:1] + getattr(error, "__notes__", []))
+def _group_log(seed: int, takes: bool | None = None, small: bool = False) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        if small:
+            small_limits(patch)
+        for proof in (record_by_record, in_one_go):
+            try:
+                proof(seed, GROUP_LENGTH, takes=takes)
+            except AssertionError as error:
+                return " ".join((str(error).splitlines() or [""])[:1] + getattr(error, "__notes__", []))
+    return ""
+
+
+def _checkpoint_story(name: str) -> str:
+    oracle, real = OracleWorld(0, 1), World(0, 1)
+    for offset, stamp, value in CHECKPOINT_STORIES[name]()[0]:
+        wanted, outcome = oracle.apply(offset, stamp, value), real.apply(offset, stamp, value)
+        if wrong := difference(outcome, wanted) or state_difference(real, oracle):
+            return f"offset {offset}: {wrong}"
+        real = World.restore(real.snapshot(), 1)
     return ""
 
 

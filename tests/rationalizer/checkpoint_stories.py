@@ -312,3 +312,5 @@ CHECKPOINT_STORIES: dict[str, Callable[[], Story]] = {
         who_refused_gets_a_piece,
     )
 }
+#: Those that take the oracle many seconds: for thorough runs. Logs with small limits meet the same rules.
+LONG = ("pieces_of_states", "what_older_ones_weigh")

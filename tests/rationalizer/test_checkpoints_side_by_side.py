@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import World, limits
-from tests.rationalizer.checkpoint_stories import CHECKPOINT_STORIES
+from tests.rationalizer.checkpoint_stories import CHECKPOINT_STORIES, LONG
 from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.group_sides import forged, in_one_go, record_by_record, restored, same_bytes
 from tests.rationalizer.group_stories import Story
@@ -27,8 +27,6 @@ from tests.rationalizer.strategies import TEST_TIMEOUT_S, THOROUGH, by_draw, eff
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
 LENGTH = 150
-#: Stories that take the oracle many seconds: for thorough runs. Logs with small limits meet the same rules.
-LONG = ("pieces_of_states", "what_older_ones_weigh")
 
 
 @pytest.mark.parametrize("seed", range(many(12)))
