@@ -28,6 +28,8 @@ CALLS = {
         "has_marks",
         "may_hand_over",
         "uncommitted",
+        "oldest_cut",
+        "copy",
     ),
 }
 #: What user threads change without the lock, which the engine reads (``engine/readings.py``): they note in a run what

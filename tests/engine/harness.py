@@ -261,11 +261,12 @@ class Member:
         self.hold_saves = self.hold_restores = False
         self.held_saves: list[SaveState] = []
         self.held_restores: list[RestoreState] = []
-        #: What on_checkpoint, or its Future, and on_restore raise.
+        #: What on_checkpoint and on_restore raise; whether that says that a state is not in the store.
         self.save_error: Exception | None = None
-        self.safe_error: Exception | None = None
         self.restore_error: Exception | None = None
-        #: Checkpoints that were reported as complete.
+        self.is_state_missing = False
+        #: What is saved and not safe yet; checkpoints that were reported as complete.
+        self.unsafe: list[SaveState] = []
         self.completed: list[int] = []
         #: Key → (consumer number, next offset).
         self.fetching: dict[Key, tuple[int, int]] = {}
@@ -367,10 +368,12 @@ class Member:
                 self.held_saves.append(effect)
                 if not self.hold_saves:
                     self.answer_saves()
+                    self.engine.take(inputs.Step(), self.clock())
             case RestoreState():
                 self.held_restores.append(effect)
                 if not self.hold_restores:
                     self.answer_restores()
+                    self.engine.take(inputs.Step(), self.clock())
             case CheckpointCompleted(checkpoint=checkpoint):
                 self.completed.append(checkpoint)
             case Call():
@@ -464,13 +467,16 @@ class Member:
             of = each.consumer, each.barrier, each.pieces
             self.engine.take(given.StateReturned(*of, self.save_error), self.clock())
             if self.save_error is None and are_safe:
-                self.engine.take(given.StateSafe(*of, self.safe_error), self.clock())
+                self.engine.take(given.StateSafe(*of), self.clock())
+            elif self.save_error is None:
+                self.unsafe.append(each)
 
-    def answer_restores(self, *, is_missing: bool = False) -> None:
+    def answer_restores(self) -> None:
         """on_restore returns, or raises."""
         asked, self.held_restores = self.held_restores, []
         for each in asked:
-            answer = given.StateRestored(each.consumer, each.attempt, self.restore_error, is_missing)
+            of = each.consumer, each.attempt, self.restore_error, self.is_state_missing
+            answer = given.StateRestored(*of)
             self.engine.take(answer, self.clock())
 
     def return_callbacks(self, *, settle: bool = True, only: int | None = None) -> None:

@@ -31,6 +31,8 @@ What a member does:
     producers hang, producers answer    a takes a partition over: what it asks of Kafka
     a callbacks run, a callbacks return
 
+    Of groups that take checkpoints: the commands at the top of `checkpoint_members.py`.
+
     offset flights:0=7 [by=mirror]  another program commits an offset in Kafka for the group; flights:0 gone: it expires
 
 What is to be seen:
@@ -81,13 +83,16 @@ from rationalizer import (
     HeartbeatBatch,
     Record,
     ReleasingPartition,
+    Upgrade,
     World,
     decode,
     encode,
     route_lease,
 )
+from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from tests.engine.harness import DataLog, FakeMessage, Member, Net
+from tests.scripts.checkpoint_members import GROUP_FLAGS, group_of, groups_of, plays
 from tests.scripts.records import lease_name, lease_words, options_of, record_of, spans, words_of
 
 __all__ = ["Members"]
@@ -136,6 +141,7 @@ class TracedNet(Net):
         super().__post_init__()
         self.began = self.now
         self.judges = {cp: World(cp, self.cps) for cp in self.logs}
+        self.groups = groups_of(self.judges, self.cps)
 
     def time(self, at: float) -> int:
         return round(at - self.began)
@@ -145,7 +151,7 @@ class TracedNet(Net):
 
     def append(self, cp: int, value: bytes) -> int:
         offset = super().append(cp, value)
-        words = self.words(decode(value))
+        words = self.words(decode(value, SUPPORTED_LEVEL))
         outcome = self.judges[cp].apply(offset, *self.logs[cp][offset])
         entries = "" if outcome.entries is None or outcome.code == "OK" else f": {' '.join(outcome.entries)}"
         self.say(f"{'' if self.cps == 1 else cp}@{offset} {words} -> {outcome.code}{entries}")
@@ -153,7 +159,7 @@ class TracedNet(Net):
         return offset
 
     def words(self, record: Record) -> str:
-        return f"{record.client_id} {words_of(record, self.epoch, int(self.began))}"
+        return f"{record.client_id} {words_of(record, self.epoch, int(self.began), self.groups)}"
 
     def epoch(self, key: tuple[str, str, int]) -> int:
         lease = self.judges[route_lease(key[1], key[2], self.cps)].lease(*key)
@@ -257,6 +263,10 @@ class Members:
 
     def _cluster(self, words: list[str], options: dict[str, str]) -> None:
         self.net = TracedNet(int(options.pop("cps", "1")))
+        if level := int(options.pop("level", "0")):
+            for cp in self.net.logs:
+                self.net.append(cp, encode(Upgrade("z", "z", "z", level)))
+            self.net.trace.clear()
         #: Who writes records and is no member: (instance, client) by name.
         self.writers: dict[str, tuple[str, str]] = {}
         self.members: dict[str, TracedMember] = {}
@@ -313,7 +323,7 @@ class Members:
     # -- a member ----------------------------------------------------------------------------------------
 
     def _starts(self, name: str, words: list[str], options: dict[str, str]) -> None:
-        flags = {"at-most-once", "ahead", "raises", "transactions"} & set(words)
+        flags = ({"at-most-once", "ahead", "raises", "transactions"} | GROUP_FLAGS) & set(words)
         topics = [word for word in words if word not in flags]
         self.starts[name] = instance = self.starts.get(name, 0) + 1
         hi = int(options.pop("hi", "1000"))
@@ -331,9 +341,12 @@ class Members:
             batch_size=int(options.pop("batch", "5")),
             raises=frozenset({Why.POSITION} if "raises" in flags else ()),
             revoke_timeout_ms=float(options.pop("revoke", "60000")),
+            group=group_of(flags, options),
         )
 
     def _does(self, member: TracedMember, *words: str) -> None:
+        if plays(member, words):
+            return
         match words:
             case ("takes", "a", "batch", "of", count):
                 self._takes_a_batch(member, int(count))
@@ -510,4 +523,5 @@ COMMANDS: dict[str, Callable[[Members, list[str], dict[str, str]], None]] = {
     "state": Members._state,
     "lease": Members._lease,
     "log": Members._log,
+    "admin": lambda members, words, _: members.net.pause(float(words[1])),
 }

@@ -26,6 +26,11 @@ def _lines(engine: Engine) -> Iterator[str]:
         yield f"member of consumer {number}: {member.member.member_id!r}, generation {member.member.generation}"
         for key, piece in member.pieces.items():
             yield f"piece {key} of consumer {number}: {piece.span}, epoch {piece.epoch}, until {piece.proven_until}"
+            if member.takes_checkpoints:
+                yield f"piece {key}: restored {piece.is_restored}, held up {piece.is_held_up}, cut at {piece.cut_at}"
+        if (found := member.checkpoints) is not None:
+            outcomes = sorted(found.figures.outcomes.items())
+            yield f"checkpoints of consumer {number}: {found.state}, newest {found.newest}, {outcomes}"
     for number, consumer in engine.consumers.items():
         yield f"consumer {number}: {', '.join(_of(consumer))}"
         for key, x in consumer.assignments.items():

@@ -10,6 +10,7 @@ from kafka_marshal.watchdog import process
 from rationalizer import (
     CommitEntry,
     CommitOffsets,
+    Group,
     LeaveGroup,
     Outcome,
     Record,
@@ -18,8 +19,17 @@ from rationalizer import (
     encode,
     route_group,
 )
+from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
 __all__ = ["LastWill"]
+
+
+def _leaves(group: Group | None, slot: int) -> bool:
+    """Whether the log shows that a member leaves at the open barrier: a LeaveGroup would lose what it handed in."""
+    barrier = None if group is None or group.checkpoints is None else group.checkpoints.barrier
+    found = None if barrier is None else barrier.answers.get(slot)
+    return found is not None and found.answer == REACHED_AND_LEAVES
+
 
 #: Stands for the membership: its LeaveGroup.
 _MEMBER: Key = ("", -1)
@@ -77,7 +87,7 @@ class LastWill:
             return False
         group = self.worlds[home].group(group_id)
         member = None if group is None else group.clients.get(client_id)
-        if member is None or member.instance_id != instance_id:
+        if member is None or member.instance_id != instance_id or _leaves(group, member.slot):
             if not self._member_id:
                 return False
             self._member_id = ""

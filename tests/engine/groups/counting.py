@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from random import Random
 
 from kafka_marshal.engine import consumer_inputs as given
-from kafka_marshal.engine.effects import Effect, Key, RestoredPiece, RestoreState, SaveState
+from kafka_marshal.engine.effects import Effect, Key, RestoredPiece, RestoreState
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
 from kafka_marshal.engine.work.assignment import Run
 from rationalizer import key_hash
-from rationalizer.limits import MAX_KEY_HASH
 from tests.engine.harness import FakeMessage, Member, Net
 
 __all__ = ["CountingMember", "Store", "begun", "fits"]
@@ -64,18 +62,24 @@ class CountingMember(Member):
         net.members.append(self)
 
     def carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, SaveState):
-            for piece in effect.pieces:  # before the call returns: what it saves belongs to the cut
-                assert not any(of.assignment.key == piece.key and not of.assignment.over for of, _ in self.in_hand)
-                saved = of_keys(self.counts.get(piece.key, Counter()), piece.lo, piece.hi)
-                self.store.states[piece.key, piece.lo, piece.hi, effect.barrier] = saved
-        elif isinstance(effect, RestoreState):
+        if isinstance(effect, RestoreState):
             for restored in effect.pieces:
                 assert not any(of.assignment.key == restored.key for of, _ in self.in_hand)
                 self.counts[restored.key] = found = self.store.load(restored)
                 self.restores.append((effect.why, restored.key))
                 fits(found, restored, self.net.data[restored.key].end)
         super().carry_out(effect)
+
+    def answer_saves(self, *, are_safe: bool = True) -> None:
+        """on_checkpoint returns: what is saved is what was counted until now."""
+        for asked in self.held_saves:
+            for piece in asked.pieces:
+                is_ours = any(consumer.of(piece.key, piece.token) is not None for consumer in self.consumers)
+                if is_ours:
+                    assert not any(of.assignment.key == piece.key for of, _ in self.in_hand)
+                    saved = of_keys(self.counts.get(piece.key, Counter()), piece.lo, piece.hi)
+                    self.store.states[piece.key, piece.lo, piece.hi, asked.barrier] = saved
+        super().answer_saves(are_safe=are_safe)
 
     def take_some(self) -> None:
         """The program takes messages."""
@@ -125,17 +129,11 @@ def begun(
     store: Store,
     chance: Random,
     *,
-    session_ms: int = 3_000,
     share: bool = False,
-    topics: Iterable[str] = ("t",),
     **policy: object,
 ) -> CountingMember:
     """A member that takes checkpoints."""
     member = CountingMember(net, client_id, store, chance)
     checkpoints = CheckpointOptions(**{"has_callback": True, **policy})  # type: ignore[arg-type]
-    member.consumer(*topics, group=GroupOptions("sticky", session_ms, share, checkpoints))
+    member.consumer("t", group=GroupOptions("sticky", 3_000, share, checkpoints))
     return member
-
-
-#: All keys of a partition.
-ALL_KEYS = (0, MAX_KEY_HASH)

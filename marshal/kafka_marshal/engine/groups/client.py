@@ -214,11 +214,13 @@ class GroupClient:
             return  # a misfit: it leaves
         if checkpoints.leaving.has_left(now):
             self._records.leave_quietly(now)
-        elif checkpoints.leaving.is_due(now):
+            return
+        if not checkpoints.leaving.is_due(now):
+            checkpoints.step(now)
+        if checkpoints.leaving.is_due(now):
             self.holdings.lose_all(Loss.LEFT, now)
             self._leave(now)
         else:
-            checkpoints.step(now)
             self.member.wake(now, self.reports.commit_all)
 
     def _leave(self, now: float) -> None:

@@ -79,7 +79,8 @@ class Restoring:
         attempt = self._attempt
         if attempt is not None and attempt.beat:
             self._look_at_missing(attempt, now)
-        if self._attempt is not None:
+            return
+        if attempt is not None:
             return
         ready: dict[str, list[HeldPiece]] = {}
         for key in sorted(self._pieces):
