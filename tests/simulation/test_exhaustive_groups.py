@@ -17,6 +17,7 @@ from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
 from rationalizer.groups.witness import NOTHING, Witness
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.small_scope import records as exhaustive
+from tests.campaigns.small_scope.checkpoints import explore_checkpoints
 from tests.campaigns.small_scope.groups import explore_groups
 from tests.campaigns.small_scope.search import BrokenError
 
@@ -98,3 +99,9 @@ def test_a_rule_that_is_broken_is_seen(name: str, monkeypatch: pytest.MonkeyPatc
     plant(monkeypatch)
     with pytest.raises(BrokenError, match=rule):
         explore_groups(4)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_every_order_of_two_records_while_a_barrier_is_open(hold: bool) -> None:
+    for shared in (False, True):
+        assert explore_checkpoints(2, hold=hold, shared=shared, opened=True).states > 100
