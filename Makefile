@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions freezes sinks mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes sinks mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist clean distclean spark42
 
 help: ## this list
@@ -111,6 +111,9 @@ KILLS ?= 300
 
 transactions: setup ## exactly once into Kafka: KILLS kills at every step of a transaction, and a read_committed reader; ARGS='--only claimed --seed 7'
 	$(PY) -m tests.campaigns.transactions --kills $(KILLS) $(ARGS)
+
+checkpoints: setup ## groups with checkpoints: KILLS kills, stops, deploys, rollbacks, store errors; states against a plain count; SEED=, ARGS='--only hold'
+	$(PY) -m tests.campaigns.checkpoints --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 FREEZES ?= 200
 

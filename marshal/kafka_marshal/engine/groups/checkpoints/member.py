@@ -71,7 +71,9 @@ class MemberCheckpoints:
         self.failed: Exception | None = None
         #: The barrier that was open after the last record.
         self._barrier: Barrier | None = None
-        #: What we did about the barrier that the present record has closed as complete.
+        #: Our slot after the last record.
+        self._slot = -1
+        #: What we did about the barrier that the present record has closed as complete, with our answer noted.
         self._completed: OneBarrier | None = None
         #: We work with checkpoints, or did until this record.
         self.is_on: bool = False
@@ -146,6 +148,7 @@ class MemberCheckpoints:
             found = self.shown.checkpoints
             closed = before, found is not None and found.find(before.id) is not None
             self._closed(*closed, now)
+        self._slot = self.shown.slot
         group = self._member.group
         if self.story.is_behind(group):
             self.beginning.rebalanced(now)
@@ -164,7 +167,8 @@ class MemberCheckpoints:
         self.beginning.closed(barrier, is_complete, now)
         if one is None:
             return
-        if is_complete and one.record is not None and one.record.answer != REFUSED:
+        noted = barrier.answers.get(self._slot)  # what was sent too late, or refused, is in no checkpoint
+        if is_complete and noted is not None and noted.answer != REFUSED:
             self._completed = one
             self.has_left = one.leaves
             self._outbox.add(CheckpointCompleted(self._work.number, barrier.id))

@@ -1,0 +1,334 @@
+"""A campaign: workers killed, stopped, deployed and rolled back, then a time without faults, then the account."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kafka_marshal import Marshal, Restore
+from kafka_marshal.admin import Admin
+from kafka_marshal.checkpoints import Folder
+from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.testing import RunningKafka, open_kafka
+from tests.campaigns.chaos.fleet import Fleet, Place
+from tests.campaigns.chaos.lines import Pen
+from tests.campaigns.chaos.worker import Job as PlainJob
+from tests.campaigns.checkpoints.check import Account, Lines, Violation, check
+from tests.campaigns.checkpoints.ground import Writer, ends, inputs, losses, make_ground
+from tests.campaigns.checkpoints.operator import Operator
+from tests.campaigns.checkpoints.worker import KINDS, POINTS, WORKER, Job, policy_of
+
+__all__ = ["Options", "Result", "run_campaign"]
+
+READY_S = 120.0
+
+#: After the last fault, progress must move within this time, until all is done.
+STILL_S = 60.0
+
+#: Weights of a new worker's end: killed at a step, killed anywhere, asked to leave, none.
+AT_A_STEP, ANYWHERE, ASKED, STAYS = 35, 25, 20, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a campaign is like."""
+
+    kills: int = 300
+    seed: int = 1
+    hold: bool = False
+    #: The kind of each worker.
+    workers: tuple[str, ...] = ("loop", "run", "batches", "run")
+    partitions: int = 6
+    heartbeat_interval_ms: int = 500
+    session_timeout_ms: int = 1_500
+    every_s: float = 1.0
+    messages_a_second: float = 200.0
+    stop_every_s: float = 8.0
+    operator_every_s: float = 5.0
+    deploy_every_s: float = 25.0
+    #: Longest time until a worker's planned end.
+    life_s: float = 10.0
+    #: It ends without the rest of its kills after this time.
+    most_s: float = 3_600.0
+    #: Keep the folder, even if every promise was kept.
+    keep: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it."""
+
+    options: Options
+    account: Account
+    seconds: float
+    counts: dict[str, int]
+    points: dict[str, int]
+    operator: dict[str, int]
+    written: int
+    folder: str = ""
+
+    @property
+    def violations(self) -> list[Violation]:
+        """All promises that were not kept."""
+        return self.account.violations
+
+    def tell(self) -> str:
+        """A few lines of figures."""
+        account = self.account
+        kind = "hold" if self.options.hold else "by piece"
+        ends = ", ".join(f"{name} {times}" for name, times in self.counts.items())
+        acts = ", ".join(f"{name} {times}" for name, times in sorted(self.operator.items()))
+        why = "; ".join(
+            f"{name} {times} pieces, {account.repeated[name]} messages again"
+            for name, times in sorted(account.restored.items())
+        )
+        again = [number for number, _ in account.losses] or [0]
+        since = [seconds for _, seconds in account.losses] or [0.0]
+        return (
+            f"checkpoints, {kind}: {self.seconds / 60:.1f} min; {ends}; operator: {acts}\n"
+            f"  {self.written} written, {account.handled} handled, {account.cuts} cuts, {account.store_errors} store "
+            f"errors, {account.completed} completions heard\n"
+            f"  restored: {why}\n"
+            f"  a lost piece: {statistics.median(again):g} messages again (median; most {max(again)}), its last cut "
+            f"{statistics.median(since):.2f} s before it was restored (median; most {max(since):.1f}); "
+            f"{len(account.unexplained)} lost by processes that were neither killed nor stopped\n"
+            f"  {len(self.violations)} violations; seed {self.options.seed}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """For a file."""
+        return {
+            "line": self.tell(),
+            "options": asdict(self.options),
+            "points": self.points,
+            "operator": self.operator,
+            "restored": self.account.restored,
+            "repeated": self.account.repeated,
+            "losses": self.account.losses,
+            "unexplained": self.account.unexplained,
+            "violations": [str(each) for each in self.violations],
+        }
+
+
+Say = Callable[[str], object]
+
+
+class _Campaign:
+    def __init__(self, options: Options, folder: Path, kafka: RunningKafka, restarts: bool, say: Say) -> None:
+        self.options = options
+        self.folder = folder
+        self.say = say
+        self.rng = Random(options.seed)
+        self.ground = make_ground(kafka.bootstrap_servers, options.partitions)
+        self.states = folder / "states"
+        self.writer = Writer(self.ground, options.messages_a_second, Random(options.seed + 1))
+        self.violations: list[Violation] = []
+        self.deploys = 0
+        self.fleet = Fleet(self._places(), folder, self.rng, kinds=KINDS, module=WORKER)
+        self.fleet.arrange = self._arrange
+        self.generations = dict.fromkeys((place.name for place in self.fleet.places), 0)
+        self.operator = Operator(
+            self.ground, Random(options.seed + 2), options.operator_every_s, kafka if restarts else None
+        )
+
+    def _places(self) -> list[Place]:
+        ground, options = self.ground, self.options
+        plain = (ground.bootstrap, ground.coordination, ground.group, ground.topic, ground.partitions)
+        more: dict[str, Any] = {
+            "states": str(self.states),
+            "hold": options.hold,
+            "every_s": options.every_s,
+            "session_timeout_ms": options.session_timeout_ms,
+        }
+        return [
+            Place(f"w{number}", Job(*plain, kind, f"w{number}", options.heartbeat_interval_ms, "", 0, **more))
+            for number, kind in enumerate(options.workers, 1)
+        ]
+
+    def run(self) -> Result:
+        """All of it."""
+        try:
+            self.fleet.wait_until_ready(READY_S)
+            began = time.monotonic()
+            self._faults(began)
+            self.operator.close()
+            self.writer.close()
+            self._peace()
+            seconds = time.monotonic() - began
+            for name in self.fleet.ask_all(30.0, self.fleet.turn):
+                self.violations.append(Violation("liveness", f"{name} did not end within 30 s of SIGTERM"))
+        finally:
+            self.fleet.close()
+        self._audit()
+        (self.folder / "operator.txt").write_text("\n".join(self.operator.errors))
+        stopped = {stop.pid for stop in self.fleet.stops}
+        files = [Lines(x, x in self.fleet.killed or pid in stopped) for x, pid in self.fleet.files.items()]
+        files.append(Lines(self.folder / "audit.jsonl", False))
+        went_back, rollbacks = losses(self.ground, self.folder / "log.jsonl")
+        account = check(inputs(self.ground), files, went_back, rollbacks, hold=self.options.hold)
+        account.violations += [Violation("worker", text) for text in self.fleet.unexplained]
+        account.violations += self.violations
+        counts = self.fleet.counts
+        ends = {"kills": counts.kills, "stops": counts.stops, "leaves": counts.closed, "deploys": self.deploys}
+        points = dict(sorted(counts.points.items()))
+        return Result(self.options, account, seconds, ends, points, dict(self.operator.counts), self.writer.written)
+
+    def _arrange(self, job: PlainJob) -> PlainJob:
+        """Workers die at steps of this campaign."""
+        self.fate = self.rng.choices(range(4), (AT_A_STEP, ANYWHERE, ASKED, STAYS))[0]
+        dies = self.fate == 0 and not self.fleet.calm
+        doom, times = (self.rng.choice(POINTS), self.rng.randint(1, 6)) if dies else ("", 1)
+        if doom == "handling":
+            times *= 40
+        return replace(job, doom=doom, times=times, stop_after_s=0.0, linger_s=self.rng.choice((0.0, 0.1)))
+
+    def _fates(self) -> None:
+        """When the new workers die."""
+        now, life_s = time.monotonic(), self.options.life_s
+        for place in self.fleet.places:
+            if place.generation == self.generations[place.name] or place.job is None:
+                continue
+            self.generations[place.name] = place.generation
+            place.kill_at = place.ask_at = float("inf")
+            if self.fleet.calm:
+                continue
+            draw = self.rng.randrange(ANYWHERE + ASKED + STAYS)
+            if place.job.doom:
+                place.kill_at = now + life_s
+            elif draw < ANYWHERE:
+                place.kill_at = now + self.rng.uniform(0.3, life_s)
+            elif draw < ANYWHERE + ASKED:
+                place.ask_at = now + self.rng.uniform(0.5, life_s)
+            else:
+                place.kill_at = now + life_s * self.rng.uniform(1, 4)
+
+    def _turn(self) -> None:
+        self.fleet.turn()
+        self._fates()
+        time.sleep(0.02)
+
+    def _faults(self, began: float) -> None:
+        options, fleet, told = self.options, self.fleet, began
+        stop_at, deploy_at = began + options.stop_every_s, began + options.deploy_every_s
+        while fleet.counts.kills < options.kills and (now := time.monotonic()) < began + options.most_s:
+            self._turn()
+            if now >= stop_at:
+                fleet.stop_one(options.session_timeout_ms / 1000 * self.rng.choice((0.4, 1.5, 3.0)))
+                stop_at = now + options.stop_every_s * self.rng.uniform(0.5, 1.5)
+            if now >= deploy_at:
+                self._deploy()
+                deploy_at = time.monotonic() + options.deploy_every_s
+            if now > told + 10:
+                told = now
+                acts = dict(self.operator.counts)
+                self.say(f"{now - began:.0f} s: {fleet.counts.kills} kills, {self.deploys} deploys, {acts}")
+
+    def _deploy(self) -> None:
+        """All members one by one, each with a successor; no worker is killed meanwhile."""
+        self.fleet.calm = True
+        for place in self.fleet.places:
+            place.kill_at = place.ask_at = float("inf")
+        until = time.monotonic() + 60
+        for place in self.fleet.places:
+            before = place.generation
+            if place.pid:
+                place.ask_at = 0.0
+            while (place.generation == before or not place.pid) and time.monotonic() < until:
+                self._turn()
+            if place.generation == before:
+                self.violations.append(Violation("liveness", f"{place.name} did not leave within 60 s of SIGTERM"))
+                place.kill_at = 0.0
+        self.deploys += 1
+        self.fleet.calm = False
+        for place in self.fleet.places:
+            place.kill_at = time.monotonic() + self.options.life_s * self.rng.uniform(0.3, 2)
+
+    def _peace(self) -> None:
+        """Without faults all becomes part of a checkpoint."""
+        self.fleet.settle()
+        moved = time.monotonic()
+        seen: dict[int, int | None] = {}
+        ground = self.ground
+        until = ends(ground)
+        behind: dict[int, int] = {0: 0}
+        while behind and time.monotonic() < moved + STILL_S:
+            for _ in range(25):
+                self._turn()
+            try:
+                with Admin(ground.bootstrap, topic=ground.coordination) as admin:
+                    found = {x.partition: x.stable for x in admin.progress(ground.group)}
+            except KafkaUnavailableError:
+                continue
+            behind = {
+                partition: at
+                for partition, end in until.items()
+                if end and (at := -1 if (x := found.get(partition)) is None else x) < end - 1
+            }
+            if found != seen:
+                moved, seen = time.monotonic(), found
+        if behind:
+            text = f"no progress for {STILL_S:g} s: at {behind} of {until}"
+            self.violations.append(Violation("liveness", text))
+
+    def _audit(self) -> None:
+        """A member that restores all, and handles nothing."""
+        ground, options = self.ground, self.options
+        pen, states, got = Pen(self.folder / "audit.jsonl"), Folder(self.states), set()
+
+        def restore(restore: Restore) -> None:
+            for piece in restore.pieces:
+                state = json.loads(states.load(piece) or b"{}")
+                spans, saved = [list(x) for x in piece.ranges], [x[2] for x in piece.states]
+                of = [piece.partition, piece.epoch, restore.why, restore.checkpoint]
+                pen.write("restored", *of, piece.position, spans, saved, state)
+                got.add(piece.partition)
+
+        with (
+            Marshal(
+                ground.bootstrap, group_id=ground.group, client_id="audit", topic=ground.coordination,
+                heartbeat_interval_ms=options.heartbeat_interval_ms,
+            ) as marshal,
+            marshal.group_consumer(
+                [ground.topic],
+                session_timeout_ms=options.session_timeout_ms,
+                checkpoints=policy_of(options.every_s, options.hold),
+                on_checkpoint=lambda checkpoint: None,
+                on_restore=restore,
+            ) as consumer,
+        ):  # fmt: skip
+            until = time.monotonic() + 60
+            while len(got) < ground.partitions and time.monotonic() < until:
+                if (message := consumer.poll(0.2)) is not None:
+                    where = f"[{message.partition()}] {message.offset()}"
+                    self.violations.append(Violation("lost", f"after all was done, {where} came again"))
+                    break
+
+
+def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None) -> Result:
+    """Run it, on a separate broker, which is killed, too; or on one that is not.
+
+    If a promise was broken, or with ``keep``, what the workers wrote down stays in ``Result.folder``.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-checkpoints-"))
+    keep = True
+    own = None if kafka is not None else open_kafka(1, controllable=True)
+    try:
+        result = _Campaign(options, folder, kafka or own, own is not None, say).run()  # type: ignore[arg-type]
+        keep = options.keep or bool(result.violations)
+        result.folder = str(folder) if keep else ""
+        return result
+    finally:
+        if own is not None:
+            own.stop()
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            say(f"what was written down: {folder}")
