@@ -1,6 +1,6 @@
 """What the tests of checkpoints write into a log: barriers, answers, rollbacks; right, late, doubled and wrong ones.
 
-`CheckpointHand` writes for a `GroupAuthor`, whose records go on between its own: members come, die and are replaced
+`CheckpointHand` writes for a `GroupAuthor`, whose records continue between its own: members come, die and are replaced
 while a barrier is open.
 """
 

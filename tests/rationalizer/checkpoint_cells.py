@@ -25,7 +25,7 @@ CUTS = (
     "INDIVIDUAL_COMMIT_TOO_OLD",
     "MAX_INDIVIDUAL_COMMIT_REACHED",
 )
-#: Of type 27, by action; where no barrier is open, and where one is: then there are members.
+#: Of type 27, by action; without and with an open barrier: with one, there are members.
 KEEPS = (
     *("retire OK", "retire NEWEST_CHECKPOINT", "retire UNKNOWN_CHECKPOINT"),
     *("pin OK", "pin UNKNOWN_CHECKPOINT"),
@@ -38,7 +38,7 @@ WITNESSES = ("JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged", "Comm
 def wanted_of_checkpoints() -> set[Cell]:
     """Every code of each cell. TOO_MANY_CHECKPOINTS has a story: it takes 17 checkpoints.
 
-    A barrier is open only while somebody owns a piece, and G21's and X9's end find no members: they meet none.
+    A barrier is open only while a member owns a piece, and G21's and X9's end find no members: they meet none.
     """
     found: set[Cell] = {("BeginCheckpoint", EMPTY, "UNKNOWN_CHECKPOINT")}
     found |= {("BeginCheckpoint", NONE, code) for code in ("OK", "UNKNOWN_CHECKPOINT", "GROUP_ACTIVE")}
@@ -85,7 +85,7 @@ def column_of(group: Group | None) -> str:
 
 
 def end_of(before: Group | None, after: Group | None) -> str | None:
-    """What became of the barrier that was open: complete, ended, or neither."""
+    """How the barrier that was open ended: complete, ended, or neither."""
     was = None if before is None else before.checkpoints
     now = None if after is None else after.checkpoints
     if was is None or was.barrier is None or now is None or now.barrier == was.barrier:

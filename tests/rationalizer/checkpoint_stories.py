@@ -59,7 +59,7 @@ def cut(topic: str, number: int, through: int | None = None, **more: Any) -> lis
 
 
 def sixteen_pins() -> Story:
-    """X9: 16 of kind 2, the first among them; a pin of one that is pinned is none too many."""
+    """X9: 16 of kind 2, the first among them; pinning a pinned one again is no error."""
     pen = CheckpointPen(keep=64)
     a = pen.member(A)
     pen.starts(A, a, ("t", 0), ("t", 1))
@@ -143,7 +143,7 @@ def the_last_millisecond() -> Story:
         pen.answer(A, a, opened, cut("t", 0, 30 + after_ms))
         codes += ["OK", "OK", "OK", "OK" if after_ms == 100 else "NO_SUCH_BARRIER"]
         pen.newest = opened
-    # A Tick, a Rollback that is rejected, and records of nobody close none.
+    # A Tick, a Rollback that is rejected, and records of unknown members close none.
     opened = pen.begin(pen.newest, timeout_ms=100)
     pen.waited += 200
     pen.append(32, A, "g")
@@ -156,7 +156,7 @@ def the_last_millisecond() -> Story:
 
 
 def who_leaves_at_a_barrier() -> Story:
-    """X6 (4), X3: after answer 2 a member is gone with the barrier, whoever closes it, or still there if it ends."""
+    """X6 (4), X3: after answer 2 a member is removed with the barrier, by any closing, and stays if it ends."""
     pen = CheckpointPen()
     a, b = pen.member(A), pen.member(B)
     pen.starts(A, a, ("t", 0), ("t", 1))
@@ -172,7 +172,7 @@ def who_leaves_at_a_barrier() -> Story:
     opened = pen.begin(pen.newest, keep=0, timeout_ms=100)
     pen.answer(B, b, opened, cut("t", 0, 40), what=2)
     pen.waited += 200
-    # What the one that left says now is of nobody; a join of it, a newcomer's.
+    # Records of the one that left have no sender now; its join is a newcomer's.
     pen.append(18, B, "g", b, pen.generation)
     pen.append(17, B, "g", b, pen.generation)
     pen.member(B)
@@ -226,7 +226,7 @@ def positions_beyond_a_mark() -> Story:
 
 
 def what_is_let_go_has_no_owner() -> Story:
-    """X6, G17: the target of a piece that is let go left with it: the lowest of equals has it, not its last owner."""
+    """X6, G17: the target of a piece that is released left with it: the lowest of equals has it, not its last owner."""
     pen, c = CheckpointPen(), ("c", "1")
     a = pen.member(A, [["t", 1]])
     b = pen.member(B, [["t", 2], ["u", 1]])

@@ -1,6 +1,6 @@
 """What is known of a group that takes checkpoints (X1 to X3): its checkpoints, versions and barrier, as plain values.
 
-A version is found by looking at all of them; nothing is kept by checkpoint.
+A version is found by a search of all; nothing is kept by checkpoint.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def rebalance(group: Group, offset: int, replaced: int | None = None, all_go_bac
     pieces = {}
     for place in {*group.pieces, *targets}:
         mine = group.pieces.get(place, ())
-        # X7: a reset is as though nobody owned anything; X6: what was let go counts as having no owner
+        # X7: a reset is as if no member owned a piece; X6: what was handed in counts as having no owner
         owned = [piece for piece in mine if not all_go_back and (place, piece) not in let_go]
         parts = cut(owned, targets.get(place, []))
         kept = [part for part in (reassigned(*part, slots, offset, replaced) for part in parts) if part is not None]
