@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from random import Random
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
-from kafka_marshal.engine.work.assignment import Stage, Tracker
+from kafka_marshal.engine.work.assignment import Assignment, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.cutting import Cutting
 from kafka_marshal.engine.work.lanes import HeldBack, Order, lasting
 from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import Bench, Record, records
@@ -115,6 +117,40 @@ def test_a_recall_takes_what_waits_and_leaves_what_runs(bench: Bench) -> None:
     assert one.tracker.done.stable == 0
     assert not one.tracker.runs
     assert bench.counts() == (0, 0)
+
+
+def cutting_of(bench: Bench, assignment: Assignment) -> Cutting:
+    bench.assignments[assignment.key] = assignment
+    delivery = SimpleNamespace(in_lanes=bench.in_lanes)
+    return Cutting(cast("Any", SimpleNamespace(assignments=bench.assignments, delivery=delivery)))
+
+
+def test_x13_what_waits_in_lanes_also_for_its_next_try_is_not_in_flight(bench: Bench) -> None:
+    """A cut does not take it back: its tries would begin again at each checkpoint."""
+    one = bench.assignment()
+    cutting = cutting_of(bench, one)
+    a, _, c = bench.spread(one, records("aabbc"))
+    assert not cutting.is_in_hand(one.key)
+    assert bench.begin(a) == 0
+    assert bench.begin(c) == 4
+    bench.failed(c, due=5.0)
+    assert cutting.is_in_hand(one.key)
+    bench.done(one, a)
+    assert not cutting.is_in_hand(one.key)
+    assert cutting.done_of(one.key).stable == 0
+    assert bench.lanes.due(9.0, bench.call) == [c]
+
+
+def test_x13_a_message_that_its_handler_has_ended_is_in_flight_until_it_is_known_as_done(bench: Bench) -> None:
+    one = bench.assignment()
+    cutting = cutting_of(bench, one)
+    messages = records("a")
+    (a,) = bench.spread(one, messages)
+    assert bench.begin(a) == 0
+    bench.lanes.done(a, bench.call)  # another thread; its report of the message waits for the lock
+    assert cutting.is_in_hand(one.key)
+    one.tracker.mark(messages)
+    assert not cutting.is_in_hand(one.key)
 
 
 def test_what_comes_again_after_a_recall_waits_for_what_runs(bench: Bench) -> None:
