@@ -98,7 +98,9 @@ class GroupObserver:
             self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
         if watched is None:
             watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
+        early = self._left_before(watched, group, message, outcome)
         event = watched.take(kind, message, *at, outcome.member)
+        event.gone.update(early)
         if group is None or event.stale:
             self._about_group(Kind.STALE_GENERATION, group_id, event.stale or "the state does not know the group")
             self._resume(group_id, group)
@@ -349,6 +351,16 @@ class GroupObserver:
             event.reset = True
             self._went_back(watched, own, group, message)
 
+    def _left_before(
+        self, watched: WatchedGroup, group: Group | None, message: Any, outcome: Outcome
+    ) -> dict[int, tuple[str, int]]:
+        """Members that left at a barrier that was closed before the record was judged (X3): not by its own answer."""
+        own, state = watched.checkpoints, None if group is None else group.checkpoints
+        if own is None or state is None or own.barrier < 0 or state.find(own.barrier) is None:
+            return {}
+        is_its_answer = message.type == ANSWER and outcome.code == codes.OK and message.barrier == own.barrier
+        return {} if is_its_answer else watched.leave_at_checkpoint(self._at[1])
+
     def _completed(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> set[int]:
         """The open barrier is complete by this record; returns the slots that leave with it (X6)."""
         own = watched.checkpoints
@@ -357,8 +369,10 @@ class GroupObserver:
         if why := own.why_not_complete(owners):
             self._about_group(Kind.CHECKPOINT, group.group_id, f"checkpoint {own.barrier} is complete, and {why}")
         event.completed = replace(own, answers=dict(own.answers))
-        leavers = {slot for slot in own.leavers() if slot in watched.members}
-        watched.leave_at_checkpoint(event, *self._at, joins=message.type == JOIN)
+        event.gone.update(watched.leave_at_checkpoint(self._at[1]))
+        leavers = {slot for slot in own.leavers() if event.gone.get(slot) == ("left", self._at[1])}
+        if leavers and message.type != JOIN:
+            event.reason = "left"
         if not leavers and not event.died and event.reason == "died":
             event.reason = "handed over"
         sets = {(entry[0], entry[1]) for entry in message.entries} if message.type == COMMIT else set()
@@ -367,6 +381,9 @@ class GroupObserver:
             keys |= answered.keys.keys()
             if answered.message is not None:
                 self._hand_in(watched, group, answered.message, sets)
+            else:  # noted before this replay: the state says what it was
+                for key in sorted(answered.keys.keys() - sets):
+                    self._hand_in_before(watched, group, answered.sender, key)
         for key in keys:
             watched.adopt_progress(group, *key)
         _made(own, group, own.barrier, keys)
@@ -386,6 +403,19 @@ class GroupObserver:
                 self._done_rows(done, message, token, "done", done.through(through))
         for at in touched.keys() - sets:
             self._compare_done(watched, group, *at, message)
+
+    def _hand_in_before(
+        self, watched: WatchedGroup, group: Group, sender: tuple[str, str], key: tuple[str, int]
+    ) -> None:
+        kept = group.kept(*key)
+        if kept is None or kept.progress.pieces is not None or key in watched.keyed:
+            return
+        done = watched.done.setdefault(key, Watched((group.group_id, *key)))
+        token = self._owner(watched, *key, 0)[2]
+        if kept.progress.stable > done.stable:
+            self._done_rows(done, sender, token, "done", done.through(kept.progress.stable))
+        if kept.progress.ranges:
+            self._done_rows(done, sender, token, "range", done.commit(tuple(kept.progress.ranges)))
 
     def _went_back(self, watched: WatchedGroup, own: WatchedCheckpoints, group: Group, message: Any) -> None:
         """X8: what is done is what the checkpoint had."""
@@ -457,9 +487,11 @@ class GroupObserver:
                 self._done_rows(done, message, None, "shared", done.through(progress.stable))
         watched.adopt_progress(group, topic, partition)
 
-    def _done_rows(self, done: Watched, message: Any, token: int | None, what: str, runs: Sequence[Any]) -> None:
+    def _done_rows(self, done: Watched, by: Any, token: int | None, what: str, runs: Sequence[Any]) -> None:
+        """by: the record, or its (client_id, instance_id)."""
+        sender = by if type(by) is tuple else (by.client_id, by.instance_id)
         for first, last in runs:
-            names = (*done.key, message.client_id, message.instance_id, token)
+            names = (*done.key, *sender, token)
             self._rows["progress"].append((*names, *self._at, what, first, last, done.stable, done.granted))
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:

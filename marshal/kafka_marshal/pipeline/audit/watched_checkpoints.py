@@ -53,6 +53,8 @@ class Answered:
     answer: int
     #: Its record, for the names and the entries; None: it was noted before this replay.
     message: Any = None
+    #: Its sender: (client_id, instance_id).
+    sender: tuple[str, str] = ("", "")
     #: Keys that it handed in: (topic, partition) → (lo, hi).
     keys: Mapping[Key, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
@@ -90,8 +92,12 @@ class WatchedCheckpoints:
         barrier = checkpoints.barrier
         if barrier is not None:
             found.barrier = barrier.id
+            saved = _saved(group, barrier.id)
             for slot, answer in barrier.answers.items():
-                found.answers[slot] = Answered(answer.generation, answer.answer, None, _saved(group, barrier.id))
+                member = group.members.get(slot)
+                names = ("", "") if member is None else (member.client_id, member.instance_id)
+                mine = {key: keys for key, keys in saved.items() if _owns(group, slot, key, keys[0][0])}
+                found.answers[slot] = Answered(answer.generation, answer.answer, None, names, mine)
         return found
 
     def note(self, slot: int, message: Any) -> None:
@@ -99,7 +105,8 @@ class WatchedCheckpoints:
         keys: dict[Key, list[tuple[int, int]]] = {}
         for entry in message.entries:
             keys.setdefault((entry[0], entry[1]), []).append((entry[2], entry[3]))
-        self.answers[slot] = Answered(message.generation, message.answer, message, keys)
+        names = (message.client_id, message.instance_id)
+        self.answers[slot] = Answered(message.generation, message.answer, message, names, keys)
 
     def leavers(self) -> list[int]:
         """Slots that answered that they leave."""
@@ -158,6 +165,11 @@ class WatchedCheckpoints:
             if key in self.deltas[checkpoint]:
                 return self.deltas[checkpoint][key]
         return Done.through(self.initial[key]) if key in self.initial else None
+
+
+def _owns(group: Group, slot: int, key: Key, lo: int) -> bool:
+    pieces = group.pieces.get(key[0])
+    return pieces is not None and any(piece.owner == slot and piece.lo <= lo <= piece.hi for piece in pieces[key[1]])
 
 
 def _saved(group: Group, barrier: int) -> dict[Key, list[tuple[int, int]]]:

@@ -168,20 +168,13 @@ class WatchedGroup:
             self.members[event.slot].last_beat = log_time
         return event
 
-    def leave_at_checkpoint(self, event: Event, offset: int, log_time: int, joins: bool) -> None:
-        """X6: the barrier is complete, and those that answered so leave. joins: the record is a JoinGroup."""
+    def leave_at_checkpoint(self, log_time: int) -> dict[int, tuple[str, int]]:
+        """X6: the open barrier is complete, and those that answered so leave; as `Event.gone`."""
         assert self.checkpoints is not None
-        for slot in self.checkpoints.leavers():
-            if slot not in self.members:
-                continue
-            member = self._remove(slot)
-            event.gone[slot] = ("left", log_time)
-            if joins and slot == event.slot:  # its next run: it had left before, and is a newcomer (X3)
-                event.reason, event.slot = "joined", offset
-                self.members[offset] = member
-                self._slots[member.client] = offset
-            elif not joins:
-                event.reason = "left"
+        leavers = [slot for slot in self.checkpoints.leavers() if slot in self.members]
+        for slot in leavers:
+            self._remove(slot)
+        return dict.fromkeys(leavers, ("left", log_time))
 
     def _sender(self, kind: int, message: Any) -> int | None:
         """G6."""
