@@ -1,4 +1,4 @@
-"""``python -m tests.campaigns.checkpoints --kills 300``: half of them in a group by piece, half in one with ``hold``.
+"""``python -m tests.campaigns.checkpoints --kills 300``: a third each by piece, with ``hold``, and with a sink.
 
 Exit status: 0 each state was that of a plain count, and nothing came again that must not; 1 not, 2 wrong use.
 """
@@ -19,6 +19,8 @@ from tests.campaigns.checkpoints.campaign import Options, run_campaign
 
 __all__ = ["main"]
 
+WORKERS = {"pieces": "loop,run,batches,run", "hold": "loop,run,batches,run", "sink": "batches,run,batches"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
@@ -26,22 +28,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=300, help="of workers (300)")
     parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
     parser.add_argument("--minutes", type=float, default=60.0, help="most for each kind of group (60)")
-    parser.add_argument("--only", choices=("pieces", "hold"), help="one kind of group")
-    parser.add_argument("--workers", default="loop,run,batches,run", help="the kind of each (loop,run,batches,run)")
+    parser.add_argument("--only", choices=("pieces", "hold", "sink"), help="one kind of group")
+    parser.add_argument("--workers", help="the kind of each, such as loop,run,batches")
     parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--keep", action="store_true", help="keep what was written down")
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
     logging.basicConfig(level=logging.ERROR)
-    kinds = [options.only] if options.only else ["pieces", "hold"]
+    kinds = [options.only] if options.only else ["pieces", "hold", "sink"]
     results = []
     for kind in kinds:
         chosen = Options(
             kills=options.kills // len(kinds),
             seed=seed,
             hold=kind == "hold",
-            workers=tuple(options.workers.split(",")),
+            sink=kind == "sink",
+            workers=tuple((options.workers or WORKERS[kind]).split(",")),
             heartbeat_interval_ms=options.heartbeat_interval_ms,
             most_s=options.minutes * 60,
             keep=options.keep,

@@ -17,6 +17,7 @@ from kafka_marshal import Marshal, Restore
 from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Folder
 from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing import RunningKafka, open_kafka
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
@@ -24,7 +25,7 @@ from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.checkpoints.check import Account, Lines, Violation, check
 from tests.campaigns.checkpoints.ground import Writer, ends, inputs, losses, make_ground
 from tests.campaigns.checkpoints.operator import Operator
-from tests.campaigns.checkpoints.worker import KINDS, POINTS, WORKER, Job, policy_of
+from tests.campaigns.checkpoints.worker import KINDS, POINTS, WORKER, Job, counted, policy_of, undo
 
 __all__ = ["Options", "Result", "run_campaign"]
 
@@ -37,6 +38,10 @@ STILL_S = 60.0
 AT_A_STEP, ANYWHERE, ASKED, STAYS = 35, 25, 20, 20
 
 
+#: A member leaves within this time after SIGTERM: close() waits 30 s, and a broker that was killed takes its time.
+LEAVES_S = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a campaign is like."""
@@ -44,6 +49,8 @@ class Options:
     kills: int = 300
     seed: int = 1
     hold: bool = False
+    #: Workers write each message into SQLite, too, and the sink goes back with the group.
+    sink: bool = False
     #: The kind of each worker.
     workers: tuple[str, ...] = ("loop", "run", "batches", "run")
     partitions: int = 6
@@ -83,7 +90,7 @@ class Result:
     def tell(self) -> str:
         """A few lines of figures."""
         account = self.account
-        kind = "hold" if self.options.hold else "by piece"
+        kind = ("hold" if self.options.hold else "by piece") + (", with a sink" if self.options.sink else "")
         ends = ", ".join(f"{name} {times}" for name, times in self.counts.items())
         acts = ", ".join(f"{name} {times}" for name, times in sorted(self.operator.items()))
         why = "; ".join(
@@ -147,6 +154,7 @@ class _Campaign:
             "hold": options.hold,
             "every_s": options.every_s,
             "session_timeout_ms": options.session_timeout_ms,
+            "database": str(self.folder / "sink.db") if options.sink else "",
         }
         return [
             Place(f"w{number}", Job(*plain, kind, f"w{number}", options.heartbeat_interval_ms, "", 0, **more))
@@ -236,15 +244,16 @@ class _Campaign:
         self.fleet.calm = True
         for place in self.fleet.places:
             place.kill_at = place.ask_at = float("inf")
-        until = time.monotonic() + 60
         for place in self.fleet.places:
-            before = place.generation
+            before, until = place.generation, time.monotonic() + LEAVES_S
             if place.pid:
                 place.ask_at = 0.0
             while (place.generation == before or not place.pid) and time.monotonic() < until:
                 self._turn()
             if place.generation == before:
-                self.violations.append(Violation("liveness", f"{place.name} did not leave within 60 s of SIGTERM"))
+                self.violations.append(
+                    Violation("liveness", f"{place.name} did not leave within {LEAVES_S:g} s of SIGTERM")
+                )
                 place.kill_at = 0.0
         self.deploys += 1
         self.fleet.calm = False
@@ -281,14 +290,19 @@ class _Campaign:
     def _audit(self) -> None:
         """A member that restores all, and handles nothing."""
         ground, options = self.ground, self.options
+        database = str(self.folder / "sink.db")
+        sink = SqliteSink(database, name="counts") if options.sink else None
         pen, states, got = Pen(self.folder / "audit.jsonl"), Folder(self.states), set()
 
         def restore(restore: Restore) -> None:
+            if sink is not None:
+                sink.restore(restore, undo)
             for piece in restore.pieces:
                 state = json.loads(states.load(piece) or b"{}")
                 spans, saved = [list(x) for x in piece.ranges], [x[2] for x in piece.states]
                 of = [piece.partition, piece.epoch, restore.why, restore.checkpoint]
-                pen.write("restored", *of, piece.position, spans, saved, state)
+                rows = counted(database, piece.partition) if sink is not None else None
+                pen.write("restored", *of, piece.position, spans, saved, state, rows)
                 got.add(piece.partition)
 
         with (

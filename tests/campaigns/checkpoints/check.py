@@ -94,6 +94,8 @@ class _Tenure:
     saved: int
     state: Counts
     of: Lines
+    #: What the sink has then; None: there is no sink.
+    rows: Counts | None = None
     handled: Counter[int] = field(default_factory=Counter)
     first: float = 0.0
     #: Cut → when it was taken; those whose saving failed; and the newest that its owner heard was complete.
@@ -177,9 +179,9 @@ class _Checker:
                             tenure.complete = max(tenure.complete, fields[0])
 
     def _restored(self, of: Lines, at: float, fields: list[Any], mine: dict[int, _Tenure]) -> None:
-        partition, epoch, why, checkpoint, position, ranges, states, state = fields
+        partition, epoch, why, checkpoint, position, ranges, states, state, rows = fields
         spans = [(lo, hi) for lo, hi in ranges]
-        tenure = _Tenure(partition, epoch, why, checkpoint, at, position, spans, states[0] or 0, state, of)
+        tenure = _Tenure(partition, epoch, why, checkpoint, at, position, spans, states[0] or 0, state, of, rows)
         before = self.tenures.get((partition, epoch))
         if before is not None and (before.of is not of or before.handled):
             self.say("one owner", f"{tenure} was restored before as {before}")
@@ -220,6 +222,8 @@ class _Checker:
             wrong = sorted(key for key in {*expected, *tenure.state} if expected.get(key) != tenure.state.get(key))
             those = [(key, tenure.state.get(key), expected.get(key)) for key in wrong]
             self.say("state", f"{tenure} at {tenure.position} {tenure.ranges}: state, plain count: {those[:4]}")
+        if tenure.rows not in (None, expected):
+            self.say("sink", f"{tenure} at {tenure.position} {tenure.ranges}: its rows are not those of a plain count")
         twice = [offset for offset, times in tenure.handled.items() if times > 1 or tenure.has(offset)]
         if twice:
             self.say("twice", f"{tenure} at {tenure.position} {tenure.ranges} counted again: {sorted(twice)[:8]}")
@@ -232,10 +236,15 @@ class _Checker:
             what = f"{len(skipped)} that no worker handled, from {skipped[0]}"
             self.say("lost", f"{after} skips {what}; before: {before}")
         repeated = [x for x in done if not after.has(x)]
-        account.restored[after.why] += 1
-        account.repeated[after.why] += len(repeated)
         back = [x for x in self.went_back[before.partition] if before.epoch < x <= after.epoch]
-        if after.why in EXACT and repeated and not back and not (before.cuts and max(before.cuts) in before.failed):
+        why = after.why
+        if why in EXACT and back:
+            why = f"lost or put back before it was restored, then {why}"
+        elif why in EXACT and before.cuts and max(before.cuts) in before.failed:
+            why = f"{why}, its last state not saved"
+        account.restored[why] += 1
+        account.repeated[why] += len(repeated)
+        if why in EXACT and repeated:
             self.say("repeats", f"{after} repeats {len(repeated)} from {repeated[0]} on; before: {before}")
         if after.why != "lost":
             return
@@ -243,7 +252,7 @@ class _Checker:
         account.losses.append((len(repeated), (after.at - since) / 1000))
         if not any(before.epoch < x <= after.epoch for x in self.rollbacks) and after.saved < before.complete:
             self.say("cut", f"{after} goes back to {after.saved}, not to {before.complete}, which is complete")
-        if not before.of.faulty and not self.hold:
+        if not before.of.faulty and not self.hold and len(back) == 1:
             account.unexplained.append(f"{after}; before: {before}")
 
 

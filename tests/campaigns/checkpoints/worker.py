@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from kafka_marshal import Checkpoint, CheckpointPolicy, GroupConsumer, Marshal, Restore, Retry
+from kafka_marshal import (
+    Checkpoint,
+    CheckpointPolicy,
+    GroupConsumer,
+    LeaseLostError,
+    Marshal,
+    Message,
+    Restore,
+    Retry,
+)
 from kafka_marshal.checkpoints import Folder
-from kafka_marshal.ports import Message
+from kafka_marshal.errors import StaleEpochError
+from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.fail_points import Doom
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.chaos.worker import lived
 from tests.campaigns.checkpoints.check import Counts, add
 
-__all__ = ["KINDS", "POINTS", "WORKER", "Job", "key_of", "policy_of", "run"]
+__all__ = ["KINDS", "POINTS", "WORKER", "Job", "counted", "key_of", "policy_of", "run", "undo"]
 
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.checkpoints.worker"
@@ -39,6 +52,10 @@ RAISES, IN_BACKGROUND = 0.04, 0.3
 #: Share of first tries in ``run`` that raise.
 FAILING = 0.02
 
+#: The rows that a sink has: without a constraint, so that a row that is there twice is seen.
+TABLE = "CREATE TABLE IF NOT EXISTS counted (part INTEGER, place INTEGER, key TEXT)"
+ROW = "INSERT INTO counted VALUES (?, ?, ?)"
+
 #: Shares of messages after which the program begins a checkpoint.
 BEGINS = 0.001
 
@@ -54,6 +71,22 @@ class Job(PlainJob):
     session_timeout_ms: int = 1_500
 
 
+def undo(tx: Any, piece: Any, position: int, ranges: Sequence[tuple[int, int]]) -> None:
+    """Take back the rows beyond, but for those that stay done."""
+    kept = "".join(f" AND NOT (place BETWEEN {lo} AND {hi})" for lo, hi in ranges)
+    tx.execute(TABLE)
+    tx.execute(f"DELETE FROM counted WHERE part = ? AND place >= ?{kept}", (piece.partition, position))
+
+
+def counted(database: str, partition: int) -> Counts:
+    """The rows of a partition, counted."""
+    found: Counts = {}
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        for key, offset in connection.execute("SELECT key, place FROM counted WHERE part = ?", (partition,)):
+            add(found, key, offset)
+    return found
+
+
 def policy_of(every_s: float, hold: bool) -> CheckpointPolicy:
     """How the group takes checkpoints."""
     return CheckpointPolicy(every=every_s, keep=8, drain=2.0, timeout=4.0, hold=hold)
@@ -65,8 +98,7 @@ class _RaisedError(Exception):
 
 def key_of(message: Message) -> str:
     """Its key as text."""
-    key = message.key() or b""
-    return key if isinstance(key, str) else key.decode()
+    return (message.key() or b"").decode()
 
 
 class _Worker:
@@ -76,6 +108,7 @@ class _Worker:
         self.rng = Random(job.seed)
         self.doom = Doom(job.doom, None, job.times, lambda: self.pen.write("die", job.doom), job.linger_s)
         self.states = Folder(job.states)
+        self.sink = SqliteSink(job.database, name="counts") if job.database else None
         self.pool = ThreadPoolExecutor(2)
         self.lock = threading.Lock()
         #: Partition → the fencing token of what it counts, and the counts.
@@ -137,14 +170,20 @@ class _Worker:
     def restore(self, restore: Restore) -> None:
         """on_restore."""
         self.doom.at("restoring")
+        if self.sink is not None:
+            self.sink.restore(restore, undo)
         for piece in restore.pieces:
             found: Counts = json.loads(self.states.load(piece) or b"{}")
             position = [piece.position, [list(each) for each in piece.ranges], [each[2] for each in piece.states]]
             of = [piece.partition, piece.epoch, restore.why, restore.checkpoint]
-            self.pen.write("restored", *of, *position, found)
+            self.pen.write("restored", *of, *position, found, self.rows(piece.partition))
             with self.lock:
                 self.counts[piece.partition] = (piece.epoch, found)
         self.doom.at("restored")
+
+    def rows(self, partition: int) -> Counts | None:
+        """What the sink has of a partition; None: there is no sink."""
+        return counted(self.job.database, partition) if self.sink is not None else None
 
     def completed(self, checkpoint: int) -> None:
         """on_completed."""
@@ -177,6 +216,14 @@ class _Worker:
     def batches(self, consumer: GroupConsumer) -> None:
         """Batches, which are done as a whole."""
         for batch in consumer.batches(max_messages=20, timeout=0.05):
+            try:
+                if self.sink is not None:
+                    with self.sink.records(batch) as tx:
+                        tx.execute(TABLE)
+                        tx.executemany(ROW, [(m.partition(), m.offset(), key_of(m)) for m in tx.new])
+            except (StaleEpochError, LeaseLostError) as error:  # it comes again, here or at another member
+                self.pen.write("refused", type(error).__name__, str(error))
+                continue
             for message in batch:
                 self.handle(message)
             batch.done()
@@ -192,6 +239,11 @@ class _Worker:
                 raises = tried[(*at, self.counts[at[0]][0])] == 1 and self.rng.random() < FAILING
             if raises:
                 raise _RaisedError
+            if self.sink is not None:
+                with self.sink.record(message) as tx:
+                    if not tx.is_done:
+                        tx.execute(TABLE)
+                        tx.execute(ROW, (*at, key_of(message)))
             self.handle(message)
 
         consumer.run(handle, concurrency=4, order="key", retry=Retry(attempts=5, backoff=(0.001, 0.05)))
