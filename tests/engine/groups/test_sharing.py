@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from kafka_marshal.engine.effects import Call, Callback
+from kafka_marshal.engine.inputs import Called
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Stage, stable_of
 from kafka_marshal.errors import ConfigurationError
@@ -180,3 +182,16 @@ def test_what_a_share_calls_stable_is_done_for_all_keys() -> None:
     assert len(done) > 20 and stable < min(set(range(100)) - done)
     read_all(net, first, second)
     net.run_until(lambda: stable_of(first.consumers[0].assignments[T0]) == 99)
+
+
+def test_a_callback_of_a_share_with_other_keys_says_nothing_of_the_one_that_has_its_token_now() -> None:
+    """Checkpoints begin a share again with fewer keys under the same token, while on_revoke of the larger one runs."""
+    net = shared(end=10)
+    first, second = join(net, "a"), join(net, "b")
+    net.run_until(lambda: cover_all(first, second))
+    consumer = first.consumers[0]
+    assignment = consumer.assignments[T0]
+    consumer.callbacks_running += 1
+    larger = assignment.piece._replace(lo=0, hi=MAX_KEY_HASH)
+    first.engine.take(Called(Call(consumer.number, Callback.REVOKE, (larger,))), first.clock())
+    assert (assignment.callbacks_running, consumer.callbacks_running) == (0, 0)

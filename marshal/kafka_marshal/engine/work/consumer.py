@@ -166,8 +166,8 @@ class ConsumerEngine:
         """A callback of the user has returned (or raised)."""
         self.callbacks_running -= 1
         assignment = self.of(piece.key, piece.token)
-        if assignment is None:
-            return
+        if assignment is None or assignment.piece[3:] != piece[3:]:
+            return  # it is over; a share that was begun again with other keys may have its token
         assignment.callbacks_running -= 1
         if assignment.stage is Stage.ASSIGNING and not assignment.callbacks_running:
             assignment.enter(Stage.ACTIVE)
