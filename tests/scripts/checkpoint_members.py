@@ -11,7 +11,7 @@ a saves return, not yet safe    it returns a Future that is not done; a saves ar
 a saves raise, a saves work
 a restores hang, a restores return, a restores raise, a restores miss, a restores work
 a closes within 500             it leaves at a barrier until then (ms); within 0: its state is not known
-admin pauses 5000               0: no longer
+operator pauses 5000            0: no longer
 a shows                         what `consumer.checkpoints` shows
 """
 

@@ -523,5 +523,5 @@ COMMANDS: dict[str, Callable[[Members, list[str], dict[str, str]], None]] = {
     "state": Members._state,
     "lease": Members._lease,
     "log": Members._log,
-    "admin": lambda members, words, _: members.net.pause(float(words[1])),
+    "operator": lambda members, words, _: members.net.pause(float(words[1])),
 }
