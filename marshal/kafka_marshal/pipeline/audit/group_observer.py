@@ -98,7 +98,7 @@ class GroupObserver:
             self._about_group(Kind.TWO_KINDS, group_id, f"{outcome.type} was accepted, and the group has leases")
         if watched is None:
             watched = self._groups[group_id] = WatchedGroup(group_id, at[0])
-        early = self._left_before(watched, group, message, outcome)
+        early = _left_before(watched, group, message, outcome, self._at[1])
         event = watched.take(kind, message, *at, outcome.member)
         event.gone.update(early)
         if group is None or event.stale:
@@ -158,7 +158,7 @@ class GroupObserver:
                 self._report(
                     Kind.STALE_GENERATION,
                     (group_id, topic, partition),
-                    self._owner(watched, topic, partition, lo),
+                    _owner(watched, topic, partition, lo),
                     f"a commit of {client}/{instance}, generation {event.generation}, took effect for keys that it did "
                     "not own in that generation",
                 )
@@ -301,13 +301,6 @@ class GroupObserver:
 
         return names
 
-    def _owner(self, watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:
-        """The owner of a key before this record."""
-        for piece in watched.touched(topic, partition, key, key):
-            if (member := watched.members.get(piece.owner)) is not None:
-                return member.client, member.instance, piece.since
-        return _NO_OWNER
-
     def _end(self, ended: Sequence[EndedPiece]) -> None:
         for each in ended:
             if each.span.since == BEFORE or each.span.looks_back:
@@ -351,16 +344,6 @@ class GroupObserver:
             event.reset = True
             self._went_back(watched, own, group, message)
 
-    def _left_before(
-        self, watched: WatchedGroup, group: Group | None, message: Any, outcome: Outcome
-    ) -> dict[int, tuple[str, int]]:
-        """Members that left at a barrier that was closed before the record was judged (X3): not by its own answer."""
-        own, state = watched.checkpoints, None if group is None else group.checkpoints
-        if own is None or state is None or own.barrier < 0 or state.find(own.barrier) is None:
-            return {}
-        is_its_answer = message.type == ANSWER and outcome.code == codes.OK and message.barrier == own.barrier
-        return {} if is_its_answer else watched.leave_at_checkpoint(self._at[1])
-
     def _completed(self, watched: WatchedGroup, group: Group, event: Event, message: Any) -> set[int]:
         """The open barrier is complete by this record; returns the slots that leave with it (X6)."""
         own = watched.checkpoints
@@ -396,7 +379,7 @@ class GroupObserver:
             at = (topic, partition)
             done = watched.done.setdefault(at, Watched((group.group_id, *at)))
             touched[at] = done
-            token = self._owner(watched, topic, partition, lo)[2]
+            token = _owner(watched, topic, partition, lo)[2]
             if ranges:
                 self._done_rows(done, message, token, "range", done.commit(ranges))
             elif through is not None and lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
@@ -411,7 +394,7 @@ class GroupObserver:
         if kept is None or kept.progress.pieces is not None or key in watched.keyed:
             return
         done = watched.done.setdefault(key, Watched((group.group_id, *key)))
-        token = self._owner(watched, *key, 0)[2]
+        token = _owner(watched, *key, 0)[2]
         if kept.progress.stable > done.stable:
             self._done_rows(done, sender, token, "done", done.through(kept.progress.stable))
         if kept.progress.ranges:
@@ -447,7 +430,7 @@ class GroupObserver:
             done = watched.done.get(at)
             if done is None:
                 done = watched.done[at] = Watched((group_id, *at))
-            token = self._owner(watched, topic, partition, lo)[2]
+            token = _owner(watched, topic, partition, lo)[2]
             touched.setdefault(at, False)
             if through is None:
                 self._done_rows(done, message, token, "range", done.commit(ranges))
@@ -473,7 +456,7 @@ class GroupObserver:
         at = (topic, partition)
         done, kept = watched.done[at], group.kept(topic, partition)
         keyed = watched.keyed.get(at, [(0, MAX_KEY_HASH, done.stable)])
-        owner = self._owner(watched, topic, partition, 0)
+        owner = _owner(watched, topic, partition, 0)
         if kept is None:
             self._report(Kind.PROGRESS_BACK, done.key, owner, f"the state knows no progress; stable was {done.stable}")
         else:
@@ -496,6 +479,25 @@ class GroupObserver:
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
         self._report(kind, (group_id, None, None), _NO_OWNER, detail)
+
+
+def _owner(watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:
+    """The owner of a key before this record."""
+    for piece in watched.touched(topic, partition, key, key):
+        if (member := watched.members.get(piece.owner)) is not None:
+            return member.client, member.instance, piece.since
+    return _NO_OWNER
+
+
+def _left_before(
+    watched: WatchedGroup, group: Group | None, message: Any, outcome: Outcome, log_time: int
+) -> dict[int, tuple[str, int]]:
+    """Members that left at a barrier that was closed before the record was judged (X3): not by its own answer."""
+    own, state = watched.checkpoints, None if group is None else group.checkpoints
+    if own is None or state is None or own.barrier < 0 or state.find(own.barrier) is None:
+        return {}
+    is_its_answer = message.type == ANSWER and outcome.code == codes.OK and message.barrier == own.barrier
+    return {} if is_its_answer else watched.leave_at_checkpoint(log_time)
 
 
 def _made(own: WatchedCheckpoints, group: Group, checkpoint: int, keys: Iterable[tuple[str, int]]) -> None:
