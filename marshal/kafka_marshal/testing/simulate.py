@@ -57,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--transactions", action="store_true", help="stories of workers that commit outputs and progress together"
     )
+    parser.add_argument(
+        "--checkpoints",
+        action="store_true",
+        help="stories of a coordinated group that takes checkpoints, whose members count messages",
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -88,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     coordinated=options.groups,
                     lanes=options.lanes,
                     transactions=options.transactions,
+                    checkpoints=options.checkpoints,
                 ),
                 worker,
             )
@@ -105,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             groups=options.groups,
             lanes=options.lanes,
             transactions=options.transactions,
+            checkpoints=options.checkpoints,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

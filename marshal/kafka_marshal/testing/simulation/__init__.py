@@ -15,6 +15,8 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``transactional``       a process's producers of transactions
 ``in_transactions``     the worker that commits outputs and progress together (``consumer.transaction``)
 ``outputs``             what readers of committed records see of these outputs
+``in_checkpoints``      workers that count, and keep their counts with the group's checkpoints
+``counting``            what the states of a checkpoint hold: each message once
 ``in_lanes``            the worker with many handlers (``consumer.run``)
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message
@@ -38,11 +40,12 @@ from __future__ import annotations
 from kafka_marshal.testing.simulation.campaign import Report, load_worker, simulate
 from kafka_marshal.testing.simulation.checks import Judge, Violation
 from kafka_marshal.testing.simulation.process import Database, Job, Transaction, Worker
-from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
+from kafka_marshal.testing.simulation.scenario import Client, Counting, Fault, Scenario
 from kafka_marshal.testing.simulation.story import Result, simulate_one
 
 __all__ = [
     "Client",
+    "Counting",
     "Database",
     "Fault",
     "Job",

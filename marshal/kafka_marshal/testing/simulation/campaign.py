@@ -178,6 +178,7 @@ def simulate(
     groups: bool = False,
     lanes: bool = False,
     transactions: bool = False,
+    checkpoints: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -190,8 +191,9 @@ def simulate(
     others are at most once. ``groups``: all clients are members of a coordinated group, with ``job.strategy`` and
     ``job.session_timeout_ms``. ``lanes``: the built-in workers call ``consumer.run``, and messages have keys; always
     at least once. ``transactions``: the built-in workers commit outputs and progress in transactions; a reader of
-    committed records gets the output of each message once and in order. These three change the story of a seed. Raises
-    ConfigurationError if the worker is not found.
+    committed records gets the output of each message once and in order. ``checkpoints``: the built-in workers count, in
+    a coordinated group that takes checkpoints; each state holds what is done once. These four change the story of a
+    seed. Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
         arguments.one_of("delivery", delivery, get_args(Delivery))
@@ -199,6 +201,10 @@ def simulate(
         raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
     if transactions and (lanes or delivery == "at-most-once"):
         raise ConfigurationError("stories of transactions are of delivery='at-least-once' and have no lanes")
+    if checkpoints and (worker is not None or lanes or transactions or delivery == "at-most-once"):
+        raise ConfigurationError(
+            "stories of checkpoints have workers of their own, with delivery='at-least-once': leave out the others"
+        )
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
     report = Report(worker=lasting(worker) if isinstance(worker, str) else "" if worker is None else name_of(worker))
@@ -212,6 +218,7 @@ def simulate(
             coordinated=groups,
             lanes=lanes,
             transactions=transactions,
+            checkpoints=checkpoints,
         ),
         function,
         judge,

@@ -27,7 +27,6 @@ rules                  an independent judge, if there is one, computes the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -41,12 +40,13 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.replica import Listener
 from kafka_marshal.ports import Message, TailBatch
 from kafka_marshal.testing.simulation.excused import Excused
-from kafka_marshal.testing.simulation.holdings import Held, holdings, member
+from kafka_marshal.testing.simulation.holdings import Held, holdings, member, overlap
 from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Accounts, Granted, Holders, Seen
 from kafka_marshal.testing.simulation.member_invariants import MemberInvariants
 from kafka_marshal.testing.simulation.recorded import Judge, Recorded, state_of
 from kafka_marshal.testing.simulation.scenario import Terms
 from kafka_marshal.testing.simulation.touched import holds, in_flight_of, key_of, name_of, place_of, touched
+from kafka_marshal.testing.simulation.violation import Violation
 from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingMessages,
@@ -61,6 +61,7 @@ from rationalizer import (
     Progress,
     Record,
     ReleasingPartition,
+    Rollback,
     World,
     codes,
     route_group,
@@ -82,19 +83,6 @@ GRACE_INTERVALS = 1.0
 RANGES_INTERVALS = 1.0
 #: Between the end of a handler and done(), for a worker that iterates (ms).
 DONE_SLACK_MS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A broken promise."""
-
-    #: Which one: "two owners", "lost", "repeated" …
-    promise: str
-    message: str
-    at_ms: float
-
-    def __str__(self) -> str:
-        return f"{self.promise}: {self.message} (at {self.at_ms:.1f} ms)"
 
 
 class Checks:
@@ -124,9 +112,10 @@ class Checks:
         self.end_of: Callable[[Key], int | None] = lambda _: 0
         self._watched: list[tuple[Living, Driver]] = []
         self._holders = Holders()
-        self.accounts: Accounts = Accounts.of(scenario, self.fail)
+        self.accounts: Accounts = Accounts.of(scenario, scheduler, self.fail)
         self._granted = Granted()
-        #: Members that an operator evicted → place of that record: they work until they read it (G20).
+        #: Members that an operator evicted, or that a reset deprived (X7) → place of that record: they work until they
+        #: read it (G20).
         self._evicted: dict[str, tuple[int, int]] = {}
 
     def fail(self, promise: str, message: str) -> None:
@@ -235,7 +224,7 @@ class Checks:
         if self.members.checks_every_record:
             self.members.check_trust(self._watched)
         if self._terms.are_clocks_trusted:
-            seen: dict[Key, Living] = {}
+            seen: dict[Key, list[tuple[Living, Held]]] = {}
             for process, driver in self._watched:
                 # A stopped process with a successor learns from the log that it is over; until then others may hold
                 # its leases, which the successor released (C7: not two with one client_id).
@@ -245,11 +234,12 @@ class Checks:
                 now = driver.now_ms()
                 for key, lease in leases.items():
                     if now < lease.hand_out_until:
-                        other = seen.setdefault(key, process)
-                        if other is not process and other.client_id != process.client_id:
-                            self.fail(
-                                "two owners", f"{name_of(key)} may be delivered by {other.name} and {process.name}"
-                            )
+                        for other, held in seen.setdefault(key, []):
+                            if other.client_id != process.client_id and overlap(held, lease):
+                                self.fail(
+                                    "two owners", f"{name_of(key)} may be delivered by {other.name} and {process.name}"
+                                )
+                        seen[key].append((process, lease))
 
     # Records.
 
@@ -316,6 +306,9 @@ class Checks:
     def _judge_group(self, world: World, outcome: Outcome, record: Record, sender: Living, sent_at: float) -> None:
         """Check owners and positions after a record of the coordinated group."""
         group = world.group(self._scenario.group_id)
+        if world.partition == route_group(self._scenario.group_id, self._scenario.coordination_partitions):
+            self.accounts.counted.record(group, outcome)
+            self._evicted |= dict.fromkeys(self.accounts.counted.deprived, (world.partition, world.next_offset - 1))
         if group is None or world.partition != route_group(group.group_id, self._scenario.coordination_partitions):
             return
         entries: dict[Key, list[tuple[CommitEntry, str]]] = {}
@@ -335,7 +328,7 @@ class Checks:
             if any(code == codes.REPOSITIONED for _, code in said):
                 self._repositioned(key, before.stable, now.stable)
                 continue
-            if now.stable < before.stable:
+            if now.stable < before.stable and not isinstance(record, Rollback):
                 self.fail("progress", f"{name_of(key)} went from {before.stable} back to {now.stable}")
             if isinstance(record, GroupHeartbeat):  # progress is reported by commits
                 self._beats(sender, key, before.epoch, sent_at)
@@ -437,9 +430,11 @@ class Checks:
         self._holders.epochs[process, key] = -1 if assignment is None else assignment.epoch
         self.members.begins(process, key, offset)
         self.accounts.ordering.begins(process, key, offset, self.accounts.ledger(key).ever)
+        former = self.accounts.ledger(key).handled.get(offset)
+        self.accounts.counted.begins(process, key, offset, self._holders.epochs[process, key], former)
         if assignment is not None:
             self.excused.begins(key, assignment.epoch, offset)
-            self._check_token(process, key, assignment.epoch)
+            self._check_token(process, key, assignment.epoch, self.accounts.counted.hash_of(key, offset))
         if assignment is None and not self._scenario.at_most_once:  # a grant is never revoked (C12)
             lost_at = self._holders.lost.get((process.name, key))
             if not self.members.was_granted(process, key):
@@ -461,9 +456,9 @@ class Checks:
             self._begins_again(process, key, offset, assignment)
         self._check_owners()
 
-    def _check_token(self, process: Living, key: Key, epoch: int) -> None:
-        """A fencing token belongs to one process for ever (C9, G5)."""
-        other = self._holders.tokens.setdefault((key, epoch), process)
+    def _check_token(self, process: Living, key: Key, epoch: int, hashed: int) -> None:
+        """A fencing token belongs, for these keys, to one process for ever (C9, G5)."""
+        other = self._holders.tokens.setdefault((key, epoch, hashed), process)
         if other is not process:
             self.fail("two owners", f"{name_of(key)}: {other.name} and {process.name} work under one token, {epoch}")
 
@@ -494,6 +489,8 @@ class Checks:
             return  # work that was under way when the lease ended
         if seen.was_done(offset):
             self.fail("repeated", f"{name_of(key)} offset {offset} was done when {process.name} got the lease")
+        if self.accounts.counted.is_on:
+            return  # progress moves at checkpoints, not with heartbeats
         former, handled_at, epoch = before
         if former is not process and former.host.defers and self._terms.is_heard:
             beaten = self._holders.beaten.get((former, key, epoch), 0.0)
@@ -525,6 +522,7 @@ class Checks:
         self.events.append(("failed" if in_vain else "handled", self._scheduler.now, process.name, *key, offset))
         self.members.handled(process, key, offset)
         self.accounts.ordering.ended(process, key, offset)
+        self.accounts.counted.ends(process, key, offset)
         if not in_vain:
             self._is_handled(process, key, offset)
 

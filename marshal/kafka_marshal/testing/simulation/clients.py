@@ -55,7 +55,11 @@ class Clients:
         process = self.new_process(self.hosts[name])
         job = process.work.job = Job(process, self._scenario, self.store)
         job.slowness = self.slowness(name)
-        worker = self._worker if client.worker == "yours" and self._worker is not None else built_in(client)
+        worker = (
+            self._worker
+            if client.worker == "yours" and self._worker is not None
+            else built_in(client, self._scenario.checkpoints)
+        )
         self.note("start", process.name)
         process.run(lambda: worker(job), lambda: self._ended(process, name))
 

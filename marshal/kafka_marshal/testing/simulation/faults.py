@@ -16,6 +16,7 @@ from kafka_marshal.testing.simulation.network import Network
 from kafka_marshal.testing.simulation.process import Job, Process, is_expected
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.types import Key
+from rationalizer import Rollback, encode, route_group
 
 __all__ = ["PAUSE_INTERVALS", "Faults"]
 
@@ -27,6 +28,8 @@ MARKERS = 3
 FOREIGN = 20
 #: Time-out of an admin's requests while it prunes.
 PRUNE_TIMEOUT_S = 2.0
+#: Time-out of an operator's rollback.
+TIMEOUT_S = 5.0
 
 
 class Faults:
@@ -63,6 +66,11 @@ class Faults:
                 topics = list(self._scenario.data_topics.items())
                 topic, before = topics[fault.partition % len(topics)]
                 self._data.grow(topic, before + 4)
+            case "go back":
+                if process is not None and process.work.job is not None:
+                    process.work.job.goes_back = True
+            case "deploy" | "rollback" | "late rollback":
+                self._of_checkpoints(fault)
             case "pause" | "forget" | "brief pause":
                 self._pause(fault)
             case "prune":
@@ -88,6 +96,28 @@ class Faults:
                         self._active[name].append(fault)
                         self._refresh(name)
                         self._clients.later(fault.intervals, partial(self._heal, name, fault))
+
+    def _of_checkpoints(self, fault: Fault) -> None:
+        """All clients are restarted in turn; or an operator takes the group back, perhaps by a view that is old."""
+        if fault.kind == "deploy":
+            for number, name in enumerate(self._active):
+                self._clients.later(number * fault.intervals, partial(self.befall, Fault(fault.at, "term", name, 0.3)))
+            return
+        process = self._clients.new_process(self.admin_host)
+        job = Job(process, self._scenario, self._clients.store)
+        home = route_group(job.group_id, self._scenario.coordination_partitions)
+        group = self._checks.log.worlds[home].group(job.group_id)
+        if group is None or group.checkpoints is None:
+            return
+        kept = [each.id for each in group.checkpoints.kept]
+        to = kept[int(fault.size * len(kept))]
+        if fault.kind == "late rollback":
+            record = Rollback(f"{process.name}.0", process.client_id, job.group_id, group.generation, to)
+            write = partial(self._network.arrive, self._scenario.topic, home, encode(record), process, 0.0)
+            self._clients.later(fault.intervals, write)
+            return
+        admin = partial(job.admin, client_id=process.name.replace("#", "-"))
+        self.administer("rollback", process, lambda: admin().rollback(job.group_id, to, timeout=TIMEOUT_S), fault)
 
     def _change_offset(self, key: Key, fault: Fault) -> None:
         """What Kafka's consumer group of the same name has committed is replaced by another program, or dropped."""
@@ -206,7 +236,8 @@ class Faults:
         job = Job(process, self._scenario, self._clients.store)
 
         def work() -> None:
-            plan = job.admin().prune(keep=LEAST_KEEP if fault.size < 0.5 else DEFAULT_KEEP, timeout=PRUNE_TIMEOUT_S)
+            admin = job.admin(client_id=process.name.replace("#", "-"))  # a generated id would differ between runs
+            plan = admin.prune(keep=LEAST_KEEP if fault.size < 0.5 else DEFAULT_KEEP, timeout=PRUNE_TIMEOUT_S)
             self._checks.counts["pruned"] += plan.records_removed
             self._clients.note("pruned", process.name, plan.records_removed, plan.snapshots_removed)
             for found in plan.differences:

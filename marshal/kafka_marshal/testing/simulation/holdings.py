@@ -11,7 +11,7 @@ from kafka_marshal.engine.settings import proof_margin_ms
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.types import Key
 
-__all__ = ["Held", "holdings", "last_proof", "longest_trust_ms", "margin_ms", "member"]
+__all__ = ["Held", "holdings", "last_proof", "longest_trust_ms", "margin_ms", "member", "overlap"]
 
 Held = HeldLease | HeldPiece
 
@@ -49,3 +49,10 @@ def last_proof(driver: Driver, held: Held) -> tuple[float, int]:
     found = member(driver)
     assert found is not None
     return found.member.proof._sent_at, found.member.proof._log_time
+
+
+def overlap(one: Held, other: Held) -> bool:
+    """Whether two of one partition have a key in common."""
+    if isinstance(one, HeldPiece) and isinstance(other, HeldPiece):
+        return one.span[0] <= other.span[1] and other.span[0] <= one.span[1]
+    return True

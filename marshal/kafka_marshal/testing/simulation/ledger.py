@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kafka_marshal.testing.simulation.counting import Counted
 from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.testing.simulation.outputs import Outputs
@@ -13,6 +14,7 @@ from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scheduler import Scheduler
 
 __all__ = ["NOT_NEEDED", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
 
@@ -65,6 +67,8 @@ class Accounts:
     ordering: Ordering
     #: What readers of committed records see.
     outputs: Outputs
+    #: What members of a group that takes checkpoints counted.
+    counted: Counted
     _ledgers: dict[Key, Ledger] = field(default_factory=dict)
     seen: dict[Key, Seen] = field(default_factory=dict)
     #: Where an admin has set the position.
@@ -73,9 +77,14 @@ class Accounts:
     written: dict[Key, set[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scenario: Scenario, fail: Callable[[str, str], None]) -> Accounts:
+    def of(cls, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> Accounts:
         """Those of a story that begins."""
-        return cls(Ordering(scenario, fail), Outputs(fail))
+        return cls(Ordering(scenario, fail), Outputs(fail), Counted(scenario, scheduler, fail))
+
+    def published(self, key: Key, offset: int, message_key: bytes | None) -> None:
+        """A message was written to a partition."""
+        self.ordering.published(key, offset, message_key)
+        self.counted.published(key, offset, message_key)
 
     def ledger(self, key: Key) -> Ledger:
         """What was done with a partition's messages."""
@@ -116,7 +125,7 @@ class Holders:
     lost: dict[tuple[str, Key], float] = field(default_factory=dict)
     #: (process, partition, epoch) → when its last accepted heartbeat was sent.
     beaten: dict[tuple[Living, Key, int], float] = field(default_factory=dict)
-    #: (partition, epoch) → the process that worked under it.
-    tokens: dict[tuple[Key, int], Living] = field(default_factory=dict)
+    #: (partition, epoch, key hash; 0: not known) → the process that worked under it.
+    tokens: dict[tuple[Key, int, int], Living] = field(default_factory=dict)
     #: The epoch under which a process received the message that it handles now.
     epochs: dict[tuple[Living, Key], int] = field(default_factory=dict)

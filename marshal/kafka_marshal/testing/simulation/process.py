@@ -12,6 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kafka_marshal.admin import Admin
+from kafka_marshal.checkpoints import Checkpoint, Restore
+from kafka_marshal.checkpoints.store import Place
 from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import MarshalError, StaleEpochError
@@ -205,6 +207,10 @@ class Job:
         self.slowness: float = 1.0
         #: The next handler hangs.
         self.hangs_next: bool = False
+        #: The program is to roll its group back.
+        self.goes_back: bool = False
+        #: Where states are saved.
+        self.files: dict[Place, bytes] = store.files
 
     @property
     def session_timeout_ms(self) -> int:
@@ -258,6 +264,18 @@ class Job:
         ordering.hangs(*place)
         while ordering.waits(*place):
             self.sleep(self.heartbeat_interval_ms / 1000)
+
+    def cuts(self, checkpoint: Checkpoint) -> None:
+        """Report that on_checkpoint is called."""
+        self._process.checks.accounts.counted.cuts(self._process, checkpoint)
+
+    def restores(self, restore: Restore) -> None:
+        """Report that on_restore is called."""
+        self._process.checks.accounts.counted.restores(self._process, restore)
+
+    def restored(self, restore: Restore) -> None:
+        """Report that on_restore is about to return."""
+        self._process.checks.accounts.counted.restored(self._process, restore)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""
@@ -324,6 +342,8 @@ class Store:
         self.rows: dict[Key, dict[int, int]] = {}
         self.epochs: dict[Key, int] = {}
         self.last_offsets: dict[Key, int] = {}
+        #: States of groups that take checkpoints.
+        self.files: dict[Place, bytes] = {}
 
 
 class Database:

@@ -10,7 +10,7 @@ from kafka_marshal.engine.work.lanes import Order
 from kafka_marshal.types import Delivery, Strategy
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
-__all__ = ["Client", "FAULTS", "Fault", "Scenario", "Terms"]
+__all__ = ["Client", "Counting", "FAULTS", "Fault", "Scenario", "Terms"]
 
 #: If these are the only faults, everything that a member sends reaches the log.
 HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
@@ -30,7 +30,7 @@ class Terms:
     def of(cls, scenario: Scenario) -> Terms:
         """Those of this one."""
         kinds = {fault.kind for fault in scenario.faults}
-        return cls(scenario.clocks_are_trusted, kinds <= {"term"}, kinds <= HEARD)
+        return cls(scenario.clocks_are_trusted, kinds <= {"term", "deploy"}, kinds <= HEARD)
 
 
 #: Kinds of faults and their weights.
@@ -61,6 +61,10 @@ FAULTS: dict[str, float] = {
     "brief pause": 0,  # an admin pauses the group, and waits for no release; only in stories that are written down
     "foreign commit": 0,  # another program commits an offset for the group in Kafka; only in stories of transactions
     "dropped offset": 0,  # Kafka's offset of the group is deleted; only in stories of transactions
+    "deploy": 0,  # SIGTERM for one client after the other, ``intervals`` apart; only in stories with checkpoints
+    "go back": 0,  # a member rolls the group back; only in stories with checkpoints
+    "rollback": 0,  # an operator does; only in stories with checkpoints
+    "late rollback": 0,  # one of ``intervals`` ago arrives now; only in stories with checkpoints
     "hang": 0,  # its next handler hangs until all else is handled; only in written stories with lanes
 }
 
@@ -98,6 +102,16 @@ WORKERS: dict[str, tuple[str, ...]] = {
 ORDERS: tuple[Order, ...] = ("key", "key", "key", "partition", "none")
 PLAIN_SHARE = 0.15
 PLAIN_WORKERS = ("iterate", "poll")
+
+#: Stories of groups that take checkpoints: workers, the share of those with partitions shared by key, and of those that
+#: hold; and which faults there are (None: all).
+COUNTING_WORKERS = ("counts", "counts-explicit", "counts-batches", "counts-lanes", "counts-lanes")
+KEY_SHARE, HOLDING_SHARE = 0.3, 0.3
+CHECKPOINT_FAULTS: tuple[frozenset[str] | None, ...] = (
+    *(None, None, None, None, None),
+    frozenset({"term", "deploy"}),
+    frozenset({"term", "deploy", "crash", "stop", "go back", "rollback", "late rollback"}),
+)
 
 POLICIES = ("balanced", "balanced", "balanced", "max-claims", "release-if-behind")
 
@@ -161,6 +175,21 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Counting:
+    """How a story's group takes checkpoints; times in HI."""
+
+    hold: bool = False
+    every: float = 5.0
+    keep: int = 2
+    drain: float = 2.0
+    timeout: float = 8.0
+    #: Partitions are shared by key.
+    shares: bool = False
+    #: Some saves fail or are slow, and some handlers hang.
+    fails: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything that decides a run, together with the code."""
 
@@ -191,6 +220,8 @@ class Scenario:
     order: Order | None = None
     #: Whether workers commit their outputs and progress in transactions.
     transactions: bool = False
+    #: How the group takes checkpoints, of what its workers count. None: it takes none.
+    checkpoints: Counting | None = None
 
     #: Fixed names.
     group_id = "group"
@@ -244,17 +275,19 @@ class Scenario:
         coordinated: bool = False,
         lanes: bool = False,
         transactions: bool = False,
+        checkpoints: bool = False,
     ) -> Scenario:
         """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
         worker: every second client runs the one under test. delivery: overrides the drawn one. Lanes and transactions:
         at least once.
         """
-        kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions}
+        coordinated = coordinated or checkpoints
+        kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
         named = "".join(f"{kind}/" for kind, is_it in kinds.items() if is_it) + str(seed)
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
-        delivery = "at-least-once" if lanes or transactions else delivery or drawn
+        delivery = "at-least-once" if lanes or transactions or checkpoints else delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # all write to the fenced sink
@@ -283,9 +316,9 @@ class Scenario:
             faults = tuple(sorted((*faults, *_offsets(named, intervals)), key=lambda fault: fault.at))
         if not worker:
             clients = _with_paces(named, clients)
-            clients = clients if lanes or transactions else _with_callbacks(named, clients)
+            clients = clients if lanes or transactions or checkpoints else _with_callbacks(named, clients)
             faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
-        return cls(
+        found = cls(
             seed=seed,
             clients=clients,
             faults=faults,
@@ -303,6 +336,7 @@ class Scenario:
             order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes else None,
             transactions=transactions,
         )
+        return _with_checkpoints(named, found) if checkpoints else found
 
     def script(self, worker: str = "", violation: str = "") -> str:
         """A Python program that runs this story. worker: "module:function" or "file.py:function" of the tested one."""
@@ -312,7 +346,7 @@ class Scenario:
             *(violation.splitlines() or ["(nothing)"]),
             '"""',
             "",
-            "from kafka_marshal.testing.simulation import Client, Fault, Scenario, load_worker, simulate_one",
+            f"from kafka_marshal.testing.simulation import {self._imported}",
             "",
             "scenario = Scenario(",
             *(f"    {name}={value}," for name, value in self._arguments()),
@@ -325,6 +359,11 @@ class Scenario:
             "",
         ]
         return "\n".join(lines)
+
+    @property
+    def _imported(self) -> str:
+        counting = "" if self.checkpoints is None else "Counting, "
+        return f"Client, {counting}Fault, Scenario, load_worker, simulate_one"
 
     def _arguments(self) -> list[tuple[str, str]]:
         found = []
@@ -387,6 +426,47 @@ def _with_lanes(seed: str, clients: tuple[Client, ...]) -> tuple[Client, ...]:
 def _in_transactions(clients: tuple[Client, ...]) -> tuple[Client, ...]:
     """All members of a group commit in transactions; who claims by hand has another topic."""
     return tuple(x if x.worker in ("by-hand", "yours") else replace(x, worker="transacts") for x in clients)
+
+
+def _with_checkpoints(seed: str, story: Scenario) -> Scenario:
+    """A group that takes checkpoints; in some stories there are only joins, leaves and deploys, or losses besides."""
+    rng = Random(f"kafka-marshal/{seed}/checkpoints")
+    workers = tuple(replace(x, worker=rng.choice(COUNTING_WORKERS)) for x in story.clients)
+    last = story.intervals - 6.0
+    faults = [
+        Fault(
+            round(rng.uniform(2.0, last), 2),
+            kind := rng.choice(("deploy", "go back", "go back", "rollback", "late rollback")),
+            rng.choice(workers).name if kind == "go back" else "",
+            round(rng.uniform(0.2, 6), 2),
+            round(rng.random(), 3),
+        )
+        for _ in range(rng.randint(0, 6))
+    ]
+    allowed, is_quiet = rng.choice(CHECKPOINT_FAULTS), False
+    kept = tuple(x for x in (*story.faults, *faults) if x.kind not in ("interrupts", "torn reads"))
+    if allowed is not None:
+        kept = tuple(fault for fault in kept if fault.kind in allowed)
+        is_quiet = "crash" not in allowed
+    shares = rng.random() < KEY_SHARE
+    timeout = rng.choice((4.0, 8.0, 16.0))
+    return replace(
+        story,
+        clients=tuple(replace(x, reads="") for x in workers) if shares else workers,
+        faults=tuple(sorted(kept, key=lambda fault: fault.at)),
+        data_partitions=rng.choice((1, 2, 3)) if shares else story.data_partitions,
+        other_partitions=0 if shares else story.other_partitions,
+        order="key" if shares else rng.choice(ORDERS),
+        checkpoints=Counting(
+            hold=rng.random() < HOLDING_SHARE,
+            every=rng.choice((2.0, 5.0, 10.0)),
+            keep=rng.choice((1, 2, 4)),
+            drain=min(rng.choice((0.5, 2.0, 6.0)), timeout / 2) if not is_quiet else timeout / 2,
+            timeout=timeout,
+            shares=shares,
+            fails=not is_quiet,
+        ),
+    )
 
 
 def _other_partitions(seed: str) -> int:

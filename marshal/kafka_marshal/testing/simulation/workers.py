@@ -18,6 +18,7 @@ from kafka_marshal.client.ranges import RangeConsumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
+from kafka_marshal.testing.simulation.in_checkpoints import work_with_checkpoints
 from kafka_marshal.testing.simulation.in_lanes import work_in_lanes
 from kafka_marshal.testing.simulation.in_transactions import (
     TIMEOUTS,
@@ -26,7 +27,7 @@ from kafka_marshal.testing.simulation.in_transactions import (
 )
 from kafka_marshal.testing.simulation.interrupting import Interrupted
 from kafka_marshal.testing.simulation.process import Host, Job, Worker
-from kafka_marshal.testing.simulation.scenario import Client
+from kafka_marshal.testing.simulation.scenario import Client, Counting
 
 __all__ = ["HAND_PARTITIONS", "HAND_TOPIC", "built_in", "host_of"]
 
@@ -48,7 +49,7 @@ SMALL_BYTES = 20_000
 AT_ONCE = 3
 
 #: Workers that handle each message at once: what begins late was delivered late.
-ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll"})
+ONE_BY_ONE = frozenset({"iterate", "terminates", "explicit", "poll", "counts", "counts-explicit"})
 
 
 def host_of(client: Client, hi_ms: float) -> Host:
@@ -57,7 +58,7 @@ def host_of(client: Client, hi_ms: float) -> Host:
         client.name,
         client.rate,
         is_iterating=client.worker in ONE_BY_ONE,
-        in_lanes=client.worker in ("lanes", "transacts-in-lanes"),
+        in_lanes=client.worker in ("lanes", "transacts-in-lanes", "counts-lanes"),
         defers=client.worker in ("defer", "lanes", "transacts-at-once", "transacts-in-lanes"),
         fetch_ms=client.fetches_every * hi_ms,
     )
@@ -563,7 +564,9 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
 }
 
 
-def built_in(client: Client) -> Worker:
-    """The worker that a client runs."""
+def built_in(client: Client, counting: Counting | None = None) -> Worker:
+    """The worker that a client runs; counting: how its group takes checkpoints."""
+    if counting is not None:
+        return lambda job: work_with_checkpoints(job, client, counting)
     worker = _WORKERS[client.worker]
     return lambda job: worker(job, client)
