@@ -22,11 +22,13 @@ UNTYPED = "from typing import Any\ndef __getattr__(name: str) -> Any: ...\n"
 #: class, to check that our messages need no cast.
 GIVEN = """
 from typing import Any
+import json as json
 import sqlite3 as sqlite3
 import confluent_kafka
 from pyspark.sql import DataFrame as DataFrame, SparkSession, functions
 from kafka_marshal import Attempt as Attempt, Batch, Consumer, Marshal as Marshal, Message as Message, OffsetRange
 from kafka_marshal.admin import Admin
+from kafka_marshal.checkpoints import Folder, RestorePiece
 from kafka_marshal.pipeline.claimed import ClaimedBatch as ClaimedBatch, ClaimedBatches
 from kafka_marshal.sinks import SqliteSink
 
@@ -37,13 +39,16 @@ UPSERT: str
 batch: Batch
 batches: ClaimedBatches
 consumer: Consumer
+counts: dict[Any, Any]
 database: Any
 df: DataFrame
 marshal: Marshal
 path: str
+piece: RestorePiece
 root: str
 sink: SqliteSink
 spark: SparkSession
+states: Folder
 sparks_batch: ClaimedBatch
 
 def copy(given: OffsetRange) -> None: ...

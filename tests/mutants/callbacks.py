@@ -12,7 +12,11 @@ CALLBACKS: tuple[Mutation, ...] = (
         "nobody is told of a revocation", "revoke", "self._consumer.call(Callback.REVOKE, assignment)", "pass", "C17"
     ),
     Mutation(
-        "nobody is told of a loss", "Revocation.lost", "self._consumer.call(Callback.LOST, assignment)", "pass", "T4"
+        "nobody is told of a loss",
+        "Revocation.lost",
+        "self._consumer.call(Callback.REVOKE if reason == Loss.HANDED_OVER else Callback.LOST, assignment)",
+        "pass",
+        "T4",
     ),
     Mutation(
         "work begins before on_assign has returned",

@@ -132,7 +132,7 @@ class Transactions:
         self._group_id, self._log_name = driver.engine.settings.group_id, driver.engine.settings.log_name
         runtime = driver.cluster.runtime
         self._threads = runtime.executor(MOST_AT_A_TIME, "kafka-marshal-transactions")
-        self.figures = Transacted(runtime.lock())
+        self.figures: Transacted = Transacted(runtime.lock())
         #: Guards what follows. Whoever holds it never takes the engine's lock.
         self._news = runtime.condition()
         #: Partition → its producer, the least recently used one first.

@@ -28,7 +28,7 @@ class UserCall:
         self, named: str, run: Callable[[], object], port: ConsumerPort | None, dropped: Input | None = None
     ) -> None:
         #: For people: ``on_revoke of flights [3], flights [4]``.
-        self.named = named
+        self.named: str = named
         self.run: Callable[[], object] = run
         self.port: ConsumerPort | None = port
         #: What the engine takes if it is never called; None: nothing.
