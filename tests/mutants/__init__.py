@@ -9,6 +9,7 @@ faults around a consumer. No unit tests: the question is whether those would fin
 from __future__ import annotations
 
 from tests.mutants.callbacks import CALLBACKS
+from tests.mutants.checkpoint_members import CHECKPOINT_MEMBERS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
@@ -26,5 +27,5 @@ __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
     *(MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT),
-    *(GROUPS + CHECKPOINTS + SINKS + TRANSACTIONS),
+    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SINKS + TRANSACTIONS),
 )

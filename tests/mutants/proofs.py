@@ -67,6 +67,8 @@ HANGS_S = 400.0
 
 #: How long faults happen in a story of a coordinated group, or of lanes (HI).
 SHORT_INTERVALS = 40
+#: The same of members that take checkpoints.
+COUNTING_INTERVALS = 20
 
 #: Where the interpreter runs handlers of signals, these get messages.
 CHECKED = ("iterate", "poll", "consume", "batches")
@@ -105,6 +107,8 @@ class Sizes:
     #: Stories of coordinated groups; of lanes, of each kind of group.
     members: int = 6
     lanes: int = 2
+    #: Stories of members that take checkpoints.
+    counting: int = 12
     #: Campaigns of sinks, on each database.
     sinks: int = 2
     #: Stories of transactions, of each kind of group.
@@ -296,6 +300,9 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
             scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
 
+    for seed in range(sizes.counting):
+        scenario = Scenario.from_seed(seed, intervals=COUNTING_INTERVALS, checkpoints=True)
+        yield Unit("counting", f"seed {seed} of checkpoints", partial(_story, scenario))
     for path in TRANSACTION_SCRIPTS if sizes.transactions else ():
         yield Unit("transactions", path.name, partial(script_differs, path))
     if sizes.transactions:

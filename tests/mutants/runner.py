@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from tests.mutants.checkpoint_members import CHECKPOINT_MEMBERS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.faults import FAULTS
 from tests.mutants.group_members import GROUP_MEMBERS
@@ -80,6 +81,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
         return ("members",)
     if mutation in FAULTS:
         return ("faults", "simulation", "members", "lanes")
+    if mutation in CHECKPOINT_MEMBERS:
+        return ("counting", "members")
     if mutation in CHECKPOINTS:
         return ("checkpoints",)
     if mutation in GROUPS:

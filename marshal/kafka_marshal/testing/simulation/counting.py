@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.checkpoints import Checkpoint, Restore
 from kafka_marshal.checkpoints.store import Place
+from kafka_marshal.testing.simulation.holdings import member
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
 from rationalizer import CommitOffsets, Group, Outcome, Rollback, key_hash
@@ -193,6 +194,11 @@ class Counted:
         if not any(since == epoch and lo <= hashed <= hi for since, lo, hi in restored):
             self._fail("restored", f"{what}, under which it has restored nothing ({restored}) (X17)")
         self._begun[process.name, key, epoch] = self._scheduler.now
+        if self._holds and (cut := self._cut.get((process.name, key, epoch))) is not None:
+            sources = [member(driver) for driver in process.drivers]
+            found = [each.member.group for each in sources if each is not None and each.member.group is not None]
+            if any(x.checkpoints and x.checkpoints.barrier and x.checkpoints.barrier.id == cut[0] for x in found):
+                self._fail("cut", f"{what}, after its cut for {cut[0]}, which is open, in a group that holds (X14)")
         if former is None:
             return
         by, _, token = former
@@ -207,6 +213,10 @@ class Counted:
     def is_settled(self) -> bool:
         """Whether each member owns just what it is the target of."""
         return all(part.owner == part.target for parts in self._parts.values() for part in parts)
+
+    @property
+    def _holds(self) -> bool:
+        return self._scenario.checkpoints is not None and self._scenario.checkpoints.hold
 
     @property
     def is_quiet(self) -> bool:
@@ -277,9 +287,7 @@ class Counted:
         """The group has another generation: who has which piece now, and how it came."""
         self._generation = -1 if group is None else group.generation
         before, self._parts = self._parts, {}
-        is_reset = outcome.is_a(Rollback) or (
-            self._scenario.checkpoints is not None and self._scenario.checkpoints.hold
-        )
+        is_reset = outcome.is_a(Rollback) or self._holds
         for name, topic in () if group is None else group.pieces.items():
             for number in range(len(topic.owners)):
                 key = name, number

@@ -322,7 +322,8 @@ class _Story:
         wanted = {key: self.checks.stable(key) + 1 for key in sorted(lost)}
 
         def work() -> None:
-            with job.admin().pause(job.group_id, PAUSE_INTERVALS * self.hi / 1000) as pause:
+            admin = job.admin(client_id=process.name.replace("#", "-"))  # a generated id would differ between runs
+            with admin.pause(job.group_id, PAUSE_INTERVALS * self.hi / 1000) as pause:
                 pause.wait_released(timeout=PAUSE_INTERVALS * self.hi / 2000)
                 pause.reposition(wanted, force=True)
 

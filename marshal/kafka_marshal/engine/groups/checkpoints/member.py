@@ -232,10 +232,12 @@ class MemberCheckpoints:
     # Inputs.
 
     def came_back(self, key: Key | None, now: float) -> None:
-        if not self._is_idle and self._member.takes_checkpoints and not self._member.leaving:
+        if not self._is_idle:
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
+        if not self._member.takes_checkpoints or self._member.leaving:
+            return  # on_checkpoint returned after we had left, or were expelled
         self.answering.step(now)
         if self.leaving.leave_by(now) is None:
             self.restoring.step(now)
