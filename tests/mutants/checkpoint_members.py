@@ -33,13 +33,6 @@ CHECKPOINT_MEMBERS: tuple[Mutation, ...] = (
         "X14",
     ),
     Mutation(
-        "a leaver goes on after its cuts",
-        "Answering.holds_up",
-        _STOPPED,
-        _STOPPED.replace("one.leaves or ", ""),
-        "X16",
-    ),
-    Mutation(
         "pieces of a group that holds go on after their cuts",
         "Answering.holds_up",
         _STOPPED,
@@ -62,11 +55,11 @@ CHECKPOINT_MEMBERS: tuple[Mutation, ...] = (
         "X13",
     ),
     Mutation(
-        "the answer has the newest generation",
-        "Answering._record",
-        "ids = (*self._member.settings.ids, self._member.member_id, one.generation or 0, one.id)",
-        "ids = (*self._member.settings.ids, self._member.member_id, self._member.generation, one.id)",
-        "X13",
+        "a member that has left answers",
+        "MemberCheckpoints._go_on",
+        "if not self._member.takes_checkpoints or self._member.leaving:",
+        "if not self._member:",
+        "X16",
     ),
     # Restoring.
     Mutation(

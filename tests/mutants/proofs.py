@@ -36,7 +36,7 @@ from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import MORE_STORIES, STORIES
-from tests.mutants.transaction_proofs import TRANSACTION_SCRIPTS, reads_uncommitted, script_differs
+from tests.mutants.transaction_proofs import CHECKPOINT_SCRIPTS, TRANSACTION_SCRIPTS, reads_uncommitted, script_differs
 from tests.mutants.transaction_stories import TRANSACTION_STORIES
 from tests.rationalizer.checkpoint_stories import CHECKPOINT_STORIES, LONG
 from tests.rationalizer.dumps import dump_differs
@@ -300,6 +300,8 @@ def _simulation(sizes: Sizes) -> Iterator[Unit]:
             scenario = Scenario.from_seed(seed, intervals=SHORT_INTERVALS, coordinated=coordinated, lanes=True)
             yield Unit("lanes", f"seed {seed} of {name}", partial(_story, scenario))
 
+    for path in CHECKPOINT_SCRIPTS if sizes.counting else ():
+        yield Unit("counting", path.name, partial(script_differs, path))
     for seed in range(sizes.counting):
         scenario = Scenario.from_seed(seed, intervals=COUNTING_INTERVALS, checkpoints=True)
         yield Unit("counting", f"seed {seed} of checkpoints", partial(_story, scenario))

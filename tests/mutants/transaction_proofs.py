@@ -14,10 +14,13 @@ from tests.scripts.blocks import Blocks
 from tests.scripts.members import Members
 from tests.scripts.runner import SCRIPTS, played
 
-__all__ = ["TRANSACTION_SCRIPTS", "reads_uncommitted", "script_differs"]
+__all__ = ["CHECKPOINT_SCRIPTS", "TRANSACTION_SCRIPTS", "reads_uncommitted", "script_differs"]
 
 #: Those of rules M.
 TRANSACTION_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("m")] + SCRIPTS["transactions"]
+
+#: Those of members that take checkpoints.
+CHECKPOINT_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("x")]
 
 
 def script_differs(path: Path) -> str:

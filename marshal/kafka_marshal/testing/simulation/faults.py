@@ -112,6 +112,7 @@ class Faults:
         kept = [each.id for each in group.checkpoints.kept]
         to = kept[int(fault.size * len(kept))]
         if fault.kind == "late rollback":
+            process.end.ended = True  # what it sent is on its way
             record = Rollback(f"{process.name}.0", process.client_id, job.group_id, group.generation, to)
             write = partial(self._network.arrive, self._scenario.topic, home, encode(record), process, 0.0)
             self._clients.later(fault.intervals, write)

@@ -27,7 +27,7 @@ __all__ = ["PLANNED", "work_with_checkpoints"]
 PLANNED = "as this story has it"
 
 #: The share of saves that raise, of those that return a Future which may fail, and of those that are slow.
-FAILING, IN_FUTURES, SLOW = 0.05, 0.3, 0.2
+FAILING, IN_FUTURES, SLOW = 0.2, 0.3, 0.2
 #: The share of handlers that take longer, and how long at most (HI); and of those that hang, how often and how long.
 LONG, LONG_INTERVALS = 0.01, 1.5
 HANGING, MOST_HANGS, HANG_TIMEOUTS = 0.003, 2, (1.2, 3.0)

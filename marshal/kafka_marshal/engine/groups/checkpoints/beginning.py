@@ -94,14 +94,14 @@ class Beginning:
         if is_accepted or (barrier is not None and barrier.id != self._is_not):
             self.is_asked = False
 
-    def closed(self, barrier: Barrier, is_complete: bool, now: float) -> None:
-        """A barrier is closed: did it do what it was begun for?"""
+    def closed(self, barrier: Barrier, is_complete: bool, is_left: bool, now: float) -> None:
+        """A barrier is closed: did it do what it was begun for? is_left: not for one of our outgrown pieces."""
         found = self._shown.checkpoints
         group = self._member.group
-        is_in_vain = not is_complete
+        is_in_vain = is_left or not is_complete
         if is_complete and found is not None and group is not None:
             waiting = [part for key in found.revoked for part in group.pieces[key[0]][key[1]]]
-            is_in_vain = any(0 <= part.revoked <= barrier.id for part in waiting)
+            is_in_vain = is_left or any(0 <= part.revoked <= barrier.id for part in waiting)
         self._failures = self._failures + 1 if is_in_vain else 0
         self._revoked_since = inf
         if self._failures:

@@ -53,6 +53,11 @@ class Cut:
         """Whether the answer waits for its state."""
         return self.saving in (Saving.CALLED, Saving.RETURNED)
 
+    @property
+    def begins_again(self) -> bool:
+        """Whether its piece is begun again with all keys that we own by now: the answer names its cut."""
+        return self.is_outgrown and self.saving is Saving.SAFE
+
     def without_mark(self) -> bool:
         """Leave out its topic's mark. Returns whether something is left to say."""
         self.entries = [entry for entry in self.entries if not is_mark(entry)]

@@ -164,7 +164,9 @@ class MemberCheckpoints:
         one = self.answering.closed(barrier.id)
         is_whole = not barrier.waiting and all(each.answer != REFUSED for each in barrier.answers.values())
         self.figures.outcomes["ended" if not is_complete else "complete" if is_whole else "without_some"] += 1
-        self.beginning.closed(barrier, is_complete, now)
+        cuts = () if one is None else one.cuts.values()
+        is_left = any(cut.is_outgrown and not cut.begins_again for cut in cuts)
+        self.beginning.closed(barrier, is_complete, is_left, now)
         if one is None:
             return
         noted = barrier.answers.get(self._slot)  # what was sent too late, or refused, is in no checkpoint
@@ -221,7 +223,7 @@ class MemberCheckpoints:
         """Pieces to be begun again with all keys that we own by now: the barrier has their cut."""
         one = self._completed
         cuts = () if one is None or one.leaves else one.cuts.values()
-        return [cut.piece for cut in cuts if cut.is_outgrown and self._pieces.get(cut.piece.key) is cut.piece]
+        return [cut.piece for cut in cuts if cut.begins_again and self._pieces.get(cut.piece.key) is cut.piece]
 
     def deadline(self, now: float) -> float:
         """When ``step`` is due again (own clock, ms)."""
