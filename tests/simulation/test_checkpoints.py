@@ -18,7 +18,8 @@ def test_each_state_holds_what_is_done_once() -> None:
     for seed in range(12):
         report.add(simulate_one(Scenario.from_seed(seed, intervals=16, checkpoints=True)))
     report.raise_for_violation()
-    assert report.counts["checkpoints"] > 100 and report.counts["repeats"] > 100
+    assert report.counts["checkpoints"] > 50
+    assert report.counts["repeats"] > 50
 
 
 def test_a_seed_is_one_history() -> None:

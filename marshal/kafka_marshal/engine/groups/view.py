@@ -88,8 +88,20 @@ def meant_for(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] 
 
 
 def owned_by(slot: int, parts: Sequence[Piece], *, share: bool) -> list[Piece] | None:
-    """Adjacent parts that this slot owns, wherever they are to go: all keys or, with ``share``, some. None: none."""
-    return _first_run(parts, [part.owner == slot for part in parts], share=share)
+    """Adjacent parts that this slot owns, wherever they are to go: all keys or, with ``share``, some. None: none.
+
+    Of several, those that are to move: they can go only with a cut, and a member works on adjacent keys alone.
+    """
+    first = _first_run(parts, [part.owner == slot for part in parts], share=share)
+    while first is not None and all(part.revoked < 0 for part in first):
+        later = [part for part in parts if part.lo > first[-1].hi]
+        following = _first_run(later, [part.owner == slot for part in later], share=share)
+        if following is None:
+            break
+        if any(part.revoked >= 0 for part in following):
+            return following
+        parts = [part for part in parts if part.hi < following[0].lo or following[-1].hi < part.lo]
+    return first
 
 
 def _first_run(parts: Sequence[Piece], are_ours: Sequence[bool], *, share: bool) -> list[Piece] | None:

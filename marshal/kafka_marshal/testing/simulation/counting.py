@@ -221,7 +221,8 @@ class Counted:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is lost in this story: members only join, leave and are deployed."""
-        return all(fault.kind in ("term", "deploy", "grow") for fault in self._scenario.faults)
+        counting, faults = self._scenario.checkpoints, self._scenario.faults
+        return counting is not None and not counting.fails and all(x.kind in ("term", "deploy", "grow") for x in faults)
 
     def ends(self, process: Living, key: Key, offset: int) -> None:
         """A worker has handled a message, or failed."""
