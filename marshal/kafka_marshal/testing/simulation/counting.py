@@ -76,7 +76,7 @@ class States:
         if made.id > self.newest:
             self.completed += 1
             for key, version in made.versions.items():
-                if version.checkpoint == made.id:
+                if version.checkpoint > self.newest:  # one record may close a barrier and set positions
                     self._check_version(key, version)
         if made.id != self.newest:
             self.newest, self._seen = made.id, dict(found.seen)
@@ -85,6 +85,9 @@ class States:
     def _check_version(self, key: Key, version: Version) -> None:
         """The states that were saved at this checkpoint hold what the log calls done, once."""
         before, checkpoint = self._seen.get(key), version.checkpoint
+        for state in {x for _, _, x in version.states if self.newest < x < checkpoint}:
+            # Handed in at a barrier whose version the operator's has replaced at once: nothing says what was done.
+            self._due[key, state] = {x: n for _, _, counts in self._saved(key, state) for x, n in counts.items()}
         due = self._due.setdefault((key, checkpoint), {})
         saved = self._saved(key, checkpoint)
         for lo, hi, state in version.states:
