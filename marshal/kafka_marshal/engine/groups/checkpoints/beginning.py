@@ -67,7 +67,7 @@ class Beginning:
         #: How many barriers in a row were in vain, and until when we wait for that.
         self._failures: int = 0
         self._wait_until: float = -inf
-        #: When to ask again whether something is done.
+        #: Before that no periodic one begins: nothing is done, or the last one has ended.
         self._look_at: float = -inf
 
     # What happens.
@@ -104,6 +104,8 @@ class Beginning:
             is_in_vain = is_left or any(0 <= part.revoked <= barrier.id for part in waiting)
         self._failures = self._failures + 1 if is_in_vain else 0
         self._revoked_since = inf
+        if not is_complete and self._policy.every_ms is not None:
+            self._look_at = now + self._policy.every_ms  # a periodic one waits for its next turn
         if self._failures:
             longest = self._policy.every_ms or LONGEST_BACK_OFF_MS
             wait_ms = min(longest, BACK_OFF_MS * 2.0 ** min(self._failures - 1, 20))
