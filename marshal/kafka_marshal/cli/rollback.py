@@ -199,7 +199,8 @@ def _print(planned: RolledBack, options: Options) -> None:
     )
     if planned.dropped:
         named = ", ".join(map(str, planned.dropped))
-        note(options, f"{count(len(planned.dropped), 'checkpoint')} go with it, for good: {named}")
+        verb = "goes" if len(planned.dropped) == 1 else "go"
+        note(options, f"{count(len(planned.dropped), 'checkpoint')} {verb} with it, for good: {named}")
     if gone := sum(each.gone for each in planned.partitions):
         say_warning(
             f"retention has deleted {count(gone, 'message')} that would have to come again: they are missing then. "

@@ -184,8 +184,8 @@ def _old_cuts(group: GroupRow, most_ms: int | None) -> Iterator[Problem]:
                 f"{places([row])}: {row.client} has not handed it in {since}, for over {span(cut_ms)}, and messages "
                 f"wait at offset {row.position}. A handler takes longer than the policy's drain, hangs, or its state "
                 f"can't be saved: see {row.client}'s log, and kafka-marshal show "
-                f"{shlex.quote(f'{row.topic}:{row.partition}:{row.position}')}. Nothing is lost; if {row.client} is, "
-                "its work on it since then comes again"
+                f"{shlex.quote(f'{row.topic}:{row.partition}:{row.position}')}. Nothing is lost; if {row.client} "
+                "dies, what it did since then comes again"
             )
             yield Problem(group.group, "old_cut", text, 1, [row])
 

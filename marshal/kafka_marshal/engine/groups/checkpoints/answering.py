@@ -289,8 +289,6 @@ class Answering:
                 continue
             del self._calls[saved.key]
             cut.saving = Saving.RETURNED if error is None else Saving.LEFT
-            if error is not None:
-                self._left(saved.key, f"on_checkpoint raised {error!r}")
 
     def safe(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
         """The states of these pieces are safe, or can't be saved."""
@@ -302,8 +300,6 @@ class Answering:
                 continue
             cut.saving = Saving.SAFE if error is None else Saving.LEFT
             self._figures.saved(now - cut.began)
-            if error is not None:
-                self._left(saved.key, f"its state could not be saved: {error!r}")
 
     def _left(self, key: Key, why: str) -> None:
         self._outbox.add(
