@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
 from hashlib import blake2b
+from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -210,7 +211,8 @@ class Store(ABC):
             f"{_shown(piece)}: the state that belongs to its position {piece.position} was saved at checkpoint "
             f"{checkpoint}, and {why}. Without it, what was done before would be missing from the state. Nothing was "
             f"loaded. Bring it back (is the right folder mounted?), or go back to a checkpoint whose states are there: "
-            f"kafka-marshal checkpoints {piece.group_id}, then kafka-marshal rollback {piece.group_id} --to ID",
+            f"kafka-marshal checkpoints {quote(piece.group_id)}, then "
+            f"kafka-marshal rollback {quote(piece.group_id)} --to ID",
             topic=piece.topic,
             partition=piece.partition,
             checkpoint=checkpoint,

@@ -164,10 +164,11 @@ def _go_back(
     force: bool,
     within: int,
 ) -> RolledBack:
-    name = quote(planned.group)
-    options.if_interrupted = f"It may have gone back: kafka-marshal checkpoints {name}{options.reach()} shows it." + (
-        "" if stay_paused is None else f" If it is paused: kafka-marshal release-group {name}{options.reach()} --resume"
-    )
+    shows = f"kafka-marshal checkpoints {quote(planned.group)}{options.reach()}"
+    options.if_interrupted = f"It may have gone back: {shows} shows it."
+    if stay_paused is not None:
+        resumes = f"kafka-marshal release-group {quote(planned.group)}{options.reach()} --resume"
+        options.if_interrupted += f" If it is paused: {resumes}"
     if stay_paused is not None:
         note(options, f"pausing {planned.group} as {admin.client_id} until its members have left …")
     return admin.rollback(

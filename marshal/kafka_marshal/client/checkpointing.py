@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from kafka_marshal import arguments
@@ -154,7 +154,7 @@ class CheckpointingConsumer(Consumer):
             raise ConfigurationError(
                 f"checkpoint(): group {self._marshal.group_id!r} takes no checkpoints (yet), and this member was made "
                 "with adopt=True. Nothing was changed. commit() commits what is done; kafka-marshal checkpoints "
-                f"{self._group_name} --start has the group take them"
+                f"{quote(self._marshal.group_id)} --start has the group take them"
             )
         self._driver.call(self._carry_out, TakeCheckpoint(self._engine.number))
 
@@ -190,7 +190,7 @@ class CheckpointingConsumer(Consumer):
             what = "checkpoint" if to is None else f"checkpoint {to}"
             raise ConfigurationError(
                 f"rollback(): group {self._marshal.group_id!r} has no {what} to go back to: {there}. Nothing was "
-                f"changed. kafka-marshal checkpoints {self._group_name} lists them"
+                f"changed. kafka-marshal checkpoints {quote(self._marshal.group_id)} lists them"
             )
         self._carry_out(GoBack(self._engine.number, to))
 
@@ -218,8 +218,8 @@ class CheckpointingConsumer(Consumer):
             raise ConfigurationError(
                 "seek() is not possible in a group that takes checkpoints: a position is the group's, and belongs to "
                 "the state that was saved with it. Nothing was changed. rollback() goes back with the state; "
-                f"kafka-marshal release-group {self._group_name} sets positions alone; start= says where a new group "
-                "begins"
+                f"kafka-marshal release-group {quote(self._marshal.group_id)} sets positions alone; "
+                "start= says where a new group begins"
             )
         super().seek(topic, partition, offset, force=force)
 
@@ -249,10 +249,6 @@ class CheckpointingConsumer(Consumer):
         options = self._options.settings.group
         adopts = options is not None and options.checkpoints is not None and options.checkpoints.adopt
         return adopts and self._look(self._checkpoints).newest is None
-
-    @property
-    def _group_name(self) -> str:
-        return shlex.quote(self._marshal.group_id)
 
     # What the engine asks for (the lock is held).
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Final, Self
 
 from kafka_marshal import arguments
@@ -190,7 +191,7 @@ def whole_pieces(restore: Restore) -> list[RestorePiece]:
                 f"sink.restore: keys of {each.topic} [{each.partition}] are done up to different offsets, as members "
                 "shared it by key, and a sink knows which offsets are stored, not of which keys: rows that are done "
                 "would go, too. Nothing was changed. Give the partition one position (kafka-marshal release-group "
-                f"{each.group_id} --to …), delete your rows beyond it, and rewind the sink to it"
+                f"{quote(each.group_id)} --to …), delete your rows beyond it, and rewind the sink to it"
             )
         if (each.lo, each.hi) != (0, MAX_KEY_HASH):
             raise ConfigurationError(

@@ -203,7 +203,7 @@ def simulate(
         raise ConfigurationError("stories of transactions are of delivery='at-least-once' and have no lanes")
     if checkpoints and (worker is not None or lanes or transactions or delivery == "at-most-once"):
         raise ConfigurationError(
-            "stories of checkpoints have workers of their own, with delivery='at-least-once': leave out the others"
+            "stories of checkpoints have built-in workers only, with delivery='at-least-once': leave out the others"
         )
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker

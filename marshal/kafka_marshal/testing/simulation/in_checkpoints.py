@@ -153,7 +153,7 @@ class _Working:
         self._hangs = 0
 
     def before(self) -> None:
-        """The program's own wishes."""
+        """What the program asks for."""
         job, consumer = self._job, self._consumer
         if job.goes_back and (kept := consumer.checkpoints.kept):
             job.goes_back = False
