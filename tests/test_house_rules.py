@@ -459,6 +459,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.node.replica.Replica": (25, 16),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (24, 18),
+    "kafka_marshal.testing.simulation.process.Job": (20, 17),
 }
 
 
