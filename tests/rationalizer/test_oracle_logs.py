@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,10 @@ def _cases() -> tuple[list[dict[str, Any]], list[OracleWorld]]:
     return cases, worlds
 
 
+def _listed(entries: Sequence[str] | None) -> list[str] | None:
+    return None if entries is None else list(entries)
+
+
 def _expected(worlds: list[OracleWorld]) -> list[Any]:
     return [
         [
@@ -163,10 +168,7 @@ def _expected(worlds: list[OracleWorld]) -> list[Any]:
             world.snapshot().hex(),
             dict(sorted(world.accepted.items())),
             dict(sorted(world.rejected.items())),
-            [
-                [each.code, each.epoch, each.entries and list(each.entries), each.generation, each.member]
-                for each in world.outcomes
-            ],
+            [[each.code, each.epoch, _listed(each.entries), each.generation, each.member] for each in world.outcomes],
         ]
         for world in worlds
     ]
