@@ -143,7 +143,7 @@ MET = {
 def test_its_author_gets_far_into_coordinated_groups() -> None:
     met: set[tuple[str | None, str]] = set()
     wanted = {(name, code) for name, found in MET.items() for code in found.split()}
-    for seed in range(60):
+    for seed in range(150):
         cps = (1, 1, 3, 8)[seed % 4]
         author, world, offset = Author(seed, 0, cps, large_every=0, upgrades=False), World(0, cps), 0
         for _ in range(1_000):
