@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -18,7 +15,7 @@ from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Folder
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.sinks import SqliteSink
-from kafka_marshal.testing import RunningKafka, open_kafka
+from kafka_marshal.testing import RunningKafka
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
@@ -26,6 +23,7 @@ from tests.campaigns.checkpoints.check import Account, Lines, Violation, check
 from tests.campaigns.checkpoints.ground import Writer, ends, inputs, losses, make_ground
 from tests.campaigns.checkpoints.operator import Operator
 from tests.campaigns.checkpoints.worker import KINDS, POINTS, WORKER, Job, counted, policy_of, undo
+from tests.campaigns.on_a_broker import Say, run_on_a_broker
 
 __all__ = ["Options", "Result", "run_campaign"]
 
@@ -123,9 +121,6 @@ class Result:
             "unexplained": self.account.unexplained,
             "violations": [str(each) for each in self.violations],
         }
-
-
-Say = Callable[[str], object]
 
 
 class _Campaign:
@@ -327,22 +322,9 @@ class _Campaign:
 
 
 def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None) -> Result:
-    """Run it, on a separate broker, which is killed, too; or on one that is not.
+    """Run it, on a separate broker, which is killed, too; or on one that is not."""
 
-    If a promise was broken, or with ``keep``, what the workers wrote down stays in ``Result.folder``.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-checkpoints-"))
-    keep = True
-    own = None if kafka is not None else open_kafka(1, controllable=True)
-    try:
-        result = _Campaign(options, folder, kafka or own, own is not None, say).run()  # type: ignore[arg-type]
-        keep = options.keep or bool(result.violations)
-        result.folder = str(folder) if keep else ""
-        return result
-    finally:
-        if own is not None:
-            own.stop()
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            say(f"what was written down: {folder}")
+    def run(folder: Path, broker: RunningKafka, restarts: bool) -> Result:
+        return _Campaign(options, folder, broker, restarts, say).run()
+
+    return run_on_a_broker("checkpoints", run, kafka, options.keep, say)

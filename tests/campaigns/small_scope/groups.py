@@ -77,9 +77,62 @@ _ELSEWHERE = frozenset(
 _NAMES = [kind.name for kind in KINDS.values() if kind.level == GROUPS_LEVEL]
 
 
-class _Groups:
-    """The scope for :mod:`.search`."""
+class GroupScope:
+    """Records about one group in one CP, for :mod:`.search`: each state follows from a snapshot and one record."""
 
+    def records(self, world: World) -> Iterator[tuple[Record, int]]:
+        """What can come next, each with the log time that passes before it."""
+        raise NotImplementedError
+
+    def check(self, before: World, after: World, record: Record, outcome: Outcome) -> None:
+        """Raises BrokenError where a rule is broken."""
+        raise NotImplementedError
+
+    def key(self, world: World) -> bytes:
+        """A state without what makes no difference."""
+        raise NotImplementedError
+
+    def steps(self, state: State, part: Part) -> Iterator[tuple[bytes, int, State]]:
+        """Every record that may come."""
+        snapshot, _, path = state
+        before = World.restore(snapshot, 1)
+        rows, world = _rows(before), World.restore(snapshot, 1)
+        for choice, (record, waits_ms) in enumerate(self.records(before)):
+            try:
+                outcome = world.apply(world.next_offset, before.log_time + waits_ms, encode(record))
+                self.check(before, world, record, outcome)
+                if not outcome.accepted and _rows(world) != rows:
+                    raise BrokenError(f"a record that was rejected has changed something (E3): {record}")
+            except Exception as error:
+                error.add_note(self._trail(path + bytes([choice])))
+                raise
+            part.steps += 1
+            part.transitions[type(record).__name__, outcome.code] += 1
+            for code in outcome.entries or ():
+                part.transitions[f"entry of {type(record).__name__}", code] += 1
+            if outcome.accepted:  # else it is the same state
+                yield self.key(world), 1, (world.snapshot(), None, path + bytes([choice]))
+                world = World.restore(snapshot, 1)
+
+    def first(self) -> tuple[bytes, State]:
+        """The first state, and its key."""
+        raise NotImplementedError
+
+    def _trail(self, path: bytes) -> str:
+        """The records that these choices are, with their outcomes, one a line."""
+        _, (snapshot, _, _) = self.first()
+        world = World.restore(snapshot, 1)
+        lines = []
+        for choice in path:
+            record, waits_ms = next(islice(self.records(world), choice, None))
+            offset = world.next_offset
+            outcome = world.apply(offset, world.log_time + waits_ms, encode(record))
+            entries = f" {outcome.entries}" if outcome.entries else ""
+            lines.append(f"  offset {offset}, {outcome.log_time - START_MS:>4} ms: {record}: {outcome.code}{entries}")
+        return "\n".join(lines)
+
+
+class _Groups(GroupScope):
     wanted = transitions([*_NAMES, "entry of CommitOffsets", "ForgetGroup", "ReleaseGroup"], _ELSEWHERE) | {
         ("ClaimingPartition", codes.WRONG_KIND)
     }
@@ -96,41 +149,14 @@ class _Groups:
             world.apply(1, START_MS, encode(ConfigureGroup(*ADMIN, (("accept_range_fetch", (TOPIC,)),))))
         return _key(world), (world.snapshot(), None, b"")
 
-    def steps(self, state: State, part: Part) -> Iterator[tuple[bytes, int, State]]:
-        """Every record that may come."""
-        snapshot, _, path = state
-        before = World.restore(snapshot, 1)
-        rows, world = _rows(before), World.restore(snapshot, 1)
-        for choice, (record, waits_ms) in enumerate(_records(before)):
-            offset = world.next_offset
-            try:
-                outcome = world.apply(offset, before.log_time + waits_ms, encode(record))
-                _check(before, world, record, outcome, offset)
-                if not outcome.accepted and _rows(world) != rows:
-                    raise BrokenError(f"a record that was rejected has changed something (E3): {record}")
-            except Exception as error:
-                error.add_note(self._trail(path + bytes([choice])))
-                raise
-            part.steps += 1
-            part.transitions[type(record).__name__, outcome.code] += 1
-            for code in outcome.entries or ():
-                part.transitions["entry of CommitOffsets", code] += 1
-            if outcome.accepted:  # else it is the same state
-                yield _key(world), 1, (world.snapshot(), None, path + bytes([choice]))
-                world = World.restore(snapshot, 1)
+    def records(self, world: World) -> Iterator[tuple[Record, int]]:
+        return _records(world)
 
-    def _trail(self, path: bytes) -> str:
-        """The records that these choices are, with their outcomes, one a line."""
-        _, (snapshot, _, _) = self.first()
-        world = World.restore(snapshot, 1)
-        lines = []
-        for choice in path:
-            record, waits_ms = next(islice(_records(world), choice, None))
-            offset = world.next_offset
-            outcome = world.apply(offset, world.log_time + waits_ms, encode(record))
-            entries = f" {outcome.entries}" if outcome.entries else ""
-            lines.append(f"  offset {offset}, {outcome.log_time - START_MS:>4} ms: {record}: {outcome.code}{entries}")
-        return "\n".join(lines)
+    def check(self, before: World, after: World, record: Record, outcome: Outcome) -> None:
+        _check(before, after, record, outcome)
+
+    def key(self, world: World) -> bytes:
+        return _key(world)
 
 
 def explore_groups(
@@ -236,7 +262,7 @@ def _of_admin(world: World, group: Group | None) -> Iterator[Record]:
 # Invariants, written independently.
 
 
-def _check(before: World, after: World, record: Record, outcome: Outcome, offset: int) -> None:
+def _check(before: World, after: World, record: Record, outcome: Outcome) -> None:
     pause = before.pause(GROUP)
     paused_by = pause.client_id if pause is not None and after.log_time < pause.expires else None
     passes = isinstance(record, LeaveGroup | CommitOffsets | Tick)
@@ -253,7 +279,7 @@ def _check(before: World, after: World, record: Record, outcome: Outcome, offset
         return
     _check_shape(now, record)
     was = Group(GROUP) if was is None else was
-    if now.generation != was.generation and now.generation != offset:
+    if now.generation != was.generation and now.generation != after.next_offset - 1:
         raise BrokenError(f"a generation that is no offset (G5): {record}")
     _check_members(was, now, record, outcome, after.log_time)
     _check_owners(was, now, record, outcome)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,10 +11,11 @@ from random import Random
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.testing import RunningKafka, open_kafka
+from kafka_marshal.testing import RunningKafka
 from kafka_marshal.testing.fail_points import CallMoment, points_of
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.worker import Job as PlainJob
+from tests.campaigns.on_a_broker import Say, run_on_a_broker
 from tests.campaigns.transactions.check import Partition, Violation, check
 from tests.campaigns.transactions.ground import Ground, Reader, Writer
 from tests.campaigns.transactions.operator import Operator
@@ -105,9 +103,6 @@ class Result:
             "operator": self.operator,
             "violations": [str(each) for each in self.violations],
         }
-
-
-Say = Callable[[str], object]
 
 
 def make_ground(bootstrap: str, partitions: int = PARTITIONS) -> Ground:
@@ -263,22 +258,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None) -> Result:
-    """Run it, on a separate broker, which is killed, too; or on one that is not.
+    """Run it, on a separate broker, which is killed, too; or on one that is not."""
 
-    If a promise was broken, or with ``keep``, what the workers wrote down stays in ``Result.folder``.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-transactions-"))
-    keep = True
-    own = None if kafka is not None else open_kafka(1, controllable=True)
-    try:
-        result = _Campaign(options, folder, kafka or own, own is not None, say).run()  # type: ignore[arg-type]
-        keep = options.keep or bool(result.violations)
-        result.folder = str(folder) if keep else ""
-        return result
-    finally:
-        if own is not None:
-            own.stop()
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            say(f"what was written down: {folder}")
+    def run(folder: Path, broker: RunningKafka, restarts: bool) -> Result:
+        return _Campaign(options, folder, broker, restarts, say).run()
+
+    return run_on_a_broker("transactions", run, kafka, options.keep, say)

@@ -1,0 +1,51 @@
+"""Runs a campaign in a folder of its own, on a broker that it may kill."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from kafka_marshal.testing import RunningKafka, open_kafka
+
+__all__ = ["Say", "run_on_a_broker"]
+
+Say = Callable[[str], object]
+
+
+class Found(Protocol):
+    """What came of a campaign."""
+
+    folder: str
+
+    @property
+    def violations(self) -> Sequence[object]: ...
+
+
+FoundT = TypeVar("FoundT", bound=Found)
+
+
+def run_on_a_broker(
+    name: str, run: Callable[[Path, RunningKafka, bool], FoundT], kafka: RunningKafka | None, keep: bool, say: Say
+) -> FoundT:
+    """Call run(folder, broker, may be killed): on a broker of its own, which may, or on the given one, which may not.
+
+    If a promise was broken, or with keep, what the workers wrote down stays in the result's folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"kafka-marshal-{name}-"))
+    is_kept = True
+    own = open_kafka(1, controllable=True) if kafka is None else None
+    try:
+        result = run(folder, kafka or own, own is not None)  # type: ignore[arg-type]
+        is_kept = keep or bool(result.violations)
+        result.folder = str(folder) if is_kept else ""
+        return result
+    finally:
+        if own is not None:
+            own.stop()
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            say(f"what was written down: {folder}")
