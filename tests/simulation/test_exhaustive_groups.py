@@ -51,6 +51,11 @@ def test_the_command_searches_groups_too(tmp_path: Path, capsys: pytest.CaptureF
     assert '"groups"' in path.read_text()
 
 
+def test_the_command_searches_checkpoints_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exhaustive.main(["--checkpoints", "--depth", "1", "--jobs", "1"]) == 0
+    assert "hold=True shared=True opened=True" in capsys.readouterr().out
+
+
 def _on(where: object, name: str, value: object) -> Plant:
     return lambda patch: patch.setattr(where, name, value)
 

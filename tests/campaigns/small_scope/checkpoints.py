@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, product
 
 from rationalizer import Outcome, Record, ReleaseGroup, Tick, Upgrade, World, codes, encode
 from rationalizer.groups.checkpoints import PASSING, Checkpoints, Version
@@ -44,7 +44,7 @@ from rationalizer.wire.wellformed import (
 from tests.campaigns.small_scope.groups import ADMIN, GROUP, HALF, START_MS, TOPIC, GroupScope
 from tests.campaigns.small_scope.search import BrokenError, Explored, State, search, transitions
 
-__all__ = ["CHECKPOINT_DEPTH", "explore_checkpoints"]
+__all__ = ["CHECKPOINT_DEPTH", "explore_checkpoints", "tell_all"]
 
 #: Records in a row by default.
 CHECKPOINT_DEPTH = 6
@@ -127,6 +127,15 @@ def explore_checkpoints(
     opened: begin where two members are there, a piece is revoked, and the barrier for its hand-over is open.
     """
     return search(_Taking(hold, shared, opened), depth, most, jobs)
+
+
+def tell_all(depth: int | None, most: int | None, jobs: int) -> str:
+    """Search from each beginning; for people. Not every transition is in reach of one. Raises BrokenError."""
+    lines = []
+    for hold, shared, opened in product((False, True), repeat=3):
+        found = explore_checkpoints(depth or CHECKPOINT_DEPTH, most, jobs, hold=hold, shared=shared, opened=opened)
+        lines.append(f"hold={hold} shared={shared} opened={opened}: {found.steps:,} records, {found.states:,} states")
+    return "\n".join(lines) + "\n"
 
 
 # What may come.

@@ -322,6 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, help="stop at so many states")
     parser.add_argument("--engine", action="store_true", help="explore real members, not the rationalizer alone")
     parser.add_argument("--groups", action="store_true", help="explore coordinated groups, not claims")
+    parser.add_argument(
+        "--checkpoints", action="store_true", help="explore groups that take checkpoints, from each beginning"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
     parser.add_argument("--json", type=Path, help="write the figures to this file, each search to its part")
     options = parser.parse_args(arguments)
@@ -331,6 +334,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tests.campaigns.small_scope.engine.report import tell
 
             return tell(options.depth, options.most, options.jobs, options.json)
+        if options.checkpoints:
+            from tests.campaigns.small_scope.checkpoints import tell_all
+
+            sys.stdout.write(tell_all(options.depth, options.most, options.jobs))
+            return 0
         if options.groups:
             from tests.campaigns.small_scope.groups import GROUP_DEPTH, explore_groups
 
