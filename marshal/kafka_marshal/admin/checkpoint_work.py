@@ -63,7 +63,10 @@ def takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Check
         raise wrong_kind(group_id, "claimed")
     group = group_in(worlds, group_id)
     if group is None:
-        raise AdminError(f"the log does not know a group {group_id!r}. Nothing was changed. kafka-marshal groups")
+        raise AdminError(
+            f"the log does not know a group {group_id!r}. Nothing was changed. kafka-marshal "
+            "groups lists those that it knows"
+        )
     if group.checkpoints is None:
         raise AdminError(
             f"group {group_id!r} takes no checkpoints. Nothing was changed. Its members begin that with a "

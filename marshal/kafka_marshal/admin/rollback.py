@@ -242,7 +242,10 @@ def start(work: PauseWork, hold: bool, keep: int) -> int:
         is_taking = group is not None and group.checkpoints is not None
         marked = [] if group is None else _in_transactions(group)
     if group is None:
-        raise AdminError(f"the log does not know a group {name!r}. Nothing was changed. kafka-marshal groups")
+        raise AdminError(
+            f"the log does not know a group {name!r}. Nothing was changed. kafka-marshal "
+            "groups lists those that it knows"
+        )
     if low:
         raise AdminError(
             f"the coordination topic is below level {CHECKPOINTS_LEVEL} of the protocol, which checkpoints need. "
