@@ -126,7 +126,10 @@ class Bench:
     def lose(self, assignment: Assignment) -> None:
         """Lose an assignment as ``Revocation.lost`` does."""
         assignment.lease = cast(
-            "Any", SimpleNamespace(hand_out_until=0.0, keys=None, epoch=1, held=False, most_intervals=60_000)
+            "Any",
+            SimpleNamespace(
+                hand_out_until=0.0, proven_until=0.0, keys=None, epoch=1, held=False, most_intervals=60_000
+            ),
         )
         assignment.stage = Stage.LOST
         self.in_lanes.recall(assignment, keep=False)

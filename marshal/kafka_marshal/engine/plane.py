@@ -370,6 +370,9 @@ class Cuttable(Protocol):
     def take_back(self, key: Key) -> None:
         """Take back what was delivered to no thread yet; messages in lanes wait there."""
 
+    def close_gaps(self, key: Key, is_on: bool) -> None:
+        """Handle what waits in lanes below something that is done, though nothing else of it is delivered."""
+
     def is_in_hand(self, key: Key) -> bool:
         """Whether something of it was delivered and is not done; what waits for its try is not."""
 

@@ -79,6 +79,11 @@ class InLanes:
         if self.lanes is not None:
             self.lanes.hold(key, up_to)
 
+    def finish(self, key: Key, up_to: int) -> None:
+        """Begin tries of a partition up to this offset though it is held up; −1: none."""
+        if self.lanes is not None:
+            self.lanes.finish(key, up_to)
+
     def spread(self, run: Run) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
         return self._put(run.assignment, run.into_lanes())

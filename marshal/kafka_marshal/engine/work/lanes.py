@@ -127,7 +127,7 @@ class Lane:
 class _Partition:
     """The lanes of one partition."""
 
-    __slots__ = ("assignment", "lanes", "parked", "running", "started", "up_to")
+    __slots__ = ("assignment", "finish_to", "lanes", "parked", "running", "started", "up_to")
 
     def __init__(self, assignment: Assignment) -> None:
         #: The assignment of the messages that wait.
@@ -141,6 +141,14 @@ class _Partition:
         self.parked: list[Lane] = []
         #: Tries of messages above this offset do not begin.
         self.up_to: float = inf
+        #: Tries of messages up to this offset begin though the partition is held up (X13).
+        self.finish_to: int = -1
+
+    def may_begin(self, lane: Lane, offset: int, now: float) -> bool:
+        """Whether a try of this message may begin now."""
+        lease = lane.assignment.lease
+        until = lease.proven_until if offset <= self.finish_to else lease.hand_out_until
+        return now < until and offset <= self.up_to
 
 
 class Lanes:
@@ -193,7 +201,8 @@ class Lanes:
             partition = self._partitions.get(assignment.key)
             if partition is None:
                 self._partitions[assignment.key] = partition = _Partition(assignment)
-            partition.assignment = assignment
+            if partition.assignment is not assignment:
+                partition.assignment, partition.finish_to = assignment, -1
             lanes = partition.lanes
             for message in messages:
                 key: Hashable = message.key() if by_key else None
@@ -219,8 +228,7 @@ class Lanes:
             message = lane.message
             if message is None or lane.running:
                 return None
-            is_open = now < lane.assignment.lease.hand_out_until and offset_of(message) <= lane.partition.up_to
-            if owner.is_ending or self._stop or not is_open:
+            if owner.is_ending or self._stop or not lane.partition.may_begin(lane, offset_of(message), now):
                 lane.partition.parked.append(lane)
                 return None
             lane.turn += 1  # first: an exception after this line belongs to this try
@@ -352,11 +360,13 @@ class Lanes:
             return found
         with self._lock:
             for partition in self._partitions.values():
-                if partition.parked and now < partition.assignment.lease.hand_out_until:
+                lease = partition.assignment.lease
+                until = lease.hand_out_until if partition.finish_to < 0 else lease.proven_until
+                if partition.parked and now < until:
                     parked, partition.parked = partition.parked, []
                     for lane in parked:
                         if lane.message is not None:
-                            is_open = offset_of(lane.message) <= partition.up_to
+                            is_open = partition.may_begin(lane, offset_of(lane.message), now)
                             (found if is_open else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
@@ -366,6 +376,12 @@ class Lanes:
         with self._lock:
             if (partition := self._partitions.get(key)) is not None:
                 partition.up_to = up_to
+
+    def finish(self, key: Key, up_to: int) -> None:
+        """Begin tries of this partition up to this offset though it is held up; −1: none."""
+        with self._lock:
+            if (partition := self._partitions.get(key)) is not None:
+                partition.finish_to = up_to
 
     def waiting(self, key: Key) -> int:
         """How many messages of a partition wait, also for their next try."""

@@ -198,7 +198,10 @@ class Answering:
                 if not piece.is_held_up:
                     piece.hold_up(True)
                     self._work.cutting.take_back(key)
-                if self._work.cutting.is_in_hand(key) or not self._cutter.can_be_named(piece, done):
+                can_be_named = self._cutter.can_be_named(piece, done)
+                if not can_be_named:
+                    self._work.cutting.close_gaps(key, True)
+                if self._work.cutting.is_in_hand(key) or not can_be_named:
                     waits = True
                     continue
             if key in self._calls:

@@ -214,6 +214,8 @@ class MemberCheckpoints:
             return
         for key, piece in self._pieces.items():
             is_held_up = stops or self.answering.holds_up(piece, now)
+            if stops or not is_held_up:
+                self._work.cutting.close_gaps(key, False)
             if is_held_up != piece.is_held_up:
                 piece.hold_up(is_held_up)
                 if is_held_up:
