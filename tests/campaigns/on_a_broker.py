@@ -1,4 +1,4 @@
-"""Runs a campaign in a folder of its own, on a broker that it may kill."""
+"""Runs a campaign in a folder alone, on a broker that it may kill."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FoundT = TypeVar("FoundT", bound=Found)
 def run_on_a_broker(
     name: str, run: Callable[[Path, RunningKafka, bool], FoundT], kafka: RunningKafka | None, keep: bool, say: Say
 ) -> FoundT:
-    """Call run(folder, broker, may be killed): on a broker of its own, which may, or on the given one, which may not.
+    """Call run(folder, broker, may be killed): on one made for it, which may, or on the given one, which may not.
 
     If a promise was broken, or with keep, what the workers wrote down stays in the result's folder.
     """
