@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -25,6 +25,7 @@ PLACEHOLDERS = {
     "DUMP": "log.jsonl",
     "FILE": "file.jsonl",
     "GROUP": "delays",
+    "ID": "31",
     "KEY=VALUE": "max_session_timeout_ms=60000",
     "NAME": "delays",
     "OFFSET": "12",
