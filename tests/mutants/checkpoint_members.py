@@ -14,8 +14,8 @@ CHECKPOINT_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a piece is cut with messages in flight",
         "Answering._cut",
-        "if self._work.cutting.is_in_hand(key) or not self._cutter.can_be_named(piece, done):",
-        "if not self._cutter.can_be_named(piece, done):",
+        "if self._work.cutting.is_in_hand(key) or not can_be_named:",
+        "if not can_be_named:",
         "X13",
     ),
     Mutation(
@@ -37,6 +37,13 @@ CHECKPOINT_MEMBERS: tuple[Mutation, ...] = (
         "Answering.holds_up",
         _STOPPED,
         _STOPPED.replace("self._is_hold or ", ""),
+        "X14",
+    ),
+    Mutation(
+        "a share that closes its gaps begins other messages, too",
+        "_Partition.may_begin",
+        "until = lease.proven_until if offset <= self.finish_to else lease.hand_out_until",
+        "until = lease.proven_until",
         "X14",
     ),
     # Answers.

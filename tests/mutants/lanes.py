@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation
 __all__ = ["LANES"]
 
 _DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
-_OPEN = "is_open = now < lane.assignment.lease.hand_out_until and offset_of(message) <= lane.partition.up_to"
+_OPEN = "return now < until and offset <= self.up_to"
 _DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"
 
 LANES: tuple[Mutation, ...] = (
@@ -127,9 +127,9 @@ LANES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "handlers begin when the lease may be over",
-        "Lanes.begin",
+        "_Partition.may_begin",
         _OPEN,
-        "is_open = offset_of(message) <= lane.partition.up_to",
+        "return offset <= self.up_to",
         "T4",
     ),
     Mutation(
