@@ -70,24 +70,33 @@ class States:
         """The group takes none any more."""
         self.newest, self._seen = -1, {}
 
-    def look(self, found: Checkpoints) -> None:
-        """A record was applied: perhaps another checkpoint is the newest."""
-        made = found.kept[-1]
-        if made.id > self.newest:
+    def look(self, found: Checkpoints, barrier: Barrier | None) -> None:
+        """A record was applied: perhaps another checkpoint is the newest. barrier: that was open before."""
+        newest = self.newest
+        for made in found.kept:  # one record may close a barrier and set positions: two of them are new
+            if made.id <= newest:
+                continue
             self.completed += 1
             for key, version in made.versions.items():
-                if version.checkpoint > self.newest:  # one record may close a barrier and set positions
+                if version.checkpoint > newest:
+                    self._check_handed_in(key, version, barrier)
                     self._check_version(key, version)
-        if made.id != self.newest:
-            self.newest, self._seen = made.id, dict(found.seen)
+        if found.newest != newest:
+            self.newest, self._seen = found.newest, dict(found.seen)
             self._check_kept(found.all_versions())
+
+    def _check_handed_in(self, key: Key, version: Version, barrier: Barrier | None) -> None:
+        """Check the barrier's version, if the record that closed it has set positions in place of that."""
+        handed_in = None if barrier is None else barrier.versions.get(key)
+        if handed_in is None or handed_in in (version, self._seen.get(key)):
+            return
+        if any(state == handed_in.checkpoint for _, _, state in version.states):
+            self._check_version(key, handed_in)
 
     def _check_version(self, key: Key, version: Version) -> None:
         """The states that were saved at this checkpoint hold what the log calls done, once."""
         before, checkpoint = self._seen.get(key), version.checkpoint
-        for state in {x for _, _, x in version.states if self.newest < x < checkpoint}:
-            # Handed in at a barrier whose version the operator's has replaced at once: nothing says what was done.
-            self._due[key, state] = {x: n for _, _, counts in self._saved(key, state) for x, n in counts.items()}
+        self._seen[key] = version
         due = self._due.setdefault((key, checkpoint), {})
         saved = self._saved(key, checkpoint)
         for lo, hi, state in version.states:
@@ -282,7 +291,7 @@ class Counted:
             return
         newest = found.newest
         closed = self._barrier if newest > self.states.newest and not outcome.is_a(CommitOffsets) else None
-        self.states.look(found)
+        self.states.look(found, self._barrier)
         if group.generation != self._generation:
             self._look(group, None if closed is None or closed.id != newest else closed, outcome)
         self._barrier = found.barrier

@@ -1,0 +1,80 @@
+"""What the check of states finds wrong where one record closes a barrier and sets positions (X3, X10)."""
+
+from __future__ import annotations
+
+import json
+
+from kafka_marshal.checkpoints.store import Place
+from kafka_marshal.testing.simulation.counting import States
+from rationalizer import Progress
+from rationalizer.groups.checkpoints import PERIODIC, Barrier, Checkpoints, Kept, Key, Version, saved_nowhere
+from rationalizer.limits import MAX_KEY_HASH
+
+ONE, OTHER = ("events", 0), ("events", 1)
+
+
+class _Group:
+    """A group that takes checkpoints, whose members save what they counted, and the check of that."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.states = States(lambda promise, message: self.broken.append(message))
+        self.states.hashes = {ONE: [1] * 3, OTHER: [1] * 3}
+        self.found = Checkpoints(4, hold=False)
+        self.completes(1, {})
+        self.states.look(self.found, None)
+
+    def completes(self, checkpoint: int, versions: dict[Key, Version]) -> None:
+        self.found.complete(Kept(checkpoint, 0, PERIODIC, dict(versions)))
+
+    def saves(self, key: Key, checkpoint: int, *counts: int) -> Version:
+        """Counts of offsets 0, 1 …, of which all are done."""
+        data = json.dumps({offset: (times, None) for offset, times in enumerate(counts)}).encode()
+        place = Place(("", key[0], str(key[1])), f"{checkpoint}-{0:016x}-{MAX_KEY_HASH:016x}.state")
+        self.states.files = {**self.states.files, place: b"head\n" + data}
+        return _version(checkpoint, checkpoint, len(counts) - 1)
+
+    def sees(self, barrier: Barrier | None = None) -> list[str]:
+        """What is found wrong of the newest checkpoint."""
+        self.states.look(self.found, barrier)
+        return self.broken
+
+
+def _version(checkpoint: int, state: int, stable: int) -> Version:
+    states, progress = saved_nowhere(), Progress()
+    states.stable, progress.stable = state, stable
+    return Version(checkpoint, states, progress, None)
+
+
+def _barrier(key: Key, version: Version) -> Barrier:
+    found = Barrier(version.checkpoint, 0, 1000, passing=False)
+    found.versions[key] = version
+    return found
+
+
+def test_the_barriers_checkpoint_is_kept_beside_that_of_the_positions() -> None:
+    group = _Group()
+    barrier = _barrier(ONE, group.saves(ONE, 5, 1, 1))
+    group.completes(5, barrier.versions)
+    group.completes(8, {OTHER: _version(8, 0, 2)})
+    assert group.sees(barrier) == []
+    group.completes(9, {ONE: group.saves(ONE, 9, 1, 1, 1)})
+    assert group.sees() == []
+
+
+def test_a_version_that_positions_replace_at_once_is_checked_too() -> None:
+    group = _Group()
+    barrier = _barrier(ONE, group.saves(ONE, 5, 1, 2))
+    group.completes(8, {ONE: _version(8, 5, 2)})
+    assert group.sees(barrier) == ["events [0]: checkpoint 5 has offset 1 2 times in its state, and should 1 times"]
+
+
+def test_what_is_done_again_after_positions_were_set_counts_again() -> None:
+    group = _Group()
+    barrier = _barrier(ONE, group.saves(ONE, 5, 1, 1))
+    group.completes(8, {ONE: _version(8, 5, 0)})
+    assert group.sees(barrier) == []
+    group.completes(9, {ONE: group.saves(ONE, 9, 1, 2, 1)})
+    assert group.sees() == []
+    group.completes(11, {ONE: group.saves(ONE, 11, 1, 2, 2)})
+    assert len(group.sees()) == 1
