@@ -149,9 +149,9 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the older instance comes back",
-        "Membership.is_replaced",
-        "return self._was_member and found is not None and found.instance_id != self.settings.instance_id",
-        "return False",
+        "Membership.look_for_successor",
+        "if self._was_member and found is not None and found.instance_id != self.settings.instance_id:",
+        "if not self:",
         "G20",
     ),
     Mutation(

@@ -100,6 +100,23 @@ def test_g20_evicted_and_replaced_meanwhile_it_does_not_come_back() -> None:
     assert new.consumers[0].errors == []
 
 
+def test_g20_one_that_slept_through_the_life_of_its_successor_does_not_come_back() -> None:
+    net = net_of()
+    old, other = join(net, "a"), join(net, "b")
+    net.run_until(lambda: all_at_work(old, other) and len(works_on(other)) == 2)
+    old.paused = True
+    net.run_until(lambda: works_on(other) == {0, 1, 2, 3})  # it was buried
+    new = join(net, "a")
+    net.run_until(lambda: len(works_on(new)) == 2)
+    new.close()
+    net.run_until(lambda: works_on(other) == {0, 1, 2, 3})
+    joins = len(net.records(JoinGroup))
+    old.paused = False
+    net.run(SESSION * 3)
+    assert isinstance(old.consumers[0].errors[0], ClientReplacedError)
+    assert len(net.records(JoinGroup)) == joins
+
+
 def test_p9_the_first_owner_sets_the_start_also_of_what_is_revoked_already() -> None:
     net = net_of(end=20)
     first = join(net, "a", start="latest")

@@ -96,6 +96,7 @@ class AppliedRecords:
         if own and outcome.is_a(JoinGroup):
             self._member.join_answered()
             self._join_applied(outcome, now)
+        self._member.look_for_successor()  # it may have left again when we would join
         if own and outcome.accepted and outcome.of_group and not outcome.is_a(LeaveGroup, *SENDERLESS):
             self._member.proof.applied(cp, offset, outcome.log_time, now)
             self._holdings.prove()
@@ -130,7 +131,7 @@ class AppliedRecords:
         if outcome.accepted and outcome.member is not None:
             self._member.has_joined(outcome.member, now)
             self._holdings.changed()
-            if self._gate.is_misfit():
+            if self._gate.is_misfit() or self._member.look_for_successor():
                 self._member.leave(now)
         elif outcome.code == codes.UNKNOWN_CONSUMER:
             self._expelled(Loss.FENCED, now)

@@ -183,7 +183,7 @@ class GroupClient:
         self._waits = self._waits and self._work.owes
         if self._waits or not self._subscription.looked:
             return
-        if self.member.is_replaced:
+        if self.member.look_for_successor():
             self.fail(replaced(self._settings))
         elif any(world.level < GROUPS_LEVEL for world in self._worlds.values()):
             self.fail(below_level(self._settings))

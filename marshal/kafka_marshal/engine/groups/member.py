@@ -135,6 +135,7 @@ class Membership:
         #: Whether the group took checkpoints when we joined, and so until the end of this membership (X11).
         self.takes_checkpoints: bool = False
         self._was_member = False
+        self._is_replaced = False
         self._worlds = worlds
         self._reports = TopicReports(subscription, options.session_timeout_ms, rng)
         self._outbox = outbox
@@ -163,12 +164,13 @@ class Membership:
             return None
         return group.sender(self.member_id, self.settings.client_id, self.settings.instance_id)
 
-    @property
-    def is_replaced(self) -> bool:
-        """Whether another instance of our client_id is a member, and we were a member before it (G20)."""
+    def look_for_successor(self) -> bool:
+        """Whether another instance of our client_id is a member, or was one since we were one ourselves (G20)."""
         group = self.group
         found = None if group is None else group.clients.get(self.settings.client_id)
-        return self._was_member and found is not None and found.instance_id != self.settings.instance_id
+        if self._was_member and found is not None and found.instance_id != self.settings.instance_id:
+            self._is_replaced = True
+        return self._is_replaced
 
     @property
     def generation(self) -> int:

@@ -124,8 +124,8 @@ class MemberInvariants:
         self._is_coordinated = scenario.strategy is not None
         #: Processes whose replica showed them as members of the coordinated group.
         self._were_members: set[str] = set()
-        #: Client → number of its newest process that joined.
-        self._newest: dict[str, int] = {}
+        #: Client → number of its newest process that joined, and the offset of that.
+        self._newest: dict[str, tuple[int, int]] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -137,7 +137,7 @@ class MemberInvariants:
         self._takeovers.sent(cp, offset, outcome)
         record = outcome.record
         if isinstance(record, JoinGroup) and outcome.accepted:
-            self._check_successor(record)
+            self._check_successor(record, offset)
 
     def applied(self, process: Living, driver: Driver, cp: int, offset: int, outcome: Outcome) -> None:
         """A member's replica and its engine have applied a record."""
@@ -185,13 +185,13 @@ class MemberInvariants:
         if outcome.accepted and outcome.epoch == offset:
             self._granted(process, driver, offset, outcome)
 
-    def _check_successor(self, record: JoinGroup) -> None:
-        """An accepted JoinGroup is not of a former member whose successor has joined (G20)."""
+    def _check_successor(self, record: JoinGroup, offset: int) -> None:
+        """An accepted JoinGroup is not of a former member that has seen its successor join (G20)."""
         name = record.instance_id.rpartition(".")[0]
-        number, newest = int(name.rpartition("#")[2]), self._newest.get(record.client_id, 0)
-        if number < newest and name in self._were_members:
+        number, (newest, joined) = int(name.rpartition("#")[2]), self._newest.get(record.client_id, (0, -1))
+        if number < newest and name in self._were_members and joined < record.seen:
             self._fail("replaced", f"{name} joins again, though {record.client_id}#{newest} has taken its place (G20)")
-        self._newest[record.client_id] = number  # one that arrives after its successor left is the newest
+        self._newest[record.client_id] = number, offset  # one that arrives after its successor left is the newest
 
     def _check_member(self, process: Living, driver: Driver, offset: int, outcome: Outcome) -> None:
         """A member of the coordinated group and its engine have applied a record."""
