@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.scheduling import pytest_runtest_setup as pytest_runtest_setup
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""Hands tests out to pytest-xdist's processes by group, and goes on when one of them dies."""
+"""Hands tests out to pytest-xdist's processes by group, and goes on when one of them dies or hangs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_timeout
 from xdist.scheduler import LoadGroupScheduling
 
 if TYPE_CHECKING:
@@ -45,3 +46,11 @@ class Groups(LoadGroupScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
     """Replace the scheduler of ``--dist loadgroup``."""
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Limit another try, too: pytest-timeout cancels its timer when the first fails."""
+    if getattr(item, "execution_count", 1) > 1:
+        settings = pytest_timeout._get_item_settings(item)
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)

@@ -40,7 +40,7 @@ _PASSING_CODES = RETRY_CODES | {KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSE
 
 
 class _Refusal:
-    """Notes that the group's coordinator can't be looked up: librdkafka reports that as an error of the client only."""
+    """Notes that the group's coordinator can't be looked up: librdkafka reports that as an event of the client only."""
 
     def __init__(self, troubles: Troubles) -> None:
         self._troubles = troubles
@@ -78,7 +78,9 @@ class _Asker:
         try:
             (found,) = self.consumer.committed([KafkaPartition(*key)], timeout=timeout_s)
         finally:
-            self.consumer.poll(0)  # has its errors and log lines passed on
+            event = self.consumer.poll(0)  # has its errors and log lines passed on
+            if event is not None and (error := event.error()) is not None:
+                self.refusal(error)  # librdkafka's queue has it, or its error_cb
         if found.error is not None:
             raise KafkaException(found.error)
         return found
