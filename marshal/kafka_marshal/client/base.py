@@ -351,9 +351,9 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         """Release all partitions with their offsets. Messages in flight stay not done. A second call does nothing.
 
         Waits up to ``timeout`` seconds (None: without a limit) until handlers of ``run`` and callbacks have returned,
-        except one that calls it. A warning names those that have not. The partitions of a callback that still runs
-        are released when it returns, all others at once. ``close()`` returns at most one second after ``timeout``.
-        Any thread may call it, and so may a signal handler.
+        except one that calls it, and until a member that takes checkpoints has left at one. A warning names those that
+        have not. The partitions of a callback that still runs are released when it returns, all others at once.
+        ``close()`` returns at most one second after ``timeout``. Any thread may call it, and so may a signal handler.
         """
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)
@@ -378,7 +378,7 @@ class Membership(OneProcess, WithBlock, Generic[S]):
         self._leaving.identify()
         with self._driver.locked():
             self._leaving.begin(self._limit, in_callback)
-        end_all(self._driver, [self], self._limit, in_callback)
+        end_all(self._driver, [self], in_callback)
         self._leaving.end(self._limit)
         self._free()
 

@@ -38,9 +38,12 @@ __all__ = [
 #: How long close() waits for callbacks that have not returned (s), as other clients of Kafka do.
 DEFAULT_TIMEOUT_S = 30.0
 
-#: After that, how long it waits for the log to show its releases (s). They are sent in any case. A close() may last
-#: longer than its timeout by this much.
+#: A close() may last longer than its timeout by this much (s).
 CLOSE_TIMEOUT_S = 1.0
+
+#: How long it then waits for the log to show its releases (s). They are sent in any case. The rest of CLOSE_TIMEOUT_S
+#: is for the steps that follow: with no broker to answer, close() is to end, not to be given up.
+RELEASE_S = 0.8
 
 #: The steps after the release may last this much longer than the limit (s); it is part of CLOSE_TIMEOUT_S.
 LAST_S = 0.5
@@ -147,23 +150,27 @@ class Leaving:
             self._driver.wait_for(lambda: not self._engine.delivery.grants.awaited, CLOSE_TIMEOUT_S)
 
 
-class Member(Protocol):
-    """What the end needs of a consumer."""
-
-    _leaving: Leaving
-
-
 class Limit:
     """Until when to wait for callbacks; of several calls of close(), the earliest limit counts."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._monotonic = runtime.monotonic
-        self._until = inf
+        self._own = inf
+        #: That of the Marshal, which ends, too; None: it does not end yet.
+        self._whole: Limit | None = None
 
     def lower(self, timeout: float | None) -> None:
         """One call waits this long (s); None: without a limit."""
         if timeout is not None:
-            self._until = min(self._until, self._monotonic() + max(0.0, timeout))
+            self._own = min(self._own, self._monotonic() + max(0.0, timeout))
+
+    def join(self, whole: Limit) -> None:
+        """The Marshal ends, too: its limit counts as well, also if it is lowered."""
+        self._whole = whole
+
+    @property
+    def _until(self) -> float:
+        return self._own if self._whole is None else min(self._own, self._whole._until)
 
     @property
     def is_over(self) -> bool:
@@ -173,7 +180,16 @@ class Limit:
     @property
     def left_s(self) -> float | None:
         """The time left (s); None: no limit."""
-        return None if self._until == inf else max(0.0, self._until - self._monotonic())
+        until = self._until
+        return None if until == inf else max(0.0, until - self._monotonic())
+
+
+class Member(Protocol):
+    """What the end needs of a consumer."""
+
+    _leaving: Leaving
+    _limit: Limit
+    _closed: bool
 
 
 def carry_out(driver: Driver, end: Callable[[], object], timeout: float | None, late: Callable[[], str]) -> None:
@@ -218,7 +234,6 @@ def cut_off(driver: Driver) -> None:
 def end_all(
     driver: Driver,
     consumers: Sequence[Member],
-    limit: Limit,
     in_callback: bool,
     manual: Sequence[ManualLease] = (),
     *,
@@ -226,34 +241,40 @@ def end_all(
 ) -> None:
     """Wait until what these consumers hold, and these leases, are released (on one of our threads).
 
+    Each consumer is waited for within its limit: one whose own close() has used it up is not waited for again.
     in_callback: the caller is a user's callback, so callbacks are not waited for. for_good: the Marshal ends, too.
     """
     with driver.condition:
-        left = "" if in_callback else _await_callbacks(driver, consumers, limit, for_good)
+        left = "" if in_callback else _await_callbacks(driver, consumers, for_good)
         driver.wait_for(
             lambda: (
-                all(c._leaving.is_released for c in consumers)
+                all(c._closed or c._leaving.is_released for c in consumers)
                 and all(x.is_released or x.loss for x in manual)
                 and not driver.engine.book.unseen
             ),
-            CLOSE_TIMEOUT_S,
+            RELEASE_S,
         )
     if left:
         log(logging.WARNING, "close_late", "%s", left)
 
 
-def _await_callbacks(driver: Driver, consumers: Sequence[Member], limit: Limit, for_good: bool) -> str:
-    """Wait until all callbacks have returned, or the limit is over; returns what is left (the lock is held)."""
+def _await_callbacks(driver: Driver, consumers: Sequence[Member], for_good: bool) -> str:
+    """Wait until all callbacks have returned, or the limits are over; returns what is left (the lock is held)."""
 
-    def is_running() -> bool:
-        return any(c._leaving.callbacks_running or c._leaving.waits_for_checkpoint for c in consumers)
+    def running() -> list[Member]:
+        at_work = [c for c in consumers if c._leaving.callbacks_running or c._leaving.waits_for_checkpoint]
+        return [c for c in at_work if not c._closed]  # another thread has closed it, and the engine has forgotten it
+
+    def awaited() -> list[Limit]:
+        return [c._limit for c in running() if not c._limit.is_over]
 
     def is_cut_off() -> bool:
         return driver.is_over or driver.engine.failure is not None
 
-    while is_running() and not limit.is_over and not is_cut_off():
-        driver.wait_for(lambda: limit.is_over or not is_running(), limit.left_s)
-    if not is_running() or is_cut_off():
+    while (limits := awaited()) and not is_cut_off():
+        left = [limit.left_s for limit in limits]
+        driver.wait_for(lambda: not awaited(), min((each for each in left if each is not None), default=None))
+    if not running() or is_cut_off():
         return ""
     dropped = driver.effects.callbacks.drop(consumers)
     now = driver.now_ms()

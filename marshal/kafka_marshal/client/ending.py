@@ -104,19 +104,21 @@ class Ending:
 
     def _release_all(self, driver: Driver, in_callback: bool) -> None:
         consumers = [consumer for consumer in self.consumers if not consumer._closed]
+        for consumer in consumers:
+            consumer._limit.join(self._limit)
         for consumer in consumers if not in_callback else ():
-            consumer._leaving.end_work(self._limit)
+            consumer._leaving.end_work(consumer._limit)
         for consumer in consumers:
             consumer._leaving.identify()
         with driver.locked() as engine:
             for consumer in consumers:
-                consumer._leaving.begin(self._limit, in_callback)
+                consumer._leaving.begin(consumer._limit, in_callback)
             manual = list(engine.leases.manual.values())
             for lease in manual:
                 engine.take(ReleaseLease(lease), driver.now_ms())
-        end_all(driver, consumers, self._limit, in_callback, manual, for_good=True)
+        end_all(driver, consumers, in_callback, manual, for_good=True)
         for consumer in consumers:
-            consumer._leaving.end(self._limit)
+            consumer._leaving.end(consumer._limit)
 
 
 def _cut_off(driver: Driver, timeout: float | None) -> str:

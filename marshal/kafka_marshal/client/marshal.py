@@ -508,11 +508,12 @@ class Marshal(Watched, OneProcess, WithBlock):
         """Release everything with its offsets, and end. A second call does nothing.
 
         Waits up to ``timeout`` seconds (None: without a limit) for callbacks (``on_assign``, ``on_revoke``,
-        ``on_lost``) to return, except one that calls it. A warning names those that have not; the leases of their
-        partitions end by themselves after two heartbeat intervals, and all other partitions are released. It returns
-        at most one second after ``timeout``: in any thread, a callback, a signal handler, and at the interpreter's
-        end (after threads have been stopped there, it does nothing). In Kubernetes, choose a timeout well below
-        ``terminationGracePeriodSeconds``.
+        ``on_lost``) to return, except one that calls it, and until members that take checkpoints have left at one. A
+        consumer whose own ``close()`` has used up its timeout is not waited for again. A warning names callbacks that
+        have not returned; the leases of their partitions end by themselves after two heartbeat intervals, and all other
+        partitions are released. It returns at most one second after ``timeout``: in any thread, a callback, a signal
+        handler, and at the interpreter's end (after threads have been stopped there, it does nothing). In Kubernetes,
+        choose a timeout well below ``terminationGracePeriodSeconds``.
         """
         self._end(True, None if timeout is None else arguments.seconds("timeout", timeout))
 
