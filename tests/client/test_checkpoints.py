@@ -27,6 +27,7 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import GroupConsumer as AsyncConsumer
 from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.engine.groups import mirror
+from kafka_marshal.engine.work import owed
 from kafka_marshal.metrics.lag import GroupLag
 from kafka_marshal.node import coordination_topic
 from rationalizer import ConfigureGroup, encode
@@ -289,6 +290,37 @@ def test_a_handler_that_hangs_holds_back_its_piece_alone(team: Team) -> None:
     assert {partition for (partition, _), times in team.handled().items() if times > 1} == {0}
 
 
+def test_a_lost_batch_that_a_loop_has_skipped_is_reported_until_the_next_one_comes(
+    team: Team, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owed, "OWED_AFTER_MS", 0.0)
+    skipped: list[int] = []
+
+    def skip_the_first(consumer: GroupConsumer, handle: Callable[[Message], object]) -> None:
+        for batch in consumer.batches(max_messages=7, timeout=0.01):
+            if not skipped:
+                skipped.append(batch.partition)
+                consumer.rollback()
+                while batch.is_held:
+                    time.sleep(0.01)
+                continue  # and the variable keeps it
+            for message in batch:
+                handle(message)
+            batch.done()
+
+    a = team.start("a", skip_the_first, policy=ON_DEMAND)
+    settled(a)
+    team.produce(5, partitions=range(1))
+    [one] = wait_until(lambda: a.marshal.health().held_back)
+    assert (one.topic, one.partition, one.offset, one.in_hand) == (TOPIC, 0, 0, 5)
+    wait_until(lambda: "the state of this piece is not restored here" in caplog.text)
+    assert ("rollback", 0) not in a.restored()
+    team.produce(1, partitions=range(1, 2))
+    team.await_counted(a)
+    assert ("rollback", 0) in a.restored()
+    assert a.marshal.health().held_back == ()
+
+
 def test_an_exception_that_leaves_the_block_costs_what_was_done_since_the_last_cut(team: Team) -> None:
     """What its handler has left in memory is not known, so nothing of it is saved."""
 
@@ -311,6 +343,21 @@ def test_an_exception_that_leaves_the_block_costs_what_was_done_since_the_last_c
     b = team.start("b")
     team.await_counted(b)
     assert set(team.handled().values()) == {1, 2}
+
+
+def test_the_end_of_a_marshal_does_not_wait_again_for_what_the_close_of_its_consumer_waits_for(team: Team) -> None:
+    """As with one block in the other: the first close() gives up, Kafka being away, while the second one begins."""
+    a = team.start("a", policy=ON_DEMAND)
+    settled(a)
+    team.produce(1)
+    team.await_counted(a)
+    team.cluster.broker.faults.unreachable.add("a")
+    first = threading.Thread(target=a.consumer.close, args=(1,))
+    second = threading.Thread(target=a.marshal.close, args=(60,))
+    first.start()
+    wait_until(lambda: a.consumer._engine.closing)
+    second.start()
+    wait_until(lambda: not (first.is_alive() or second.is_alive()))
 
 
 def test_the_answer_waits_for_a_future_and_the_piece_does_not(team: Team) -> None:

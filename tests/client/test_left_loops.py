@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -122,6 +123,39 @@ def test_nothing_is_said_where_nothing_was_in_flight(marshal: Marshal, caplog: p
         work()
     assert not hasattr(raised.value, "__notes__")
     assert [x for x in caplog.records if getattr(x, "event", "") == "loop_failed"] == []
+
+
+def test_a_message_that_a_loop_has_dropped_comes_again_though_no_other_comes() -> None:
+    with member(memory_cluster(1, 1)) as marshal, marshal.consumer([TOPIC], auto_done=False) as consumer:
+        seen = 0
+        too_late = threading.Timer(20, consumer.stop)
+        too_late.start()
+        for message in consumer:
+            seen += 1
+            if seen == 2:
+                consumer.done(message)
+                break
+            del message
+        too_late.cancel()
+        assert seen == 2
+
+
+def test_for_asyncio_it_comes_again_too() -> None:
+    async def main() -> int:
+        seen, cluster = 0, memory_cluster(1, 1).connect("a")
+        async with (
+            aio.Marshal.on_cluster(cluster, group_id=GROUP, heartbeat_interval_ms=HI) as marshal,
+            marshal.consumer([TOPIC], auto_done=False) as consumer,
+        ):
+            async for message in consumer:
+                seen += 1
+                if seen == 2:
+                    consumer.done(message)
+                    break
+                del message
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == 2
 
 
 def test_for_asyncio(cluster: MemoryCluster) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from kafka_marshal.engine.claims.client import EVICTED_INTERVALS
+from kafka_marshal.engine.consumer_inputs import CheckStuck, GoBack
 from kafka_marshal.engine.effects import Callback
+from kafka_marshal.engine.work.owed import OWED_AFTER_MS
 from rationalizer import ClaimingPartition, ReleasingPartition
+from tests.engine.groups.counting import Store, begun
+from tests.engine.groups.test_members import net_of
 from tests.engine.harness import HI, Member, Net
 from tests.engine.scenes import working
 
@@ -108,11 +114,61 @@ def test_c18_at_most_once_a_thread_that_comes_back_ends_it() -> None:
     assert key in claims(net, member, at)
 
 
+def checked(net: Net, member: Member, ms: float) -> list[str]:
+    """What the shell's checks report within this time; one in every HI."""
+    until, before = net.now + ms, len(member.warnings)
+    while net.now < until:
+        net.run(HI)
+        member.engine.take(CheckStuck(member.consumers[0].number, 0.0), member.clock())
+        member.settle()
+    return member.warnings[before:]
+
+
+def test_c18_what_does_not_come_back_is_reported_until_it_does() -> None:
+    net, member = with_two()
+    member.fetch()
+    run = member.take()
+    evicted(net, member)
+    assert run is not None
+    assert not any("still has" in line for line in checked(net, member, OWED_AFTER_MS - HI))
+    [line] = checked(net, member, 2 * HI)
+    assert "t [0]: was taken away 10 s ago, and the program still has offsets 0 to 4 of it" in line
+    assert "this consumer claims nothing" in line
+    assert "done()" in line and "drop" in line
+    assert checked(net, member, 10 * HI) == [], "once, and then every ten minutes"
+    [one] = member.consumers[0].delivery.owed.held_back(member.clock())
+    assert one[:4] == (*T0, 0, None) and one.in_hand == 5
+    member.done_run(run)
+    assert checked(net, member, 2 * HI)[0].startswith("t [0]: what was taken away has come back, after 2")
+    assert member.consumers[0].delivery.owed.held_back(member.clock()) == []
+
+
+def test_c18_at_most_once_a_thread_that_stays_away_is_reported() -> None:
+    net, member = working(end=20, at_most_once=True)
+    net.run_until(lambda: bool(member.work_granted(1)))
+    evicted(net, member)
+    [line] = [line for line in checked(net, member, OWED_AFTER_MS + 2 * HI) if "still has" in line]
+    assert "its next call ends this" in line
+
+
+def test_a_piece_whose_state_waits_for_messages_of_before_is_reported() -> None:
+    net = net_of(partitions=1, end=5, level=3)
+    member = begun(net, "a", Store(), Random(0), every_ms=None)
+    net.run_until(lambda: T0 in member.source.pieces and member.source.pieces[T0].is_restored)
+    member.fetch()
+    run = member.take()
+    member.engine.take(GoBack(member.consumers[0].number, None), member.clock())
+    member.settle()
+    [line] = [line for line in checked(net, member, OWED_AFTER_MS + 3 * HI) if "still has" in line]
+    assert run is not None
+    assert "offsets 0 to 4" in line and "the state of this piece is not restored here" in line
+
+
 def test_a_members_own_release_is_no_eviction() -> None:
     net, member = working(end=20)
     member.consumers[0].revocation.revoke(member.assignment(T0), "surplus", net.now)
     net.run(HI)
-    assert member.consumers[0].delivery.evicted == []
+    assert member.consumers[0].delivery.owed.found == []
     assert not any("operator" in line for line in member.warnings)
 
 

@@ -356,6 +356,7 @@ class Consumer(Generic[C]):
             if message is None:
                 return
             yield message
+            del message  # as in Consumer._poll_on
 
     async def poll(self, timeout: float | None = None) -> Message | None:
         """The next message, or None after timeout seconds. If it is cancelled, its message comes again later."""

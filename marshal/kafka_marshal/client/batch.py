@@ -94,7 +94,11 @@ class Batch:
             )
 
     def done(self) -> None:
-        """The whole batch is done. After its lease ended, this commits nothing, and ``ignored_done`` counts it."""
+        """The whole batch is done. After its lease ended, this commits nothing, and ``ignored_done`` counts it.
+
+        Call it then, too, or drop the batch: as long as a thread may be at work on it, its partition may not be taken
+        up here again (docs/stuck.md).
+        """
         self._done(self._run)
 
     def __len__(self) -> int:

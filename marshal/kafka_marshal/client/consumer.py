@@ -164,6 +164,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             if message is None:
                 return
             yield message
+            del message  # else one that the program has dropped would be in flight during the next call
 
     def poll(self, timeout: float | None = None) -> Message | None:
         """The next message, or None after timeout seconds (None: wait until there is one, or ``stop()``).
@@ -254,8 +255,8 @@ class Consumer(FetchingConsumer["Consumer"]):
     def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[Batch]:
         """Batches of one partition each, of at most max_messages, not done before ``batch.done()``.
 
-        A batch is delivered when it is full, or timeout seconds after its first message was there.
-        Ends after ``stop()`` or ``close()``.
+        A batch is delivered when it is full, or timeout seconds after its first message was there. It is in flight
+        until ``batch.done()``, or until nothing refers to it, in any thread. Ends after ``stop()`` or ``close()``.
         """
         max_messages = arguments.a_whole("max_messages", max_messages, 1)
         arguments.seconds("timeout", timeout)

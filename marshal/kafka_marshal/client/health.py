@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.work.consumer import ConsumerEngine
-from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack
+from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack, lasting
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Health:
     #: Partitions that are stuck though there is something to read. ``ok`` ignores them: others continue.
     stuck: tuple[Stuck, ...] = ()
     #: Partitions whose progress waits for one message that a handler of ``consumer.run`` has, or that failed; or for a
-    #: batch whose transaction has not ended.
+    #: batch whose transaction has not ended; or for messages that were in flight when it was taken away.
     held_back: tuple[HeldBack, ...] = ()
     #: How many handlers (threads or tasks) ``consumer.run`` has, and how many it should have: fewer is a problem.
     handlers: int = 0
@@ -115,12 +115,11 @@ def examine(driver: Driver, *, closed: bool) -> Health:
 
 
 def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
-    """Partitions whose progress waits for one message, or for one batch's transaction (any thread; no lock)."""
-    in_lanes = consumer.delivery.in_lanes
+    """Partitions whose progress waits for one message or batch, also of before a loss (any thread; no lock)."""
+    in_lanes, found = consumer.delivery.in_lanes, consumer.delivery.owed.held_back(now)
     has_lanes = in_lanes.lanes is not None and not in_lanes.lanes.is_ended
     if has_lanes or not consumer.settings.transactions:
-        return in_lanes.held_back
-    found = []
+        return (*in_lanes.held_back, *found)
     for key, assignment in sorted(consumer.assignments.copy().items()):
         run = min(list(assignment.tracker.runs.values()), key=lambda one: one.first, default=None)
         if run is not None and not assignment.over and now >= run.since + HELD_BACK_MS:
@@ -201,6 +200,13 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
                 f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "
                 "and it claims nothing until one comes back. What they have in hand is repeated, here or elsewhere. "
                 "Find out what they wait for, or restart the process"
+            )
+        elif not consumer.source.takes_checkpoints and (owed := consumer.delivery.owed.held_back(now)):
+            topic, partition, offset, _, for_ms = owed[0][:5]
+            yield (
+                f"{topic} [{partition}] was taken away {lasting(for_ms)} ago, and the program still has messages of "
+                f"it, from offset {offset} on: nothing is taken up here before they have come back. Nothing is lost. "
+                "Call done(), which commits nothing any more, or drop the batch; or restart the process"
             )
     yield from _membership(driver, now)
     for cp, level in driver.replica.stopped():

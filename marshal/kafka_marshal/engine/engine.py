@@ -375,6 +375,11 @@ class Engine:
         return effects
 
 
+def _check_stuck(consumer: ConsumerEngine, drained_at: float, now: float) -> None:
+    consumer.positions.stuck.look(now, drained_at)
+    consumer.delivery.owed.look(now)
+
+
 #: Input class → its function: of the engine as a whole, or of one of its consumers.
 _OF_A_MEMBER: dict[type[Input], Callable[..., object]] = {
     inputs.CaughtUp: Engine.caught_up,
@@ -424,7 +429,7 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.TakeCheckpoint: lambda consumer, now: (found := consumer.source.checkpoints) and found.take(now),
     given.GoBack: lambda consumer, *of: (found := consumer.source.checkpoints) and found.go_back(*of),
     given.TooLarge: lambda consumer, *of: consumer.positions.stuck.too_large(*of),
-    given.CheckStuck: lambda consumer, drained_at, now: consumer.positions.stuck.look(now, drained_at),
+    given.CheckStuck: _check_stuck,
     given.HoldUp: hold_up,
     given.HoldUpStuck: hold_up_stuck,
     given.Next: lambda consumer, wanted, pull, now: (pull or consumer.pull).next(wanted, now),

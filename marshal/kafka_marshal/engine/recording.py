@@ -244,7 +244,7 @@ class Recorder:
             where: int | None = None
             if consumer is not None:
                 now = consumer.assignments.get((topic, partition))
-                before = [(place, x) for place, (x, _) in enumerate(consumer.delivery.evicted)]
+                before = [(place, x) for place, x in enumerate(consumer.delivery.owed)]
                 for place, each in [*([(-1, now)] if now is not None else []), *before]:
                     if _has(each, message, offset):
                         where = place
@@ -263,7 +263,7 @@ class Recorder:
             return found
         if found and isinstance(found[0], tuple):
             consumer = of[0]._consumer
-            evicted = [assignment for assignment, _ in consumer.delivery.evicted]
+            evicted = list(consumer.delivery.owed)
             places = [-1 if consumer.assignments.get(x.key) is x else _place(x, evicted) for x, _ in found]
             offsets = [message.offset() for _, message in found]
             same = [_has(x, message, message.offset()) for x, message in found]

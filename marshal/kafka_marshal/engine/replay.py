@@ -293,7 +293,7 @@ class Replay:
 def _under(consumer: ConsumerEngine, key: Key, where: int | None) -> Assignment | None:
     if where is None:
         return None
-    return consumer.assignments[key] if where < 0 else consumer.delivery.evicted[where][0]
+    return consumer.assignments[key] if where < 0 else consumer.delivery.owed.found[where][0]
 
 
 def _at(assignment: Assignment, offset: int) -> Any:

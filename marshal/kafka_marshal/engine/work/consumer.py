@@ -92,7 +92,7 @@ class ConsumerEngine:
     @property
     def owes(self) -> bool:
         """Whether messages of a partition that was taken away are still in flight."""
-        return bool(self.delivery.evicted)
+        return bool(self.delivery.owed)
 
     @property
     def is_hung(self) -> bool:
@@ -160,7 +160,7 @@ class ConsumerEngine:
     def knows(self, assignment: Assignment) -> bool:
         """Whether it is worked on, or was taken away while something of it was in flight."""
         is_current = self.assignments.get(assignment.key) is assignment
-        return is_current or any(each is assignment for each, _ in self.delivery.evicted)
+        return is_current or any(each is assignment for each in self.delivery.owed)
 
     def called(self, piece: Piece, now: float) -> None:
         """A callback of the user has returned (or raised)."""

@@ -74,8 +74,8 @@ class Cutting:
     def _is_before(self, key: Key) -> bool:
         """Whether something that was handed out under an earlier holding is still in flight."""
         delivery = self._consumer.delivery
-        delivery.has_returned()
-        return any(x.key == key for x, _ in delivery.evicted) or delivery.in_lanes.is_with_handler(key)
+        delivery.owed.has_returned()
+        return any(x.key == key for x in delivery.owed) or delivery.in_lanes.is_with_handler(key)
 
     def begin(self, key: Key) -> int:
         """Begin with the progress in the log, at least at the log start. Returns the next offset."""

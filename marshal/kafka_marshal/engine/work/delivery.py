@@ -17,6 +17,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.memory import InFlight
+from kafka_marshal.engine.work.owed import Owed
 from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -50,8 +51,8 @@ class Delivery:
         #: Whether the user has ever called done; how many messages were dropped without it.
         self.is_done_said: bool = False
         self.dropped: int = 0
-        #: Assignments that were taken away with messages in flight, and when (C18, G20).
-        self.evicted: list[tuple[Assignment, float]] = []
+        #: What was taken away with messages in flight.
+        self.owed: Owed = Owed(consumer, lambda: self._heard_at)
         #: A handler took too long, and no user's thread has called since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
@@ -113,17 +114,7 @@ class Delivery:
         if not self._consumer.at_most_once:
             self.recall(assignment, keep=False)
         if assignment.tracker.runs:
-            self.evicted.append((assignment, now))
-
-    def has_returned(self) -> bool:
-        """Whether no message that was taken away is in flight; if that can't be known, whether a thread has called."""
-        is_told = not self._consumer.at_most_once and not self._consumer.settings.ranges
-        self.evicted = [
-            (assignment, since)
-            for assignment, since in self.evicted
-            if (bool(assignment.tracker.runs) if is_told else self._heard_at <= since)
-        ]
-        return not self.evicted
+            self.owed.found.append((assignment, now))
 
     def is_hung(self, now: float, handler_timeout_ms: float) -> bool:
         """Whether a handler hangs (``overdue``) and no user's thread has called or moved for handler_timeout_ms."""
@@ -205,10 +196,9 @@ class Delivery:
 
         A cancelled task drops a message that it never saw; no one can call done for it any more.
         """
-        evicted = [assignment for assignment, _ in self.evicted]
-        for assignment in evicted:  # calls that collected some of its messages must not hand them out
+        for assignment in self.owed:  # calls that collected some of its messages must not hand them out
             self.recall(assignment, keep=False)
-        for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *evicted]:
+        for assignment in [*(x for x in self._consumer.assignments.values() if x.tracker.runs), *self.owed]:
             for run in [run for run in assignment.tracker.runs.values() if run.is_marked and not run.has_left]:
                 dropped = run.dropped(before)
                 self.dropped += len(dropped)
@@ -282,7 +272,7 @@ class Delivery:
             refused = assignment.tracker.mark(done) if assignment is not None and is_here else done
             if refused:
                 self.ignored_done[key] += len(refused)
-                for evicted, _ in self.evicted:
+                for evicted in self.owed:
                     evicted.tracker.mark(refused)
             if assignment is not None:
                 self._came_back(assignment, now)
@@ -294,7 +284,7 @@ class Delivery:
 
         def ignore(message: Message) -> None:
             self.ignored_done[message.topic() or "", message.partition() or 0] += 1
-            for evicted, _ in self.evicted:
+            for evicted in self.owed:
                 evicted.tracker.mark([message])
 
         self.in_lanes.purgatory.finish(finished, ignore, now)

@@ -25,7 +25,7 @@ from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner"]
+__all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner", "lasting"]
 
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]

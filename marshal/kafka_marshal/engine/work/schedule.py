@@ -79,7 +79,7 @@ class Schedule:
             for assignment in list(self._consumer.assignments.values()):
                 self._consumer.revocation.revoke(assignment, why, now)
             return
-        if self._consumer.delivery.evicted and self._consumer.delivery.has_returned():
+        if self._consumer.delivery.owed and self._consumer.delivery.owed.has_returned():
             self._consumer.source.look_again()
         self._consumer.source.step(now)
 
