@@ -321,6 +321,30 @@ def test_a_lost_batch_that_a_loop_has_skipped_is_reported_until_the_next_one_com
     assert a.marshal.health().held_back == ()
 
 
+def test_a_piece_that_waits_for_a_handler_left_behind_is_reported(
+    team: Team, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owed, "OWED_AFTER_MS", 0.0)
+    a = team.start("a", run, policy=ON_DEMAND, handler_timeout=0.3)
+    settled(a)
+    hangs, calls, handle = threading.Event(), [], a.handle
+
+    def hang_once(message: Message) -> None:
+        calls.append(message.offset())
+        if len(calls) == 1:
+            hangs.wait(20)
+        handle(message)
+
+    a.handle = hang_once
+    team.produce(1, partitions=range(1))
+    [one] = wait_until(lambda: a.marshal.health().held_back)
+    assert one[:3] == (TOPIC, 0, 0)
+    wait_until(lambda: "Find out what its handler waits for" in caplog.text)
+    hangs.set()
+    wait_until(lambda: a.marshal.health().held_back == ())
+    team.await_counted(a)
+
+
 def test_an_exception_that_leaves_the_block_costs_what_was_done_since_the_last_cut(team: Team) -> None:
     """What its handler has left in memory is not known, so nothing of it is saved."""
 

@@ -132,14 +132,14 @@ def test_c18_what_does_not_come_back_is_reported_until_it_does() -> None:
     assert run is not None
     assert not any("still has" in line for line in checked(net, member, OWED_AFTER_MS - HI))
     [line] = checked(net, member, 2 * HI)
-    assert "t [0]: was taken away 10 s ago, and the program still has offsets 0 to 4 of it" in line
+    assert "t [0]: was taken away 10 s ago, and the program still has 5 message(s) of it, from offset 0 on" in line
     assert "this consumer claims nothing" in line
     assert "done()" in line and "drop" in line
     assert checked(net, member, 10 * HI) == [], "once, and then every ten minutes"
     [one] = member.consumers[0].delivery.owed.held_back(member.clock())
     assert one[:4] == (*T0, 0, None) and one.in_hand == 5
     member.done_run(run)
-    assert checked(net, member, 2 * HI)[0].startswith("t [0]: what was taken away has come back, after 2")
+    assert checked(net, member, 2 * HI)[0].startswith("t [0]: nothing waits any more for what was taken away, after 2")
     assert member.consumers[0].delivery.owed.held_back(member.clock()) == []
 
 
@@ -161,7 +161,7 @@ def test_a_piece_whose_state_waits_for_messages_of_before_is_reported() -> None:
     member.settle()
     [line] = [line for line in checked(net, member, OWED_AFTER_MS + 3 * HI) if "still has" in line]
     assert run is not None
-    assert "offsets 0 to 4" in line and "the state of this piece is not restored here" in line
+    assert "5 message(s) of it, from offset 0 on" in line and "the state of this piece is not restored here" in line
 
 
 def test_a_members_own_release_is_no_eviction() -> None:

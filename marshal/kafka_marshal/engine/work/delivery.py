@@ -52,7 +52,7 @@ class Delivery:
         self.is_done_said: bool = False
         self.dropped: int = 0
         #: What was taken away with messages in flight.
-        self.owed: Owed = Owed(consumer, lambda: self._heard_at)
+        self.owed: Owed = Owed(consumer, self.in_lanes, lambda: self._heard_at)
         #: A handler took too long, and no user's thread has called since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
