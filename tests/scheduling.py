@@ -1,4 +1,4 @@
-"""Hands tests out to pytest-xdist's processes by group, and goes on when one of them dies or hangs."""
+"""Gives tests to the processes of pytest-xdist by group, and continues when one of them dies or hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Groups(LoadGroupScheduling):
         return died
 
     def schedule(self) -> None:
-        """Hand out the first units, or those that a new process may begin with."""
+        """Give the processes their first units, or a new one those that it may begin with."""
         is_first = self.collection is None
         super().schedule()
         if not is_first:  # a process begins a test when it knows the next, or that there is none

@@ -2,7 +2,7 @@
 
 cluster level=3                 the log is at that level
 a starts flights every=30000    a coordinated group; checkpoints are begun that often (ms), or every=none
-    [hold] [adopt] [stateless] [drain=10000] [timeout=60000] [session=3000] [save=all]
+    [hold] [adopt] [stateless] [shares] [drain=10000] [timeout=60000] [session=3000] [save=all]
 a starts flights grouped        a coordinated group, and no policy for checkpoints
 a asks for a checkpoint
 a goes back [to 9]              the program's rollback
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["GROUP_FLAGS", "group_of", "groups_of", "plays"]
 
 #: Words of ``starts`` that make it a member of a coordinated group.
-GROUP_FLAGS = {"hold", "adopt", "stateless", "grouped"}
+GROUP_FLAGS = {"hold", "adopt", "stateless", "shares", "grouped"}
 
 
 def group_of(flags: set[str], options: dict[str, str]) -> GroupOptions | None:
@@ -51,7 +51,7 @@ def group_of(flags: set[str], options: dict[str, str]) -> GroupOptions | None:
         save_all=options.pop("save", "changed") == "all",
         has_callback="stateless" not in flags,
     )
-    return GroupOptions("sticky", session, checkpoints=policy)
+    return GroupOptions("sticky", session, "shares" in flags, policy)
 
 
 def groups_of(judges: Mapping[int, World], cps: int) -> Groups:

@@ -191,7 +191,7 @@ class GroupClient:
             self.fail(claimed_group(self._settings.group_id))
         else:
             if self.checkpoints is not None:
-                self.checkpoints.story.follow(self.member.group)
+                self.checkpoints.follow()
             self.member.join(now, self.gate.may_join)
 
     def wake(self, now: float) -> None:

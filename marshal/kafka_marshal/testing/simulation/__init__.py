@@ -17,6 +17,7 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``outputs``             what readers of committed records see of these outputs
 ``in_checkpoints``      workers that count, and keep their counts with the group's checkpoints
 ``counting``            what the states of a checkpoint hold: each message once
+``callbacks``           what callbacks about checkpoints get
 ``in_lanes``            the worker with many handlers (``consumer.run``)
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.checkpoints import Checkpoint, Restore
 from kafka_marshal.checkpoints.store import Place
+from kafka_marshal.testing.simulation.callbacks import UNOWNED, Callbacks
 from kafka_marshal.testing.simulation.holdings import member
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.types import Key
@@ -160,8 +161,8 @@ class Counted:
         self._scenario = scenario
         self._scheduler = scheduler
         self._fail = fail
-        self.is_on: bool = scenario.checkpoints is not None
         self.states: States = States(fail)
+        self._callbacks = Callbacks(fail)
         self._barrier: Barrier | None = None
         #: Member's process by slot.
         self._members: dict[int, str] = {}
@@ -218,7 +219,7 @@ class Counted:
             self._fail("repeated", f"{what}, and has handled it under this token (X7)")
         if any(lo <= hashed <= hi and token == before for lo, hi, before in self._handed.get((key, epoch), ())):
             self._fail("repeated", f"{what}; {by.name} handled it under {token}, and handed the piece over (X6)")
-        if self.is_quiet:
+        if self._is_quiet:
             self._fail("repeated", f"{what}; {by.name} handled it, and only joins, leaves and deploys happened (X16)")
 
     @property
@@ -227,14 +228,19 @@ class Counted:
         return all(part.owner == part.target for parts in self._parts.values() for part in parts)
 
     @property
-    def _holds(self) -> bool:
-        return self._scenario.checkpoints is not None and self._scenario.checkpoints.hold
+    def is_on(self) -> bool:
+        """Whether the group takes checkpoints."""
+        return self._scenario.checkpoints is not None
 
     @property
-    def is_quiet(self) -> bool:
+    def _is_quiet(self) -> bool:
         """Whether nothing is lost in this story: members only join, leave and are deployed."""
         counting, faults = self._scenario.checkpoints, self._scenario.faults
         return counting is not None and not counting.fails and all(x.kind in ("term", "deploy", "grow") for x in faults)
+
+    @property
+    def _holds(self) -> bool:
+        return self._scenario.checkpoints is not None and self._scenario.checkpoints.hold
 
     def ends(self, process: Living, key: Key, offset: int) -> None:
         """A worker has handled a message, or failed."""
@@ -252,6 +258,8 @@ class Counted:
 
     def restores(self, process: Living, restore: Restore) -> None:
         """on_restore is called."""
+        if not any(fault.kind == "retention" for fault in self._scenario.faults):
+            self._callbacks.restores(process, restore, self.states.hashes)
         for piece in restore.pieces:
             self._check_idle(process, piece.key, piece.lo, piece.hi, f"is to restore token {piece.epoch}")
             others = [
@@ -263,8 +271,13 @@ class Counted:
 
     def restored(self, process: Living, restore: Restore) -> None:
         """on_restore is about to return."""
+        self._callbacks.restored(process, restore)
         for piece in restore.pieces:
             self._restored.setdefault((process.name, piece.key), []).append((piece.epoch, piece.lo, piece.hi))
+
+    def completed(self, process: Living, checkpoint: int) -> None:
+        """on_completed is called."""
+        self._callbacks.completed(process, checkpoint)
 
     def _check_idle(self, process: Living, key: Key, lo: int, hi: int, what: str) -> None:
         busy = [x for x in self._running.get((process.name, key), ()) if lo <= self.states.hashes[key][x] <= hi]
@@ -290,8 +303,13 @@ class Counted:
             self._look(group, None, outcome)
             return
         newest = found.newest
-        closed = self._barrier if newest > self.states.newest and not outcome.is_a(CommitOffsets) else None
-        self.states.look(found, self._barrier)
+        before = self._barrier
+        closed = before if newest > self.states.newest and not outcome.is_a(CommitOffsets) else None
+        if before is not None and newest > self.states.newest:
+            reached = [slot for slot, each in before.answers.items() if each.answer != REFUSED]
+            self._callbacks.took_part(before.id, [self._members[slot] for slot in reached])
+        self.states.look(found, before)
+        self._callbacks.sees(newest, dict(found.seen))
         if group.generation != self._generation:
             self._look(group, None if closed is None or closed.id != newest else closed, outcome)
         self._barrier = found.barrier
@@ -311,6 +329,8 @@ class Counted:
                         continue
                     if closed is not None and not outcome.is_a(Rollback):
                         self._handed_over(key, part, before.get(key, ()), closed)
+                    why = _why(key, part, before.get(key, ()), closed, outcome)
+                    self._callbacks.came(key, part.lo, part.hi, part.since, why)
                     if is_reset:
                         others = {old.owner for old in before.get(key, ()) if old.lo <= part.hi and part.lo <= old.hi}
                         self.deprived |= {self._members.get(slot, "") for slot in others - {part.owner}}
@@ -331,3 +351,19 @@ class Counted:
                 self._fail(
                     "cut", f"{owner} began {key[0]} [{key[1]}] after its cut for {cut}, and handed it over (X14)"
                 )
+
+
+def _why(key: Key, part: _Part, before: Iterable[_Part], closed: Barrier | None, outcome: Outcome) -> frozenset[str]:
+    """Why these keys came to their owner (X17). closed: the barrier that the record completed."""
+    if outcome.is_a(Rollback):
+        return frozenset({"rollback"})
+    found = set()
+    for old in before:
+        if old.owner < 0 or old.hi < part.lo or part.hi < old.lo:
+            continue
+        answer, version = (None, None) if closed is None else (closed.answers.get(old.owner), closed.versions.get(key))
+        leaves = answer is not None and answer.answer == REACHED_AND_LEAVES
+        goes = answer is not None and answer.answer != REFUSED and 0 <= old.revoked <= answer.generation
+        is_named = version is not None and closed is not None and version.saved.has_all(old.lo, old.hi, closed.id)
+        found.add("handed_over" if leaves or (goes and is_named) else "lost")
+    return frozenset({"lost"} if "lost" in found else found) or UNOWNED

@@ -90,7 +90,7 @@ class _Counts:
     def save(self, checkpoint: Checkpoint) -> Future[None] | None:
         """on_checkpoint."""
         job, chance = self._job, self._job.random
-        job.cuts(checkpoint)
+        job.calls_back(checkpoint)
         is_failing = self._fails and not job.is_calm and chance.random() < FAILING
         longest = self._hi * (2.0 if self._fails and not job.is_calm else 0.3)
         seconds = chance.random() * longest if chance.random() < SLOW else 0.0
@@ -127,7 +127,7 @@ class _Counts:
     def restore(self, restore: Restore) -> None:
         """on_restore."""
         job = self._job
-        job.restores(restore)
+        job.calls_back(restore)
         if job.random.random() < SLOW:
             job.sleep(job.random.random() * self._hi * 0.5)
         for piece in restore.pieces:
@@ -212,6 +212,7 @@ def work_with_checkpoints(job: Job, client: Client, counting: Counting) -> None:
             checkpoints=policy,
             on_checkpoint=counts.save,
             on_restore=counts.restore,
+            on_completed=job.calls_back,
         ) as consumer,
     ):
         working = _Working(job, counts, consumer, counting, timeout)

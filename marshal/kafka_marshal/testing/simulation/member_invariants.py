@@ -264,6 +264,8 @@ class MemberInvariants:
         if not self.checks_every_record:
             return
         for key, lease in holdings(driver).items():
+            if last_proof(driver, lease)[0] == -inf:
+                continue  # nothing is trusted: the ack of its join, say, did not arrive
             if lease.held and self._ahead(process, driver, lease) > DOUBT_INTERVALS * lease.heartbeat_interval_ms:
                 self._doubts.setdefault((process.name, self._proven_with(key)), self._scheduler.now)
 

@@ -265,17 +265,24 @@ class Job:
         while ordering.waits(*place):
             self.sleep(self.heartbeat_interval_ms / 1000)
 
-    def cuts(self, checkpoint: Checkpoint) -> None:
-        """Report that on_checkpoint is called."""
-        self._process.checks.accounts.counted.cuts(self._process, checkpoint)
-
-    def restores(self, restore: Restore) -> None:
-        """Report that on_restore is called."""
-        self._process.checks.accounts.counted.restores(self._process, restore)
+    def calls_back(self, given: Checkpoint | Restore | int) -> None:
+        """Report that on_checkpoint, on_restore or on_completed is called."""
+        counted = self._process.checks.accounts.counted
+        match given:
+            case Checkpoint():
+                counted.cuts(self._process, given)
+            case Restore():
+                counted.restores(self._process, given)
+            case _:
+                counted.completed(self._process, given)
 
     def restored(self, restore: Restore) -> None:
         """Report that on_restore is about to return."""
         self._process.checks.accounts.counted.restored(self._process, restore)
+
+    def completed(self, checkpoint: int) -> None:
+        """on_completed is called."""
+        self._process.checks.accounts.counted.completed(self._process, checkpoint)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""

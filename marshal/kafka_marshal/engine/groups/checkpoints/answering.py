@@ -245,6 +245,7 @@ class Answering:
         if one.cuts or one.late:
             self._figures.drained(now - one.seen_at)
         for topic, partition in sorted(late):
+            self._work.cutting.close_gaps((topic, partition), False)
             self._outbox.add(
                 Warn(
                     f"{topic} [{partition}]: messages in flight were not done within the checkpoint's drain: it is "

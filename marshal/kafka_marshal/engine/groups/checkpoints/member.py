@@ -138,6 +138,11 @@ class MemberCheckpoints:
 
     # The log.
 
+    def follow(self) -> None:
+        """Before we join: know who has what, and which barrier is open; our join may close it."""
+        self.story.follow(self._member.group)
+        self._barrier = self.shown.barrier
+
     def applied(self, outcome: Outcome, message: Any, own: bool, now: float) -> None:
         """Our replica applied a record of our group, at home."""
         self.is_on = self.is_on or self._member.takes_checkpoints

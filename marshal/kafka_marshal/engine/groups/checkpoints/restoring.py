@@ -130,6 +130,7 @@ class Restoring:
         self._figures.restored(attempt.why, len(attempt.pieces), now - attempt.began)
         for piece in pieces:
             piece.is_restored, piece.cut_at = True, now
+            self._story.restored(piece)
             self._work.cutting.restored(piece.key)
             if self.goes_back:
                 self._went_on_at[piece.key] = self._work.cutting.done_of(piece.key).stable

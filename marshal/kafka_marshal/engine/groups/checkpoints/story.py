@@ -89,9 +89,15 @@ class Story:
         self.look(group)
 
     def _note(self, key: Key, piece: Piece, outcome: Outcome, closed: tuple[Barrier, bool] | None) -> None:
-        others = [each for each in self._came.get(key, []) if each[1] < piece.lo or piece.hi < each[0]]
         why = self._why(key, piece, outcome, closed)
-        self._came[key] = [*others, (piece.lo, piece.hi, piece.since, why)]
+        self._came[key] = [*self._without(key, piece.lo, piece.hi), (piece.lo, piece.hi, piece.since, why)]
+
+    def _without(self, key: Key, lo: int, hi: int) -> Iterator[tuple[int, int, int, WhyCame]]:
+        for first, last, since, why in self._came.get(key, []):
+            if first < lo:
+                yield first, min(last, lo - 1), since, why
+            if hi < last:
+                yield max(first, hi + 1), last, since, why
 
     def _why(self, key: Key, piece: Piece, outcome: Outcome, closed: tuple[Barrier, bool] | None) -> WhyCame:
         if outcome.is_a(Rollback):
@@ -107,6 +113,11 @@ class Story:
         for lo, hi, owner, revoked in () if before is None else before.of(key[1]):
             if owner != NOBODY and lo <= piece.hi and piece.lo <= hi:
                 yield lo, hi, owner, revoked
+
+    def restored(self, piece: HeldPiece) -> None:
+        """If one of our pieces is begun again under its token, with other keys, it comes from our cut."""
+        lo, hi = piece.span
+        self._came[piece.key] = [*self._without(piece.key, lo, hi), (lo, hi, piece.epoch, "handed_over")]
 
     def why(self, piece: HeldPiece) -> WhyCame:
         """Why one of our pieces came: its newest part."""
