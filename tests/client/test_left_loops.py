@@ -12,6 +12,9 @@ import pytest
 
 from kafka_marshal import Consumer, Marshal, aio
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.engine.work import owed
+from rationalizer import ReleasingPartition, encode
+from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
 
 
@@ -49,6 +52,24 @@ def by_batches(consumer: Consumer) -> Iterator[int]:
 
 WAYS = [by_loop, by_poll, by_batches]
 Way = Callable[[Consumer], Iterator[int]]
+
+
+def test_health_says_that_nothing_is_claimed_before_an_evicted_batch_is_back(
+    cluster: MemoryCluster, marshal: Marshal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owed, "OWED_AFTER_MS", 0.0)
+    with marshal.consumer([TOPIC]) as consumer:
+        batch = next(consumer.batches(5))
+        engine = marshal._driver.engine
+        lease = engine.book.leases[TOPIC, 0]
+        evicted = ReleasingPartition(*engine.ids, TOPIC, 0, lease.epoch, None)
+        cluster.broker.produce("__marshal", lease.cp, encode(evicted))
+        wait_until(lambda: not marshal.health().ok)
+        [problem] = marshal.health().problems
+        assert "t [0] was taken away" in problem
+        assert "from offset 0 on: nothing is taken up here" in problem
+        batch.done()
+        wait_until(lambda: marshal.health().ok)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -206,7 +206,8 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             yield (
                 f"{topic} [{partition}] was taken away {lasting(for_ms)} ago, and the program still has messages of "
                 f"it, from offset {offset} on: nothing is taken up here before they have come back. Nothing is lost. "
-                "Call done(), which commits nothing any more, or drop the batch; or restart the process"
+                "If a handler hangs, find out what it waits for, or restart the process. If a loop has skipped a "
+                "batch, call its done(), which commits nothing any more, or drop it"
             )
     yield from _membership(driver, now)
     for cp, level in driver.replica.stopped():
