@@ -158,6 +158,13 @@ def test_the_source_refuses_topics_that_cannot_be_read_before_a_query_starts(top
         SourceOptions.parse({"bootstrap_servers": "a:1", "group_id": "g", "topics": topics})
 
 
+@pytest.mark.parametrize("option", ["checkpoints", "group"])
+def test_the_source_takes_no_part_in_checkpoints_and_names_what_does(option: str) -> None:
+    given = {"bootstrap_servers": "a:1", "group_id": "g", "topics": "t", option: "true"}
+    with pytest.raises(ConfigurationError, match=r"takes no checkpoints.* Use ClaimedBatches\(.*group=True"):
+        SourceOptions.parse(given)
+
+
 def test_the_source_is_reported_one_cluster_only() -> None:
     needed = {"group_id": "g", "topics": "t", "kafka.bootstrap.servers": "a:1"}
     assert SourceOptions.parse(needed).bootstrap_servers == "a:1"

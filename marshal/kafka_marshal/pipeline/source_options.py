@@ -44,6 +44,9 @@ _INSTEAD: Mapping[str, str] = MappingProxyType(
     }
 )
 
+#: Options of a member of a coordinated group, which a stream can't be.
+_OF_GROUPS = ("checkpoints", "group", "strategy", "session_timeout_ms")
+
 #: Options that Spark adds for every source.
 _SPARKS = ("path", "__")
 
@@ -94,6 +97,13 @@ class SourceOptions:
             raise ConfigurationError(
                 f"{sparks[0]!r} is an option of Spark's own Kafka source. The source kafka_marshal has "
                 f"{_INSTEAD[sparks[0]]}. Nothing was claimed"
+            )
+        if coordinated := [name for name in unknown if name in _OF_GROUPS]:
+            raise ConfigurationError(
+                f"the source kafka_marshal has no option {coordinated[0]!r}: a stream claims its partitions, and takes "
+                "no checkpoints of a group, as Spark keeps the state of its operators under its own batch numbers, "
+                "which can't go back with the group's positions. Nothing was claimed. Use ClaimedBatches(spark, "
+                "marshal, topics, group=True, checkpoints=CheckpointPolicy()) of kafka_marshal.pipeline.claimed"
             )
         if unknown:
             raise ConfigurationError(
