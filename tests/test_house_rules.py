@@ -160,7 +160,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "metrics": (8, 1_750),
     "node": (27, 4_050),
     "observe": (19, 4_150),
-    "pipeline": (35, 7_300),
+    "pipeline": (36, 7_400),
     "rationalizer": (52, 9_200),
     "sinks": (10, 2_760),
     "snapshots": (4, 800),
@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (445, 89_500)
+MOST_OF_ALL = (446, 89_700)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

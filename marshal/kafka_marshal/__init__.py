@@ -16,7 +16,7 @@ from kafka_marshal.client.handling import Hooks, Retry
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.ranges import OffsetRange, RangeConsumer
+from kafka_marshal.client.ranges import GroupRangeConsumer, OffsetRange, RangeConsumer
 from kafka_marshal.client.transaction import Transaction
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.engine.policies import (
@@ -77,6 +77,7 @@ __all__ = [
     "GroupConsumer",
     "GroupError",
     "GroupPausedError",
+    "GroupRangeConsumer",
     "Health",
     "HeldBack",
     "HeldError",

@@ -84,10 +84,12 @@ class Ledger:
         self.say("handled", partition=message.partition(), offset=message.offset())
 
     def consumer(self, marshal: Marshal, topic: str, policy: CheckpointPolicy, **options: Any) -> GroupConsumer:
-        """A consumer with these callbacks."""
+        """A consumer with these callbacks. ranges: of ranges."""
         callbacks: dict[str, Any] = {"on_checkpoint": self.save, "on_restore": self.restore}
         callbacks |= {"on_revoke": self.drop, "on_lost": self.drop}
-        return marshal.group_consumer([topic], checkpoints=policy, **callbacks, **options)
+        make: Any = marshal.group_ranges if options.pop("ranges", False) else marshal.group_consumer
+        made: GroupConsumer = make([topic], checkpoints=policy, **callbacks, **options)
+        return made
 
 
 class Memory:

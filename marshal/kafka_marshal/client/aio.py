@@ -26,7 +26,7 @@ from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.checkpointing import TAKES, Checkpoints
 from kafka_marshal.client.closing import DEFAULT_TIMEOUT_S
-from kafka_marshal.client.group_consumer import Piece
+from kafka_marshal.client.group_member import COMMIT_TIMEOUT_S, Piece
 from kafka_marshal.client.handling import Handler, Hooks, Retry, RunOptions, RunSettings
 from kafka_marshal.client.health import Health
 from kafka_marshal.client.options import (
@@ -500,7 +500,7 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none)."""
         return await self._calls(self.sync.committed, partitions)
 
-    async def commit(self, timeout: float = plain_group.COMMIT_TIMEOUT_S) -> None:
+    async def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
         """When this returns, the log has all that is done of this member's pieces."""
         await self._calls(self.sync.commit, timeout)
 

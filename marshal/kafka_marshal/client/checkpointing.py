@@ -6,13 +6,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints import CheckpointPolicy
-from kafka_marshal.client.base import Host
-from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.options import ConsumerOptions
+from kafka_marshal.client.base import Membership
 from kafka_marshal.client.state_calls import StateCalls
 from kafka_marshal.engine.checkpoint_inputs import GoBack, TakeCheckpoint
 from kafka_marshal.engine.effects import RestoreState, SaveState
@@ -21,11 +19,10 @@ from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.settings import CheckpointOptions, ConsumerSettings
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
-from kafka_marshal.node.driver import Driver
 
 __all__ = [
     "TAKES",
-    "CheckpointingConsumer",
+    "CheckpointingMember",
     "Checkpoints",
     "KeptCheckpoint",
     "check_with_checkpoints",
@@ -71,8 +68,13 @@ class Checkpoints:
 _NONE = Checkpoints("SUBSCRIBED", None, (), 0.0, 0.0)
 
 
-def checked_checkpoints(policy: CheckpointPolicy | None, callbacks: Mapping[str, Any]) -> CheckpointOptions | None:
-    """How a member takes checkpoints; None: not at all. Raises ConfigurationError for what can't work."""
+def checked_checkpoints(
+    policy: CheckpointPolicy | None, callbacks: Mapping[str, Any], *, ranges: bool = False
+) -> CheckpointOptions | None:
+    """How a member takes checkpoints; None: not at all. Raises ConfigurationError for what can't work.
+
+    ranges: it takes ranges of offsets, and a cut waits for their end for as long as the barrier allows.
+    """
     given = {name: callback for name, callback in callbacks.items() if callback is not None}
     for name, callback in given.items():
         arguments.a_function(name, callback, TAKES[name])
@@ -94,7 +96,7 @@ def checked_checkpoints(policy: CheckpointPolicy | None, callbacks: Mapping[str,
     return CheckpointOptions(
         every_ms=None if policy.every is None else policy.every * 1000,
         keep=policy.keep,
-        drain_ms=policy.drain * 1000,
+        drain_ms=(policy.timeout if ranges else policy.drain) * 1000,
         timeout_ms=round(policy.timeout * 1000),
         hold=policy.hold,
         save_all=policy.save == "all",
@@ -121,12 +123,11 @@ def check_with_checkpoints(settings: ConsumerSettings) -> None:
         )
 
 
-class CheckpointingConsumer(Consumer):
-    """The part of a group consumer that takes checkpoints."""
+class CheckpointingMember(Membership[Any]):
+    """The part of a member that takes checkpoints, whatever it delivers."""
 
-    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions, config: Mapping[str, object]) -> None:
-        self._state_calls = StateCalls(driver, self, options.state_callbacks)
-        super().__init__(marshal, driver, options, config)
+    #: Calls the user's callbacks.
+    _state_calls: StateCalls
 
     @property
     def _member(self) -> GroupClient:
@@ -203,25 +204,6 @@ class CheckpointingConsumer(Consumer):
             self._take(event)
 
     # What is refused.
-
-    def assign(self, partitions: object = None) -> NoReturn:
-        """Refuse (ConfigurationError): the group assigns partitions."""
-        raise ConfigurationError(
-            "assign() is not possible in a coordinated group: the group assigns its members' partitions, and moves as "
-            "few as possible. Nothing was changed. Choose a strategy=; a claimed group (marshal.consumer) has "
-            "policies, and marshal.claim(topic, partition) claims one partition by hand"
-        )
-
-    def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> None:
-        """Go forward to offset; as :meth:`Consumer.seek`. ConfigurationError in a group that takes checkpoints."""
-        if self._takes_checkpoints:
-            raise ConfigurationError(
-                "seek() is not possible in a group that takes checkpoints: a position is the group's, and belongs to "
-                "the state that was saved with it. Nothing was changed. rollback() goes back with the state; "
-                f"kafka-marshal release-group {quote(self._marshal.group_id)} sets positions alone; "
-                "start= says where a new group begins"
-            )
-        super().seek(topic, partition, offset, force=force)
 
     def _refuse_commit(self) -> None:
         if self._takes_checkpoints and not self._adopts_none():

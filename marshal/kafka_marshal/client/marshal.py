@@ -37,10 +37,11 @@ from kafka_marshal.client.options import (
     WhenStuck,
     check_log_name,
     checked_group,
+    checked_isolation,
     checked_topics,
     checked_transactions,
 )
-from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
+from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Policy
@@ -433,10 +434,51 @@ class Marshal(Watched, OneProcess, WithBlock):
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
             ranges=True,
         )
-        level = {**self.config, **arguments.a_mapping("config", config)}.get("isolation.level", "read_committed")
-        if level not in ("read_committed", "read_uncommitted"):
-            raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
-        return self._made(lambda: RangeConsumer(self, self._driver, options, level == "read_committed"))
+        committed = checked_isolation({**self.config, **arguments.a_mapping("config", config)})
+        return self._made(lambda: RangeConsumer(self, self._driver, options, committed))
+
+    def group_ranges(
+        self,
+        topics: Sequence[str],
+        *,
+        strategy: Strategy = "sticky",
+        session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS,
+        delivery: Delivery = "at-least-once",
+        start: Start = "earliest",
+        handler_timeout: float | None = None,
+        revoke_timeout: float | None = None,
+        position_lost: WhenStuck = "leave",
+        checkpoints: CheckpointPolicy | None = None,
+        on_checkpoint: Callable[[Checkpoint], object] | None = None,
+        on_restore: Callable[[Restore], object] | None = None,
+        on_completed: Callable[[int], object] | None = None,
+        on_assign: PiecesOfRangesCallback | None = None,
+        on_revoke: PiecesOfRangesCallback | None = None,
+        on_lost: PiecesOfRangesCallback | None = None,
+        config: Mapping[str, object] | None = None,
+    ) -> GroupRangeConsumer:
+        """A member of a coordinated group, as ``group_consumer`` makes it, that delivers ranges as ``ranges`` does.
+
+        The arguments are those of the two. With ``checkpoints``, a partition is cut when no range of it is in flight,
+        and waits for that as long as the checkpoint does (``timeout``; ``drain`` means nothing).
+        """
+        state_callbacks = {"on_checkpoint": on_checkpoint, "on_restore": on_restore, "on_completed": on_completed}
+        takes = checked_checkpoints(checkpoints, state_callbacks, ranges=True)
+        options = ConsumerOptions.checked(
+            checked_topics(topics, self.topic),
+            delivery=delivery,
+            start=start,
+            handler_timeout=handler_timeout,
+            revoke_timeout=revoke_timeout,
+            position_lost=position_lost,
+            group=checked_group(strategy, session_timeout_ms, False, takes),
+            callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
+            state_callbacks=state_callbacks,
+            ranges=True,
+        )
+        check_with_checkpoints(options.settings)
+        committed = checked_isolation({**self.config, **arguments.a_mapping("config", config)})
+        return self._made(lambda: GroupRangeConsumer(self, self._driver, options, committed))
 
     def _made(self, make: Callable[[], M]) -> M:
         """A consumer, made on a thread of the library; it ends if it does not reach the caller."""

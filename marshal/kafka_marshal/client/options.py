@@ -39,6 +39,7 @@ __all__ = [
     "check_callback",
     "check_log_name",
     "checked_group",
+    "checked_isolation",
     "checked_topics",
     "checked_transactions",
     "is_topic_name",
@@ -203,6 +204,14 @@ def checked_group(
     )
     share = arguments.a_flag("allow_key_share", allow_key_share)
     return GroupOptions(strategy, session, share, checkpoints)
+
+
+def checked_isolation(config: Mapping[str, object]) -> bool:
+    """Whether ranges end at the last stable offset; raises ConfigurationError for an unknown level."""
+    level = config.get("isolation.level", "read_committed")
+    if level not in ("read_committed", "read_uncommitted"):
+        raise ConfigurationError(f"isolation.level must be read_committed or read_uncommitted, not {level!r}")
+    return level == "read_committed"
 
 
 def check_callback(name: str, callback: object) -> None:

@@ -1,5 +1,8 @@
 """RangeConsumer: ranges of offsets of the partitions that this member holds, for callers that do their own reading.
 
+GroupRangeConsumer is the same in a coordinated group. If that takes checkpoints, a cut waits until no range of its
+partition is in flight: the end of a round of ranges is the cut (X13).
+
 Nothing is fetched here. Our threads ask the leaders where the logs end, and the engine cuts ranges between what
 is done and there. What the user reports as done goes into the log with the heartbeats.
 """
@@ -10,8 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafka_marshal import arguments
 from kafka_marshal.client.base import Host, Membership, TopicPartition
+from kafka_marshal.client.group_member import GroupMember, Piece
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.taking import RangeTaker, Watermarks
+from kafka_marshal.engine.checkpoint_inputs import TakeCheckpoint
 from kafka_marshal.engine.consumer_inputs import DoneRanges, GiveBackRanges, OpenRanges
 from kafka_marshal.engine.work.ranges import OffsetRange, RangeDelivery
 from kafka_marshal.errors import KafkaUnavailableError
@@ -19,10 +24,11 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import LOOK_S, EndedError, LateError
 from kafka_marshal.types import Key
 
-__all__ = ["OffsetRange", "RangeConsumer", "RangesCallback"]
+__all__ = ["GroupRangeConsumer", "OffsetRange", "PiecesOfRangesCallback", "RangeConsumer", "RangesCallback"]
 
 
 RangesCallback = Callable[["RangeConsumer", list[TopicPartition]], object]
+PiecesOfRangesCallback = Callable[["GroupRangeConsumer", list[Piece]], object]
 
 
 class RangeConsumer(Membership["RangeConsumer"]):
@@ -38,8 +44,7 @@ class RangeConsumer(Membership["RangeConsumer"]):
         options: ConsumerOptions,
         committed: bool,
     ) -> None:
-        #: Ranges end at the last stable offset, as for a read_committed reader.
-        self.committed = committed
+        """committed: ranges end at the last stable offset, as for a read_committed reader."""
         self._marks = Watermarks(driver.cluster, committed=committed)
         #: Called when the consumer has ended, to end what serves its readers.
         self.at_end: Callable[[], object] = lambda: None
@@ -226,6 +231,34 @@ class RangeConsumer(Membership["RangeConsumer"]):
     def _freed(self) -> None:
         self._marks.close()
         self.at_end()
+
+
+class GroupRangeConsumer(GroupMember, RangeConsumer):
+    """A member of a coordinated group, with all methods of a RangeConsumer. Made by :meth:`Marshal.group_ranges`."""
+
+    def __init__(self, marshal: Host, driver: Driver, options: ConsumerOptions, committed: bool) -> None:
+        self._join_in(driver, options)
+        try:
+            super().__init__(marshal, driver, options, committed)
+        except BaseException:
+            self._listen_no_more()
+            raise
+
+    def wait_done(self, ends: Mapping[Key, int], timeout: float) -> bool:
+        """As :meth:`RangeConsumer.wait_done`; what this member has done goes into a checkpoint for it."""
+        arguments.offsets("ends", ends)
+        self._driver.call(self._ask_for, ends)
+        return super().wait_done(ends, timeout)
+
+    def _ask_for(self, ends: Mapping[Key, int]) -> None:
+        """Begin a checkpoint if something below these ends is done that the newest one does not see."""
+        with self._driver.locked():
+            found = self._member.checkpoints
+            if found is None or found.newest is None or found.shown.barrier is not None:
+                return
+            done = {key: x.tracker.done.stable for key, x in self._engine.assignments.items() if key in ends}
+            if any(self._engine.known_stable(key) < stable for key, stable in done.items()):
+                self._take(TakeCheckpoint(self._engine.number))
 
 
 def _checked(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:

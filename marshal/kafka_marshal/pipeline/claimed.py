@@ -9,6 +9,9 @@ A round, from top to bottom::
 
 A lost lease cancels the Spark jobs of the round. A fenced sink rejects what they still write by the batch's epochs
 (C9).
+
+With ``group=True`` the driver is a member of a coordinated group instead. If that takes checkpoints, a round commits
+nothing, and its end is the cut (X13).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self, Unpack
 from weakref import WeakMethod
 
 from py4j.protocol import Py4JError
@@ -27,10 +30,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal import arguments
-from kafka_marshal.client.base import TopicPartition
+from kafka_marshal.client.group_member import Piece
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.options import check_callback
-from kafka_marshal.client.ranges import RangeConsumer, RangesCallback
+from kafka_marshal.client.ranges import PiecesOfRangesCallback, RangeConsumer, RangesCallback
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.engine.work.stuck import Stuck, unrepresentable
@@ -46,6 +49,7 @@ from kafka_marshal.errors import (
     StaleEpochError,
 )
 from kafka_marshal.logs import log
+from kafka_marshal.pipeline.members import CheckpointCalls, OfGroup, make_member
 from kafka_marshal.pipeline.once import ALREADY_READ, Gate
 from kafka_marshal.pipeline.reading import (
     MOST_JAVA_MS,
@@ -61,7 +65,7 @@ from kafka_marshal.pipeline.reading import (
 from kafka_marshal.pipeline.rounds import ClaimedBatch, Round, Totals, batch_id, tag_of, tagged, unless_gone
 from kafka_marshal.pipeline.session import check_session, kafka_options
 from kafka_marshal.runtime import MOST_STAMP_MS
-from kafka_marshal.types import Delivery, Key, Start, WhenStuck
+from kafka_marshal.types import Delivery, Key, Start, TopicPartition, WhenStuck
 
 __all__ = ["ClaimedBatch", "ClaimedBatches", "Totals"]
 
@@ -76,7 +80,7 @@ WAIT_S = 0.1
 BatchFunction = Callable[[DataFrame, ClaimedBatch], object]
 
 
-class ClaimedBatches:
+class ClaimedBatches(CheckpointCalls):
     """Claims partitions of these topics for this Spark driver and delivers their records in rounds.
 
     ``max_records_per_batch``: most offsets of one round, shared fairly over the partitions held. ``delivery``:
@@ -85,6 +89,11 @@ class ClaimedBatches:
     leases go to other members), ``revoke_timeout`` (the same for a round with a lease that another member claims;
     600) and the callbacks are those of :meth:`Marshal.ranges`. ``options`` are passed to Spark's Kafka connector
     (``minPartitions``, ``includeHeaders``, ``kafka.…``); the connection is the Marshal's, translated for Spark.
+
+    ``group=True``: this driver is a member of a coordinated group, which assigns partitions; ``strategy``,
+    ``session_timeout_ms``, ``checkpoints``, ``on_checkpoint``, ``on_restore``, ``on_completed`` and the callbacks are
+    those of :meth:`Marshal.group_ranges`. With ``checkpoints``, a round commits nothing: progress moves when a
+    checkpoint is complete, with the state that ``on_checkpoint`` saves between two rounds.
 
     Raises SparkSetupError (no connector, or versions that do not match), TopicAbsentError, and ConfigurationError for
     what can't work, such as at most once with ``spark.speculation`` or ``spark.task.maxFailures`` above 1.
@@ -103,10 +112,12 @@ class ClaimedBatches:
         handler_timeout: float | None = None,
         revoke_timeout: float | None = None,
         position_lost: WhenStuck = "leave",
-        on_assign: RangesCallback | None = None,
-        on_revoke: RangesCallback | None = None,
-        on_lost: RangesCallback | None = None,
+        group: bool = False,
+        on_assign: RangesCallback | PiecesOfRangesCallback | None = None,
+        on_revoke: RangesCallback | PiecesOfRangesCallback | None = None,
+        on_lost: RangesCallback | PiecesOfRangesCallback | None = None,
         options: Mapping[str, str] = _NOTHING,
+        **of_group: Unpack[OfGroup],
     ) -> None:
         _check_kind(spark)
         options = check_options(options)
@@ -125,16 +136,22 @@ class ClaimedBatches:
         self._marshal = marshal
         self._max_records = max_records_per_batch
         self._at_most_once = delivery == "at-most-once"
-        self._on_lost = on_lost
+        self._on_lost: Callable[..., object] | None = on_lost
+        #: fn keeps state that is saved at checkpoints.
+        self._has_state = of_group.get("on_checkpoint") is not None
+        self._takes_checkpoints = of_group.get("checkpoints") is not None
         self._round: Round | None = None
         self._working = threading.Lock()
         self._options = kafka_options(marshal.bootstrap_servers, marshal.config, options)
         self._gate = Gate(spark) if self._at_most_once else None
         try:
-            self._consumer = marshal.ranges(
+            self._consumer = make_member(
+                marshal,
                 topics,
-                delivery=delivery,
+                group=group,
                 policy=policy,
+                of_group=of_group,
+                delivery=delivery,
                 start=start,
                 handler_timeout=handler_timeout,
                 revoke_timeout=revoke_timeout,
@@ -252,11 +269,14 @@ class ClaimedBatches:
             if (ours := self._explain(error, batch)) is not None:
                 raise ours from error
             raise
-        if not lost and self._consumer.done(ranges, flush=True, together=True):
+        if lost is False and self._consumer.done(ranges, flush=True, together=True):
             return True
+        goes_back = self._has_state and lost is not None and any(map(self._consumer.holds, ranges))
         self._undo(ranges, called)
         text = "batch %s: a lease of it was lost while it was at work. %s"
         log(logging.WARNING, "batch_lost", text, batch.id, self._fate(), batch=batch.id)
+        if goes_back:  # fn has returned: its state has what comes again
+            self.rollback()
         return False
 
     def _frame(self, batch: ClaimedBatch) -> DataFrame:
@@ -265,8 +285,8 @@ class ClaimedBatches:
             df = self._gate.guarded(df, batch.id)
         return without_done(df, batch.ranges)
 
-    def _call(self, fn: BatchFunction, df: DataFrame, batch: ClaimedBatch) -> bool:
-        """Call fn under the batch's job tag; returns whether a lease was lost meanwhile."""
+    def _call(self, fn: BatchFunction, df: DataFrame, batch: ClaimedBatch) -> bool | None:
+        """Call fn under the batch's job tag; returns whether a lease was lost meanwhile. None: fn raised for that."""
         context, tag = self._spark.sparkContext, tag_of(batch.id)
         at_work = Round(batch, lambda: context.cancelJobsWithTag(tag))
         self._round = at_work
@@ -279,7 +299,7 @@ class ClaimedBatches:
                 raise
             text = "batch %s: stopped with its lease: %s"
             log(logging.WARNING, "batch_lost", text, batch.id, _first_line(error), batch=batch.id)
-            return True
+            return None
         except BaseException:  # Ctrl-C: Spark would continue its jobs
             with unless_gone(batch.id):
                 context.cancelJobsWithTag(tag)
@@ -302,7 +322,7 @@ class ClaimedBatches:
             return True
         return self._consumer.wait_lost(batch.ranges, 2 * self._marshal.heartbeat_interval_ms / 1000)
 
-    def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition]) -> None:
+    def _lost(self, consumer: RangeConsumer, partitions: list[TopicPartition] | list[Piece]) -> None:
         """on_lost, on the callback thread."""
         at_work = self._round
         if at_work is not None:
@@ -406,9 +426,12 @@ class ClaimedBatches:
     # Ending.
 
     def close(self) -> None:
-        """Release all partitions with their offsets. A running round is not committed. May be called twice."""
+        """Release all partitions with their offsets. A running round is not committed. May be called twice.
+
+        With checkpoints, this driver leaves at one, which waits for a running round, for up to 30 seconds.
+        """
         at_work = self._round
-        if at_work is not None and not self._consumer.closed:
+        if at_work is not None and not (self._consumer.closed or self._takes_checkpoints):
             text = "closed while batch %s is at work: nothing of it is committed. %s"
             log(logging.WARNING, "batch_unconfirmed", text, at_work.batch.id, self._fate(), batch=at_work.batch.id)
         self._consumer.close()
@@ -425,14 +448,16 @@ class ClaimedBatches:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None:
+            self._consumer._left_by(error)
         self.close()
 
 
-def _weakly(method: RangesCallback) -> RangesCallback:
+def _weakly(method: Callable[[RangeConsumer, Any], None]) -> Callable[[RangeConsumer, Any], None]:
     """The same callback with only a weak reference to its object, so that its end is noticed."""
     mine = WeakMethod(method)
 
-    def call(consumer: RangeConsumer, partitions: list[TopicPartition]) -> None:
+    def call(consumer: RangeConsumer, partitions: Any) -> None:
         if (found := mine()) is not None:
             found(consumer, partitions)
 

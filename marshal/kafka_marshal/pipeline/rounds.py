@@ -16,7 +16,8 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from kafka_marshal import arguments
-from kafka_marshal.client.ranges import RangeConsumer
+from kafka_marshal.client.attempt import GroupKind
+from kafka_marshal.client.ranges import GroupRangeConsumer, RangeConsumer
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import LeaseLostError
 from kafka_marshal.logs import log
@@ -58,6 +59,11 @@ class ClaimedBatch:
     def leases(self) -> list[tuple[str, int, int, int]]:
         """(topic, partition, epoch, last offset) of each range, for ``sink.transaction``."""
         return [(given.topic, given.partition, given.epoch, given.last) for given in self.ranges]
+
+    @property
+    def kind(self) -> GroupKind:
+        """Of which kind of group the epochs are, for ``sink.transaction``."""
+        return "coordinated" if isinstance(self._consumer, GroupRangeConsumer) else "claimed"
 
     @property
     def count(self) -> int:

@@ -204,9 +204,10 @@ def whole_pieces(restore: Restore) -> list[RestorePiece]:
 
 def _wrong_kind(group_id: str, key: Key, theirs: GroupKind) -> WrongEpochKindError:
     ours: GroupKind = "claimed" if theirs == "coordinated" else "coordinated"
+    named = "" if ours == "coordinated" else " A member of a coordinated group gives kind='coordinated' (batch.kind)."
     return WrongEpochKindError(
         f"{key[0]} [{key[1]}]: this sink holds epochs of group {group_of(group_id)!r} as a {theirs} group; "
-        f"ours is of a {ours} one: they can't be compared. {NOTHING_WRITTEN}. If the group was converted "
+        f"ours is of a {ours} one: they can't be compared. {NOTHING_WRITTEN}.{named} If the group was converted "
         f"(kafka-marshal convert-group), and no worker of the {theirs} group writes any more: "
         f"sink.convert({group_of(group_id)!r}, {ours!r}). "
         "Else stop this worker",

@@ -238,7 +238,7 @@ class RangeDelivery(Delivery):
 
     def _settle(self, assignment: Assignment, now: float) -> None:
         assignment.buffer.go_on_at(assignment.tracker.open_from())
-        self._consumer.revocation.try_finish(assignment, now)
+        self._came_back(assignment, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,13 +244,15 @@ class Answering:
         one.late |= late
         if one.cuts or one.late:
             self._figures.drained(now - one.seen_at)
+        is_whole = self._policy.drain_ms >= MOST_DRAIN_SHARE * self._policy.timeout_ms
         for topic, partition in sorted(late):
             self._work.cutting.close_gaps((topic, partition), False)
             self._outbox.add(
                 Warn(
                     f"{topic} [{partition}]: messages in flight were not done within the checkpoint's drain: it is "
                     "left for the next checkpoint, and its cut stays as old as it is. Nothing is lost. Find out what "
-                    "its handler waits for; if it needs longer, raise drain in CheckpointPolicy"
+                    f"its handler waits for; if it needs longer, raise {'timeout' if is_whole else 'drain'} in "
+                    "CheckpointPolicy"
                 )
             )
 
