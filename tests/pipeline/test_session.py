@@ -152,6 +152,7 @@ def test_after_a_session_without_the_connector_a_notebook_continues_without_a_re
 
 
 @pytest.mark.slow
+@pytest.mark.campaign  # a Spark for it alone; the check by names is below
 def test_a_connector_without_the_kafka_client_is_refused() -> None:
     said = run_with("[jar for jar in jars if 'kafka-clients' not in jar]", "session.check_session(spark)")
     assert said["name"] == "ConnectorMissingError"
