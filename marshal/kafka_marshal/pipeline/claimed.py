@@ -137,7 +137,6 @@ class ClaimedBatches(CheckpointCalls):
         self._max_records = max_records_per_batch
         self._at_most_once = delivery == "at-most-once"
         self._on_lost: Callable[..., object] | None = on_lost
-        #: fn keeps state that is saved at checkpoints.
         self._has_state = of_group.get("on_checkpoint") is not None
         self._takes_checkpoints = of_group.get("checkpoints") is not None
         self._round: Round | None = None
