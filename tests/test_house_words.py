@@ -54,6 +54,18 @@ def test_no_message_names_a_rule_by_its_number() -> None:
     assert found == []
 
 
+#: A counted noun with a verb that is right for many only: "1 message come again".
+COUNTED = re.compile(
+    r"""count\([^{}'"]+, ['"][a-z ]+['"]\)\} (?:(?:above|with|of) \w+ )?(come|go|were|are|have|do|wait)\b"""
+)
+
+
+def test_verbs_agree_with_what_is_counted() -> None:
+    assert COUNTED.search("{count(again, 'message')} come again")
+    found = [f"{named(path)}: {hit[0]}" for path in MODULES.values() for hit in COUNTED.finditer(path.read_text())]
+    assert found == [], "give count() both: 'message comes again', 'messages come again'"
+
+
 def test_the_library_logs_in_one_way() -> None:
     """Through ``logs.log``, so that each line has an event."""
     found = []

@@ -237,6 +237,15 @@ def test_what_other_commands_say(kafka: Command, delays: Delays) -> None:
     assert any("2 of 2 members" in line for line in why)
 
 
+def test_an_eviction_says_what_goes_back(kafka: Command, delays: Delays) -> None:
+    assert "its pieces go back to their last cuts" in kafka("evict", "--member", "w1", "--dry-run").err
+    ran = kafka("evict", "--member", "w1", "--yes", "--force")
+    assert ran.lines[-1] == (
+        "delays takes checkpoints: its pieces go back to their last cuts, and what it did since is done again, on the "
+        "states of then"
+    )
+
+
 def test_a_group_without_any_and_an_unknown_one(kafka: Command, append: Append) -> None:
     fleet = Fleet("plain", 2, append)
     fleet.configure()

@@ -214,7 +214,7 @@ def test_what_retention_took_unread_is_reported() -> None:
     assert row(log_start=50, log_end=100).deleted == 0, "where it will begin is not known"
     assert kinds(held(log_start=95, idle_ms=0)) == ["deleted"]
     (note,) = deleted_notes([GroupRow("g", [held(log_start=95)]), GroupRow("h", [held()])])
-    assert note.startswith("g: t 0: 5 offsets were deleted (retention) before the group had done them. They are lost")
+    assert note.startswith("g: t 0: 5 offsets were deleted (retention) that the group had not done: lost")
 
 
 def test_a_stand_still_that_began_before_all_that_was_read_is_at_least_as_long() -> None:

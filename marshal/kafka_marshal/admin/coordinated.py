@@ -12,6 +12,8 @@ from kafka_marshal.admin.positions import Move, moves_to
 from kafka_marshal.admin.session import Asked, Session, in_own_name, wrong_kind
 from kafka_marshal.client.view import LeaseInfo, holdings
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError
+from kafka_marshal.observe.checkpoint_words import repeated_text
+from kafka_marshal.observe.text import count
 from kafka_marshal.ports import TopicPartition
 from rationalizer import (
     CommitEntry,
@@ -111,11 +113,12 @@ def evict(session: Session, client_id: str, *, force: bool, dry_run: bool) -> li
         silence = session.worlds[session.home].log_time - member.last_beat
         record = LeaveGroup(member.instance_id, client_id, session.group_id, member.member_id, group.generation)
         session_ms = member.session_timeout_ms
+        repeated = repeated_text(group.checkpoints)
     if 2 * silence <= session_ms and not force:
         raise AdminError(
             f"{client_id!r} beat {silence} ms ago, within half its session ({session_ms} ms), and may be alive. "
-            "Nothing was changed. End that process and wait, or force it: what it has in hand is repeated then, and it "
-            "joins again only when its handler has come back and three sessions have gone by"
+            f"Nothing was changed. End that process and wait, or force it: {repeated} then, and it joins again only "
+            "when its handler has come back and three sessions have gone by"
         )
     if dry_run:
         return owned
@@ -164,9 +167,9 @@ def ask_to_leave(session: Session, client_id: str, timeout: float | None) -> lis
         with session.locked():
             keys = tuple(sorted({(info.topic, info.partition) for info in left()}))
         raise AdminError(
-            f"{client_id!r} was asked to hand over, and owns {len(keys)} partitions still after {timeout:g} s, such as "
-            f"{keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing is lost. Wait, or look for a "
-            "handler that hangs: kafka-marshal status --members",
+            f"{client_id!r} was asked to hand over, and owns {count(len(keys), 'partition')} still after "
+            f"{timeout:g} s, such as {keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing is "
+            "lost. Wait, or look for a handler that hangs: kafka-marshal status --members",
             in_hand=keys,
         )
     return owned

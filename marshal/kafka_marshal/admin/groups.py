@@ -13,6 +13,7 @@ from kafka_marshal.admin.session import Asked, Session, bare_release, in_own_nam
 from kafka_marshal.client.view import LeaseInfo, holdings, lease_info
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.replica import Begin, Replica
+from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster
 from rationalizer import Lease, Record, ReleaseGroup
 
@@ -207,9 +208,9 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
         with session.locked():
             keys = tuple(map(key_of, left()))
         raise AdminError(
-            f"{client_id!r} was asked to hand over, and holds {len(keys)} of {len(were)} partitions still after "
-            f"{timeout:g} s, such as {keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing is "
-            "lost. Wait, or look for a handler that hangs: kafka-marshal status --members",
+            f"{client_id!r} was asked to hand over, and holds {len(keys)} of {count(len(were), 'partition')} still "
+            f"after {timeout:g} s, such as {keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing "
+            "is lost. Wait, or look for a handler that hangs: kafka-marshal status --members",
             in_hand=keys,
         )
     return were

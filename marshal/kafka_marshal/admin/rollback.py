@@ -16,6 +16,7 @@ from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.observe.cuts import Seen, seen_by
+from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, TopicPartition
 from rationalizer import (
     BeginCheckpoint,
@@ -126,7 +127,7 @@ def refuse_gone(planned: RolledBack) -> None:
     """Raise AdminError if retention took messages that would have to come again."""
     gone = [each for each in planned.partitions if each.gone]
     if gone:
-        named = ", ".join(f"{each.topic} [{each.partition}]: {each.gone} offsets" for each in gone[:5])
+        named = ", ".join(f"{each.topic} [{each.partition}]: {count(each.gone, 'offset')}" for each in gone[:5])
         raise AdminError(
             f"retention has deleted messages that checkpoint {planned.to} of group {planned.group!r} has as not done: "
             f"{named}{' …' * (len(gone) > 5)}. Nothing was changed. The state would go back without them: lost. "

@@ -282,7 +282,7 @@ def _print_tracebacks(rows: list[Row]) -> None:
         lines = (row.traceback or "no traceback is in this letter").splitlines()
         say("\n".join(["", visible(row.example), *(f"  {visible(line)}" for line in lines)]))
     if len(rows) > MOST_TRACEBACKS:
-        say_warning(f"the tracebacks of {count(len(rows) - MOST_TRACEBACKS, 'more reason')} are not shown.")
+        say_warning(f"not shown: the tracebacks of {count(len(rows) - MOST_TRACEBACKS, 'more reason')}.")
 
 
 def _headline(found: DeadLetters, summary: Summary) -> str:

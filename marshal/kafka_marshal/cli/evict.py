@@ -20,6 +20,7 @@ from kafka_marshal.cli.names import (
 )
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import ask, print_json, say, say_warning
+from kafka_marshal.observe.checkpoint_words import repeated_text
 from kafka_marshal.observe.names import clients_of
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.observe.text import count, span
@@ -71,16 +72,20 @@ def evict(
 
     A member of a coordinated group has no single leases: --member removes it from the group, and other members get its
     partitions. One that beat within half its session stays without --force; it joins again after its handler has
-    returned and three of its sessions have passed.
+    returned and three of its sessions have passed. If the group takes checkpoints, its pieces go back to their last
+    cuts, with the states of then; in a hold group all members go back. (drain repeats nothing.)
 
     \b
     Exit status: 0 released; 1 the lease is free, or its holder may be alive; 2 wrong use, or no --yes; 3 no Kafka.
     """
     if (member is None) == (topic_name is None) or (topic_name is not None and partition is None):
         raise click.UsageError("name a group, a topic and a partition, or a worker: evict [GROUP] --member CLIENT")
+    went_back = ""
     with admin_of(options) as admin:
         if member is not None:
             name, held = _held(options, admin, group, member)
+            if (checkpoints := _looked_at(options, name).checkpoints) is not None:
+                went_back = f"{name} takes checkpoints: {repeated_text(checkpoints)}"
         else:
             name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
         if dry_run:
@@ -93,9 +98,13 @@ def evict(
                 say(f"{_described(lease)} would be evicted from {where}.")
             if not held and not options.json:
                 say(f"{member} would leave group {name}; it owns nothing.")
+            elif went_back and not options.json:
+                say(went_back)
             if options.json:
                 _print(held, member, done=False)
             return DONE
+        if went_back and held and not yes:
+            note(options, went_back)
         if not ask(f"Evict {_all(held) if held else f'{member}, which owns nothing,'} of group {name}?", yes):
             note(options, _NOT_DONE)
             return NO
@@ -110,6 +119,8 @@ def evict(
         say(f"released: {was.client_id} no longer holds {where} (epoch {was.epoch}).")
     if not held and not options.json:
         say(f"{member} has left group {name}; it owned nothing.")
+    elif went_back and not options.json:
+        say(went_back)
     if options.json:
         _print(held, member, done=True)
     return DONE

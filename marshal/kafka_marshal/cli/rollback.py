@@ -195,16 +195,14 @@ def _print(planned: RolledBack, options: Options) -> None:
     ]
     print_table(_COLUMNS, rows)
     again = sum(each.messages for each in planned.partitions)
-    note(
-        options, f"to checkpoint {planned.to}: {count(again, 'message')} come again, and what was done since the newest"
-    )
+    note(options, f"to checkpoint {planned.to}: {_come_again(again)}, and what was done since the newest")
     if planned.dropped:
         named = ", ".join(map(str, planned.dropped))
-        verb = "goes" if len(planned.dropped) == 1 else "go"
-        note(options, f"{count(len(planned.dropped), 'checkpoint')} {verb} with it, for good: {named}")
+        go = count(len(planned.dropped), "checkpoint goes", "checkpoints go")
+        note(options, f"{go} with it, for good: {named}")
     if gone := sum(each.gone for each in planned.partitions):
         say_warning(
-            f"retention has deleted {count(gone, 'message')} that would have to come again: they are missing then. "
+            f"retention has deleted {count(gone, 'message')} that would have to come again: missing then. "
             "Choose a later checkpoint, or accept it with --force"
         )
 
@@ -212,11 +210,15 @@ def _print(planned: RolledBack, options: Options) -> None:
 def _print_done(options: Options, done: RolledBack) -> None:
     say(
         f"{done.group} is back at checkpoint {done.to} (generation {done.generation}); "
-        f"{count(sum(each.messages for each in done.partitions), 'message')} come again"
+        f"{_come_again(sum(each.messages for each in done.partitions))}"
     )
     if done.paused_by is not None:
         resume = f"kafka-marshal release-group {quote(done.group)}{options.reach()} --resume"
         note(options, f"it stays paused by {done.paused_by}. To resume it: {resume}")
+
+
+def _come_again(messages: int) -> str:
+    return count(messages, "message comes again", "messages come again")
 
 
 def _json(done: RolledBack) -> dict[str, object]:

@@ -146,7 +146,8 @@ def _print_moves(moves: list[Move]) -> None:
 
 
 def _move_row(move: Move) -> list[str]:
-    remark = f"{count(move.done_ahead, 'offset')} above it come again" if move.done_ahead else ""
+    ahead = count(move.done_ahead, "offset above it comes again", "offsets above it come again")
+    remark = ahead if move.done_ahead else ""
     if move.lost:
         remark = f"left out: {move.lost}"
     return [move.topic, str(move.partition), "-" if move.before is None else str(move.before), str(move.after), remark]

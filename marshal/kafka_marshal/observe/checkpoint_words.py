@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kafka_marshal.observe.checkpoint_rows import BarrierRow
+from kafka_marshal.observe.checkpoint_rows import BarrierRow, CheckpointsRow
 from kafka_marshal.observe.checkpoints import Ended, Happened, Taken
 from kafka_marshal.observe.cuts import KIND_WORDS, Cut
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span
+from rationalizer.groups.checkpoints import Checkpoints
 
 __all__ = [
     "as_of_text",
@@ -18,6 +19,7 @@ __all__ = [
     "happened_text",
     "kind_text",
     "listed",
+    "repeated_text",
     "why_ended",
     "why_went_back",
 ]
@@ -70,6 +72,18 @@ def why_went_back(why: str, client: str) -> str:
     if why == "lost":
         return f"{client} was lost"
     return f"{client} put the group back" if why == "rollback" else f"{client} set positions"
+
+
+def repeated_text(checkpoints: Checkpoints | CheckpointsRow | None) -> str:
+    """What is repeated if a member is taken out of a group that has these checkpoints; None: it takes none."""
+    if checkpoints is None:
+        return "what it has in hand is repeated"
+    if checkpoints.hold:
+        return (
+            f"all members go back to checkpoint {checkpoints.newest} (hold), and what they did since is done again, on "
+            "the states of then"
+        )
+    return "its pieces go back to their last cuts, and what it did since is done again, on the states of then"
 
 
 def happened_text(each: Happened) -> str:

@@ -77,8 +77,8 @@ def deleted_text(rows: list[LeaseRow]) -> str:
     """Offsets that retention deleted before they were done: the lag does not count them."""
     offsets = sum(row.deleted for row in rows)
     return (
-        f"{places(rows)}: {count(offsets, 'offset')} were deleted (retention) before the group had done them. They are "
-        "lost, and not in its lag; it continues where the log begins now"
+        f"{places(rows)}: {count(offsets, 'offset was', 'offsets were')} deleted (retention) that the group had not "
+        "done: lost, and not in its lag; it continues where the log begins now"
     )
 
 
