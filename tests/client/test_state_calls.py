@@ -219,16 +219,26 @@ def test_what_would_never_run_is_refused(marshal: Marshal, caplog: pytest.LogCap
     assert kind == "returned" and isinstance(error, ConfigurationError)
 
 
-def test_a_hanging_callback_is_named_and_delays_no_heartbeat(cluster: MemoryCluster) -> None:
+def test_a_hanging_callback_is_named_and_delays_no_heartbeat(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kafka_marshal.node.user_calls.LATE_MS", 50)
     hangs = threading.Event()
+
+    def events() -> dict[str, str]:
+        return {getattr(record, "event", ""): record.getMessage() for record in caplog.records}
+
     with member(cluster) as marshal:
         consumer, _ = made(marshal, on_checkpoint=lambda _: hangs.wait(20))
         carry_out(marshal, save())
         wait_until(lambda: not marshal.health().ok)
         assert "on_checkpoint of t [0] has not returned" in str(marshal.health())
         assert not marshal.health().needs_restart and consumer.state != "REDISCOVER"
+        wait_until(lambda: "callback_late" in events())
         hangs.set()
         wait_until(lambda: marshal.health().ok)
+    said = events()["callback_late"]
+    assert "on_checkpoint of t [0] has not returned" in said and "its partitions pause" in said
 
 
 def test_calls_of_the_program(marshal: Marshal) -> None:

@@ -165,13 +165,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
-        saves = call.named.startswith("on_checkpoint")
-        remedy = "Return a Future for what takes long" if saves else "Do what takes long on another thread"
-        yield (
-            f"{call.described(now)}, {'its partitions pause, ' * saves}and no other callback begins before that: "
-            "partitions to be released stay here, and new ones hand out nothing. Nothing is lost. Let it return. "
-            f"{remedy}"
-        )
+        yield call.late_text(now)
     if (failing := driver.effects.appends.failures.failing) is not None:
         reason, since = failing
         yield (

@@ -192,6 +192,7 @@ class Driver:
                 return  # an acknowledgement is not there yet, or the log has not grown
             self.lock.drain()
             self.upkeep.check(self.now_ms())
+            self.effects.check(self.now_ms())
             self.lock.settle()
 
     def _note_answer(self, batch: TailBatch) -> None:

@@ -31,6 +31,7 @@ from kafka_marshal.engine.effects import (
 from kafka_marshal.engine.inputs import Called, Located
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.guard import report
+from kafka_marshal.logs import log
 from kafka_marshal.node.appends import Appends
 from kafka_marshal.node.engine_lock import ConsumerPort, EngineLock
 from kafka_marshal.node.events import Events
@@ -160,6 +161,11 @@ class Effects:
             with self._lock.condition:
                 self._lock.engine.take(Called(call), self._now_ms())
                 self._lock.settle()
+
+    def check(self, now: float) -> None:
+        """Say that a callback does not return: what waits for it stands still."""
+        if (text := self.callbacks.late(now)) is not None:
+            log(logging.WARNING, "callback_late", "%s", text)
 
     def end(self) -> None:
         """Look up nothing more; callbacks that were asked for are called."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any
 
 from kafka_marshal.engine.inputs import Input
@@ -18,11 +19,21 @@ __all__ = ["UserCall", "UserCalls", "named"]
 #: How many partitions of one call a text names.
 MOST_NAMED = 10
 
+#: A callback that has not returned for this long is logged, and from then on this often (ms).
+LATE_MS = 10_000.0
+SAID_EVERY_MS = 600_000.0
+
+#: What to do about a callback that does not return, by its name; others: work on another thread.
+_REMEDIES = {
+    "on_checkpoint": "Return a Future for what takes long",
+    "on_restore": "Find out what it waits for: its partitions hand out nothing before their state is there",
+}
+
 
 class UserCall:
     """One call of one callback."""
 
-    __slots__ = ("began_at", "dropped", "named", "port", "run", "thread_id")
+    __slots__ = ("began_at", "dropped", "named", "port", "run", "said_at", "thread_id")
 
     def __init__(
         self, named: str, run: Callable[[], object], port: ConsumerPort | None, dropped: Input | None = None
@@ -36,11 +47,23 @@ class UserCall:
         #: When it began (own clock, ms).
         self.began_at: float = 0.0
         self.thread_id: int | None = None
+        #: When the log said last that it has not returned.
+        self.said_at: float = -inf
 
     def described(self, now: float) -> str:
         """For people: ``on_revoke of flights [3] has not returned for 2.0 s (it stands at …)``."""
         ran_s = (now - self.began_at) / 1000
         return f"{self.named} has not returned for {ran_s:.1f} s{place_of(self.thread_id)}"
+
+    def late_text(self, now: float) -> str:
+        """What it means that it has not returned, for people."""
+        name = self.named.partition(" ")[0]
+        pauses = "its partitions pause, " if name == "on_checkpoint" else ""
+        return (
+            f"{self.described(now)}, {pauses}and no other callback begins before that: partitions to be released stay "
+            "here, and new ones hand out nothing. Nothing is lost. Let it return. "
+            f"{_REMEDIES.get(name, 'Do what takes long on another thread')}"
+        )
 
 
 class UserCalls:
@@ -69,6 +92,14 @@ class UserCalls:
             call.run()
         finally:
             self.running = None
+
+    def late(self, now: float) -> str | None:
+        """What the log is to say of a callback that does not return; None: nothing now."""
+        call = self.running
+        if call is None or now < max(call.began_at + LATE_MS, call.said_at + SAID_EVERY_MS):
+            return None
+        call.said_at = now
+        return call.late_text(now)
 
     def drop(self, ports: Sequence[Any]) -> list[UserCall]:
         """Cancel the calls of these consumers that have not begun; returns them."""
