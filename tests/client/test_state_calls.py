@@ -175,7 +175,7 @@ def test_a_callback_that_raises(marshal: Marshal, caplog: pytest.LogCaptureFixtu
     for told in (saving, restoring):
         assert told is error if isinstance(error, Exception) else isinstance(told, StateError)
         assert str(error) in str(told)
-    assert "t [0] is not in checkpoint 72: they keep the checkpoint before" in caplog.text
+    assert "the state of t [0] is not saved for checkpoint 72: left for the next checkpoint" in caplog.text
     assert "this member leaves the group" in caplog.text
     assert "on_completed raised" in caplog.text
 
@@ -207,7 +207,7 @@ def test_a_future_is_awaited_before_the_answer_and_the_pieces_continue_at_once(
     kind, _, pieces, error = log.told[1]
     assert (kind, pieces) == ("safe", (SAVED,))
     assert (error is None) == (result is None)
-    assert ("they keep the checkpoint before" in caplog.text) == (result is not None)
+    assert ("left for the next checkpoint" in caplog.text) == (result is not None)
 
 
 @pytest.mark.parametrize("returned", [[Future()], lambda: None, iter(map(str, "ab"))], ids=["list", "function", "map"])
@@ -238,7 +238,7 @@ def test_a_hanging_callback_is_named_and_delays_no_heartbeat(
         hangs.set()
         wait_until(lambda: marshal.health().ok)
     said = events()["callback_late"]
-    assert "on_checkpoint of t [0] has not returned" in said and "its partitions pause" in said
+    assert "on_checkpoint of t [0] has not returned" in said and "those to be saved for a checkpoint pause" in said
 
 
 def test_calls_of_the_program(marshal: Marshal) -> None:

@@ -146,7 +146,9 @@ def _standing(driver: Driver, now: float) -> Iterator[str]:
         yield driver.pulse.stalled_text(now)
     for consumer in list(driver.engine.consumers.values()):
         if (refusal := consumer.source.failure) is not None:
-            yield f"the log refuses it, and it hands out nothing more: {refusal}"
+            found = consumer.source.checkpoints
+            why = "the log refuses it" if found is None or found.failed is None else "its state can't be restored"
+            yield f"{why}, and it hands out nothing more: {refusal}"
     servants = driver.servants
     if servants.threads == 0:
         yield (
@@ -165,7 +167,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
         )
     call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
-        yield call.late_text(now)
+        yield driver.effects.callbacks.late_text(call, now)
     if (failing := driver.effects.appends.failures.failing) is not None:
         reason, since = failing
         yield (

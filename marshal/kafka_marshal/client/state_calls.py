@@ -18,20 +18,17 @@ from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, Rest
 from kafka_marshal.client.closing import calling
 from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
 from kafka_marshal.engine.effects import Note, RestoreState, SaveState
+from kafka_marshal.engine.groups.checkpoints.words import left_means, places
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.errors import ClosedError, StateError, StateMissingError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.node.user_calls import UserCall, named
+from kafka_marshal.node.user_calls import UserCall
 from kafka_marshal.runtime import is_ours
 
 __all__ = ["StateCalls"]
 
-_LEFT_FOR_LATER = (
-    "the state of {pieces} is not in checkpoint {id}: they keep the checkpoint before, and are saved at the next one. "
-    "Nothing is lost"
-)
 _LEAVES = (
     "this member leaves the group, others take over its pieces from their last checkpoint, and the consumer's next "
     "call raises this"
@@ -63,7 +60,7 @@ class StateCalls:
         self._submit("on_completed", (), partial(self._complete, checkpoint), None)
 
     def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Input | None) -> None:
-        of = f" of {named(piece.key for piece in pieces)}" if pieces else ""
+        of = f" of {places(piece.key for piece in pieces)}" if pieces else ""
         self._driver.effects.callbacks.submit(UserCall(f"{name}{of}", run, self._port, dropped))
 
     # On the callback thread.
@@ -95,9 +92,9 @@ class StateCalls:
         self._take(StateSafe(asked.consumer, asked.barrier, asked.pieces, error))
 
     def _report(self, asked: SaveState, error: BaseException) -> None:
-        report(
-            "on_checkpoint", error, _LEFT_FOR_LATER.format(pieces=named(x.key for x in asked.pieces), id=asked.barrier)
-        )
+        means = left_means(leaves=asked.leaving, is_hold=asked.is_hold)
+        pieces = places(piece.key for piece in asked.pieces)
+        report("on_checkpoint", error, f"the state of {pieces} is not saved for checkpoint {asked.barrier}: {means}")
 
     def _restore(self, asked: RestoreState) -> None:
         pieces = tuple(self._restored(piece) for piece in asked.pieces)

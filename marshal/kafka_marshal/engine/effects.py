@@ -170,6 +170,8 @@ class SaveState:
     leaving: bool
     #: Partition → ids under which states are still needed.
     needed: Mapping[Key, frozenset[int]] = field(default_factory=dict)
+    #: If one piece can't be saved, the checkpoint ends for all.
+    is_hold: bool = False
 
 
 class RestoredPiece(NamedTuple):

@@ -75,6 +75,7 @@ class Loss(StrEnum):
     HANDED_OVER = "it was handed over at a checkpoint"
     RESET = "the group goes back to a checkpoint"
     LEFT = "this member leaves without a checkpoint"
+    NOT_SAVED = "this member has left at a checkpoint that does not have what was done of it since its last cut"
 
 
 class CheckpointState(StrEnum):
@@ -276,6 +277,10 @@ class Checkpointing(Protocol):
     @property
     def state(self) -> CheckpointState:
         """What the member does, for display only."""
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why the program can't take up its state; None: it can."""
 
     @property
     def newest(self) -> int | None:

@@ -28,6 +28,7 @@ from kafka_marshal.engine.effects import (
     TakeOver,
     Warn,
 )
+from kafka_marshal.engine.groups.checkpoints.words import places
 from kafka_marshal.engine.inputs import Called, Located
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.guard import report
@@ -38,7 +39,7 @@ from kafka_marshal.node.events import Events
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
-from kafka_marshal.node.user_calls import UserCall, UserCalls, named
+from kafka_marshal.node.user_calls import UserCall, UserCalls
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rate_limit import RateLimitedLog
 from kafka_marshal.runtime import Executor
@@ -147,7 +148,7 @@ class Effects:
                 lock.condition.wait(0.2)
 
     def _submit(self, port: ConsumerPort | None, call: Call) -> None:
-        text = f"{call.callback} of {named(piece.key for piece in call.pieces)}"
+        text = f"{call.callback} of {places(piece.key for piece in call.pieces)}"
         self.callbacks.submit(UserCall(text, partial(self._call, port, call), port, Called(call)))
 
     def _call(self, port: ConsumerPort | None, call: Call) -> None:

@@ -26,12 +26,16 @@ GATHER_MS = 1_000.0
 #: Kafka counts as unreachable once requests have failed for this share of the heartbeat interval, and none succeeded.
 AWAY_SHARE = 0.5
 
-_LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get it again"
+_LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get them again"
+_AGAIN = "Nothing is lost: what was done since is done again, on the state of then"
 #: If no holder follows.
 _LOSS_MEANS_TOO = {
     Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",
     Loss.KAFKA_OFFSET.value: "This member delivers nothing of it; messages in flight are not committed",
     Loss.TOPIC_GONE.value: "Messages in flight are not committed",
+    Loss.RESET.value: _AGAIN,
+    Loss.LEFT.value: "Others go on from its last cut: what was done since is done again, on the state of that cut",
+    Loss.NOT_SAVED.value: "Others go on from that: what was done since is done again, on the state of that cut",
 }
 
 

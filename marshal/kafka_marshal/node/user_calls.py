@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -12,12 +12,8 @@ from kafka_marshal.engine.inputs import Input
 from kafka_marshal.node.engine_lock import ConsumerPort
 from kafka_marshal.node.pulse import place_of
 from kafka_marshal.runtime import Runtime
-from kafka_marshal.types import Key
 
-__all__ = ["UserCall", "UserCalls", "named"]
-
-#: How many partitions of one call a text names.
-MOST_NAMED = 10
+__all__ = ["UserCall", "UserCalls"]
 
 #: A callback that has not returned for this long is logged, and from then on this often (ms).
 LATE_MS = 10_000.0
@@ -55,16 +51,6 @@ class UserCall:
         ran_s = (now - self.began_at) / 1000
         return f"{self.named} has not returned for {ran_s:.1f} s{place_of(self.thread_id)}"
 
-    def late_text(self, now: float) -> str:
-        """What it means that it has not returned, for people."""
-        name = self.named.partition(" ")[0]
-        pauses = "its partitions pause, " if name == "on_checkpoint" else ""
-        return (
-            f"{self.described(now)}, {pauses}and no other callback begins before that: partitions to be released stay "
-            "here, and new ones hand out nothing. Nothing is lost. Let it return. "
-            f"{_REMEDIES.get(name, 'Do what takes long on another thread')}"
-        )
-
 
 class UserCalls:
     """Runs callbacks in the order of their requests."""
@@ -99,7 +85,18 @@ class UserCalls:
         if call is None or now < max(call.began_at + LATE_MS, call.said_at + SAID_EVERY_MS):
             return None
         call.said_at = now
-        return call.late_text(now)
+        return self.late_text(call, now)
+
+    def late_text(self, call: UserCall, now: float) -> str:
+        """What it means that a callback has not returned, for people."""
+        name = call.named.partition(" ")[0]
+        saves = any(each.named.startswith("on_checkpoint") for each in (call, *list(self._waiting)))
+        pauses = ", and those to be saved for a checkpoint pause" if saves else ""
+        return (
+            f"{call.described(now)}, and no other callback begins before that: partitions to be released stay here, "
+            f"new ones hand out nothing{pauses}. Nothing is lost. Let it return. "
+            f"{_REMEDIES.get(name, 'Do what takes long on another thread')}"
+        )
 
     def drop(self, ports: Sequence[Any]) -> list[UserCall]:
         """Cancel the calls of these consumers that have not begun; returns them."""
@@ -117,10 +114,3 @@ class UserCalls:
     def shutdown(self, wait: bool = True) -> None:
         """Accept no further callback; those requested before are called."""
         self._executor.shutdown(wait=wait)
-
-
-def named(keys: Iterable[Key]) -> str:
-    """For people: ``flights [3], flights [4]``; of many, the first ones and the number of others."""
-    names = [f"{topic} [{partition}]" for topic, partition in sorted(keys)]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

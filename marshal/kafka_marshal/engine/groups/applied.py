@@ -157,7 +157,7 @@ class AppliedRecords:
             return
         group = self._member.group
         if self._checkpoints is not None and self._checkpoints.has_left:
-            self._expelled(Loss.HANDED_OVER, now)
+            self.leave_quietly(now)
             return
         if self._member.leaving:
             self._expelled(Loss.FENCED, now)
@@ -183,7 +183,10 @@ class AppliedRecords:
             self._checkpoints.expelled()
 
     def leave_quietly(self, now: float) -> None:
-        """The log shows that we leave at a barrier, which the next record of another member completes."""
+        """The log shows that we have left at a barrier, or that the next record of another member completes it."""
+        for piece in list(self._holdings.pieces.values()):
+            if self._checkpoints is not None and not self._checkpoints.has_handed_in(piece):
+                self._holdings.lose(piece, Loss.NOT_SAVED, now)
         self._expelled(Loss.HANDED_OVER, now)
 
     def _positions_set(self, entries: Sequence[Any], outcome: Outcome) -> None:

@@ -14,13 +14,14 @@ A piece that moves, one of a leaver, and one in a hold group does not continue b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 
 from kafka_marshal.engine.effects import Key, Outbox, SavedPiece, SaveState, Warn
 from kafka_marshal.engine.groups.checkpoints.cuts import Cut, Cutter, Saving, is_mark
 from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
 from kafka_marshal.engine.groups.checkpoints.shown import Shown
+from kafka_marshal.engine.groups.checkpoints.words import left_means, places
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import Work
@@ -214,7 +215,7 @@ class Answering:
         if called:
             pieces = tuple(cut.saved for cut in called)
             needed = {cut.saved.key: self._shown.needed(cut.saved.key) for cut in called}
-            self._outbox.add(SaveState(self._work.number, one.id, pieces, one.leaves, needed))
+            self._outbox.add(SaveState(self._work.number, one.id, pieces, one.leaves, needed, self._is_hold))
         if not waits or now >= self._drains_until(one, now):
             self._drained(one, now)
 
@@ -245,15 +246,22 @@ class Answering:
         if one.cuts or one.late:
             self._figures.drained(now - one.seen_at)
         is_whole = self._policy.drain_ms >= MOST_DRAIN_SHARE * self._policy.timeout_ms
-        for topic, partition in sorted(late):
-            self._work.cutting.close_gaps((topic, partition), False)
-            self._outbox.add(
-                Warn(
-                    f"{topic} [{partition}]: messages in flight were not done within the checkpoint's drain: it is "
-                    "left for the next checkpoint, and its cut stays as old as it is. Nothing is lost. Find out what "
-                    f"its handler waits for; if it needs longer, raise {'timeout' if is_whole else 'drain'} in "
-                    "CheckpointPolicy"
-                )
+        for key in sorted(late):
+            self._work.cutting.close_gaps(key, False)
+        called = late & self._calls.keys()
+        if in_flight := late - called:
+            self._left(
+                in_flight,
+                "messages in flight were not done within the checkpoint's drain",
+                f"Find out what the handler waits for; if it needs longer, raise {'timeout' if is_whole else 'drain'} "
+                "in CheckpointPolicy",
+                is_error=False,
+            )
+        if called:
+            self._left(
+                called,
+                "on_checkpoint has not returned since an earlier checkpoint, or waits for another callback",
+                "They pause until it returns; health() says which callback hangs",
             )
 
     def _leave_out(self, one: OneBarrier, key: Key) -> None:
@@ -307,14 +315,11 @@ class Answering:
             cut.saving = Saving.SAFE if error is None else Saving.LEFT
             self._figures.saved(now - cut.began)
 
-    def _left(self, key: Key, why: str) -> None:
-        self._outbox.add(
-            Warn(
-                f"{key[0]} [{key[1]}] is left for the next checkpoint: {why}. Nothing is lost; its cut, and what is "
-                "repeated after a loss, stay as old as they are",
-                is_error=True,
-            )
-        )
+    def _left(self, keys: Collection[Key], why: str, remedy: str = "", *, is_error: bool = True) -> None:
+        """Say that these are not in the checkpoint, in one line."""
+        one = self.now
+        means = left_means(leaves=one is not None and one.leaves, is_hold=self._is_hold)
+        self._outbox.add(Warn(f"{places(keys)}: {why}: {means}{f'. {remedy}' * bool(remedy)}", is_error=is_error))
 
     # Answering.
 
@@ -325,9 +330,11 @@ class Answering:
 
     def _answer(self, one: OneBarrier, now: float) -> None:
         cuts = [one.cuts[key] for key in sorted(one.cuts)]
-        for cut in [cut for cut in cuts if cut.waits]:
+        unsaved = [cut for cut in cuts if cut.waits]
+        for cut in unsaved:
             cut.saving = Saving.LEFT
-            self._left(cut.saved.key, "its state was not saved within the checkpoint's time")
+        if unsaved:
+            self._left([cut.saved.key for cut in unsaved], "the state was not saved within the checkpoint's time")
         named = [cut for cut in cuts if cut.saving is Saving.SAFE and cut.entries]
         is_left = bool(one.late) or any(cut.saving is Saving.LEFT for cut in cuts)
         one.record = self._record(one, named, is_refused=is_left and self._is_hold)
@@ -363,6 +370,7 @@ class Answering:
             return
         if tuple(map(tuple, entries)) != tuple(map(tuple, one.record.entries)):
             return  # an earlier copy
+        refused: dict[str, list[Key]] = {}
         for entry, code in zip(one.record.entries, codes_, strict=True):
             cut = one.cuts[entry.topic, entry.partition]
             if code in codes.ACCEPTED:
@@ -374,7 +382,9 @@ class Answering:
                 cut.entries.append(CommitEntry(*cut.piece.key, *cut.piece.span))
             elif cut.saving is Saving.SAFE:
                 cut.saving = Saving.LEFT
-                self._left(cut.saved.key, f"the log refused its cut ({code})")
+                refused.setdefault(code, []).append(cut.saved.key)
+        for code, keys in refused.items():
+            self._left(keys, f"the log refused the cut ({code})")
         named = [one.cuts[key] for key in sorted(one.cuts) if one.cuts[key].entries]
         named = [cut for cut in named if cut.saving is Saving.SAFE]
         is_left = any(cut.saving is Saving.LEFT for cut in one.cuts.values())
@@ -382,6 +392,13 @@ class Answering:
         self._send(one, now)
 
     # The end.
+
+    def has_handed_in(self, one: OneBarrier | None, piece: HeldPiece) -> bool:
+        """Whether the answer has all that is done of this piece: its next owner repeats nothing."""
+        cut = None if one is None else one.cuts.get(piece.key)
+        if cut is not None and cut.piece is piece and cut.saving is Saving.SAFE:
+            return True
+        return not (piece.is_restored and self._cutter.differs(piece, self._work.cutting.done_of(piece.key)))
 
     def closed(self, barrier: int) -> OneBarrier | None:
         """The barrier is closed. Returns what we did about it."""

@@ -110,10 +110,10 @@ class MemberCheckpoints:
     @property
     def state(self) -> CheckpointState:
         one = self.answering.now
-        if not self._pieces:
-            return CheckpointState.SUBSCRIBED
-        if self.restoring.goes_back:
+        if self.restoring.goes_back and self._pieces:
             return CheckpointState.CR_RESET_INITIATED
+        if not any(piece.is_restored for piece in list(self._pieces.values())):
+            return CheckpointState.SUBSCRIBED
         if one is not None and one.drained_at is None and self.shown.answer is None:
             return CheckpointState.DRAINING
         if one is not None and one.record is None and any(cut.waits for cut in one.cuts.values()):
@@ -191,6 +191,10 @@ class MemberCheckpoints:
             self.restoring.goes_back = True
             return Loss.RESET
         return Loss.FENCED
+
+    def has_handed_in(self, piece: HeldPiece) -> bool:
+        """We have left at a barrier: whether it has all that is done of this piece."""
+        return self.answering.has_handed_in(self._completed or self.answering.now, piece)
 
     def expelled(self) -> None:
         """We are no longer a member."""
