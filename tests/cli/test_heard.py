@@ -42,6 +42,10 @@ IDLE = WorkerRow("g", "a", A[0], 4_000)
             {"evictor": "ann", "evicted_ms": 3_000, "was_alive": True, "asked_ms": 9_000},
             "evicted by ann 3.0 s ago; claims nothing until its handler returns",
         ),
+        (
+            {"evictor": "ann", "evicted_ms": 3_000, "was_alive": True, "is_coordinated": True},
+            "evicted by ann 3.0 s ago; joins again after three sessions, once its handler returns",
+        ),
         ({"evictor": "ann", "evicted_ms": 3_000}, "evicted by ann 3.0 s ago; silent for 4.0 s"),
     ],
 )

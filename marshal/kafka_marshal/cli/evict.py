@@ -88,6 +88,8 @@ def evict(
                 went_back = f"{name} takes checkpoints: {repeated_text(checkpoints)}"
         else:
             name, held = group or "", [_lease(options, admin, group or "", topic_name, partition)]
+            if held[0].kind == "coordinated":
+                admin.evict(name, held[0].topic, held[0].partition, dry_run=True)  # refuses, before anybody is asked
         if dry_run:
             if member is not None:
                 held = admin.evict(name, member, force=force, dry_run=True)

@@ -27,15 +27,14 @@ GATHER_MS = 1_000.0
 AWAY_SHARE = 0.5
 
 _LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get them again"
-_AGAIN = "Nothing is lost: what was done since is done again, on the state of then"
+_AGAIN = "What was done since is done again, on the state of then"
+_AGAIN_FROM_CUT = "Others go on from its last cut: what was done since is done again, on the state of that cut"
 #: If no holder follows.
 _LOSS_MEANS_TOO = {
     Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",
     Loss.KAFKA_OFFSET.value: "This member delivers nothing of it; messages in flight are not committed",
     Loss.TOPIC_GONE.value: "Messages in flight are not committed",
     Loss.RESET.value: _AGAIN,
-    Loss.LEFT.value: "Others go on from its last cut: what was done since is done again, on the state of that cut",
-    Loss.NOT_SAVED.value: "Others go on from that: what was done since is done again, on the state of that cut",
 }
 
 
@@ -45,8 +44,8 @@ class Events:
     def __init__(self, settings: EngineSettings, now: float) -> None:
         self._interval_ms = settings.heartbeat_interval_ms
         self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
-        #: (event, topic, reason, words) and partitions, in order.
-        self._notes: list[tuple[tuple[str, str, str, str], set[int]]] = []
+        #: (event, topic, reason, words, has_cuts) and partitions, in order.
+        self._notes: list[tuple[tuple[str, str, str, str, bool], set[int]]] = []
         #: When they are logged if no more come, and when at the latest.
         self._due = self._latest = inf
         #: The client that has paused the group; "": none.
@@ -64,7 +63,7 @@ class Events:
         topic, partition = note.key
         self._latest = now if note.event == Event.LOST else min(self._latest, now + GATHER_MS)
         self._due = min(now + QUIET_MS, self._latest)
-        kind = (note.event, topic, note.reason, note.words or note.event)
+        kind = (note.event, topic, note.reason, note.words or note.event, note.has_cuts)
         for noted, partitions in reversed(self._notes):
             if noted == kind:
                 partitions.add(partition)
@@ -121,9 +120,10 @@ class Events:
         """Make lines of all that was noted."""
         self._due = self._latest = inf
         notes, self._notes = self._notes, []
-        for (event, topic, reason, words), partitions in notes:
+        for (event, topic, reason, words, has_cuts), partitions in notes:
             level = logging.WARNING if event == Event.LOST else logging.INFO
-            means = f". {_LOSS_MEANS_TOO.get(reason, _LOSS_MEANS)}" if event == Event.LOST else ""
+            usually = _AGAIN_FROM_CUT if has_cuts else _LOSS_MEANS
+            means = f". {_LOSS_MEANS_TOO.get(reason, usually)}" if event == Event.LOST else ""
             why = f": {reason}{means}" if reason else ""
             numbers = sorted(partitions)
             text = f"{words} {topic} [{spans(numbers)}]{why}"

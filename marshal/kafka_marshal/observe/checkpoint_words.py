@@ -92,7 +92,7 @@ def happened_text(each: Happened) -> str:
         return _taken_text(each)
     if isinstance(each, Ended):
         return f"barrier {each.barrier} ended without a checkpoint: {why_ended(each)}"
-    undone = "" if each.undone_ms is None else f", {span(each.undone_ms)} undone"
+    undone = "" if each.undone_ms is None else f", at most {span(each.undone_ms)} undone"
     return (
         f"{why_went_back(each.why, each.client)}: {count(each.pieces, 'piece')} at checkpoint {each.checkpoint}{undone}"
     )

@@ -12,7 +12,7 @@ from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import span, time_text
 from kafka_marshal.ports import LogEntry
-from rationalizer import Outcome, World
+from rationalizer import CommitOffsets, Outcome, Rollback, World, codes
 from rationalizer.groups.history import Assignments
 from rationalizer.history import End, LeaseKey, Owners, Span
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
@@ -108,6 +108,8 @@ class PieceOwnership(Ownership):
     _members: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     #: (first key hash, last key hash, next offset) at that moment.
     _done: list[tuple[int, int, int]] = field(default_factory=list)
+    #: (offset, what a client did to its position).
+    _set: list[tuple[int, str]] = field(default_factory=list)
 
     def begin(self, world: World) -> None:
         self.world = world
@@ -119,6 +121,19 @@ class PieceOwnership(Ownership):
     def _see(self, outcome: Outcome) -> None:
         begun = self.assignments.see(self.world, outcome)
         self.spans += [each for each in begun if each.key == self.key]
+        if outcome.accepted and (what := self._what_was_set(outcome)):
+            self._set.append((self.world.next_offset - 1, what))
+
+    def _what_was_set(self, outcome: Outcome) -> str:
+        """What a client that is no member did to the position of this partition; "": nothing."""
+        message = outcome.message
+        if outcome.is_a(Rollback) and message.group_id == self.key[0]:
+            return f"{message.client_id} put the group back to checkpoint {message.checkpoint or '(the newest)'}"
+        if outcome.is_a(CommitOffsets) and message.group_id == self.key[0] and not message.member_id:
+            for entry, code in zip(message.entries, outcome.entries or (), strict=True):
+                if (entry[0], entry[1]) == self.key[1:] and entry[5] is not None and code in codes.ACCEPTED:
+                    return f"{message.client_id} set its position to {entry[5] + 1}"
+        return ""
 
     def _capture(self) -> None:
         self._last = self.world.next_offset - 1
@@ -138,6 +153,10 @@ class PieceOwnership(Ownership):
         Ownership.end(self)
         self.assignments.spans(self.world.group(self.key[0]), self.key[1:])
         self.spans.sort(key=lambda each: (each.since_offset, each.lo))
+        for each in self.spans:
+            found = [what for offset, what in self._set if each.since_offset <= offset < (each.until_offset or offset)]
+            if found and not each.held:
+                each.ended_by += f", after {'; '.join(found)}"
         for each in sorted(self.spans, key=lambda each: each.lo):
             if each.since_offset <= self._last and (each.until_offset is None or self._last < each.until_offset):
                 beat, half, freshness = self._members.get(each.client_id, (each.last_beat, 0, "free"))

@@ -390,6 +390,8 @@ class WorkerRow:
     was_alive: bool = False
     #: The interval of its records while it waits (ms).
     interval_ms: int = 0
+    #: Its group is a coordinated one.
+    is_coordinated: bool = False
 
     @property
     def runs_at(self) -> Instance | None:
@@ -431,6 +433,8 @@ class WorkerRow:
 def evicted_text(run: WorkerRow) -> str:
     """The eviction in words, and what the worker has done since."""
     text = f"evicted by {run.evictor} {span(run.evicted_ms or 0)} ago"
+    if run.was_alive and run.is_coordinated:
+        return f"{text}; joins again after three sessions, once its handler returns"
     if run.was_alive:
         return f"{text}; claims nothing until its handler returns"
     return f"{text}; silent for {span(run.silence_ms)}"

@@ -419,6 +419,7 @@ class View:
             evicted_ms=ago(run.evicted[0]) if is_evicted else None,
             was_alive=run.was_alive,
             interval_ms=run.interval_ms,
+            is_coordinated=group is not None,
         )
 
     @staticmethod

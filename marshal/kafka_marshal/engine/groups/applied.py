@@ -39,6 +39,11 @@ SENDERLESS = (BeginCheckpoint, Rollback, KeepCheckpoint)
 #: An evicted member leaves the group alone for this many sessions (G20).
 EVICTED_SESSIONS = 3
 
+REMOVED = (
+    "an operator removed this member from its group (kafka-marshal evict); it joins again after {:g} s, once what it "
+    "has in hand has come back"
+)
+
 
 class Host(NamedTuple):
     """What a member asks of its engine, and reports to it."""
@@ -163,8 +168,9 @@ class AppliedRecords:
             self._expelled(Loss.FENCED, now)
             return
         if own and outcome.is_a(LeaveGroup) and outcome.accepted:  # we sent none
-            self._outbox.add(Warn("an operator removed this member from its group (kafka-marshal evict)"))
-            self._expelled(Loss.EVICTED, now, EVICTED_SESSIONS * self._member.options.session_timeout_ms)
+            away_ms = EVICTED_SESSIONS * self._member.options.session_timeout_ms
+            self._outbox.add(Warn(REMOVED.format(away_ms / 1000)))
+            self._expelled(Loss.EVICTED, now, away_ms)
             return
         if group is None:
             self._fail(forgotten(self._settings))

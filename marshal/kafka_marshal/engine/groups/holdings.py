@@ -48,6 +48,8 @@ class Holdings:
         #: The consumer's ``start=`` is not "earliest": it reports where a partition starts before releasing it (P9).
         self._starts_late = starts_late
         #: With checkpoints: why a piece that the log shows as no longer ours is over.
+        #: Our pieces are of a group that takes checkpoints.
+        self._has_cuts = False
         self.why_lost: Callable[[HeldPiece], Loss] = lambda piece: Loss.FENCED
         #: The generation that was followed last; −1: follow again.
         self._seen = -1
@@ -158,6 +160,7 @@ class Holdings:
             return piece
 
         self._work.take_on(key, self._view.is_first(key), want)
+        self._has_cuts = self._member.takes_checkpoints
         self._outbox.add(Note("claimed", key, words="took up"))
         self.pieces[key].owner.granted(now)
         return self.pieces.get(key)
@@ -176,8 +179,9 @@ class Holdings:
         if self.pieces.get(piece.key) is piece:
             del self.pieces[piece.key]
         if piece.held:
-            words = NOT_OURS if reason is Loss.FENCED else reason
-            self._outbox.add(Note("released" if reason is Loss.HANDED_OVER else "lost", piece.key, words))
+            why = NOT_OURS if reason is Loss.FENCED else reason
+            event = "released" if reason is Loss.HANDED_OVER else "lost"
+            self._outbox.add(Note(event, piece.key, why, has_cuts=self._has_cuts))
         piece.end()
         piece.owner.lost(reason, now)
 
