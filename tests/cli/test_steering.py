@@ -197,7 +197,7 @@ def test_a_worker_that_hands_over_nothing_is_named(kafka: Command, append: Calla
     append(ClaimingPartition(*A, "t", 0, 600_000))
     ran = kafka("drain", "g", "a", "--wait", "1s")
     assert ran.status == 1
-    assert "holds 1 of 1 partitions still after 1 s, such as t [0]" in ran.err
+    assert "holds 1 of 1 partition still after 1 s, such as t [0]" in ran.err
     assert "warning: nobody else holds anything of group g" in ran.err
     (member,) = kafka("status", "--members").table
     assert member["progress"].startswith("asked to hand over")

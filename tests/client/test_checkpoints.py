@@ -254,7 +254,7 @@ def test_what_could_not_be_saved_is_left_for_the_next_checkpoint(team: Team, cap
     wait_until(lambda: len(team.handled()) == 40)
     a.consumer.checkpoint()
     wait_until(lambda: "no space left on device" in caplog.text)
-    assert "they keep the checkpoint before" in caplog.text
+    assert "left for the next checkpoint" in caplog.text
     a.ledger.failures = 0
     a.leave()  # at another checkpoint, which can be saved
     b = team.start("b")
