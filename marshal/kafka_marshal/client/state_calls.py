@@ -18,7 +18,7 @@ from kafka_marshal.checkpoints import Checkpoint, CheckpointPiece, Restore, Rest
 from kafka_marshal.client.closing import calling
 from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned, StateSafe
 from kafka_marshal.engine.effects import Note, RestoreState, SaveState
-from kafka_marshal.engine.groups.checkpoints.words import left_means, places
+from kafka_marshal.engine.groups.checkpoints.cuts import left_means, places
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.errors import ClosedError, StateError, StateMissingError
 from kafka_marshal.guard import report

@@ -236,7 +236,7 @@ class Note:
     reason: str = ""
     #: Text for people instead of the event's name.
     words: str = ""
-    #: Lost, in a group that takes checkpoints: others go on from its last cut.
+    #: Lost, in a group that takes checkpoints: others continue from its last cut.
     has_cuts: bool = False
 
 

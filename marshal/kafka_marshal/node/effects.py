@@ -28,7 +28,7 @@ from kafka_marshal.engine.effects import (
     TakeOver,
     Warn,
 )
-from kafka_marshal.engine.groups.checkpoints.words import places
+from kafka_marshal.engine.groups.checkpoints.cuts import places
 from kafka_marshal.engine.inputs import Called, Located
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.guard import report
@@ -164,7 +164,7 @@ class Effects:
                 self._lock.settle()
 
     def check(self, now: float) -> None:
-        """Say that a callback does not return: what waits for it stands still."""
+        """Say that a callback does not return: what waits for it pauses."""
         if (text := self.callbacks.late(now)) is not None:
             log(logging.WARNING, "callback_late", "%s", text)
 

@@ -28,7 +28,7 @@ AWAY_SHARE = 0.5
 
 _LOSS_MEANS = "Messages in flight are not committed by this process any more; the next holder may get them again"
 _AGAIN = "What was done since is done again, on the state of then"
-_AGAIN_FROM_CUT = "Others go on from its last cut: what was done since is done again, on the state of that cut"
+_AGAIN_FROM_CUT = "Others continue from its last cut: what was done since is done again, on the state of that cut"
 #: If no holder follows.
 _LOSS_MEANS_TOO = {
     Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",

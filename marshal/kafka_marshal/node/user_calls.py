@@ -22,7 +22,7 @@ SAID_EVERY_MS = 600_000.0
 #: What to do about a callback that does not return, by its name; others: work on another thread.
 _REMEDIES = {
     "on_checkpoint": "Return a Future for what takes long",
-    "on_restore": "Find out what it waits for: its partitions hand out nothing before their state is there",
+    "on_restore": "Find out what it waits for: its partitions deliver nothing before their state is there",
 }
 
 
@@ -94,7 +94,7 @@ class UserCalls:
         pauses = ", and those to be saved for a checkpoint pause" if saves else ""
         return (
             f"{call.described(now)}, and no other callback begins before that: partitions to be released stay here, "
-            f"new ones hand out nothing{pauses}. Nothing is lost. Let it return. "
+            f"new ones deliver nothing{pauses}. Nothing is lost. Let it return. "
             f"{_REMEDIES.get(name, 'Do what takes long on another thread')}"
         )
 

@@ -77,7 +77,7 @@ def why_went_back(why: str, client: str) -> str:
 def repeated_text(checkpoints: Checkpoints | CheckpointsRow | None) -> str:
     """What is repeated if a member is taken out of a group that has these checkpoints; None: it takes none."""
     if checkpoints is None:
-        return "what it has in hand is repeated"
+        return "its messages in flight are repeated"
     if checkpoints.hold:
         return (
             f"all members go back to checkpoint {checkpoints.newest} (hold), and what they did since is done again, on "

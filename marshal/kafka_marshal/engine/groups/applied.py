@@ -40,8 +40,8 @@ SENDERLESS = (BeginCheckpoint, Rollback, KeepCheckpoint)
 EVICTED_SESSIONS = 3
 
 REMOVED = (
-    "an operator removed this member from its group (kafka-marshal evict); it joins again after {:g} s, once what it "
-    "has in hand has come back"
+    "an operator removed this member from its group (kafka-marshal evict); it joins again after {:g} s, once its "
+    "messages in flight have come back"
 )
 
 

@@ -18,10 +18,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 
 from kafka_marshal.engine.effects import Key, Outbox, SavedPiece, SaveState, Warn
-from kafka_marshal.engine.groups.checkpoints.cuts import Cut, Cutter, Saving, is_mark
+from kafka_marshal.engine.groups.checkpoints.cuts import Cut, Cutter, Saving, is_mark, left_means, places
 from kafka_marshal.engine.groups.checkpoints.figures import CheckpointFigures
 from kafka_marshal.engine.groups.checkpoints.shown import Shown
-from kafka_marshal.engine.groups.checkpoints.words import left_means, places
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import Work

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
+from typing import Final
 
 from kafka_marshal.engine.effects import Key, SavedPiece
 from kafka_marshal.engine.groups.member import Membership
@@ -14,7 +15,10 @@ from kafka_marshal.engine.work.tracker import beyond
 from rationalizer import CommitEntry, Progress
 from rationalizer.limits import MAX_COMMIT_RANGES
 
-__all__ = ["Cut", "Cutter", "Saving"]
+__all__ = ["Cut", "Cutter", "Saving", "left_means", "places"]
+
+#: How many partitions one text names.
+_MOST_NAMED: Final = 10
 
 
 class Saving(Enum):
@@ -115,3 +119,22 @@ class Cutter:
     def differs(self, piece: HeldPiece, done: Progress) -> bool:
         """Whether a cut would say something new."""
         return bool(self.entries(piece, done))
+
+
+def places(keys: Iterable[Key]) -> str:
+    """``flights [3], flights [4]``; of many, the first ones and the number of others."""
+    names = [f"{topic} [{partition}]" for topic, partition in sorted(keys)]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def left_means(*, leaves: bool, is_hold: bool) -> str:
+    """What follows if pieces could not be handed in."""
+    if is_hold:
+        return "the checkpoint ends, for all members (hold), and is tried again. Nothing is lost"
+    if leaves:
+        return (
+            "this member leaves, so others continue from the last cut, and what was done since is done again, on the "
+            "state of that cut. Nothing is lost"
+        )
+    return "left for the next checkpoint, with the cut as old as it is. Nothing is lost"
