@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (447, 89_850)
+MOST_OF_ALL = (447, 90_100)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
