@@ -20,6 +20,7 @@ from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.node.pulse import say
 from kafka_marshal.node.serving import EndedError, LateError
+from kafka_marshal.node.user_calls import UserCall
 from kafka_marshal.runtime import Runtime, is_ours
 
 __all__ = [
@@ -274,15 +275,31 @@ def _await_callbacks(driver: Driver, consumers: Sequence[Member], for_good: bool
     while (limits := awaited()) and not is_cut_off():
         left = [limit.left_s for limit in limits]
         driver.wait_for(lambda: not awaited(), min((each for each in left if each is not None), default=None))
-    if not running() or is_cut_off():
+    now = driver.now_ms()
+    if is_cut_off() or not (running() or _hung(driver, consumers, now)):
         return ""
     dropped = driver.effects.callbacks.drop(consumers)
-    now = driver.now_ms()
     with driver.locked():
         for call in dropped:
             if call.dropped is not None:
                 driver.engine.take(call.dropped, now)
+    hung = _hung(driver, consumers, now)
+    if hung is not None:
+        return (
+            f"close() does not wait any longer: {hung.described(now)}. The member leaves its group without that, and "
+            "others continue from the last cuts of its pieces: what was done since is done again"
+        )
     return _left_text(driver, [call.named for call in dropped], for_good)
+
+
+def _hung(driver: Driver, consumers: Sequence[Member], now: float) -> UserCall | None:
+    """A callback about checkpoints that has not returned for long: a member leaves its group without it."""
+    call = driver.effects.callbacks.running
+    if call is None or now - call.began_at <= driver.engine.settings.heartbeat_interval_ms:
+        return None
+    port: object = call.port
+    is_theirs = any(port is consumer for consumer in consumers)
+    return call if is_theirs and call.named.startswith(("on_checkpoint", "on_restore", "on_completed")) else None
 
 
 def _patience(driver: Driver) -> str:
