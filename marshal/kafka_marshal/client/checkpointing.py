@@ -242,3 +242,4 @@ class CheckpointingMember(Membership[Any]):
 
     def _completed(self, checkpoint: int) -> None:
         self._state_calls.completed(checkpoint)
+        self._state_calls.reopen()

@@ -82,6 +82,9 @@ BURST = 10_000
 #: waits into slices of this length, too: a longer one would wake the thread twice.)
 SLICE_S = 0.2
 
+#: While a cut holds up what is fetched, messages of other partitions are looked for this often (s).
+CUT_SLICE_S = 0.01
+
 
 #: For this long (s) after a failed read, the failure explains why a partition delivers nothing.
 FAILS_FOR_S = 10.0
@@ -173,6 +176,15 @@ class Fetcher:
         """
         now = self._driver.monotonic()
         self.pump(max(0.0, min(until - now, SLICE_S)))
+        return now
+
+    def await_cut(self, until: float) -> float:
+        """A cut holds up what is fetched: wait for its end, at most for a moment. Returns when the wait began."""
+        now, driver = self._driver.monotonic(), self._driver
+        with driver.condition:
+            driver.wait_for(
+                lambda: not self._engine.delivery.is_held_up(driver.now_ms()), max(0.0, min(until - now, CUT_SLICE_S))
+            )
         return now
 
     def _room(self) -> int:

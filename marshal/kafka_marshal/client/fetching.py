@@ -241,13 +241,15 @@ class FetchingConsumer(Membership[S]):
                     return None
                 wanted = Wanted(max_messages, iterating, self._driver.monotonic(), came, waited)
                 step: Step = self._take(Next(number, wanted, pull))
+                is_held_up = self._delivery.is_held_up(self._driver.now_ms())
             came = waited = None
             match step:
                 case Take(run):
                     return run
                 case Fetch(room, until):
                     came = fetcher.fill(room, is_gone)
-                    waited = None if came or until is None else fetcher.wait(until)
+                    if not came and until is not None:
+                        waited = fetcher.await_cut(until) if is_held_up else fetcher.wait(until)
                 case Wait(until):
                     waited = fetcher.wait(until)
                 case AwaitGrant(grant):

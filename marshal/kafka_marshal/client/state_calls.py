@@ -59,6 +59,10 @@ class StateCalls:
         """Have on_completed called."""
         self._submit("on_completed", (), partial(self._complete, checkpoint), None)
 
+    def reopen(self) -> None:
+        """Pieces may continue after a cut: handlers begin what waits in lanes; the thread that reads looks later."""
+        self._port._engine.delivery.in_lanes.reopen(self._driver.now_ms())
+
     def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Input | None) -> None:
         of = f" of {places(piece.key for piece in pieces)}" if pieces else ""
         self._driver.effects.callbacks.submit(UserCall(f"{name}{of}", run, self._port, dropped))
@@ -159,6 +163,7 @@ class StateCalls:
             for event in events:
                 self._driver.engine.take(event, self._driver.now_ms())
             self._driver.lock.settle()
+            self.reopen()
 
 
 def _future_of(found: Any) -> Future[object] | None:

@@ -303,6 +303,10 @@ class Checkpointing(Protocol):
     def is_draining(self) -> bool:
         """Whether a piece waits for what is in flight (any thread)."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no barrier is open, nothing is to be restored, and nothing is held up (any thread)."""
+
     def came_back(self, key: Key | None, now: float) -> None:
         """Messages of a partition (None: of any) are no longer in flight."""
 

@@ -98,6 +98,11 @@ class Delivery:
         """Whether fetched messages wait to be handed out, even if the lease does not allow it right now."""
         return any(x.buffer.size and not (x.over or x.releasing or x.user_paused) for x in self._turns)
 
+    def is_held_up(self, now: float) -> bool:
+        """Whether fetched messages wait for the end of a cut, or of a barrier, and nothing else can be handed out."""
+        checkpoints = self._consumer.source.checkpoints
+        return checkpoints is not None and not checkpoints.is_idle and self.is_waiting and not any(self._open(now))
+
     def heard(self, now: float) -> None:
         """A user's thread has called."""
         self._heard_at = now

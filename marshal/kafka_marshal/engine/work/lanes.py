@@ -58,6 +58,9 @@ class Handlers(Protocol):
     def count(self) -> tuple[int, int]:
         """How many handlers there are, and how many there should be (any thread; no lock)."""
 
+    def put(self, lanes: Iterable[Lane]) -> None:
+        """These lanes are ready (any thread)."""
+
 
 class HeldBack(NamedTuple):
     """A partition whose progress waits for one message, while later ones are done or wait."""

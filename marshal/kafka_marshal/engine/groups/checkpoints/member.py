@@ -79,8 +79,8 @@ class MemberCheckpoints:
         self.is_on: bool = False
         #: The log shows that we have left at a barrier.
         self.has_left: bool = False
-        #: Nothing waits: no barrier is open, nothing is to be restored, nothing is held up.
-        self._is_idle = False
+        #: No barrier is open, nothing is to be restored, nothing is held up.
+        self.is_idle: bool = False
 
     # Views, for display.
 
@@ -217,9 +217,9 @@ class MemberCheckpoints:
     def _hold_up(self, now: float) -> None:
         """Stop pieces, and resume them (X14)."""
         stops = now < self._view.paused_until(now) or self.beginning.is_unanswered
-        was_idle = self._is_idle
-        self._is_idle = not stops and self.answering.is_idle and all(x.is_restored for x in self._pieces.values())
-        if was_idle and self._is_idle:
+        was_idle = self.is_idle
+        self.is_idle = not stops and self.answering.is_idle and all(x.is_restored for x in self._pieces.values())
+        if was_idle and self.is_idle:
             return
         for key, piece in self._pieces.items():
             is_held_up = stops or self.answering.holds_up(piece, now)
@@ -245,7 +245,7 @@ class MemberCheckpoints:
     # Inputs.
 
     def came_back(self, key: Key | None, now: float) -> None:
-        if not self._is_idle:
+        if not self.is_idle:
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
