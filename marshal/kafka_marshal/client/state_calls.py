@@ -61,7 +61,9 @@ class StateCalls:
 
     def reopen(self) -> None:
         """Pieces may continue after a cut: handlers begin what waits in lanes; the thread that reads looks later."""
-        self._port._engine.delivery.in_lanes.reopen(self._driver.now_ms())
+        lanes = self._port._engine.delivery.in_lanes.lanes
+        if lanes is not None and lanes.handlers is not None:
+            lanes.handlers.put(lanes.reopened(self._driver.now_ms()))
 
     def _submit(self, name: str, pieces: Any, run: Callable[[], object], dropped: Input | None) -> None:
         of = f" of {places(piece.key for piece in pieces)}" if pieces else ""

@@ -123,11 +123,6 @@ class InLanes:
         return self.lanes is not None and self.lanes.is_running(key)
 
     @reading
-    def reopen(self, now: float) -> None:
-        """Have handlers begin what may begin again."""
-        if self.lanes is not None and self.lanes.handlers is not None:
-            self.lanes.handlers.put(self.lanes.reopened(now))
-
     def with_handlers(self, assignment: Assignment) -> list[int]:
         """The offsets of this assignment's messages that handlers have."""
         return [] if self.lanes is None else self.lanes.with_handlers(assignment)
