@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 from kafka_marshal.adapters.kafka import KafkaCluster
@@ -15,7 +16,7 @@ from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import open_kafka
 from kafka_marshal.testing.simulate import where_it_ran
 
-__all__ = ["Row", "bench_kafka", "in_turns", "new_log", "report"]
+__all__ = ["Row", "bench_kafka", "in_turns", "new_log", "paired", "report"]
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ class Row:
     target: float | None
     unit: str
     at_most: bool = False
+    #: The least and the greatest ratio of the rounds.
+    spread: tuple[float, float] | None = None
 
     @property
     def reached(self) -> bool:
@@ -71,6 +74,15 @@ def in_turns(rounds: int, ours: Callable[[], T], baseline: Callable[[], T]) -> l
     return found
 
 
+def paired(
+    name: str, pairs: Sequence[tuple[float, float]], target: float | None, unit: str, *, at_most: bool = False
+) -> Row:
+    """Of (ours, baseline) of each round: medians, that of the rounds' ratios, and what lies around it."""
+    ratios = [ours / baseline for ours, baseline in pairs]
+    ours, baseline = (median(each) for each in zip(*pairs, strict=True))
+    return Row(name, ours, baseline, median(ratios), target, unit, at_most, (min(ratios), max(ratios)))
+
+
 def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: object) -> None:
     """Print a table; write JSON on request."""
     width = max(len(row.name) for row in rows)
@@ -78,7 +90,8 @@ def report(name: str, rows: Sequence[Row], json_path: str | None, **conditions: 
     print(f"{'':{width}}  {'ours':>12} {'baseline':>12} {'ratio':>7} {'target':>8}")
     for row in rows:
         target = "-" if row.target is None else f"{'≤' if row.at_most else '≥'} {row.target:g}"
-        mark = "" if row.reached else "  missed"
+        mark = "" if row.spread is None else f"  ({row.spread[0]:.3f}–{row.spread[1]:.3f})"
+        mark += "" if row.reached else "  missed"
         print(
             f"{row.name:{width}}  {row.ours:12,.2f} {row.baseline:12,.2f} {row.ratio:7.3f} {target:>8} {row.unit}{mark}"
         )

@@ -74,7 +74,7 @@ def hold(bootstrap: str, first: int, count: int) -> None:
                 Marshal(bootstrap, group_id=GROUP, client_id=f"m-{number:04}", topic=COORDINATION)
             )
             consumers.append(stack.enter_context(marshal.group_consumer([TOPIC])))
-        while not all(consumer.assignment for consumer in consumers):
+        while not all(consumer.assignment() for consumer in consumers):
             time.sleep(0.1)
         print("ready", flush=True)
         sys.stdin.read()

@@ -77,7 +77,7 @@ def measure(name: str, records: int, rounds: int, target: float) -> tuple[list[R
     written = Written(records)
     rows = []
     for what, log, aim in (("heartbeats", written.beats, target), ("heartbeat batches of 3", written.batches, 0.0)):
-        ours, bare = _interleaved([partial(replay, written.claims, log), partial(_decode, log)], rounds)
+        ours, bare = _interleaved([partial(replay, written.claims, log), partial(decode_bare, log)], rounds)
         # Each round's two runs are adjacent, so that disturbances of the machine affect both.
         ratio = median(theirs / mine for mine, theirs in zip(ours, bare, strict=True))
         rate, baseline = len(log) / median(ours), len(log) / median(bare)
@@ -101,11 +101,11 @@ def _interleaved(runs: Sequence[Callable[[], float]], rounds: int) -> list[list[
     return seconds
 
 
-def replay(claims: Sequence[Entry], log: Sequence[Entry]) -> float:
-    """Seconds for the log, after the claims."""
+def replay(claims: Sequence[Entry], log: Sequence[Entry], cp: int = CP, partitions: int = PARTITIONS) -> float:
+    """Seconds for the log of this CP, after the claims."""
     from rationalizer import World
 
-    world = World(CP, PARTITIONS)
+    world = World(cp, partitions)
     world.apply_many(claims)
     start = time.perf_counter()
     world.apply_many(log)
@@ -115,7 +115,8 @@ def replay(claims: Sequence[Entry], log: Sequence[Entry]) -> float:
     return seconds
 
 
-def _decode(log: Sequence[Entry]) -> float:
+def decode_bare(log: Sequence[Entry]) -> float:
+    """Seconds of a bare decode of the same values."""
     values = [value for _, _, value in log]
     start = time.perf_counter()
     for value in values:

@@ -53,7 +53,7 @@ CONTESTANTS = (MARSHAL, GROUP, CLASSIC, STATIC, KIP848)
 def worker(arguments: dict[str, Any]) -> None:
     """One worker: prints "ready"; at its end writes its records, one line each."""
     taken: list[tuple[float, int, int]] = []
-    run = _ours if arguments["side"] == Side.MARSHAL else _kafkas
+    run = _ours if arguments["side"] == Side.MARSHAL else kafkas
     run(arguments, lambda message: taken.append((time.monotonic(), message.partition(), message.offset())))
     with Path(arguments["file"]).open("a", encoding="utf-8") as file:
         file.writelines(f"{at} {partition} {offset}\n" for at, partition, offset in taken)
@@ -82,7 +82,8 @@ def _say_when_ready(marshal: Marshal) -> None:
     print("ready", flush=True)
 
 
-def _kafkas(arguments: dict[str, Any], take: Callable[[Any], None]) -> None:
+def kafkas(arguments: dict[str, Any], take: Callable[[Any], None]) -> None:
+    """A consumer of Kafka's own groups, until SIGTERM."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     static = {"group.instance.id": arguments["name"]} if arguments["static"] else {}
@@ -99,14 +100,15 @@ def _kafkas(arguments: dict[str, Any], take: Callable[[Any], None]) -> None:
 class Worker:
     """A process with a stable name."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        """Start it; `wait` returns when it is ready."""
+    def __init__(self, arguments: dict[str, Any], module: str = "benchmarks.rolling") -> None:
+        """Start it; `wait` returns when it is ready. module: whose `--worker` it runs."""
         self._arguments = arguments
+        self._module = module
         self.start()
 
     def start(self) -> None:
         """Start it, again."""
-        command = [sys.executable, "-m", "benchmarks.rolling", "--worker", json.dumps(self._arguments)]
+        command = [sys.executable, "-m", self._module, "--worker", json.dumps(self._arguments)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wait(self) -> None:
@@ -114,9 +116,17 @@ class Worker:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n", f"{self._arguments['name']} ended before it was ready"
 
+    def signal(self) -> None:
+        """Send SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
+
     def end(self) -> None:
         """Send SIGTERM and wait until it has ended."""
-        self._process.send_signal(signal.SIGTERM)
+        self.signal()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
         assert self._process.wait(30) == 0
 
     def kill(self) -> None:

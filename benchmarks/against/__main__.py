@@ -18,22 +18,25 @@ from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
+import msgpack
+
 from benchmarks.against.worker import THREADS
 from benchmarks.common import bench_kafka
+from benchmarks.group_log import GroupLog
 from benchmarks.race.contestants import MARSHAL
 from benchmarks.race.events.handover import hand_over
 from benchmarks.race.grounds import Grounds, new_name
 from benchmarks.race.hosts import ROOT, Host
 from kafka_marshal.testing.simulate import where_it_ran
 
-#: Messages of the backlog, and records of the replayed log.
-MESSAGES, RECORDS = 300_000, 60_000
+#: Messages of the backlog, and records of the replayed logs: of claims, of a group.
+MESSAGES, RECORDS, GROUP_RECORDS = 300_000, 60_000, 10_000
 
 #: A heartbeat's phase is anywhere when a worker leaves: the pair runs this long before, at least and at most.
 PHASE_S = (0.1, 1.1)
 
 #: By the name of a measurement: its rounds.
-ROUNDS = {"iteration": 14, "at-most-once": 14, "hand-over": 14, "replay": 10}
+ROUNDS = {"iteration": 14, "at-most-once": 14, "hand-over": 14, "replay": 10, "replay-group": 10}
 
 Figures = Mapping[str, float]
 
@@ -79,8 +82,11 @@ def coordination(bootstrap: str, folder: Path) -> str:
     return name
 
 
-def measurements(grounds: Grounds) -> dict[str, Callable[[Side], Figures]]:
-    """Each takes one figure, or several, of one side."""
+def measurements(grounds: Grounds, folder: Path) -> dict[str, Callable[[Side], Figures]]:
+    """Each takes one figure, or several, of one side. folder: for the log of a group."""
+    file = folder / "group.msgpack"
+    written = GroupLog(GROUP_RECORDS, checkpoints=False)
+    file.write_bytes(msgpack.packb((written.begin, written.work)))
     topic = grounds.topic(1)
     grounds.fill(topic, 1, MESSAGES)
     phase = Random(5)
@@ -102,11 +108,16 @@ def measurements(grounds: Grounds) -> dict[str, Callable[[Side], Figures]]:
         side.one.order("replay", records=RECORDS)
         return {"rate": float(side.one.wait("replayed", "")["rate"])}
 
+    def replayed_group(side: Side) -> Figures:
+        side.one.order("replay-group", file=str(file))
+        return {"rate": float(side.one.wait("replayed", "")["rate"])}
+
     return {
         "iteration": read("at-least-once"),
         "at-most-once": read("at-most-once"),
         "hand-over": handed_over,
         "replay": replayed,
+        "replay-group": replayed_group,
     }
 
 
@@ -117,7 +128,8 @@ ROWS = (
     ("at-most-once", "rate", "iteration, at most once", "messages/s"),
     *(("at-most-once", whose, f"  processor: {whose}", "ns a message") for whose in THREADS),
     ("hand-over", "ms", "hand-over of a partition", "ms"),
-    ("replay", "rate", "replay", "records/s"),
+    ("replay", "rate", "replay, claims", "records/s"),
+    ("replay-group", "rate", "replay, a group's commits", "records/s"),
 )
 
 #: (this tree, the commit) of each round, by measurement and figure.
@@ -150,14 +162,25 @@ def quartiles(ratios: Sequence[float]) -> tuple[float, float, float]:
 def measured(bootstrap: str, sides: Sequence[Side], rounds: Mapping[str, int]) -> Found:
     """All rounds; who goes first alternates."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for name, measure in measurements(Grounds(bootstrap)).items():
-        for number in range(-1, rounds.get(name, -1)):  # the first warms both sides up
-            order = sides if number % 2 else sides[::-1]
-            came = {side: measure(side) for side in order}
-            for figure in came[sides[0]] if number >= 0 else ():
-                found[name, figure].append((came[sides[0]][figure], came[sides[1]][figure]))
-        print(f"{name}: {rounds.get(name, 0)} rounds", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="kafka-marshal-against-") as folder:
+        for name, measure in measurements(Grounds(bootstrap), Path(folder)).items():
+            for number in range(-1, rounds.get(name, -1)):  # the first warms both sides up
+                order = sides if number % 2 else sides[::-1]
+                came = {side: measure(side) for side in order}
+                for figure in came[sides[0]] if number >= 0 else ():
+                    found[name, figure].append((came[sides[0]][figure], came[sides[1]][figure]))
+            print(f"{name}: {rounds.get(name, 0)} rounds", file=sys.stderr, flush=True)
     return found
+
+
+def compare(bootstrap: str, rev: str, rounds: Mapping[str, int]) -> Found:
+    """This tree beside a commit, on this broker. rounds: of each measurement that is taken."""
+    with ExitStack() as stack:
+        tree = stack.enter_context(worktree(rev))
+        folders = [stack.enter_context(packages(each)) for each in (ROOT, tree)]
+        hosts = [[stack.enter_context(Host("benchmarks.against.worker", [x])) for _ in range(2)] for x in folders]
+        sides = [Side(coordination(bootstrap, x), *pair) for x, pair in zip(folders, hosts, strict=True)]
+        return measured(bootstrap, sides, rounds)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -174,13 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     rounds = {name: options.rounds or ROUNDS[name] for name in options.only.split(",")}
     began = time.monotonic()
-    with ExitStack() as stack:
-        tree = stack.enter_context(worktree(options.rev))
-        bootstrap = stack.enter_context(bench_kafka())
-        folders = [stack.enter_context(packages(each)) for each in (ROOT, tree)]
-        hosts = [[stack.enter_context(Host("benchmarks.against.worker", [x])) for _ in range(2)] for x in folders]
-        sides = [Side(coordination(bootstrap, x), *pair) for x, pair in zip(folders, hosts, strict=True)]
-        found = measured(bootstrap, sides, rounds)
+    with bench_kafka() as bootstrap:
+        found = compare(bootstrap, options.rev, rounds)
     print(f"{table(found, options.rev)}\n\n{time.monotonic() - began:.0f} s")
     if options.json:
         samples = {f"{name}: {figure}": pairs for (name, figure), pairs in found.items()}

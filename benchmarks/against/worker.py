@@ -13,6 +13,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgpack
+
+import rationalizer
 from benchmarks.race.worker import Host, serve, tell
 from benchmarks.replay import Written, replay
 from kafka_marshal import Marshal
@@ -27,7 +30,7 @@ THREADS = ("caller", "library", "librdkafka")
 
 
 class Worker(Host):
-    """Knows two more orders: "read" and "replay"."""
+    """Knows three more orders: "read", "replay" and "replay-group"."""
 
     def obey(self, order: dict[str, Any]) -> None:
         """Carry out one order."""
@@ -37,6 +40,8 @@ class Worker(Host):
             case "replay":
                 log = written(order["records"])
                 tell("replayed", "", rate=len(log.beats) / replay(log.claims, log.beats))
+            case "replay-group":
+                tell("replayed", "", rate=group_rate(order["file"]))
             case _:
                 super().obey(order)
 
@@ -45,6 +50,21 @@ class Worker(Host):
 def written(records: int) -> Written:
     """Made once."""
     return Written(records)
+
+
+@cache
+def of_file(file: str) -> list[list[Any]]:
+    """The log of a group, in two parts: what is replayed before, and what is measured."""
+    found: list[list[Any]] = msgpack.unpackb(Path(file).read_bytes(), use_list=False)
+    return found
+
+
+def group_rate(file: str) -> float:
+    """Records a second; 0: this tree knows no groups."""
+    if not hasattr(rationalizer, "JoinGroup"):
+        return 0.0
+    begin, work = of_file(file)
+    return len(work) / replay(begin, work, 0, 1)
 
 
 def read(bootstrap: str, coordination: str, topic: str, records: int, delivery: str) -> dict[str, float]:

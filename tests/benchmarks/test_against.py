@@ -23,7 +23,7 @@ def test_the_table_has_medians_of_both_and_of_the_ratios() -> None:
     lines = against.table(found, "a7c5f59").splitlines()
     assert lines[0].split() == ["this", "tree", "a7c5f59", "ratio", "middle", "half"]
     assert lines[1].split() == ["hand-over", "of", "a", "partition", "12.2", "10.0", "1.225", "1.225–1.225", "ms"]
-    assert lines[2].split() == ["replay", "90", "60", "1.500", "1.250–1.750", "records/s"]
+    assert lines[2].split() == ["replay,", "claims", "90", "60", "1.500", "1.250–1.750", "records/s"]
 
 
 def test_the_files_of_a_commit_are_there_for_as_long_as_they_are_used() -> None:
@@ -42,6 +42,7 @@ def test_each_measurement_runs_once(
     monkeypatch.setenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", kafka_broker.bootstrap_servers)
     monkeypatch.setattr(against, "MESSAGES", 10_000)
     monkeypatch.setattr(against, "RECORDS", 1_000)
+    monkeypatch.setattr(against, "GROUP_RECORDS", 1_000)
     against.main(["HEAD", "--rounds", "1", "--json", str(tmp_path / "pair.json")])
     samples = json.loads((tmp_path / "pair.json").read_text())["samples"]
     assert {len(pairs) for pairs in samples.values()} == {1}
