@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,12 +16,10 @@ import pytest
 from kafka_marshal import (
     Checkpoint,
     CheckpointPolicy,
-    ConfigurationError,
     GroupConsumer,
     Marshal,
     Message,
     Restore,
-    StateError,
 )
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.aio import GroupConsumer as AsyncConsumer
@@ -30,7 +27,6 @@ from kafka_marshal.aio import Marshal as AsyncMarshal
 from kafka_marshal.engine.groups import mirror
 from kafka_marshal.engine.work import owed
 from kafka_marshal.metrics.lag import GroupLag
-from kafka_marshal.node import coordination_topic
 from rationalizer import ConfigureGroup, encode
 from tests.client.conftest import wait_until
 from tests.client.counting import Ledger, Memory, counted
@@ -541,49 +537,6 @@ def test_a_loop_left_by_break_leaves_its_piece_for_later(team: Team, caplog: pyt
 
 
 # -- who may join -----------------------------------------------------------------------------------------------------
-
-
-def refusal(consumer: GroupConsumer) -> str:
-    with pytest.raises(ConfigurationError) as caught, suppress(StateError):
-        consumer.poll(10)
-    return str(caught.value)
-
-
-def test_all_members_take_part_or_none(team: Team) -> None:
-    a = team.start("a")
-    wait_until(lambda: a.owns() == set(range(PARTITIONS)))
-    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval_ms=300)
-    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION) as consumer:
-        assert "checkpoints=CheckpointPolicy" in refusal(consumer)
-    other = Marshal.on_cluster(team.cluster.connect("c"), group_id=GROUP, client_id="c", heartbeat_interval_ms=300)
-    hold = CheckpointPolicy(hold=True)
-    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION, checkpoints=hold) as consumer:
-        assert "hold" in refusal(consumer)
-    adopting = team.start("d", policy=CheckpointPolicy(adopt=True, hold=True))
-    wait_until(lambda: adopting.owns())
-
-
-def test_a_group_that_works_without_checkpoints_is_not_joined_with_them(team: Team) -> None:
-    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval_ms=300)
-    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION) as there:
-        wait_until(lambda: there.pieces())
-        a = team.start("a")
-        wait_until(lambda: a.error is not None)
-        assert f"kafka-marshal checkpoints {GROUP} --start" in str(a.error)
-        adopting = team.start("c", policy=CheckpointPolicy(adopt=True))
-        wait_until(lambda: adopting.owns())
-        adopting.consumer.commit()
-        with pytest.raises(ConfigurationError, match="--start"):
-            adopting.consumer.checkpoint()
-
-
-def test_a_topic_below_level_3_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination_topic, "SUPPORTED_LEVEL", 2)
-    cluster = memory_cluster()
-    marshal = Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval_ms=300)
-    with marshal, marshal.group_consumer([TOPIC], checkpoints=POLICY) as consumer, pytest.raises(Exception) as caught:
-        consumer.poll(10)
-    assert "kafka-marshal upgrade" in str(caught.value) and "level 3" in str(caught.value)
 
 
 # -- what others see --------------------------------------------------------------------------------------------------

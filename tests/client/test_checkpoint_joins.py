@@ -1,0 +1,64 @@
+"""Which members a group that takes checkpoints lets in; on a cluster in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from kafka_marshal import CheckpointPolicy, ConfigurationError, GroupConsumer, Marshal, StateError
+from kafka_marshal.node import coordination_topic
+from tests.client.conftest import wait_until
+from tests.client.test_checkpoints import PARTITIONS, POLICY, SESSION, Team
+from tests.faults.stories import GROUP, TOPIC, memory_cluster
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    made = Team()
+    yield made
+    made.close()
+
+
+def refusal(consumer: GroupConsumer) -> str:
+    with pytest.raises(ConfigurationError) as caught, suppress(StateError):
+        consumer.poll(10)
+    return str(caught.value)
+
+
+def test_all_members_take_part_or_none(team: Team) -> None:
+    a = team.start("a")
+    wait_until(lambda: a.owns() == set(range(PARTITIONS)))
+    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval_ms=300)
+    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION) as consumer:
+        assert "checkpoints=CheckpointPolicy" in refusal(consumer)
+    other = Marshal.on_cluster(team.cluster.connect("c"), group_id=GROUP, client_id="c", heartbeat_interval_ms=300)
+    hold = CheckpointPolicy(hold=True)
+    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION, checkpoints=hold) as consumer:
+        assert "hold" in refusal(consumer)
+    adopting = team.start("d", policy=CheckpointPolicy(adopt=True, hold=True))
+    wait_until(lambda: adopting.owns())
+
+
+def test_a_group_that_works_without_checkpoints_is_not_joined_with_them(team: Team) -> None:
+    other = Marshal.on_cluster(team.cluster.connect("b"), group_id=GROUP, client_id="b", heartbeat_interval_ms=300)
+    with other, other.group_consumer([TOPIC], session_timeout_ms=SESSION) as there:
+        wait_until(lambda: there.pieces())
+        a = team.start("a")
+        wait_until(lambda: a.error is not None)
+        assert f"kafka-marshal checkpoints {GROUP} --start" in str(a.error)
+        adopting = team.start("c", policy=CheckpointPolicy(adopt=True))
+        wait_until(lambda: adopting.owns())
+        adopting.consumer.commit()
+        with pytest.raises(ConfigurationError, match="--start"):
+            adopting.consumer.checkpoint()
+
+
+def test_a_topic_below_level_3_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination_topic, "SUPPORTED_LEVEL", 2)
+    cluster = memory_cluster()
+    marshal = Marshal.on_cluster(cluster.connect("a"), group_id=GROUP, client_id="a", heartbeat_interval_ms=300)
+    with marshal, marshal.group_consumer([TOPIC], checkpoints=POLICY) as consumer, pytest.raises(Exception) as caught:
+        consumer.poll(10)
+    assert "kafka-marshal upgrade" in str(caught.value) and "level 3" in str(caught.value)
