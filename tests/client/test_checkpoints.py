@@ -446,6 +446,29 @@ def test_members_that_share_partitions_by_key_hand_over_state_by_key(team: Team)
     assert set(team.handled().values()) == {1}
 
 
+def test_a_run_that_is_stopped_closes_gaps_that_no_checkpoint_can_name(team: Team) -> None:
+    setting = ("accept_individual_commit", False)  # as for a key share: its cut may have no gaps
+    team.cluster.broker.produce("__marshal", 0, encode(ConfigureGroup("i", "o", GROUP, (setting,))))
+    a = team.start("a", run, ON_DEMAND)
+    returns = threading.Event()
+
+    def handle(message: Message) -> None:
+        assert message.offset() != 0 or returns.wait(10)
+        a.ledger.handle(message)
+
+    a.handle = handle
+    for key in (b"k", b"k", b"m"):
+        team.cluster.broker.produce(TOPIC, 0, b"x", key=key)
+    wait_until(lambda: team.handled() == {(0, 2): 1})
+    a.marshal.stop()
+    returns.set()
+    a.leave()
+    b = team.start("b")
+    wait_until(lambda: ("joined", 0) in b.restored())
+    assert team.handled() == {(0, 0): 1, (0, 1): 1, (0, 2): 1}
+    assert b.ledger.counts[0].total() == 3
+
+
 def test_what_on_restore_raises_ends_the_membership_and_is_raised(team: Team) -> None:
     a = team.start("a")
     team.produce(10)

@@ -98,6 +98,7 @@ class Bench:
                 epoch=1,
                 held=True,
                 most_intervals=60_000,
+                is_cut_whole=False,
             ),
         )
         made.stage = Stage.ACTIVE
@@ -128,7 +129,13 @@ class Bench:
         assignment.lease = cast(
             "Any",
             SimpleNamespace(
-                hand_out_until=0.0, proven_until=0.0, keys=None, epoch=1, held=False, most_intervals=60_000
+                hand_out_until=0.0,
+                proven_until=0.0,
+                keys=None,
+                epoch=1,
+                held=False,
+                most_intervals=60_000,
+                is_cut_whole=False,
             ),
         )
         assignment.stage = Stage.LOST

@@ -174,6 +174,30 @@ def test_x13_a_held_up_share_closes_its_gaps_and_begins_nothing_else(bench: Benc
     assert bench.begin(e) is None
 
 
+def test_x16_a_run_that_ends_closes_gaps_where_a_cut_may_have_none(bench: Bench) -> None:
+    """Otherwise a member that leaves would wait for a cut that can't come, and repeat what it did since the last."""
+    share, whole = bench.assignment(), bench.assignment(1)
+    share.lease.is_cut_whole = True  # type: ignore[misc]
+    a, b, c, d = bench.spread(share, records("abcd"))
+    e, f = bench.spread(whole, records("ef"))
+    assert (bench.begin(b), bench.begin(c), bench.begin(f)) == (1, 2, 1)
+    bench.done(share, b)
+    bench.done(whole, f)
+    bench.stop.append(True)
+    assert bench.begin(a) is None
+    assert bench.lanes.close_gaps()
+    assert set(bench.lanes.reopened(1.0)) == {a}
+    assert (bench.begin(d), bench.begin(e), bench.begin(a)) == (None, None, 0)
+    assert bench.failed(a, due=2.0) is False
+    bench.done(share, c)
+    assert bench.lanes.close_gaps(), "its next try is due"
+    assert bench.lanes.due(2.0, bench.call) == [a]
+    assert bench.begin(a) == 0
+    bench.done(share, a)
+    assert not bench.lanes.close_gaps()
+    assert (share.tracker.done.stable, share.tracker.done.ranges) == (2, [])
+
+
 def test_what_comes_again_after_a_recall_waits_for_what_runs(bench: Bench) -> None:
     one = bench.assignment()
     messages = records("aab")

@@ -231,9 +231,10 @@ class Runner:
     def _drain(self, is_gone: Callable[[], bool]) -> None:
         """End, or leave behind, what is in flight; give back what waits."""
         tries = self._tries
+        until = self._runtime.monotonic() + self._options.drain_timeout
+        self._close_gaps(is_gone, until)
         self._call.is_ending = self._lanes.is_ended = True
         with tries.news:
-            until = self._runtime.monotonic() + self._options.drain_timeout
             while self._lanes.running and not (self._call.is_abandoned or is_gone()):
                 left = until - self._runtime.monotonic()
                 if left <= 0 or self._driver.is_over:
@@ -255,6 +256,19 @@ class Runner:
                 self._lanes.running,
                 self._options.drain_timeout,
             )
+
+    def _close_gaps(self, is_gone: Callable[[], bool], until: float) -> None:
+        """Handle what waits below what is done, where a checkpoint can't name that: it would come again (X13)."""
+        tries = self._tries
+        while tries.error is None and not (self._call.is_ending or is_gone() or self._driver.is_over):
+            with self._driver.locked(step=False):
+                are_open = self._lanes.close_gaps()
+            now = self._runtime.now_ms()
+            if not are_open or self._runtime.monotonic() >= until:
+                break
+            self._workers.put(self._lanes.reopened(now))
+            self._workers.look(now)
+            tries.wait(lambda: False)
 
     def _give_back(self) -> None:
         """Give back messages in flight that no handler has: they come again, here or elsewhere."""

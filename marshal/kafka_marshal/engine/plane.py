@@ -154,6 +154,10 @@ class Ownership(Protocol):
         """When (own clock, ms) an unanswered claim counts as lost; inf: no claim is in flight."""
 
     @property
+    def is_cut_whole(self) -> bool:
+        """Whether a checkpoint can't name what is done beyond a gap: its cut must have none."""
+
+    @property
     def most_intervals(self) -> int:
         """How many intervals the log keeps beyond a gap (P5)."""
 

@@ -161,6 +161,8 @@ class HeldLease:
     #: How many intervals the log keeps beyond a gap (P5).
     most_intervals = MAX_INTERVALS
     #: Claimed groups take no checkpoints.
+    is_cut_whole = False
+    #: Claimed groups take no checkpoints.
     is_restored = True
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:

@@ -99,6 +99,7 @@ class HeldPiece:
         "heartbeat_interval_ms",
         "cut_at",
         "held",
+        "is_cut_whole",
         "is_held_up",
         "is_restored",
         "key",
@@ -133,6 +134,11 @@ class HeldPiece:
         self.owner: Owner = owner
         #: How many intervals the log keeps beyond a gap (P5), by the group's settings at the start of this piece.
         self.most_intervals: int = MAX_INTERVALS if group is None else group.settings.max_individual_commits
+        allows = group is None or group.settings.accept_individual_commit
+        #: Whether its cut must have no gaps: a checkpoint can't name ranges of some keys, nor in a group without them.
+        self.is_cut_whole: bool = (
+            group is not None and group.checkpoints is not None and (not allows or (keys is not None and keys.is_part))
+        )
         self.held: bool = True
         self.stopped: bool = False
         #: Our own clock (ms) until which the member is proven (T4); 0: not proven, or in doubt.

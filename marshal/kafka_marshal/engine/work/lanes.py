@@ -130,7 +130,7 @@ class Lane:
 class _Partition:
     """The lanes of one partition."""
 
-    __slots__ = ("assignment", "finish_to", "lanes", "parked", "running", "started", "up_to")
+    __slots__ = ("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "running", "started", "up_to")
 
     def __init__(self, assignment: Assignment) -> None:
         #: The assignment of the messages that wait.
@@ -146,11 +146,15 @@ class _Partition:
         self.up_to: float = inf
         #: Tries of messages up to this offset begin though the partition is held up (X13).
         self.finish_to: int = -1
+        #: The run ends, and tries of messages up to this offset still begin; and the last one that a handler has done.
+        #: (Only of pieces whose cut must have no gaps.)
+        self.closes_to: int = -1
+        self.done_to: int = -1
 
     def may_begin(self, lane: Lane, offset: int, now: float) -> bool:
         """Whether a try of this message may begin now."""
         lease = lane.assignment.lease
-        until = lease.proven_until if offset <= self.finish_to else lease.hand_out_until
+        until = lease.proven_until if offset <= max(self.finish_to, self.closes_to) else lease.hand_out_until
         return now < until and offset <= self.up_to
 
 
@@ -205,7 +209,8 @@ class Lanes:
             if partition is None:
                 self._partitions[assignment.key] = partition = _Partition(assignment)
             if partition.assignment is not assignment:
-                partition.assignment, partition.finish_to = assignment, -1
+                partition.assignment = assignment
+                partition.finish_to = partition.closes_to = partition.done_to = -1
             lanes = partition.lanes
             for message in messages:
                 key: Hashable = message.key() if by_key else None
@@ -231,7 +236,9 @@ class Lanes:
             message = lane.message
             if message is None or lane.running:
                 return None
-            if owner.is_ending or self._stop or not lane.partition.may_begin(lane, offset_of(message), now):
+            partition, offset = lane.partition, offset_of(message)
+            stops = owner.is_ending or (self._stop and offset > partition.closes_to)
+            if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
             lane.turn += 1  # first: an exception after this line belongs to this try
@@ -246,6 +253,9 @@ class Lanes:
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
         with self._lock:
+            partition, message = lane.partition, lane.message
+            if message is not None and lane.assignment is partition.assignment and lane.assignment.lease.is_cut_whole:
+                partition.done_to = max(partition.done_to, offset_of(message))
             return self._rest(lane) and self._go_on(lane, owner)
 
     def failed(self, lane: Lane, due: float | None, owner: Owner) -> bool:
@@ -364,7 +374,8 @@ class Lanes:
         with self._lock:
             for partition in self._partitions.values():
                 lease = partition.assignment.lease
-                until = lease.hand_out_until if partition.finish_to < 0 else lease.proven_until
+                is_held_up = max(partition.finish_to, partition.closes_to) < 0
+                until = lease.hand_out_until if is_held_up else lease.proven_until
                 if partition.parked and now < until:
                     parked, partition.parked = partition.parked, []
                     for lane in parked:
@@ -385,6 +396,24 @@ class Lanes:
         with self._lock:
             if (partition := self._partitions.get(key)) is not None:
                 partition.finish_to = up_to
+
+    def close_gaps(self) -> bool:
+        """The run ends: begin only what waits below a message that is done or with a handler, where a cut has no gaps.
+
+        Returns whether any of it is to come.
+        """
+        are_open = False
+        with self._lock:
+            for partition in self._partitions.values():
+                assignment = partition.assignment
+                if assignment.over or not assignment.lease.is_cut_whole:
+                    continue
+                running = [offset_of(x.message) for x in partition.running if x.message and x.assignment is assignment]
+                beyond = [last for _, last in assignment.tracker.done.ranges]
+                partition.closes_to = last = max((partition.done_to, *running, *beyond))
+                waiting = [x.message for x in partition.lanes.values() if x.message is not None and not x.running]
+                are_open = are_open or bool(running) or any(offset_of(each) < last for each in waiting)
+        return are_open
 
     def waiting(self, key: Key) -> int:
         """How many messages of a partition wait, also for their next try."""
