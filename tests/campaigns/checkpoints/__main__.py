@@ -1,4 +1,4 @@
-"""``python -m tests.campaigns.checkpoints --kills 300``: a third each by piece, with ``hold``, and with a sink.
+"""``python -m tests.campaigns.checkpoints --kills 300``: groups by piece, shared by key, with ``hold``, and with sinks.
 
 Exit status: 0 each state was that of a plain count, and nothing came again that must not; 1 not, 2 wrong use.
 """
@@ -11,15 +11,14 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kafka_marshal.testing.errors import LocalBrokerError
 from kafka_marshal.testing.simulate import where_it_ran
-from tests.campaigns.checkpoints.campaign import Options, run_campaign
+from tests.campaigns.checkpoints.campaign import KINDS, Options, run_campaign
 
 __all__ = ["main"]
-
-WORKERS = {"pieces": "loop,run,batches,run", "hold": "loop,run,batches,run", "sink": "batches,run,batches"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=300, help="of workers (300)")
     parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
     parser.add_argument("--minutes", type=float, default=60.0, help="most for each kind of group (60)")
-    parser.add_argument("--only", choices=("pieces", "hold", "sink"), help="one kind of group")
+    parser.add_argument("--only", choices=tuple(KINDS), help="one kind of group")
     parser.add_argument("--workers", help="the kind of each, such as loop,run,batches")
     parser.add_argument("--heartbeat-interval-ms", type=int, default=500, help="HI (500)")
     parser.add_argument("--json", type=Path, help="write all figures here")
@@ -36,19 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
     logging.basicConfig(level=logging.ERROR)
-    kinds = [options.only] if options.only else ["pieces", "hold", "sink"]
+    kinds = [options.only] if options.only else list(KINDS)
     results = []
     for kind in kinds:
         chosen = Options(
             kills=options.kills // len(kinds),
             seed=seed,
-            hold=kind == "hold",
-            sink=kind == "sink",
-            workers=tuple((options.workers or WORKERS[kind]).split(",")),
             heartbeat_interval_ms=options.heartbeat_interval_ms,
             most_s=options.minutes * 60,
             keep=options.keep,
         )
+        chosen = replace(chosen, **KINDS[kind])
+        if options.workers:
+            chosen = replace(chosen, workers=tuple(options.workers.split(",")))
         try:
             result = run_campaign(chosen, say=lambda line: sys.stderr.write(f"{line}\n"))
         except LocalBrokerError as error:

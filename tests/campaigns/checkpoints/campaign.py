@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from kafka_marshal import Marshal, Restore
 from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Folder
 from kafka_marshal.errors import KafkaUnavailableError
-from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.chaos.fleet import Fleet, Place
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
-from tests.campaigns.checkpoints.check import Account, Lines, Violation, check
-from tests.campaigns.checkpoints.ground import Writer, ends, inputs, losses, make_ground
+from tests.campaigns.checkpoints.check import Account, Counts, Lines, Violation, check
+from tests.campaigns.checkpoints.ground import Story, Writer, ends, inputs, make_ground, story_of
 from tests.campaigns.checkpoints.operator import Operator
-from tests.campaigns.checkpoints.worker import KINDS, POINTS, WORKER, Job, counted, policy_of, undo
+from tests.campaigns.checkpoints.rows import Rows
+from tests.campaigns.checkpoints.undoing import Undoing
+from tests.campaigns.checkpoints.worker import DELIVERIES, DRAIN_S, POINTS, WORKER, Job, policy_of, restored_line
 from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.sinks.conftest import running_postgres
 
-__all__ = ["Options", "Result", "run_campaign"]
+__all__ = ["KINDS", "Options", "Result", "run_campaign"]
 
 READY_S = 120.0
 
@@ -47,11 +51,18 @@ class Options:
     kills: int = 300
     seed: int = 1
     hold: bool = False
-    #: Workers write each message into SQLite, too, and the sink goes back with the group.
-    sink: bool = False
+    #: Workers write each message into this sink, too, and it goes back with the group; "": there is none.
+    sink: Literal["", "SQLite", "PostgreSQL"] = ""
+    #: Members share partitions by key.
+    shares: bool = False
     #: The kind of each worker.
     workers: tuple[str, ...] = ("loop", "run", "batches", "run")
     partitions: int = 6
+    keys: int = 12
+    #: Handlers of ``run``.
+    concurrency: int = 4
+    #: Handlers take this many times as long.
+    slower: float = 1.0
     heartbeat_interval_ms: int = 500
     session_timeout_ms: int = 1_500
     every_s: float = 1.0
@@ -59,6 +70,8 @@ class Options:
     stop_every_s: float = 8.0
     operator_every_s: float = 5.0
     deploy_every_s: float = 25.0
+    #: With a sink each second deploy is of a release that writes wrong rows, and is undone.
+    undoes: bool = False
     #: Longest time until a worker's planned end.
     life_s: float = 10.0
     #: It ends without the rest of its kills after this time.
@@ -67,17 +80,34 @@ class Options:
     keep: bool = False
 
 
+#: So many that most drains meet several of them.
+MANY_HANDLERS: dict[str, Any] = {"workers": ("run",) * 4, "keys": 64, "concurrency": 16, "slower": 25.0}
+
+#: Kind of group → how it is unlike one whose members own whole partitions and have no sink.
+KINDS: dict[str, dict[str, Any]] = {
+    "pieces": {},
+    "hold": {"hold": True},
+    "lanes": MANY_HANDLERS,
+    "shares": {**MANY_HANDLERS, "shares": True, "partitions": 2},
+    "sink": {"sink": "SQLite", "workers": ("batches", "run", "batches")},
+    "postgres": {"sink": "PostgreSQL", "workers": ("batches", "run", "run"), "undoes": True},
+}
+
+
 @dataclass(slots=True)
 class Result:
     """What came of it."""
 
     options: Options
     account: Account
+    story: Story
     seconds: float
     counts: dict[str, int]
     points: dict[str, int]
     operator: dict[str, int]
     written: int
+    #: Bad releases whose deploy was undone.
+    undone: int = 0
     folder: str = ""
 
     @property
@@ -87,8 +117,10 @@ class Result:
 
     def tell(self) -> str:
         """A few lines of figures."""
-        account = self.account
-        kind = ("hold" if self.options.hold else "by piece") + (", with a sink" if self.options.sink else "")
+        account, options = self.account, self.options
+        kind = "hold" if options.hold else "by piece"
+        kind += (", shared by key" if options.shares else "") + (f", with {options.sink}" if options.sink else "")
+        kind += "" if options.concurrency == 4 else f", {options.concurrency} handlers each"
         ends = ", ".join(f"{name} {times}" for name, times in self.counts.items())
         acts = ", ".join(f"{name} {times}" for name, times in sorted(self.operator.items()))
         why = "; ".join(
@@ -97,15 +129,34 @@ class Result:
         )
         again = [number for number, _ in account.losses] or [0]
         since = [seconds for _, seconds in account.losses] or [0.0]
+        undone = (
+            f"  deploys undone {self.undone}: {account.wrong} of {account.spoilt} pieces wrong before, "
+            f"{account.undone} partitions' rows compared right after it\n"
+            if options.undoes
+            else ""
+        )
         return (
             f"checkpoints, {kind}: {self.seconds / 60:.1f} min; {ends}; operator: {acts}\n"
             f"  {self.written} written, {account.handled} handled, {account.cuts} cuts, {account.store_errors} store "
             f"errors, {account.completed} completions heard\n"
+            f"  {self._of_checkpoints()}\n{undone}"
             f"  restored: {why}\n"
             f"  a lost piece: {statistics.median(again):g} messages again (median; most {max(again)}), its last cut "
             f"{statistics.median(since):.2f} s before it was restored (median; most {max(since):.1f}); "
             f"{len(account.unexplained)} lost by processes that were neither killed nor stopped\n"
-            f"  {len(self.violations)} violations; seed {self.options.seed}"
+            f"  {len(self.violations)} violations; seed {options.seed}"
+        )
+
+    def _of_checkpoints(self) -> str:
+        story, drains = self.story, sorted(self.account.drains) or [0.0]
+        took_ms, number, in_vain = story.took_ms or [0], len(story.took_ms), sum(x >= DRAIN_S for x in drains)
+        between_s = statistics.median([after - before for before, after in pairwise(story.taken_at)] or [0]) / 1000
+        ended = ", ".join(f"{times} {why}" for why, times in sorted(story.ended.items())) or "none"
+        return (
+            f"checkpoints: {number} complete, each {statistics.median(took_ms):.0f} ms, {between_s:.2f} s after the "
+            f"one before (medians), {story.without_some} without some members; ended: {ended}; "
+            f"drains: median {statistics.median(drains) * 1000:.0f} ms, 99 % within "
+            f"{drains[len(drains) * 99 // 100] * 1000:.0f}, in vain {in_vain} of {len(drains)}"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -117,6 +168,10 @@ class Result:
             "operator": self.operator,
             "restored": self.account.restored,
             "repeated": self.account.repeated,
+            "took_ms": self.story.took_ms,
+            "taken_at": self.story.taken_at,
+            "ended": self.story.ended,
+            "drains": self.account.drains,
             "losses": self.account.losses,
             "unexplained": self.account.unexplained,
             "violations": [str(each) for each in self.violations],
@@ -124,22 +179,33 @@ class Result:
 
 
 class _Campaign:
-    def __init__(self, options: Options, folder: Path, kafka: RunningKafka, restarts: bool, say: Say) -> None:
+    def __init__(
+        self, options: Options, folder: Path, kafka: RunningKafka, restarts: bool, database: str, say: Say
+    ) -> None:
         self.options = options
         self.folder = folder
         self.say = say
         self.rng = Random(options.seed)
-        self.ground = make_ground(kafka.bootstrap_servers, options.partitions)
+        self.ground = make_ground(kafka.bootstrap_servers, options.partitions, options.keys, shares=options.shares)
         self.states = folder / "states"
+        self.rows = Rows(database or str(folder / "sink.db")) if options.sink else None
+        if self.rows is not None:
+            self.rows.make_tables()
         self.writer = Writer(self.ground, options.messages_a_second, Random(options.seed + 1))
         self.violations: list[Violation] = []
         self.deploys = 0
-        self.fleet = Fleet(self._places(), folder, self.rng, kinds=KINDS, module=WORKER)
+        self.undone = 0
+        self.fleet = Fleet(self._places(), folder, self.rng, kinds=DELIVERIES, module=WORKER)
         self.fleet.arrange = self._arrange
         self.generations = dict.fromkeys((place.name for place in self.fleet.places), 0)
         self.operator = Operator(
             self.ground, Random(options.seed + 2), options.operator_every_s, kafka if restarts else None
         )
+        self.undoing: Undoing | None = None
+        if options.undoes:
+            assert self.rows is not None
+            pen = Pen(folder / "undone.jsonl")
+            self.undoing = Undoing(self.ground, self.fleet, self.rows, pen, Random(options.seed + 3))
 
     def _places(self) -> list[Place]:
         ground, options = self.ground, self.options
@@ -149,7 +215,9 @@ class _Campaign:
             "hold": options.hold,
             "every_s": options.every_s,
             "session_timeout_ms": options.session_timeout_ms,
-            "database": str(self.folder / "sink.db") if options.sink else "",
+            "database": self.rows.database if self.rows is not None else "",
+            "shares": options.shares,
+            "concurrency": options.concurrency,
         }
         return [
             Place(f"w{number}", Job(*plain, kind, f"w{number}", options.heartbeat_interval_ms, "", 0, **more))
@@ -170,19 +238,30 @@ class _Campaign:
                 self.violations.append(Violation("liveness", f"{name} did not end within 30 s of SIGTERM"))
         finally:
             self.fleet.close()
+            if self.undoing is not None:
+                self.undoing.close()
         self._audit()
-        (self.folder / "operator.txt").write_text("\n".join(self.operator.errors))
+        if self.rows is not None:
+            self.rows.sink.close()
+        return self._result(seconds)
+
+    def _result(self, seconds: float) -> Result:
+        errors = self.operator.errors + ([] if self.undoing is None else self.undoing.errors)
+        (self.folder / "operator.txt").write_text("\n".join(errors))
         stopped = {stop.pid for stop in self.fleet.stops}
         files = [Lines(x, x in self.fleet.killed or pid in stopped) for x, pid in self.fleet.files.items()]
-        files.append(Lines(self.folder / "audit.jsonl", False))
-        went_back, rollbacks = losses(self.ground, self.folder / "log.jsonl")
-        account = check(inputs(self.ground), files, went_back, rollbacks, hold=self.options.hold)
+        files += [Lines(self.folder / name, False) for name in ("audit.jsonl", "undone.jsonl")]
+        story = story_of(self.ground, self.folder / "log.jsonl")
+        spoilt = [] if self.undoing is None else self.undoing.spoilt
+        account = check(
+            inputs(self.ground), files, story.went_back, story.rollbacks, hold=self.options.hold, spoilt=spoilt
+        )
         account.violations += [Violation("worker", text) for text in self.fleet.unexplained]
-        account.violations += self.violations
+        account.violations += self.violations + ([] if self.undoing is None else self.undoing.violations)
         counts = self.fleet.counts
         ends = {"kills": counts.kills, "stops": counts.stops, "leaves": counts.closed, "deploys": self.deploys}
-        points = dict(sorted(counts.points.items()))
-        return Result(self.options, account, seconds, ends, points, dict(self.operator.counts), self.writer.written)
+        points, acts = dict(sorted(counts.points.items())), dict(self.operator.counts)
+        return Result(self.options, account, story, seconds, ends, points, acts, self.writer.written, self.undone)
 
     def _arrange(self, job: PlainJob) -> PlainJob:
         """Workers die at steps of this campaign."""
@@ -191,7 +270,8 @@ class _Campaign:
         doom, times = (self.rng.choice(POINTS), self.rng.randint(1, 6)) if dies else ("", 1)
         if doom == "handling":
             times *= 40
-        return replace(job, doom=doom, times=times, stop_after_s=0.0, linger_s=self.rng.choice((0.0, 0.1)))
+        handling_s, linger_s = job.handling_s * self.options.slower, self.rng.choice((0.0, 0.1))
+        return replace(job, doom=doom, times=times, stop_after_s=0.0, linger_s=linger_s, handling_s=handling_s)
 
     def _fates(self) -> None:
         """When the new workers die."""
@@ -227,7 +307,12 @@ class _Campaign:
                 fleet.stop_one(options.session_timeout_ms / 1000 * self.rng.choice((0.4, 1.5, 3.0)))
                 stop_at = now + options.stop_every_s * self.rng.uniform(0.5, 1.5)
             if now >= deploy_at:
-                self._deploy()
+                if self.undoing is not None and self.deploys % 3 == 0:
+                    with self.operator.alone():
+                        self.undoing.run(self._turn, self._deploy)
+                    self.undone += 1
+                else:
+                    self._deploy()
                 deploy_at = time.monotonic() + options.deploy_every_s
             if now > told + 10:
                 told = now
@@ -240,10 +325,10 @@ class _Campaign:
         for place in self.fleet.places:
             place.kill_at = place.ask_at = float("inf")
         for place in self.fleet.places:
-            before, until = place.generation, time.monotonic() + LEAVES_S
-            if place.pid:
-                place.ask_at = 0.0
+            before, until, is_asked = place.generation, time.monotonic() + LEAVES_S, False
             while (place.generation == before or not place.pid) and time.monotonic() < until:
+                if place.pid and not is_asked:
+                    place.ask_at, is_asked = 0.0, True
                 self._turn()
             if place.generation == before:
                 self.violations.append(
@@ -259,7 +344,7 @@ class _Campaign:
         """Without faults all becomes part of a checkpoint."""
         self.fleet.settle()
         moved = time.monotonic()
-        seen: dict[int, int | None] = {}
+        seen: dict[int, int] = {}
         ground = self.ground
         until = ends(ground)
         behind: dict[int, int] = {0: 0}
@@ -268,13 +353,12 @@ class _Campaign:
                 self._turn()
             try:
                 with Admin(ground.bootstrap, topic=ground.coordination) as admin:
-                    found = {x.partition: x.stable for x in admin.progress(ground.group)}
+                    pieces = [(x.partition, -1 if x.stable is None else x.stable) for x in admin.progress(ground.group)]
             except KafkaUnavailableError:
                 continue
+            found = {partition: min(at for number, at in pieces if number == partition) for partition, _ in pieces}
             behind = {
-                partition: at
-                for partition, end in until.items()
-                if end and (at := -1 if (x := found.get(partition)) is None else x) < end - 1
+                partition: at for partition, end in until.items() if end and (at := found.get(partition, -1)) < end - 1
             }
             if found != seen:
                 moved, seen = time.monotonic(), found
@@ -284,20 +368,18 @@ class _Campaign:
 
     def _audit(self) -> None:
         """A member that restores all, and handles nothing."""
-        ground, options = self.ground, self.options
-        database = str(self.folder / "sink.db")
-        sink = SqliteSink(database, name="counts") if options.sink else None
+        ground, options, rows = self.ground, self.options, self.rows
         pen, states, got = Pen(self.folder / "audit.jsonl"), Folder(self.states), set()
 
         def restore(restore: Restore) -> None:
-            if sink is not None:
-                sink.restore(restore, undo)
+            if rows is not None:
+                rows.sink.restore(restore, rows.undo)
             for piece in restore.pieces:
-                state = json.loads(states.load(piece) or b"{}")
-                spans, saved = [list(x) for x in piece.ranges], [x[2] for x in piece.states]
-                of = [piece.partition, piece.epoch, restore.why, restore.checkpoint]
-                rows = counted(database, piece.partition) if sink is not None else None
-                pen.write("restored", *of, piece.position, spans, saved, state, rows)
+                state: Counts = {}
+                for part in states.load_parts(piece):
+                    state |= {key: count for key, count in json.loads(part.state).items() if part.holds(key)}
+                there = rows.left[piece.partition] if rows is not None else None
+                pen.write("restored", *restored_line(piece, restore, state, there))
                 got.add(piece.partition)
 
         with (
@@ -308,6 +390,7 @@ class _Campaign:
             marshal.group_consumer(
                 [ground.topic],
                 session_timeout_ms=options.session_timeout_ms,
+                allow_key_share=options.shares,
                 checkpoints=policy_of(options.every_s, options.hold),
                 on_checkpoint=lambda checkpoint: None,
                 on_restore=restore,
@@ -325,6 +408,11 @@ def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Sa
     """Run it, on a separate broker, which is killed, too; or on one that is not."""
 
     def run(folder: Path, broker: RunningKafka, restarts: bool) -> Result:
-        return _Campaign(options, folder, broker, restarts, say).run()
+        with ExitStack() as stack:
+            database = ""
+            if options.sink == "PostgreSQL":
+                postgres = stack.enter_context(running_postgres("fsync=off"))
+                database = postgres.dsn(postgres.new_database("repeatable read"))
+            return _Campaign(options, folder, broker, restarts, database, say).run()
 
     return run_on_a_broker("checkpoints", run, kafka, options.keep, say)

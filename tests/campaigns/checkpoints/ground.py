@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,16 +16,17 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.admin import Admin
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.observe.checkpoints import CheckpointHistory, WentBack
-from rationalizer import World, route_group
+from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Happened, Taken, WentBack
+from rationalizer import Group, World, route_group
+from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.chaos.log import read_topic, write_dump
-from tests.campaigns.checkpoints.check import Input
+from tests.campaigns.checkpoints.check import Back, Input
 
-__all__ = ["Ground", "Writer", "ends", "inputs", "losses", "make_ground"]
+__all__ = ["Ground", "Story", "Writer", "ends", "inputs", "make_ground", "story_of"]
 
 CPS = 2
-KEYS = 12
 BURST = 10
 
 #: Share of bursts that are written in a transaction, and of those that are aborted: holes in the log.
@@ -42,15 +45,20 @@ class Ground:
     group: str
     topic: str
     partitions: int
+    #: Of a partition's messages.
+    keys: int
 
 
-def make_ground(bootstrap: str, partitions: int) -> Ground:
-    """New topics on this broker."""
+def make_ground(bootstrap: str, partitions: int, keys: int, *, shares: bool) -> Ground:
+    """New topics on this broker. shares: the group's members may share partitions by key."""
     name = uuid.uuid4().hex[:6]
-    ground = Ground(bootstrap, f"__marshal-{name}", f"group-{name}", f"in-{name}", partitions)
+    ground = Ground(bootstrap, f"__marshal-{name}", f"group-{name}", f"in-{name}", partitions, keys)
     with closing(KafkaCluster(bootstrap)) as cluster:
         create_topic(cluster, ground.coordination, CPS, 20)
         cluster.create_topic(ground.topic, partitions, 1, {}, 20)
+    if shares:
+        with Admin(bootstrap, topic=ground.coordination) as admin:
+            admin.configure_group(ground.group, accept_range_fetch=[ground.topic])
     return ground
 
 
@@ -82,7 +90,7 @@ class Writer:
     def _burst(self, producer: Producer) -> None:
         partition = self._rng.randrange(self._ground.partitions)
         for _ in range(BURST):
-            key = f"k{self._rng.randrange(KEYS)}".encode()
+            key = f"k{self._rng.randrange(self._ground.keys)}".encode()
             producer.produce(self._ground.topic, b"%d" % self.written, key=key, partition=partition)
             self.written += 1
 
@@ -146,24 +154,53 @@ def inputs(ground: Ground) -> dict[int, list[Input]]:
     return found
 
 
-def losses(ground: Ground, dump: Path) -> tuple[dict[int, list[int]], list[int]]:
-    """By partition: where in the log it went back; and where rollbacks are. The log is kept in this file."""
+@dataclass(slots=True)
+class Story:
+    """What the log shows about a group's checkpoints."""
+
+    #: By partition: where in the log which keys of it went back; and where rollbacks are.
+    went_back: dict[int, list[Back]]
+    rollbacks: list[int] = field(default_factory=list)
+    #: How long (ms) each complete one took, and when (log time) it was complete, those without some members among them;
+    #: and why the others ended.
+    took_ms: list[int] = field(default_factory=list)
+    taken_at: list[int] = field(default_factory=list)
+    without_some: int = 0
+    handed_over: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+
+    def see(self, happened: Sequence[Happened], group: Group, topic: str, offset: int) -> None:
+        """A record did this."""
+        for each in happened:
+            match each:
+                case Ended(why=why):
+                    self.ended[why] += 1
+                case Taken() if each.owners:
+                    self.took_ms.append(each.took_ms)
+                    self.taken_at.append(each.log_time)
+                    self.without_some += bool(each.missing)
+                    self.handed_over += each.handed_over
+                case WentBack(why="rollback"):
+                    self.rollbacks.append(offset)
+        if not any(isinstance(each, WentBack) for each in happened):
+            return
+        pieces = group.pieces.get(topic)
+        for partition, found in self.went_back.items():
+            if pieces is None:
+                found.append((offset, 0, MAX_KEY_HASH))
+                continue
+            found += [(offset, part.lo, part.hi) for part in pieces[partition] if part.since in (offset, -1)]
+
+
+def story_of(ground: Ground, dump: Path) -> Story:
+    """Read the log, and keep it in this file."""
     log = read_topic(ground.bootstrap, ground.coordination, range(CPS))
     write_dump(dump, log)
     home = route_group(ground.group, CPS)
     world, history = World(home, CPS), CheckpointHistory(ground.group)
-    found: dict[int, list[int]] = {partition: [] for partition in range(ground.partitions)}
-    rollbacks: list[int] = []
+    story = Story({partition: [] for partition in range(ground.partitions)})
     for entry in log[home]:
-        outcome = world.apply(*entry)
-        group = world.group(ground.group)
-        happened = [each for each in history.see(world, outcome) if isinstance(each, WentBack)]
-        if not happened or group is None:
-            continue
-        offset = world.next_offset - 1
-        rollbacks += [offset for each in happened if each.why == "rollback"]
-        pieces = group.pieces.get(ground.topic)
-        for partition in found:
-            if pieces is None or any(piece.since in (offset, -1) for piece in pieces[partition]):
-                found[partition].append(offset)
-    return found, rollbacks
+        happened = history.see(world, world.apply(*entry))
+        if happened and (group := world.group(ground.group)) is not None:
+            story.see(happened, group, ground.topic, world.next_offset - 1)
+    return story

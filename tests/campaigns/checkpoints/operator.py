@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 from confluent_kafka import KafkaException
@@ -34,7 +35,10 @@ class Operator:
         self._every_s = every_s
         self._kafka = kafka
         self._end = threading.Event()
-        self._acts: list[Callable[[], None]] = [self.checkpoint, self.rollback, self.retire]
+        #: Held while something is done that others must not come into; and whether only brokers are restarted.
+        self._acting = threading.Lock()
+        self._only_restarts = False
+        self._acts: list[Callable[[], None]] = [self.checkpoint, self.rollback, self.retire] * 2
         if kafka is not None:
             self._acts.append(self.restart)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -43,8 +47,10 @@ class Operator:
     def _run(self) -> None:
         while not self._end.wait(self._every_s * self._rng.uniform(0.5, 1.5)):
             act = self._rng.choice(self._acts)
+            if self._only_restarts and act != self.restart:
+                continue
             try:
-                act()
+                self._do(act)
             except (AdminError, KafkaException, KafkaUnavailableError) as error:
                 self.counts[f"{act.__name__}: {type(error).__name__}"] += 1
                 self.errors.append(f"{time.time():.1f} {act.__name__}: {error}")
@@ -53,6 +59,21 @@ class Operator:
                 return
             else:
                 self.counts[act.__name__] += 1
+
+    def _do(self, act: Callable[[], None]) -> None:
+        if act == self.restart:
+            act()
+            return
+        with self._acting:
+            act()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Another operator is at work: inside the block this one does nothing but restart brokers."""
+        self._only_restarts = True
+        with self._acting:
+            yield
+        self._only_restarts = False
 
     def close(self) -> None:
         """Finish what has begun."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from kafka_marshal import (
+    Batch,
     Checkpoint,
     CheckpointPolicy,
     GroupConsumer,
@@ -26,22 +26,23 @@ from kafka_marshal import (
     Restore,
     Retry,
 )
-from kafka_marshal.checkpoints import Folder
+from kafka_marshal.checkpoints import Folder, RestorePiece
 from kafka_marshal.errors import StaleEpochError
-from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing.fail_points import Doom
+from kafka_marshal.types import SharedEpoch
 from tests.campaigns.chaos.lines import Pen
 from tests.campaigns.chaos.worker import Job as PlainJob
 from tests.campaigns.chaos.worker import lived
 from tests.campaigns.checkpoints.check import Counts, add
+from tests.campaigns.checkpoints.rows import Rows, retrying
 
-__all__ = ["KINDS", "POINTS", "WORKER", "Job", "counted", "key_of", "policy_of", "run", "undo"]
+__all__ = ["DELIVERIES", "DRAIN_S", "POINTS", "WORKER", "Job", "policy_of", "restored_line", "run"]
 
 #: This module, for the process that starts workers.
 WORKER = "tests.campaigns.checkpoints.worker"
 
 #: Kind → whose fail points (none of them: a campaign chooses from POINTS).
-KINDS = {"loop": "at least once", "batches": "at least once", "run": "at least once"}
+DELIVERIES = {"loop": "at least once", "batches": "at least once", "run": "at least once"}
 
 #: Where a worker dies.
 POINTS = ("handling", "saving", "saved", "restoring", "restored", "completed")
@@ -52,12 +53,11 @@ RAISES, IN_BACKGROUND = 0.04, 0.3
 #: Share of first tries in ``run`` that raise.
 FAILING = 0.02
 
-#: The rows that a sink has: without a constraint, so that a row that is there twice is seen.
-TABLE = "CREATE TABLE IF NOT EXISTS counted (part INTEGER, place INTEGER, key TEXT)"
-ROW = "INSERT INTO counted VALUES (?, ?, ?)"
-
 #: Shares of messages after which the program begins a checkpoint.
 BEGINS = 0.001
+
+#: The longest drain.
+DRAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +69,32 @@ class Job(PlainJob):
     hold: bool = False
     every_s: float = 1.0
     session_timeout_ms: int = 1_500
-
-
-def undo(tx: Any, piece: Any, position: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Take back the rows beyond, but for those that stay done."""
-    kept = "".join(f" AND NOT (place BETWEEN {lo} AND {hi})" for lo, hi in ranges)
-    tx.execute(TABLE)
-    tx.execute(f"DELETE FROM counted WHERE part = ? AND place >= ?{kept}", (piece.partition, position))
-
-
-def counted(database: str, partition: int) -> Counts:
-    """The rows of a partition, counted."""
-    found: Counts = {}
-    with closing(sqlite3.connect(database, timeout=30)) as connection:
-        for key, offset in connection.execute("SELECT key, place FROM counted WHERE part = ?", (partition,)):
-            add(found, key, offset)
-    return found
+    #: Members share partitions by key.
+    shares: bool = False
+    #: Handlers of ``run``.
+    concurrency: int = 4
+    #: A release that counts wrong, and writes wrong rows.
+    spoils: bool = False
 
 
 def policy_of(every_s: float, hold: bool) -> CheckpointPolicy:
     """How the group takes checkpoints."""
-    return CheckpointPolicy(every=every_s, keep=8, drain=2.0, timeout=4.0, hold=hold)
+    return CheckpointPolicy(every=every_s, keep=8, drain=DRAIN_S, timeout=4.0, hold=hold)
 
 
 class _RaisedError(Exception):
     """A handler that fails."""
 
 
-def key_of(message: Message) -> str:
-    """Its key as text."""
+def restored_line(piece: RestorePiece, restore: Restore, found: Counts, rows: Counts | None) -> list[Any]:
+    """What is written down of a piece: where it continues, with which state and rows, and of which keys."""
+    spans, through = [list(each) for each in piece.ranges], [list(each) for each in piece.done_through]
+    tokens = piece.epoch.parts if isinstance(piece.epoch, SharedEpoch) else ()
+    of = [piece.partition, int(piece.epoch), restore.why, restore.checkpoint, piece.position, spans]
+    return [*of, piece.states, found, rows, [piece.lo, piece.hi, tokens], through]
+
+
+def _key_of(message: Message) -> str:
     return (message.key() or b"").decode()
 
 
@@ -108,7 +105,8 @@ class _Worker:
         self.rng = Random(job.seed)
         self.doom = Doom(job.doom, None, job.times, lambda: self.pen.write("die", job.doom), job.linger_s)
         self.states = Folder(job.states)
-        self.sink = SqliteSink(job.database, name="counts") if job.database else None
+        self.rows = Rows(job.database) if job.database else None
+        self.consumer: GroupConsumer | None = None
         self.pool = ThreadPoolExecutor(2)
         self.lock = threading.Lock()
         #: Partition → the fencing token of what it counts, and the counts.
@@ -128,11 +126,13 @@ class _Worker:
             with marshal.group_consumer(
                 [job.topic],
                 session_timeout_ms=job.session_timeout_ms,
+                allow_key_share=job.shares,
                 checkpoints=policy_of(job.every_s, job.hold),
                 on_checkpoint=self.save,
                 on_restore=self.restore,
                 on_completed=self.completed,
             ) as consumer:
+                self.consumer = consumer
                 _WORK[job.kind](self, consumer)
                 self.pen.write("stops")
             for alarm in marshal.alarms:
@@ -170,24 +170,23 @@ class _Worker:
     def restore(self, restore: Restore) -> None:
         """on_restore."""
         self.doom.at("restoring")
-        if self.sink is not None:
-            self.sink.restore(restore, undo)
+        if (rows := self.rows) is not None:
+            undo = rows.undo_all if self.job.spoils else rows.undo
+            retrying(partial(rows.sink.restore, restore, undo))
         for piece in restore.pieces:
-            found: Counts = json.loads(self.states.load(piece) or b"{}")
-            position = [piece.position, [list(each) for each in piece.ranges], [each[2] for each in piece.states]]
-            of = [piece.partition, piece.epoch, restore.why, restore.checkpoint]
-            self.pen.write("restored", *of, *position, found, self.rows(piece.partition))
+            found: Counts = {}
+            for part in self.states.load_parts(piece):
+                found |= {key: count for key, count in json.loads(part.state).items() if part.holds(key.rstrip("!"))}
+            there = rows.left.get(piece.partition) if rows is not None else None
+            self.pen.write("restored", *restored_line(piece, restore, found, there))
             with self.lock:
                 self.counts[piece.partition] = (piece.epoch, found)
         self.doom.at("restored")
 
-    def rows(self, partition: int) -> Counts | None:
-        """What the sink has of a partition; None: there is no sink."""
-        return counted(self.job.database, partition) if self.sink is not None else None
-
     def completed(self, checkpoint: int) -> None:
         """on_completed."""
-        self.pen.write("completed", checkpoint)
+        drained_s = 0.0 if self.consumer is None else self.consumer.checkpoints.drain_seconds
+        self.pen.write("completed", checkpoint, drained_s)
         self.doom.at("completed")
 
     # Kinds of work.
@@ -196,15 +195,15 @@ class _Worker:
         """Count one message: what changes the state comes last."""
         partition, offset = message.partition() or 0, message.offset() or 0
         with self.lock:
-            epoch, _ = self.counts[partition]
+            before = self.counts[partition]
         time.sleep(self.rng.random() * self.job.handling_s)
         self.doom.at("handling")
         with self.lock:
-            now, counts = self.counts[partition]
-            if now != epoch:
-                self.pen.write("torn", partition, epoch, now, offset)
-            self.pen.write("handled", partition, now, offset)
-            add(counts, key_of(message), offset)
+            epoch, counts = now = self.counts[partition]
+            if now is not before:
+                self.pen.write("torn", partition, before[0], epoch, offset)
+            self.pen.write("handled", partition, epoch, offset)
+            add(counts, f"{_key_of(message)}!" if self.job.spoils else _key_of(message), offset)
 
     def loop(self, consumer: GroupConsumer) -> None:
         """The plain loop."""
@@ -217,16 +216,19 @@ class _Worker:
         """Batches, which are done as a whole."""
         for batch in consumer.batches(max_messages=20, timeout=0.05):
             try:
-                if self.sink is not None:
-                    with self.sink.records(batch) as tx:
-                        tx.execute(TABLE)
-                        tx.executemany(ROW, [(m.partition(), m.offset(), key_of(m)) for m in tx.new])
+                retrying(partial(self._write, batch))
             except (StaleEpochError, LeaseLostError) as error:  # it comes again, here or at another member
                 self.pen.write("refused", type(error).__name__, str(error))
                 continue
             for message in batch:
                 self.handle(message)
             batch.done()
+
+    def _write(self, batch: Batch) -> None:
+        if self.rows is not None:
+            with self.rows.sink.records(batch) as tx:
+                new = [(m.partition() or 0, m.offset() or 0, _key_of(m)) for m in tx.new]
+                self.rows.write(tx, new, spoils=self.job.spoils)
 
     def run(self, consumer: GroupConsumer) -> None:
         """``consumer.run(handle, order="key")``, with tries that raise."""
@@ -239,14 +241,14 @@ class _Worker:
                 raises = tried[(*at, self.counts[at[0]][0])] == 1 and self.rng.random() < FAILING
             if raises:
                 raise _RaisedError
-            if self.sink is not None:
-                with self.sink.record(message) as tx:
+            if self.rows is not None:
+                with self.rows.sink.record(message) as tx:
                     if not tx.is_done:
-                        tx.execute(TABLE)
-                        tx.execute(ROW, (*at, key_of(message)))
+                        self.rows.write(tx, [(*at, _key_of(message))], spoils=self.job.spoils)
             self.handle(message)
 
-        consumer.run(handle, concurrency=4, order="key", retry=Retry(attempts=5, backoff=(0.001, 0.05)))
+        retry = Retry(attempts=5, backoff=(0.001, 0.05))
+        consumer.run(handle, concurrency=self.job.concurrency, order="key", retry=retry)
 
 
 _WORK: dict[str, Callable[[_Worker, GroupConsumer], None]] = {
