@@ -187,6 +187,17 @@ def test_a_worker_hangs_only_if_a_checkpoint_was_complete_without_progress() -> 
     assert idle.as_of_ms == 90_000, "where nothing is done no checkpoint is begun"
 
 
+def test_where_all_have_to_take_part_no_member_is_blamed() -> None:
+    row = piece(400, 60_000)
+    for hold in (False, True):
+        checkpoints = CheckpointsRow(16, hold, 400, 5_000, KEPT.kept)
+        found = problems_of(GroupRow("g", [row], kind="coordinated", checkpoints=checkpoints), max_cut_ms=1_000)
+        assert [each.kind for each in found] == ["hung", "old_cut"]
+        assert [("beats, but no progress" in found[0].text, "see w2's log" in found[1].text)] == [(not hold, not hold)]
+        for each in found if hold else ():
+            assert "kafka-marshal checkpoints g says which" in each.text
+
+
 def test_a_piece_that_was_never_handed_in_is_the_oldest() -> None:
     world = World(0, 1)
 

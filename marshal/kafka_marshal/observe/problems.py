@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 from kafka_marshal.observe.rows import (
     DAY_MS,
@@ -66,6 +67,13 @@ def places(rows: Iterable[LeaseRow]) -> str:
         listed = ["-".join(map(str, run)) for run in runs[:_LISTED]]
         found.append(f"{topic} {', '.join(listed)}" + (", …" if len(runs) > _LISTED else ""))
     return "; ".join(found)
+
+
+#: Of a hold group: which member it is can't be seen in its state.
+_NEEDS_ALL: Final = (
+    "In a hold group it takes all members: one can't save its state, does not answer, or has a handler that takes "
+    "longer than drain; kafka-marshal checkpoints {} says which"
+)
 
 
 def too_few(group: str, living: int, wanted: int) -> Problem:
@@ -180,12 +188,17 @@ def _old_cuts(group: GroupRow, most_ms: int | None) -> Iterator[Problem]:
         is_old = old_below is not None and row.cut < old_below and waited_ms >= checkpoints.since_ms(old_below)
         if is_old or (most_ms is not None and cut_ms > most_ms):
             since = f"since checkpoint {row.cut}" if row.cut else "so far"
+            why = _NEEDS_ALL.format(shlex.quote(group.group))
+            if not checkpoints.hold:
+                why = (
+                    "A handler takes longer than the policy's drain, hangs, or its state can't be saved: see "
+                    f"{row.client}'s log, and kafka-marshal show "
+                    f"{shlex.quote(f'{row.topic}:{row.partition}:{row.position}')}"
+                )
             text = (
                 f"{places([row])}: {row.client} has not handed it in {since}, for over {span(cut_ms)}, and messages "
-                f"wait at offset {row.position}. A handler takes longer than the policy's drain, hangs, or its state "
-                f"can't be saved: see {row.client}'s log, and kafka-marshal show "
-                f"{shlex.quote(f'{row.topic}:{row.partition}:{row.position}')}. Nothing is lost; if {row.client} "
-                "dies, what it did since then comes again"
+                f"wait at offset {row.position}. {why}. "
+                f"Nothing is lost; if {row.client} dies, what it did since then comes again"
             )
             yield Problem(group.group, "old_cut", text, 1, [row])
 
@@ -217,10 +230,26 @@ def _heard(idle: list[WorkerRow]) -> str:
     return "".join(f"; {_name(run)} {run.doing}" for run in last) + ("; …" if len(idle) > _LISTED else "")
 
 
+def _without_checkpoint(group: GroupRow) -> Iterator[Problem]:
+    """In a hold group nothing moves while one member can't take part: the others do not hang."""
+    hung = [row for member in group.members if member.is_hung for row in member.leases]
+    if group.checkpoints is not None and hung:
+        text = (
+            f"no checkpoint has been complete for {span(group.checkpoints.age_ms)}, messages wait, and progress moves "
+            f"only at one. {_NEEDS_ALL.format(shlex.quote(group.group))}. Nothing is lost"
+        )
+        yield Problem(group.group, "hung", text, 1, hung)
+
+
 def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
+    is_hold = group.checkpoints is not None and group.checkpoints.hold
+    if is_hold:
+        yield from _without_checkpoint(group)
     for member in sorted(group.members, key=lambda member: member.badness):
         holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
         where = _name(member)
+        if member.is_hung and is_hold:
+            continue
         if member.is_hung:
             waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
