@@ -238,7 +238,7 @@ class CheckpointHistory:
             for key, piece in self._pieces
             if piece.owner in handed_in and (key, piece.lo) in after and after[key, piece.lo].owner != piece.owner
         ]
-        slowest = max(handed_in.values(), key=lambda each: each.log_time, default=None)
+        slowest = next(reversed(handed_in.values()), None)
         return Taken(
             was.id,
             log_time,
