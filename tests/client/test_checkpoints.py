@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import Counter
@@ -257,27 +256,6 @@ def test_what_could_not_be_saved_is_left_for_the_next_checkpoint(team: Team, cap
     b = team.start("b")
     team.await_counted(b)
     assert set(team.handled().values()) == {1}
-
-
-def test_pieces_whose_state_was_not_saved_are_not_said_to_be_handed_over(
-    team: Team, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO)
-    hangs, save = threading.Event(), team.store.save
-    monkeypatch.setattr(team.store, "save", lambda *_: hangs.wait(20))
-    a = team.start("a")
-    team.produce(3)
-    wait_until(lambda: "on_checkpoint has not returned since an earlier checkpoint" in caplog.text)
-    a.leave(timeout=1)
-    assert "close() does not wait any longer: on_checkpoint of t [0]" in caplog.text
-    assert "The member leaves its group without that" in caplog.text
-    assert "lost t [0-3]: this member has left at a checkpoint that does not have what was done" in caplog.text
-    assert "handed over" not in caplog.text and "messages in flight were not done" not in caplog.text
-    monkeypatch.setattr(team.store, "save", save)
-    hangs.set()
-    b = team.start("b")
-    team.await_counted(b)
-    assert {why for why, _ in b.restored()} == {"joined"}
 
 
 def test_a_handler_that_hangs_holds_back_its_piece_alone(team: Team) -> None:
