@@ -537,9 +537,6 @@ def test_a_loop_left_by_break_leaves_its_piece_for_later(team: Team, caplog: pyt
     assert {at[0] for at, times in team.handled().items() if times > 1} == {left[0][0]}
 
 
-# -- who may join -----------------------------------------------------------------------------------------------------
-
-
 # -- what others see --------------------------------------------------------------------------------------------------
 
 
