@@ -126,8 +126,6 @@ class MemberInvariants:
         self._were_members: set[str] = set()
         #: Client → number of its newest process that joined, and the offset of that.
         self._newest: dict[str, tuple[int, int]] = {}
-        #: Process → when a handler made it leave the coordinated group.
-        self._left_at: dict[str, float] = {}
         #: Since when everything is well.
         self.calm_since: float | None = None
 
@@ -300,9 +298,9 @@ class MemberInvariants:
         """A member has lost a lease."""
         again_ms = self._scheduler.now - self._lost.get((process.name, key), -inf)
         is_late = process.host.in_lanes and reason == Loss.HANDLER_TIMEOUT
-        left_at, now = self._left_at.get(process.name), self._scheduler.now
+        left_at, now = self._lost.get((process.name, _ALL)), self._scheduler.now
         if is_late and self._is_coordinated:  # one handler costs it all pieces: those after the first are not judged
-            self._left_at[process.name] = now
+            self._lost[process.name, _ALL] = now
         if is_late and again_ms < process.heartbeat_interval_ms and left_at != now:
             what = f"{process.name} lost {_name(key)}, which it had lost {again_ms:.0f} ms ago"
             self._fail("let go", f"{what}, to a handler whose timeout can't have passed since")
