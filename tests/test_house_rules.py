@@ -307,6 +307,27 @@ def test_the_engine_draws_no_numbers_but_from_a_generator_it_is_given() -> None:
                 assert [alias.name for alias in node.names] == ["Random"], f"{named(path)}:{node.lineno}"
 
 
+def _tested(node: ast.AST) -> Iterator[ast.expr]:
+    """What is asked whether it is true."""
+    if isinstance(node, ast.BoolOp):
+        yield from node.values
+    elif isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+        yield node.test
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, ast.comprehension):
+        yield from node.ifs
+
+
+def test_no_message_is_asked_whether_it_is_true() -> None:
+    """One without a value is false: its length is that of its value."""
+    for path in MODULES.values():
+        for node in nodes_of(path):
+            for each in _tested(node):
+                name = each.attr if isinstance(each, ast.Attribute) else each.id if isinstance(each, ast.Name) else ""
+                assert name not in {"message", "msg", "polled"}, f"{named(path)}:{each.lineno}: {ast.unparse(each)}"
+
+
 def test_examples_use_what_pages_name() -> None:
     """A user can do the same: each of our modules that an example imports is on a page for users."""
     pages = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))

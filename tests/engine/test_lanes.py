@@ -193,6 +193,7 @@ def test_x16_a_run_that_ends_closes_gaps_where_a_cut_may_have_none(bench: Bench)
     assert bench.lanes.close_gaps(), "its next try is due"
     assert bench.lanes.due(2.0, bench.call) == [a]
     assert bench.begin(a) == 0
+    assert bench.lanes.close_gaps(), "it is with a handler"
     bench.done(share, a)
     assert not bench.lanes.close_gaps()
     assert (share.tracker.done.stable, share.tracker.done.ranges) == (2, [])

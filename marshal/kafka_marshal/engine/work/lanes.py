@@ -408,7 +408,11 @@ class Lanes:
                 assignment = partition.assignment
                 if assignment.over or not assignment.lease.is_cut_whole:
                     continue
-                running = [offset_of(x.message) for x in partition.running if x.message and x.assignment is assignment]
+                running = [
+                    offset_of(x.message)
+                    for x in partition.running
+                    if x.message is not None and x.assignment is assignment
+                ]
                 beyond = [last for _, last in assignment.tracker.done.ranges]
                 partition.closes_to = last = max((partition.done_to, *running, *beyond))
                 waiting = [x.message for x in partition.lanes.values() if x.message is not None and not x.running]
