@@ -1,4 +1,4 @@
-"""on_checkpoint does not return, and its member closes; on a cluster in memory."""
+"""on_checkpoint does not return, or fails, in a member that closes or goes on; on a cluster in memory."""
 
 from __future__ import annotations
 
@@ -32,3 +32,20 @@ def test_pieces_whose_state_was_not_saved_are_not_said_to_be_handed_over(
     b = team.start("b")
     team.await_counted(b)
     assert {why for why, _ in b.restored()} == {"joined"}
+
+
+def test_a_member_whose_saves_fail_one_after_another_is_not_well(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = team.store.save
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(team.store, "save", fails)
+    a = team.start("a")
+    team.produce(3)
+    wait_until(lambda: not a.marshal.health().ok)
+    (problem,) = a.marshal.health().problems
+    assert problem.startswith("its last ") and "lack some or all of its pieces" in problem
+    monkeypatch.setattr(team.store, "save", save)
+    wait_until(lambda: a.marshal.health().ok)
+    a.leave()

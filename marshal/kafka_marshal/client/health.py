@@ -214,7 +214,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
 
 
 def _membership(driver: Driver, now: float) -> Iterator[str]:
-    """Why a member of a coordinated group works on nothing at present."""
+    """Why a member of a coordinated group works on nothing at present, or its checkpoints lack something."""
     for member in list(driver.engine.groups.values()):
         if member.state(now) is MemberState.REDISCOVER:
             yield (
@@ -222,4 +222,11 @@ def _membership(driver: Driver, now: float) -> Iterator[str]:
                 f"in time (session: {member.session_timeout_ms / 1000:g} s). Nothing is handed out meanwhile. It goes "
                 "on by itself when the log answers; if others take it for dead by then, what is in hand is repeated "
                 "there"
+            )
+        count, since = (0, now) if member.checkpoints is None else member.checkpoints.lacking
+        if count > 1:
+            yield (
+                f"its last {count} checkpoints, for {lasting(now - since)}, lack some or all of its pieces; the lines "
+                "logged say which ones and why: on_checkpoint fails, or messages in flight are not done in time. "
+                "Nothing is lost; if this member ends, what it did since their last cuts is done again"
             )

@@ -287,6 +287,10 @@ class Checkpointing(Protocol):
         """Why the program can't take up its state; None: it can."""
 
     @property
+    def lacking(self) -> tuple[int, float]:
+        """How many checkpoints in succession this member left a piece out of, and since when (own clock, ms)."""
+
+    @property
     def newest(self) -> int | None:
         """The newest complete checkpoint; None: the group takes none."""
 

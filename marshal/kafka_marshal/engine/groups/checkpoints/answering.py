@@ -93,6 +93,8 @@ class Answering:
         self._leave_by = leave_by
         #: What we do about the open barrier; None: none is open, or it is over.
         self.now: OneBarrier | None = None
+        #: How many answers in succession left a piece of ours out, and when (own clock, ms) the first of them went.
+        self.lacking: tuple[int, float] = (0, inf)
         #: Pieces whose on_checkpoint has not returned, also of barriers that are closed, with the barrier's id.
         self._calls: dict[Key, tuple[int, Cut]] = {}
 
@@ -337,6 +339,7 @@ class Answering:
         named = [cut for cut in cuts if cut.saving is Saving.SAFE and cut.entries]
         is_left = bool(one.late) or any(cut.saving is Saving.LEFT for cut in cuts)
         one.record = self._record(one, named, is_refused=is_left and self._is_hold)
+        self.lacking = (self.lacking[0] + 1, min(self.lacking[1], now)) if is_left else (0, inf)
         self._send(one, now)
 
     def _record(self, one: OneBarrier, named: list[Cut], *, is_refused: bool) -> AnswerBarrier:

@@ -93,6 +93,10 @@ class MemberCheckpoints:
         return self.figures.drain_seconds_max
 
     @property
+    def lacking(self) -> tuple[int, float]:
+        return self.answering.lacking
+
+    @property
     def newest(self) -> int | None:
         found = self.shown.checkpoints
         return None if found is None else found.newest
