@@ -95,6 +95,8 @@ class Answering:
         self.now: OneBarrier | None = None
         #: How many answers in succession left a piece of ours out, and when (own clock, ms) the first of them went.
         self.lacking: tuple[int, float] = (0, inf)
+        #: Partitions that did not fit into the last answer.
+        self._without_room: set[Key] = set()
         #: Pieces whose on_checkpoint has not returned, also of barriers that are closed, with the barrier's id.
         self._calls: dict[Key, tuple[int, Cut]] = {}
 
@@ -336,16 +338,22 @@ class Answering:
             cut.saving = Saving.LEFT
         if unsaved:
             self._left([cut.saved.key for cut in unsaved], "the state was not saved within the checkpoint's time")
+        # What is to move comes first, then what did not fit into the last answer: the rest can wait.
         named = [cut for cut in cuts if cut.saving is Saving.SAFE and cut.entries]
+        named.sort(key=lambda cut: (not cut.is_revoked, cut.saved.key not in self._without_room))
         is_left = bool(one.late) or any(cut.saving is Saving.LEFT for cut in cuts)
         one.record = self._record(one, named, is_refused=is_left and self._is_hold)
+        self._without_room = {cut.saved.key for cut in named if cut.saving is Saving.LEFT}
+        if self._without_room:
+            is_left = True
+            most = f"{MAX_COMMIT_ENTRIES:,} entries, {MAX_WRITTEN_BYTES:,} bytes"
+            why, remedy = f"one answer has no room for so much ({most})", "They come first in the next one"
+            self._left(self._without_room, why, "Use more members" if self._is_hold else remedy)
         self.lacking = (self.lacking[0] + 1, min(self.lacking[1], now)) if is_left else (0, inf)
         self._send(one, now)
 
     def _record(self, one: OneBarrier, named: list[Cut], *, is_refused: bool) -> AnswerBarrier:
-        """The answer with these cuts; those that do not fit are left for the next checkpoint."""
-        # What is to move comes first: the rest can wait.
-        named = sorted(named, key=lambda cut: not cut.is_revoked)
+        """The answer with these cuts, in this order; those that do not fit are left for the next checkpoint."""
         ids = (*self._member.settings.ids, self._member.member_id, one.generation or 0, one.id)
         while not is_refused:
             entries = tuple(entry for cut in named for entry in cut.entries)
