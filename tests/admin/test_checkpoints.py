@@ -410,8 +410,12 @@ def test_a_topic_below_the_level_is_refused() -> None:
     place.fleet.configure()
     generation = place.fleet.join("w1", {DATA: 2}, session=100)
     place.fleet.leave("w1", generation)
+    log = place.cluster.broker.log(TOPIC, 0)
+    assert log is not None
+    before = log.end
     with pytest.raises(AdminError, match="kafka-marshal upgrade"):
         place.admin.start_checkpoints(GROUP)
+    assert log.end == before, "nobody was paused for that"
     with pytest.raises(AdminError, match="kafka-marshal upgrade"):
         place.admin.checkpoint(GROUP)
     assert place.admin.upgrade() == [0]

@@ -15,12 +15,23 @@ from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken
 from kafka_marshal.observe.cuts import KIND_WORDS, Cut, cuts_now, is_initial, oldest_cut, owners_of, seen_by, waits_for
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.ports import TopicPartition
-from rationalizer import BeginCheckpoint, Group, KeepCheckpoint, Outcome, Record, World, codes
+from rationalizer import BeginCheckpoint, Group, KeepCheckpoint, Outcome, Record, World, codes, route_group
 from rationalizer.groups.checkpoints import PINNED, Checkpoints
 from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.wire.wellformed import PIN, RETIRE
 
-__all__ = ["KeptCheckpoint", "TakenCheckpoint", "change", "find", "kept_by", "pin", "retire", "take", "takes_some"]
+__all__ = [
+    "KeptCheckpoint",
+    "TakenCheckpoint",
+    "change",
+    "check_level",
+    "find",
+    "kept_by",
+    "pin",
+    "retire",
+    "take",
+    "takes_some",
+]
 
 #: A barrier that is over needs a record of a member to be closed: how much longer than its time it is awaited (s).
 WITNESS_S: Final = 5.0
@@ -55,6 +66,15 @@ class TakenCheckpoint:
     #: Pieces with messages waiting that have an older cut in it, and why.
     older: tuple[Cut, ...]
     pinned: bool
+
+
+def check_level(worlds: Mapping[int, World], group_id: str) -> None:
+    """Raises AdminError if the group's partition of the log is below the level of checkpoints."""
+    if worlds[route_group(group_id, len(worlds))].level < CHECKPOINTS_LEVEL:
+        raise AdminError(
+            f"the coordination topic is below level {CHECKPOINTS_LEVEL} of the protocol, which checkpoints need. "
+            "Nothing was changed. Raise it first: kafka-marshal upgrade"
+        )
 
 
 def takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Checkpoints]:
@@ -279,12 +299,7 @@ class _Taking:
 def take(session: Session, timeout_s: float, should_pin: bool) -> TakenCheckpoint:
     """Take a checkpoint, and wait until it is complete. Raises CheckpointEndedError with those that refused."""
     with session.locked():
-        low = session.worlds[session.home].level < CHECKPOINTS_LEVEL
-    if low:
-        raise AdminError(
-            f"the coordination topic is below level {CHECKPOINTS_LEVEL} of the protocol, which checkpoints need. "
-            "Nothing was changed. Raise it first: kafka-marshal upgrade"
-        )
+        check_level(session.worlds, session.group_id)
     taking = _Taking(session, timeout_s)
     taken = taking.take()
     with session.locked():

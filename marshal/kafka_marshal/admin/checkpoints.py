@@ -87,6 +87,7 @@ class GroupCheckpoints(OneProcess):
         arguments.a_flag("hold", hold)
         arguments.a_whole("keep", keep, 1, _MOST_KEPT)
         timeout = arguments.seconds("timeout", timeout)
+        self._look(lambda _, replica: rollback.check_start(replica.worlds, group))  # before anybody is paused
         with self.pause(group, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
             return pause.carry_out("start checkpoints", rollback.start, hold, keep)
@@ -98,6 +99,7 @@ class GroupCheckpoints(OneProcess):
         """
         self._check_group(group)
         timeout = arguments.seconds("timeout", timeout)
+        self._look(lambda _, replica: checkpoint_work.takes_some(replica.worlds, group))
         with self.pause(group, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
             pause.carry_out("end checkpoints", rollback.end)

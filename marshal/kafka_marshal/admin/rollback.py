@@ -8,10 +8,10 @@ from datetime import datetime
 from shlex import quote
 from typing import Final
 
-from kafka_marshal.admin.checkpoint_work import change, find, pin, refusal, takes_some
+from kafka_marshal.admin.checkpoint_work import change, check_level, find, pin, refusal, takes_some
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S
-from kafka_marshal.admin.session import Session, wrong_kind
+from kafka_marshal.admin.session import Session, group_in, kind_in, wrong_kind
 from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
@@ -29,11 +29,10 @@ from rationalizer import (
     World,
     codes,
 )
-from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.wire.wellformed import END
 
-__all__ = ["RolledBack", "Rewound", "end", "go_back", "plan", "restore_of", "start"]
+__all__ = ["RolledBack", "Rewound", "check_start", "end", "go_back", "plan", "restore_of", "start"]
 
 #: timeout_ms of a first checkpoint: it is complete at once.
 _NO_BARRIER_MS: Final = 1_000
@@ -231,36 +230,34 @@ def _initial(group: Group, key: TopicPartition) -> int:
 # -- the first checkpoint, and the end ---------------------------------------------------------------------------
 
 
-def start(work: PauseWork, hold: bool, keep: int) -> int:
-    """Begin the first checkpoint of a group, under our pause; its id."""
-    session = work.session
-    name = session.group_id
-    with session.locked():
-        if session.kind() == "claimed":
-            raise wrong_kind(name, "claimed")
-        group = session.group()
-        low = session.worlds[session.home].level < CHECKPOINTS_LEVEL
-        is_taking = group is not None and group.checkpoints is not None
-        marked = [] if group is None else _in_transactions(group)
+def check_start(worlds: Mapping[int, World], name: str) -> None:
+    """Raises AdminError if the group can't begin to take checkpoints."""
+    if kind_in(worlds, name) == "claimed":
+        raise wrong_kind(name, "claimed")
+    group = group_in(worlds, name)
     if group is None:
         raise AdminError(
             f"the log does not know a group {name!r}. Nothing was changed. kafka-marshal "
             "groups lists those that it knows"
         )
-    if low:
-        raise AdminError(
-            f"the coordination topic is below level {CHECKPOINTS_LEVEL} of the protocol, which checkpoints need. "
-            "Nothing was changed. Raise it first: kafka-marshal upgrade"
-        )
-    if is_taking:
+    check_level(worlds, name)
+    if group.checkpoints is not None:
         raise AdminError(f"group {name!r} takes checkpoints already. Nothing was changed")
-    if marked:
+    if marked := _in_transactions(group):
         topic, partition, position = marked[0]
         raise AdminError(
             f"group {name!r} processes in transactions ({topic} [{partition}]), and Kafka's offset can't go back with "
             "a checkpoint. Nothing was changed. Set the position of each such partition, which ends that: "
             f"kafka-marshal release-group {quote(name)} --partition {quote(f'{topic}:{partition}={position}')}"
         )
+
+
+def start(work: PauseWork, hold: bool, keep: int) -> int:
+    """Begin the first checkpoint of a group, under our pause; its id."""
+    session = work.session
+    name = session.group_id
+    with session.locked():
+        check_start(session.worlds, name)
     _bury(work)
     record = BeginCheckpoint(*session.ids, 0, _NO_BARRIER_MS, keep, hold)
     return change(session, record, f"group {name!r} takes no checkpoints").offset
