@@ -29,6 +29,8 @@ CALLS = {
         "may_hand_over",
         "uncommitted",
         "oldest_cut",
+        "is_held_up",
+        "held_back",
         "copy",
     ),
 }
@@ -36,7 +38,7 @@ CALLS = {
 #: they have delivered, lanes have a separate lock, and what records an engine ends by itself.
 SHARED = {
     *("run.refused", "run.since", "run.holder", "lanes.handlers", "owner.is_ending", "engine.recorder"),
-    *("lanes.open", "lanes.close"),
+    *("lanes.open", "lanes.close", "lanes.reopened"),
 }
 
 

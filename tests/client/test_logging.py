@@ -85,7 +85,9 @@ def test_a_loss_promises_no_next_holder_where_there_is_none(
     events.note(Note("lost", ("flights", 1), why), 5.0)
     events.check(5.0)
     events.write()
-    assert ("next holder" in caplog.text) is (why not in (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE))
+    assert ("next holder" in caplog.text) is (
+        why not in (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE, Loss.RESET)
+    )
 
 
 def test_what_came_and_went_is_reported_in_that_order(events: Events, caplog: pytest.LogCaptureFixture) -> None:

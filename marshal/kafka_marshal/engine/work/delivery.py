@@ -52,7 +52,7 @@ class Delivery:
         self.is_done_said: bool = False
         self.dropped: int = 0
         #: What was taken away with messages in flight.
-        self.owed: Owed = Owed(consumer, self.in_lanes, lambda: self._heard_at)
+        self.owed: Owed = Owed(consumer, self.in_lanes, self._last_heard)
         #: A handler took too long, and no user's thread has called since; see is_hung().
         self._overdue = False
         self._heard_at = 0.0
@@ -109,6 +109,9 @@ class Delivery:
         if self._overdue:
             self._overdue = False
             self._consumer.source.look_again()
+
+    def _last_heard(self) -> float:
+        return self._heard_at
 
     def overdue(self) -> None:
         """A handler took too long, or lost its messages in flight: it counts as hung unless a thread calls in time."""
