@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (447, 90_100)
+MOST_OF_ALL = (447, 90_200)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -467,14 +467,14 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
     "kafka_marshal.engine.engine.Engine": (29, 15),
-    "kafka_marshal.engine.groups.checkpoints.answering.Answering": (28, 12),
+    "kafka_marshal.engine.groups.checkpoints.answering.Answering": (28, 13),
     "kafka_marshal.engine.groups.checkpoints.beginning.Beginning": (16, 17),
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
     "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 19),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (31, 17),
-    "kafka_marshal.engine.work.delivery.Delivery": (29, 15),
+    "kafka_marshal.engine.work.delivery.Delivery": (30, 15),
     "kafka_marshal.engine.work.lanes.Lanes": (26, 14),
     "kafka_marshal.engine.work.positions.Positions": (26, 9),
     "kafka_marshal.engine.work.run.Run": (29, 22),

@@ -1,4 +1,4 @@
-"""on_checkpoint does not return, or fails, in a member that closes or goes on; on a cluster in memory."""
+"""on_checkpoint does not return, or fails, in a member that closes or continues; on a cluster in memory."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Answering:
         self._leave_by = leave_by
         #: What we do about the open barrier; None: none is open, or it is over.
         self.now: OneBarrier | None = None
-        #: How many answers in succession left a piece of ours out, and when (own clock, ms) the first of them went.
+        #: How many answers in succession left out a piece, and when (own clock, ms) the first of them went.
         self.lacking: tuple[int, float] = (0, inf)
         #: Partitions that did not fit into the last answer.
         self._without_room: set[Key] = set()
@@ -347,7 +347,7 @@ class Answering:
         if self._without_room:
             is_left = True
             most = f"{MAX_COMMIT_ENTRIES:,} entries, {MAX_WRITTEN_BYTES:,} bytes"
-            why, remedy = f"one answer has no room for so much ({most})", "They come first in the next one"
+            why, remedy = f"one answer has no room for these, too ({most})", "They come first in the next one"
             self._left(self._without_room, why, "Use more members" if self._is_hold else remedy)
         self.lacking = (self.lacking[0] + 1, min(self.lacking[1], now)) if is_left else (0, inf)
         self._send(one, now)
