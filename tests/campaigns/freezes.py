@@ -29,6 +29,7 @@ from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import LocalBroker, RunningKafka
+from rationalizer import route_lease
 
 __all__ = ["Crowd", "Freeze", "main"]
 
@@ -67,6 +68,14 @@ class _Heard(logging.Handler):
             self.steps[f"{event}: {next((x for x in known if x in text), text[-60:])}"] += 1
 
 
+def _names() -> list[str]:
+    """Groups, and their topics, that have leases in each CP: where nobody writes, members would read nothing."""
+    while True:
+        names = [f"{kind}-{uuid.uuid4().hex[:6]}" for kind in ("claimed", "coordinated") for _ in range(GROUPS)]
+        if len({route_lease(name, each, CPS) for name in names[:GROUPS] for each in range(PARTITIONS)}) == CPS:
+            return names
+
+
 class Crowd:
     """Members of several groups in this process, and a writer of messages."""
 
@@ -92,7 +101,7 @@ class Crowd:
         cluster = self._stack.enter_context(closing(KafkaCluster(self._bootstrap)))
         create_topic(cluster, self._coordination, CPS, 10)
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        self._groups = [f"{kind}-{uuid.uuid4().hex[:6]}" for kind in ("claimed", "coordinated") for _ in range(GROUPS)]
+        self._groups = _names()
         for made in admin.create_topics([NewTopic(group, PARTITIONS) for group in self._groups]).values():
             made.result(20)
         self._begin(self._feed)
