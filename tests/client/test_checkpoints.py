@@ -559,7 +559,7 @@ def test_lag_is_live_where_a_member_says_it(team: Team, monkeypatch: pytest.Monk
 def test_health_says_where_it_stands_and_what_it_waits_for(team: Team) -> None:
     a = team.start("a", policy=ON_DEMAND)
     settled(a)
-    assert a.marshal.health().checkpoints in ("POLLING", "RESET_COMPLETE")
+    wait_until(lambda: a.marshal.health().checkpoints in ("POLLING", "RESET_COMPLETE"))
     hangs = threading.Event()
     a.consumer._state_calls._functions = {"on_checkpoint": lambda _: hangs.wait(20), "on_restore": a.ledger.restore}
     team.produce(5)
