@@ -59,7 +59,7 @@ def test_a_worker_that_does_as_the_docs_say_breaks_no_promise(worker: Worker, se
     ("worker", "promise"),
     [
         (workers.commits_first, "lost"),
-        (workers.ignores_on_lost, "work without lease"),
+        pytest.param(workers.ignores_on_lost, "work without lease", marks=pytest.mark.campaign),
         pytest.param(workers.reads_on, "work without lease", marks=pytest.mark.campaign),
         pytest.param(workers.forgets_the_stored_offset, "fenced sink", marks=pytest.mark.campaign),
         (workers.falls_over, "worker"),
