@@ -223,6 +223,8 @@ def standstill(bench: Bench) -> Iterator[Row]:
                 time.sleep(SETTLE_S)
                 since = time.monotonic()
                 time.sleep(STANDSTILL_S)
+                measured = stood_still, usual_gaps
+                until(lambda: all(any(found(each, since) for each in group) for found in measured), "a checkpoint")  # noqa: B023
             gaps.append([gap for member in group for gap in stood_still(member, since)])
             usual.append(median(gap for member in group for gap in usual_gaps(member, since)))
         for what, of in (("median", median), ("p99", p99)):

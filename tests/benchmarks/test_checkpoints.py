@@ -45,7 +45,7 @@ def test_a_checkpoint_and_a_handover_are_measured(
     kafka_broker: RunningKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_MARSHAL_TEST_BOOTSTRAP", kafka_broker.bootstrap_servers)
-    short: dict[str, Any] = {"STANDSTILL_S": 1.5, "SETTLE_S": 0.1, "AFTER_S": 0.3, "PHASE_S": (0.0, 0.1), "MORE": 0}
+    short: dict[str, Any] = {"STANDSTILL_S": 0.5, "SETTLE_S": 0.1, "AFTER_S": 0.3, "PHASE_S": (0.0, 0.1), "MORE": 0}
     for name, value in short.items():
         monkeypatch.setattr(checkpoints, name, value)
     target = tmp_path / "found.json"
