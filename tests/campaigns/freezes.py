@@ -69,7 +69,7 @@ class _Heard(logging.Handler):
 
 
 def _names() -> list[str]:
-    """Groups, and their topics, that have leases in each CP: where nobody writes, members would read nothing."""
+    """Groups, and their topics, that have leases in each CP: members of one without records would read nothing."""
     while True:
         names = [f"{kind}-{uuid.uuid4().hex[:6]}" for kind in ("claimed", "coordinated") for _ in range(GROUPS)]
         if len({route_lease(name, each, CPS) for name in names[:GROUPS] for each in range(PARTITIONS)}) == CPS:
