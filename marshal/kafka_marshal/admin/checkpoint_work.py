@@ -25,6 +25,7 @@ __all__ = [
     "TakenCheckpoint",
     "change",
     "check_level",
+    "coordinated",
     "find",
     "kept_by",
     "pin",
@@ -77,8 +78,8 @@ def check_level(worlds: Mapping[int, World], group_id: str) -> None:
         )
 
 
-def takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Checkpoints]:
-    """The group and its checkpoints. Raises AdminError if it takes none."""
+def coordinated(worlds: Mapping[int, World], group_id: str) -> Group:
+    """The coordinated group. Raises AdminError if it is another kind of group, or unknown."""
     if kind_in(worlds, group_id) == "claimed":
         raise wrong_kind(group_id, "claimed")
     group = group_in(worlds, group_id)
@@ -87,6 +88,12 @@ def takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Check
             f"the log does not know a group {group_id!r}. Nothing was changed. kafka-marshal "
             "groups lists those that it knows"
         )
+    return group
+
+
+def takes_some(worlds: Mapping[int, World], group_id: str) -> tuple[Group, Checkpoints]:
+    """The group and its checkpoints. Raises AdminError if it takes none."""
+    group = coordinated(worlds, group_id)
     if group.checkpoints is None:
         raise AdminError(
             f"group {group_id!r} takes no checkpoints. Nothing was changed. Its members begin that with a "

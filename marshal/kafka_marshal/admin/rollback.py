@@ -8,10 +8,10 @@ from datetime import datetime
 from shlex import quote
 from typing import Final
 
-from kafka_marshal.admin.checkpoint_work import change, check_level, find, pin, refusal, takes_some
+from kafka_marshal.admin.checkpoint_work import change, check_level, coordinated, find, pin, refusal, takes_some
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S
-from kafka_marshal.admin.session import Session, group_in, kind_in, wrong_kind
+from kafka_marshal.admin.session import Session
 from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
@@ -232,14 +232,7 @@ def _initial(group: Group, key: TopicPartition) -> int:
 
 def check_start(worlds: Mapping[int, World], name: str) -> None:
     """Raises AdminError if the group can't begin to take checkpoints."""
-    if kind_in(worlds, name) == "claimed":
-        raise wrong_kind(name, "claimed")
-    group = group_in(worlds, name)
-    if group is None:
-        raise AdminError(
-            f"the log does not know a group {name!r}. Nothing was changed. kafka-marshal "
-            "groups lists those that it knows"
-        )
+    group = coordinated(worlds, name)
     check_level(worlds, name)
     if group.checkpoints is not None:
         raise AdminError(f"group {name!r} takes checkpoints already. Nothing was changed")

@@ -39,12 +39,8 @@ class Cutting:
 
     def close_gaps(self, key: Key, is_on: bool) -> None:
         """Handle what waits in lanes below something that is done, or with a handler, though nothing else begins."""
-        if (assignment := self._of(key)) is not None:
-            last = -1
-            if is_on:
-                beyond = [last for _, last in assignment.tracker.done.ranges]
-                last = max((-1, *beyond, *self._consumer.delivery.in_lanes.with_handlers(assignment)))
-            self._consumer.delivery.in_lanes.finish(key, last)
+        if self._of(key) is not None:
+            self._consumer.delivery.in_lanes.finish(key, is_on)
 
     def is_in_hand(self, key: Key) -> bool:
         """Whether something of it was handed out and is not done; what waits in a lane for its try is not."""

@@ -79,10 +79,10 @@ class InLanes:
         if self.lanes is not None:
             self.lanes.hold(key, up_to)
 
-    def finish(self, key: Key, up_to: int) -> None:
-        """Begin tries of a partition up to this offset though it is held up; −1: none."""
+    def finish(self, key: Key, is_on: bool) -> None:
+        """Begin what is a gap of this partition, though it is held up."""
         if self.lanes is not None:
-            self.lanes.finish(key, up_to)
+            self.lanes.finish(key, is_on)
 
     def spread(self, run: Run) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""

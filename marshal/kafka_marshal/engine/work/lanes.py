@@ -157,6 +157,16 @@ class _Partition:
         until = lease.proven_until if offset <= max(self.finish_to, self.closes_to) else lease.hand_out_until
         return now < until and offset <= self.up_to
 
+    def gaps_to(self) -> int:
+        """The highest offset that is done or with a handler: what waits below it is a gap; −1: nothing is."""
+        beyond = [last for _, last in self.assignment.tracker.done.ranges]
+        return max((self.done_to, *self.with_handlers(self.assignment), *beyond))
+
+    def with_handlers(self, assignment: Assignment) -> list[int]:
+        """The offsets of its messages that handlers have."""
+        messages = (lane.message for lane in self.running if lane.assignment is assignment)
+        return sorted(offset_of(message) for message in messages if message is not None)
+
 
 class Lanes:
     """All lanes of one consumer. Workers call it without another lock, the engine under the shell's lock."""
@@ -391,11 +401,11 @@ class Lanes:
             if (partition := self._partitions.get(key)) is not None:
                 partition.up_to = up_to
 
-    def finish(self, key: Key, up_to: int) -> None:
-        """Begin tries of this partition up to this offset though it is held up; −1: none."""
+    def finish(self, key: Key, is_on: bool) -> None:
+        """Begin what waits below a message that is done or with a handler, though the partition is held up."""
         with self._lock:
             if (partition := self._partitions.get(key)) is not None:
-                partition.finish_to = up_to
+                partition.finish_to = partition.gaps_to() if is_on else -1
 
     def close_gaps(self) -> bool:
         """The run ends: begin only what waits below a message that is done or with a handler, where a cut has no gaps.
@@ -408,15 +418,13 @@ class Lanes:
                 assignment = partition.assignment
                 if assignment.over or not assignment.lease.is_cut_whole:
                     continue
-                running = [
-                    offset_of(x.message)
-                    for x in partition.running
-                    if x.message is not None and x.assignment is assignment
-                ]
-                beyond = [last for _, last in assignment.tracker.done.ranges]
-                partition.closes_to = last = max((partition.done_to, *running, *beyond))
+                partition.closes_to = last = partition.gaps_to()
                 waiting = [x.message for x in partition.lanes.values() if x.message is not None and not x.running]
-                are_open = are_open or bool(running) or any(offset_of(each) < last for each in waiting)
+                are_open = (
+                    are_open
+                    or bool(partition.with_handlers(assignment))
+                    or any(offset_of(each) < last for each in waiting)
+                )
         return are_open
 
     def waiting(self, key: Key) -> int:
@@ -463,9 +471,7 @@ class Lanes:
         """The offsets of this assignment's messages that handlers have."""
         with self._lock:
             partition = self._partitions.get(assignment.key)
-            running = () if partition is None else partition.running
-            messages = (lane.message for lane in running if lane.assignment is assignment)
-            return sorted(offset_of(message) for message in messages if message is not None)
+            return [] if partition is None else partition.with_handlers(assignment)
 
     def hanging(self, before: float) -> list[Lane]:
         """Lanes that have been with a handler since before that time (ms, own clock)."""
