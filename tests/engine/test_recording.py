@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from kafka_marshal.engine.policies import Balanced, MaxClaims, Policy, View, Wishes
-from kafka_marshal.engine.recording import line_of
+from kafka_marshal.engine.recording import Recorder, line_of
 from kafka_marshal.engine.replay import Lines, RecordingError, Replay, ReplayDiffersError, read_lines
 from kafka_marshal.types import Key
 from tests.engine.harness import HI, Net
@@ -108,3 +110,10 @@ def test_an_engine_that_decides_otherwise_is_found(data: bytes) -> None:
     entries = [*found.entries[:place], *found.entries[place + 1 :]]
     with pytest.raises(ReplayDiffersError, match=r"line \d+ of the recording: (effect|state) \d+ is .*; it was "):
         Replay(Lines(found.header, entries)).run()
+
+
+def test_offsets_of_messages_that_handlers_have_are_written_and_read_as_they_are() -> None:
+    assert Recorder._found(cast("Any", None), (), [3, 5]) == [3, 5]
+    replay = object.__new__(Replay)
+    replay._readings = deque([("with_handlers", [3, 5])])
+    assert replay.reading("with_handlers", list, (object(),)) == [3, 5]

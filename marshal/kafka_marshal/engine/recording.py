@@ -268,6 +268,8 @@ class Recorder:
             offsets = [message.offset() for _, message in found]
             same = [_has(x, message, message.offset()) for x, message in found]
             return [[*x.key, *more] for (x, _), *more in zip(found, places, offsets, same, strict=True)]
+        if found and isinstance(found[0], int):
+            return found
         return [message.offset() for message in found if hasattr(message, "offset")]
 
 

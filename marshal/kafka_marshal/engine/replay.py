@@ -275,6 +275,8 @@ class Replay:
             return found
         if isinstance(of[0], Run):
             return [of[0].messages[of[0].index(offset) or 0] for offset in found]
+        if name == "with_handlers":
+            return found
         if name == "_waiting":
             return [_at(of[1], offset) for offset in found]
         return [self._dropped(of[0], *each) for each in found]
