@@ -25,10 +25,11 @@ from benchmarks.common import Row, bench_kafka, report
 from kafka_marshal import Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.snapshots import publisher
 from kafka_marshal.snapshots.reader import SnapshotReader
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, World, encode
 from rationalizer.limits import SNAPSHOT_INTERVAL
 

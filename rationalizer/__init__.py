@@ -16,51 +16,57 @@ executor that replay the same prefix of a CP hold the same state, byte for byte.
     snapshot, dump      canonical state and digest (S1); dumps and their replay (section 9)
     snapshot_log        the records of the log of snapshots (S2)
     docs                the tables as a part of docs/protocol
+    later               imports the names of a package at their first use
 """
 
-from rationalizer.groups.group import Group, Member, Settings
-from rationalizer.groups.pieces import Piece
-from rationalizer.leases.lease import Lease
-from rationalizer.outcome import Outcome
-from rationalizer.pause import Pause
-from rationalizer.progress import Progress
-from rationalizer.routing import key_hash, route_group, route_lease
-from rationalizer.state import SnapshotError
-from rationalizer.wire.codec import (
-    MalformedError,
-    RejectedValueError,
-    UnknownTypeError,
-    UnsupportedVersionError,
-    decode,
-    encode,
-)
-from rationalizer.wire.records import (
-    AnswerBarrier,
-    BeatEntry,
-    BeginCheckpoint,
-    ClaimingMessages,
-    ClaimingPartition,
-    CommitEntry,
-    CommitOffsets,
-    CommitRanges,
-    ConfigureGroup,
-    ForgetGroup,
-    GroupHeartbeat,
-    Heartbeat,
-    HeartbeatBatch,
-    InvalidRecordError,
-    JoinGroup,
-    KeepCheckpoint,
-    LeaveGroup,
-    Record,
-    ReleaseGroup,
-    ReleasingPartition,
-    Rollback,
-    Tick,
-    TopicsChanged,
-    Upgrade,
-)
-from rationalizer.world import World
+from typing import TYPE_CHECKING
+
+from rationalizer.later import later
+
+if TYPE_CHECKING:
+    from rationalizer.groups.group import Group, Member, Settings
+    from rationalizer.groups.pieces import Piece
+    from rationalizer.leases.lease import Lease
+    from rationalizer.outcome import Outcome
+    from rationalizer.pause import Pause
+    from rationalizer.progress import Progress
+    from rationalizer.routing import key_hash, route_group, route_lease
+    from rationalizer.state import SnapshotError
+    from rationalizer.wire.codec import (
+        MalformedError,
+        RejectedValueError,
+        UnknownTypeError,
+        UnsupportedVersionError,
+        decode,
+        encode,
+    )
+    from rationalizer.wire.records import (
+        AnswerBarrier,
+        BeatEntry,
+        BeginCheckpoint,
+        ClaimingMessages,
+        ClaimingPartition,
+        CommitEntry,
+        CommitOffsets,
+        CommitRanges,
+        ConfigureGroup,
+        ForgetGroup,
+        GroupHeartbeat,
+        Heartbeat,
+        HeartbeatBatch,
+        InvalidRecordError,
+        JoinGroup,
+        KeepCheckpoint,
+        LeaveGroup,
+        Record,
+        ReleaseGroup,
+        ReleasingPartition,
+        Rollback,
+        Tick,
+        TopicsChanged,
+        Upgrade,
+    )
+    from rationalizer.world import World
 
 __all__ = [
     # replaying
@@ -111,3 +117,25 @@ __all__ = [
     "UnknownTypeError",
     "SnapshotError",
 ]
+
+#: Module → what of it is here; imported at its first use.
+_LATER = {
+    "groups.group": "Group Member Settings",
+    "groups.pieces": "Piece",
+    "leases.lease": "Lease",
+    "outcome": "Outcome",
+    "pause": "Pause",
+    "progress": "Progress",
+    "routing": "key_hash route_group route_lease",
+    "state": "SnapshotError",
+    "wire.codec": "MalformedError RejectedValueError UnknownTypeError UnsupportedVersionError decode encode",
+    "wire.records": (
+        "AnswerBarrier BeatEntry BeginCheckpoint ClaimingMessages ClaimingPartition CommitEntry CommitOffsets "
+        "CommitRanges ConfigureGroup ForgetGroup GroupHeartbeat Heartbeat HeartbeatBatch InvalidRecordError JoinGroup "
+        "KeepCheckpoint LeaveGroup Record ReleaseGroup ReleasingPartition Rollback Tick TopicsChanged Upgrade"
+    ),
+    "world": "World",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = later(__name__, _LATER)

@@ -9,7 +9,7 @@ however much is stored: 60,000 intervals (P5) must not make a record of 30 bytes
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress, islice
 from operator import itemgetter
 from typing import Final
@@ -26,6 +26,15 @@ _FEW: Final = 16
 
 #: (left, right, firsts, lasts): these intervals take the place of the stored intervals left … right − 1.
 Edit = tuple[int, int, list[int], list[int]]
+
+
+def lag(begin: int, end: int, ranges: Iterable[tuple[int, int]] = ()) -> int:
+    """The offsets of a log that are not done: those from `begin` to below `end`, less those of the ranges.
+
+    begin: the first offset that is not done, or where the log begins, if that is later.
+    """
+    done = sum(max(0, min(last, end - 1) - max(first, begin) + 1) for first, last in ranges)
+    return max(0, end - begin - done)
 
 
 def union(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ done_through and stable are one number: `pieces` is then None, and most of this 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rationalizer import codes
@@ -35,15 +35,6 @@ _NO_RANGES: Final = Intervals()
 
 #: A range of key hashes cuts two pieces at most.
 _MOST_GROWTH: Final = 2
-
-
-def lag(begin: int, end: int, ranges: Iterable[tuple[int, int]] = ()) -> int:
-    """The offsets of a log that are not done: those from `begin` to below `end`, less those of the ranges.
-
-    begin: the first offset that is not done, or where the log begins, if that is later.
-    """
-    done = sum(max(0, min(last, end - 1) - max(first, begin) + 1) for first, last in ranges)
-    return max(0, end - begin - done)
 
 
 class Progress:

@@ -153,15 +153,15 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
     "admin": (21, 5_300),
     "checkpoints": (5, 800),
-    "cli": (28, 7_050),
+    "cli": (28, 7_130),
     "client": (46, 9_600),
     "engine": (73, 14_900),
-    "kafka_marshal": (17, 2_500),
+    "kafka_marshal": (18, 2_520),
     "metrics": (8, 1_750),
     "node": (27, 4_050),
-    "observe": (19, 4_200),
+    "observe": (19, 4_280),
     "pipeline": (36, 7_400),
-    "rationalizer": (52, 9_200),
+    "rationalizer": (53, 9_200),
     "sinks": (10, 2_760),
     "snapshots": (4, 800),
     "testing": (50, 10_600),
@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (447, 90_200)
+MOST_OF_ALL = (449, 90_520)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -3,58 +3,63 @@
 Start with :class:`Marshal`. The protocol is in docs/protocol, the way through the code in ARCHITECTURE.md.
 """
 
-from kafka_marshal import errors
-from kafka_marshal.adapters.message import Message
-from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
-from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
-from kafka_marshal.client.attempt import Attempt
-from kafka_marshal.client.batch import Batch
-from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
-from kafka_marshal.client.group_consumer import GroupConsumer, Piece
-from kafka_marshal.client.handling import Hooks, Retry
-from kafka_marshal.client.health import Health
-from kafka_marshal.client.lease import Lease
-from kafka_marshal.client.marshal import Marshal
-from kafka_marshal.client.ranges import GroupRangeConsumer, OffsetRange, RangeConsumer
-from kafka_marshal.client.transaction import Transaction
-from kafka_marshal.client.view import WorldView
-from kafka_marshal.engine.policies import (
-    Balanced,
-    Greedy,
-    MaxClaims,
-    Policy,
-    ReleaseIfBehind,
-    WholeTopic,
-)
-from kafka_marshal.engine.work.lanes import HeldBack
-from kafka_marshal.engine.work.stuck import Stuck
-from kafka_marshal.errors import (
-    AdminError,
-    CheckpointEndedError,
-    ClaimTimeoutError,
-    ClientReplacedError,
-    ClosedError,
-    ConfigurationError,
-    CoordinationTopicError,
-    GroupError,
-    GroupPausedError,
-    HeldError,
-    KafkaUnavailableError,
-    LeaseLostError,
-    MarshalError,
-    PartitionStuckError,
-    PositionLostError,
-    ProduceError,
-    StateError,
-    StateMissingError,
-    StateSplitError,
-    TransactionError,
-    TransactionFencedError,
-)
+from typing import TYPE_CHECKING
+
 from kafka_marshal.instance import release
-from kafka_marshal.metrics.rows import Metrics
-from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
+from rationalizer.later import later
+
+if TYPE_CHECKING:
+    from kafka_marshal import errors
+    from kafka_marshal.adapters.message import Message
+    from kafka_marshal.admin import Admin, InHand, Move, Pause, PausedPartition
+    from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
+    from kafka_marshal.client.attempt import Attempt
+    from kafka_marshal.client.batch import Batch
+    from kafka_marshal.client.consumer import Consumer
+    from kafka_marshal.client.dead_letters import DeadLetter, mark_repeats
+    from kafka_marshal.client.group_consumer import GroupConsumer, Piece
+    from kafka_marshal.client.handling import Hooks, Retry
+    from kafka_marshal.client.health import Health
+    from kafka_marshal.client.lease import Lease
+    from kafka_marshal.client.marshal import Marshal
+    from kafka_marshal.client.ranges import GroupRangeConsumer, OffsetRange, RangeConsumer
+    from kafka_marshal.client.transaction import Transaction
+    from kafka_marshal.client.view import WorldView
+    from kafka_marshal.engine.policies import (
+        Balanced,
+        Greedy,
+        MaxClaims,
+        Policy,
+        ReleaseIfBehind,
+        WholeTopic,
+    )
+    from kafka_marshal.engine.work.lanes import HeldBack
+    from kafka_marshal.engine.work.stuck import Stuck
+    from kafka_marshal.errors import (
+        AdminError,
+        CheckpointEndedError,
+        ClaimTimeoutError,
+        ClientReplacedError,
+        ClosedError,
+        ConfigurationError,
+        CoordinationTopicError,
+        GroupError,
+        GroupPausedError,
+        HeldError,
+        KafkaUnavailableError,
+        LeaseLostError,
+        MarshalError,
+        PartitionStuckError,
+        PositionLostError,
+        ProduceError,
+        StateError,
+        StateMissingError,
+        StateSplitError,
+        TransactionError,
+        TransactionFencedError,
+    )
+    from kafka_marshal.metrics.rows import Metrics
+    from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
 
 __all__ = [
     "Admin",
@@ -122,3 +127,36 @@ __all__ = [
 ]
 
 __version__ = release()
+
+#: Module → what of it is here; imported at its first use.
+_LATER = {
+    "adapters.message": "Message",
+    "admin": "Admin InHand Move Pause PausedPartition",
+    "checkpoints": "Checkpoint CheckpointPolicy Restore",
+    "client.attempt": "Attempt",
+    "client.batch": "Batch",
+    "client.consumer": "Consumer",
+    "client.dead_letters": "DeadLetter mark_repeats",
+    "client.group_consumer": "GroupConsumer Piece",
+    "client.handling": "Hooks Retry",
+    "client.health": "Health",
+    "client.lease": "Lease",
+    "client.marshal": "Marshal",
+    "client.ranges": "GroupRangeConsumer OffsetRange RangeConsumer",
+    "client.transaction": "Transaction",
+    "client.view": "WorldView",
+    "engine.policies": "Balanced Greedy MaxClaims Policy ReleaseIfBehind WholeTopic",
+    "engine.work.lanes": "HeldBack",
+    "engine.work.stuck": "Stuck",
+    "errors": (
+        "AdminError CheckpointEndedError ClaimTimeoutError ClientReplacedError ClosedError ConfigurationError "
+        "CoordinationTopicError GroupError GroupPausedError HeldError KafkaUnavailableError LeaseLostError "
+        "MarshalError PartitionStuckError PositionLostError ProduceError StateError StateMissingError StateSplitError "
+        "TransactionError TransactionFencedError"
+    ),
+    "metrics.rows": "Metrics",
+    "types": "Delivery LeaseInfo Start TopicPartition",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = later(__name__, _LATER)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import uuid
 from typing import Final, NamedTuple
 
 from rationalizer.levels import can_follow
@@ -55,5 +53,8 @@ def release() -> str:
 
 def new_instance_id() -> str:
     """HOST/PID/RELEASE/RANDOM: names one run of one Marshal, for ever."""
+    import socket
+    import uuid
+
     host = socket.gethostname().encode("ascii", "replace").decode().replace("/", "-")[:MAX_HOST] or "?"
     return f"{host}/{os.getpid()}/{release()}/{uuid.uuid4().hex[:16]}"

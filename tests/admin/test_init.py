@@ -11,7 +11,8 @@ from kafka_marshal import Admin, ConfigurationError
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.errors import TopicChangedError, TopicUnsafeError
-from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
+from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import encode
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker

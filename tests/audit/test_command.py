@@ -13,9 +13,9 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.pipeline.audit import audit as audit_module
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import (
     ClaimingPartition,
     Heartbeat,

@@ -314,7 +314,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def replaying(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr("kafka_marshal.cli.dumps.Replay", replaying)
+    monkeypatch.setattr("rationalizer.dump.Replay", replaying)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.engine.effects import Effect
 from kafka_marshal.engine.inputs import CaughtUp, Input
 from kafka_marshal.node import scope
-from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.testing.select_broker import TEST_BOOTSTRAP, RunningKafka
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, GroupHeartbeat, Heartbeat, Record, Upgrade, World, encode, route_lease
 from rationalizer.snapshot_log import encode_snapshot
 from tests.client.conftest import take, wait_until

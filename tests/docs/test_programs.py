@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from kafka_marshal import Admin, errors
 from kafka_marshal.adapters.probe import Probe
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.testing import LocalBroker
+from kafka_marshal.topic_names import DEFAULT_TOPIC
 from rationalizer import Upgrade, encode
 from tests.client.conftest import wait_until
 

@@ -20,9 +20,10 @@ from kafka_marshal import Admin, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.kafka.range_reader import read_range
 from kafka_marshal.errors import MarshalError, TopicUnsafeError
-from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.ports import Ack
 from kafka_marshal.testing import LocalBroker
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import MAX_WRITTEN_BYTES
 from rationalizer.snapshot_log import MAX_RECORD_BYTES
 from tests.cli.harness import Command

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rationalizer import Progress, intervals
-from rationalizer.intervals import Intervals, union
+from rationalizer.intervals import Intervals, lag, union
 from rationalizer.limits import MAX_KEY_HASH
-from rationalizer.progress import lag
 
 TOP = 2**63 - 1
 ranges_below_80 = st.lists(

@@ -21,9 +21,10 @@ from kafka_marshal import Consumer, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.errors import CoordinationTopicError, LogCutError, TopicChangedError, TopicUnsafeError
-from kafka_marshal.node.coordination_topic import create_topic, snapshots_topic
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.testing import LocalBroker
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.snapshot_log import encode_snapshot
 from tests.client.conftest import HI, Scene, take, wait_until

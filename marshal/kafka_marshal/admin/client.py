@@ -41,10 +41,10 @@ from kafka_marshal.node.config import (
     check_threads,
     new_client_id,
 )
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.topic_names import DEFAULT_TOPIC
 from rationalizer import Progress, Settings
 
 __all__ = ["Admin"]

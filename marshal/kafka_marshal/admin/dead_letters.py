@@ -15,11 +15,11 @@ from typing import Any, Self, cast
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.dead_letters import DeadLetter, OddLetter, mark_repeats, read_letter
-from kafka_marshal.client.options import is_topic_name
 from kafka_marshal.errors import AdminError, AuthorizationError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
 from kafka_marshal.rights import grant
+from kafka_marshal.topic_names import is_topic_name
 
 __all__ = ["DeadLetterTopics", "DeadLetters"]
 

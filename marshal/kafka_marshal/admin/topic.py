@@ -10,7 +10,6 @@ from kafka_marshal.admin.session import Session
 from kafka_marshal.errors import AdminError, ConfigurationError, CoordinationTopicError
 from kafka_marshal.node.coordination_topic import (
     ADDRESSES_S,
-    DEFAULT_PARTITIONS,
     append_first_records,
     check_one_cluster,
     check_topic,
@@ -18,10 +17,10 @@ from kafka_marshal.node.coordination_topic import (
     create_topic,
     find_snapshot_problems,
     required_settings,
-    snapshots_topic,
 )
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster, TopicConfig
+from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer import Upgrade, World
 from rationalizer.levels import SUPPORTED_LEVEL, added_above
 

@@ -16,13 +16,13 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, print_json, print_table, say, say_warning, warnings_from_the_library
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.text import time_text
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
+    from kafka_marshal.cli.options import Options
     from kafka_marshal.pipeline.audit.findings import Findings, PartitionFindings, Violation
     from kafka_marshal.pipeline.audit.report import LogEnds
     from kafka_marshal.pipeline.audit.sources import Source

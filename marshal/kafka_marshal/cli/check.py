@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import connected
+from kafka_marshal.cli.connection import connected, view_of
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
@@ -14,7 +14,6 @@ from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.problems import Problem, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count
-from kafka_marshal.observe.view import View
 
 __all__ = ["check", "problem_json"]
 
@@ -76,7 +75,7 @@ def check(
     Exit status: 0 all is well; 1 it is not, or the group is unknown; 2 wrong use; 3 no Kafka.
     """
     with connected(options) as cluster:
-        view = View(cluster, options.topic, options.timeout)
+        view = view_of(cluster, options)
         try:
             with progress("reading the log") as progressed:
                 view.catch_up(progressed)

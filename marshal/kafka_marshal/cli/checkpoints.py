@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note
+from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.options import Options, span_option
+from kafka_marshal.cli.options import span_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say, say_warning
 from kafka_marshal.cli.watch import Picture, Section, print_picture
-from kafka_marshal.observe.checkpoint_rows import CheckpointsRow, barrier_json, checkpoints_row
+from kafka_marshal.observe.checkpoint_rows import barrier_json, checkpoints_row
 from kafka_marshal.observe.checkpoint_words import barrier_text, happened_text
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, WentBack
-from kafka_marshal.observe.cuts import KIND_WORDS, Cut, oldest_cut
+from kafka_marshal.observe.cuts import KIND_WORDS, oldest_cut
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import clock_text, count, span, time_text
-from kafka_marshal.observe.view import View
-from rationalizer import Group, Outcome, route_group
+from rationalizer import route_group
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.checkpoint_work import TakenCheckpoint
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
+    from kafka_marshal.observe.checkpoints import CheckpointHistory, Ended, Taken, WentBack
+    from kafka_marshal.observe.cuts import Cut
+    from kafka_marshal.observe.view import View
+    from rationalizer import Group, Outcome
 
 __all__ = ["checkpoint", "checkpoints"]
 
@@ -181,6 +185,8 @@ def checkpoints(
     \b
     Exit status: 0; 1 the group is unknown or takes none, or it was not changed; 2 wrong use; 3 no Kafka.
     """
+    from kafka_marshal.observe.checkpoints import CheckpointHistory
+
     ways = [pin is not None, retire is not None, start, end]
     if sum(ways) > 1:
         raise click.UsageError("--pin, --retire, --start and --end are four things to do: use one.")
@@ -189,7 +195,7 @@ def checkpoints(
     if any(ways):
         return _change(options, group, pin, retire, start, hold, keep or 16, within)
     with connected(options) as cluster:
-        view = View(cluster, options.topic, options.timeout)
+        view = view_of(cluster, options)
         try:
             home = route_group(group, len(view.worlds))
             history = CheckpointHistory(group)

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import warnings_from_the_library
 from kafka_marshal.errors import MarshalError, TopicMissingError
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.observe.names import near
 from kafka_marshal.observe.text import span
-from kafka_marshal.ports import Cluster
+from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.view import View
+    from kafka_marshal.ports import Cluster
 
-__all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "paused", "note"]
+__all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "note", "paused", "view_of"]
 
 
 @contextmanager
@@ -50,6 +51,13 @@ def name_the_topic(error: TopicMissingError, cluster: Cluster, options: Options)
     hint = near(options.topic, topics.keys() - {snapshots_topic(name) for name in topics})
     if hint:
         error.add_note(f"There is a topic of a similar name{hint}")
+
+
+def view_of(cluster: Cluster, options: Options, window_ms: int = 30_000) -> View:
+    """What the log says now, to be caught up (*blocking*)."""
+    from kafka_marshal.observe.view import View
+
+    return View(cluster, options.topic, options.timeout, window_ms)
 
 
 @contextmanager

@@ -26,10 +26,9 @@ from kafka_marshal.cli.output import (
     say,
     say_warning,
 )
-from kafka_marshal.observe.meter import local_ms
 from kafka_marshal.observe.names import near
 from kafka_marshal.observe.payload import bytes_json, utf8
-from kafka_marshal.observe.text import clock_text, count, number, time_text
+from kafka_marshal.observe.text import clock_text, count, local_ms, number, time_text
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ def dead_letters(
         raise click.UsageError("--traceback is for --by reason. (--by time --json has the traceback of each letter.)")
     from kafka_marshal.admin.dead_letters import DeadLetters
     from kafka_marshal.cli.connection import connected
-    from kafka_marshal.client.options import is_topic_name
+    from kafka_marshal.topic_names import is_topic_name
 
     if not is_topic_name(dead_letter_topic):
         raise click.BadParameter(f"no topic can be called {dead_letter_topic!r}. Nothing was read", param_hint="TOPIC")

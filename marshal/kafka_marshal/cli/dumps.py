@@ -7,29 +7,25 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
 from kafka_marshal.beside import file_beside
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.options import Options
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.node.coordination_topic import snapshots_topic
-from kafka_marshal.observe.words import dump_changed
-from rationalizer.dump import (
-    DumpHeader,
-    DumpLines,
-    DumpReader,
-    DumpRecord,
-    Replay,
-    header_line,
-    json_of_outcome,
-    json_of_state,
-)
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.levels import SUPPORTED_LEVEL
-from rationalizer.log_hash import LogHash
+
+if TYPE_CHECKING:
+    from kafka_marshal.cli.options import Options
+    from rationalizer.dump import (
+        DumpHeader,
+        DumpRecord,
+        Replay,
+    )
+    from rationalizer.log_hash import LogHash
 
 __all__ = ["dump", "replay"]
 
@@ -63,6 +59,8 @@ def open_dump(path: str) -> Iterator[BinaryIO]:
 @contextmanager
 def checked_dump(path: str) -> Iterator[tuple[DumpHeader, Iterator[DumpRecord]]]:
     """The dump's header and records; at the end, changed ranges among those read are named on standard error."""
+    from rationalizer.dump import DumpReader
+
     changed: list[LogHash] = []
     with open_dump(path) as lines:
         reader = DumpReader(lines)
@@ -71,6 +69,8 @@ def checked_dump(path: str) -> Iterator[tuple[DumpHeader, Iterator[DumpRecord]]]
 
 
 def _name_changed(changed: Iterable[LogHash]) -> None:
+    from kafka_marshal.observe.words import dump_changed
+
     for each in changed:
         say_error(dump_changed(each))
 
@@ -93,6 +93,8 @@ def replay(options: Options, dump: str, state: bool, until: dict[int, int]) -> i
     Exit status: 0 replayed to the end; 1 a partition's replay stopped before an Upgrade that this release
     does not know; 2 DUMP is no dump (what was printed before means nothing).
     """
+    from rationalizer.dump import Replay, json_of_state
+
     options.if_interrupted = "The replay is not complete; what was printed is of its beginning."
     out = sys.stdout.buffer
     with open_dump(dump) as lines:
@@ -109,6 +111,8 @@ def replay(options: Options, dump: str, state: bool, until: dict[int, int]) -> i
 
 
 def _write_outcomes(replaying: Replay, out: BinaryIO) -> None:
+    from rationalizer.dump import json_of_outcome
+
     lines: list[str] = []
     for outcome in replaying.outcomes():
         lines.append(json_of_outcome(outcome))
@@ -171,6 +175,7 @@ def _dump(options: Options, out: BinaryIO, allow_cut: bool) -> None:
     from kafka_marshal.cli.connection import connected
     from kafka_marshal.cli.output import progress, say_warning
     from kafka_marshal.observe.log import Log
+    from rationalizer.dump import DumpHeader, DumpLines, header_line
 
     with connected(options) as cluster, progress("dumping") as show:
         log = Log(cluster, options.topic, options.timeout)

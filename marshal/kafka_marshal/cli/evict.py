@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note
+from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.names import (
     complete_client,
@@ -24,7 +24,6 @@ from kafka_marshal.observe.checkpoint_words import repeated_text
 from kafka_marshal.observe.names import clients_of
 from kafka_marshal.observe.rows import DAY_MS, GroupRow, place_text, span_text
 from kafka_marshal.observe.text import count, span
-from kafka_marshal.observe.view import View
 from rationalizer.limits import MAX_PARTITION
 
 if TYPE_CHECKING:
@@ -308,7 +307,7 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
 def _looked_at(options: Options, group: str) -> GroupRow:
     """The group as in `status`: its positions, and when a member was last seen."""
     with connected(options) as cluster:
-        view = View(cluster, options.topic, options.timeout)
+        view = view_of(cluster, options)
         try:
             view.catch_up(lambda done, of_all: None)
             view.learn_time()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from kafka_marshal.errors import ConfigurationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.visible import visible
-from rationalizer.dump import DumpError, UntilError
 
 __all__ = [
     "BUG",
@@ -50,6 +49,8 @@ def explain(error: Exception) -> tuple[int, str] | None:
     """Exit status and text, safe for a terminal, of an error that users can act on; else None."""
     if isinstance(error, CommandError):
         return error.status, _lines(str(error))
+    from rationalizer.dump import DumpError, UntilError
+
     if isinstance(error, (ConfigurationError, DumpError, UntilError)):
         return WRONG_USE, _lines(str(error))
     if isinstance(error, KafkaUnavailableError):

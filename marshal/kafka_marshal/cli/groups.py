@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import admin_of, connected, id_argument, note
+from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, view_of
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, ask, print_json, progress, say
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, print_picture, show, stuck_section
 from kafka_marshal.instance import Instance
@@ -31,10 +31,12 @@ from kafka_marshal.observe.rows import (
     state_of,
 )
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
-from kafka_marshal.observe.view import View
-from kafka_marshal.observe.words import setting_text, why_rebalanced
-from rationalizer import Group, Settings, route_group
-from rationalizer.groups.history import Assignments, Moved, Rebalance
+
+if TYPE_CHECKING:
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.view import View
+    from rationalizer import Group, Settings
+    from rationalizer.groups.history import Assignments, Moved, Rebalance
 
 __all__ = ["group", "groups"]
 
@@ -192,10 +194,13 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
     \b
     Exit status: 0; 1 the group is unknown, or a claimed one (--set); 2 wrong use; 3 no Kafka.
     """
+    from rationalizer import route_group
+    from rationalizer.groups.history import Assignments
+
     if changes:
         return _configure(options, name, changes, yes)
     with connected(options) as cluster:
-        view = View(cluster, options.topic, options.timeout)
+        view = view_of(cluster, options)
         fold = Assignments(name, keep=rebalances)
         try:
             home = route_group(name, len(view.worlds))
@@ -213,6 +218,8 @@ def group(options: Options, name: str, changes: dict[str, object], rebalances: i
 
 def _settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
     """KEY=VALUE as settings."""
+    from rationalizer import Settings
+
     found: dict[str, object] = {}
     defaults = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
     for text in values:
@@ -237,8 +244,10 @@ def _settings(context: click.Context, parameter: click.Parameter, values: tuple[
 
 
 def _configure(options: Options, name: str, changes: dict[str, object], yes: bool) -> int:
+    from kafka_marshal.observe.words import setting_text
+
     with connected(options) as cluster:
-        view = View(cluster, options.topic, options.timeout)
+        view = view_of(cluster, options)
         try:
             view.catch_up(lambda done, of_all: None)
             known = view.names()
@@ -261,6 +270,8 @@ def _configure(options: Options, name: str, changes: dict[str, object], yes: boo
 
 
 def _settings_json(settings: Settings) -> dict[str, object]:
+    from rationalizer import Settings
+
     found = {field.name: getattr(settings, field.name) for field in fields(Settings)}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
 
@@ -301,6 +312,8 @@ def _members(view: View, row: GroupRow, known: Group | None) -> list[_Member]:
 
 
 def _one_group(view: View, name: str, fold: Assignments) -> Picture:
+    from kafka_marshal.observe.words import setting_text
+
     view.look_at_data([name])
     found = view.groups(name)
     notes = view.notes_on_upgrades() + deleted_notes(found)
@@ -370,6 +383,8 @@ def _piece_cells(row: LeaseRow) -> list[str | Cell]:
 
 
 def _rebalance_cells(view: View, each: Rebalance) -> list[str | Cell]:
+    from kafka_marshal.observe.words import why_rebalanced
+
     vacant = [moved.vacant_ms for moved in each.moved if moved.vacant_ms is not None]
     return [
         str(each.generation),
@@ -396,6 +411,8 @@ def _move_cells(each: Rebalance, moved: Moved) -> list[str | Cell]:
 def _group_json(
     view: View, row: GroupRow, known: Group | None, members: list[_Member], fold: Assignments, notes: list[str]
 ) -> dict[str, object]:
+    from rationalizer import route_group
+
     return {
         "topic": view.replica.topic,
         **_head(row),
@@ -448,6 +465,8 @@ def _member_json(member: _Member, known: Group | None) -> dict[str, object]:
 
 
 def _rebalance_json(each: Rebalance) -> dict[str, object]:
+    from kafka_marshal.observe.words import why_rebalanced
+
     return {
         "generation": each.generation,
         "time": each.log_time,

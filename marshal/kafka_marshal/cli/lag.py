@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +18,9 @@ from kafka_marshal.observe.checkpoint_words import as_of_text
 from kafka_marshal.observe.names import no_group
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, partitions_of
 from kafka_marshal.observe.text import count, number, span
-from kafka_marshal.observe.view import View
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.view import View
 
 __all__ = ["lag"]
 

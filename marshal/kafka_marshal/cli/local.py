@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import get_completion_class
@@ -12,10 +13,12 @@ from click.shell_completion import get_completion_class
 from kafka_marshal.beside import refuse_url
 from kafka_marshal.cli.app import COMPLETION_VARIABLE, PROGRAM, command, root
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json_line, say
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.observe.text import span
+from kafka_marshal.topic_names import DEFAULT_TOPIC
+
+if TYPE_CHECKING:
+    from kafka_marshal.cli.options import Options
 
 __all__ = ["broker", "completion", "demo"]
 

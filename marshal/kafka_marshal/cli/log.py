@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,13 +18,13 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import is_terminal, print_json_line, progress, say_warning
 from kafka_marshal.observe.checkpoint_words import happened_text
-from kafka_marshal.observe.fold import Fold, group_of
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.text import time_text
-from kafka_marshal.observe.words import is_beat, reason, what
-from kafka_marshal.ports import LogEntry
 from kafka_marshal.visible import visible
-from rationalizer import Outcome, Record, World, codes
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import LogEntry
+    from rationalizer import Outcome, Record, World
 
 __all__ = ["log"]
 
@@ -62,6 +63,9 @@ class Filter:
     no_beats: bool
 
     def __call__(self, outcome: Outcome, record: Record | None) -> bool:
+        from kafka_marshal.observe.fold import group_of
+        from kafka_marshal.observe.words import is_beat
+
         if self.since is not None and outcome.log_time < self.since:
             return False
         if self.group is not None and (record is None or group_of(outcome) != self.group):
@@ -76,6 +80,8 @@ class LogLines:
         self, partitions: int, wanted: Filter, skip_below: dict[int, int], worlds: dict[int, World] | None = None
     ) -> None:
         """skip_below: CP → first offset that becomes a line. worlds: initial state of CPs."""
+        from kafka_marshal.observe.fold import Fold
+
         self.worlds: dict[int, World] = dict(worlds or {})
         self._partitions = partitions
         self._wanted = wanted
@@ -87,6 +93,9 @@ class LogLines:
 
     def read(self, cp: int, entries: list[LogEntry]) -> Iterator[LogLine]:
         """Replay a run of one CP's records, ascending; the lines of those selected."""
+        from kafka_marshal.observe.words import reason, what
+        from rationalizer import World, codes
+
         world = self.worlds.get(cp)
         if world is None:
             world = self.worlds[cp] = World(cp, self._partitions)
@@ -313,6 +322,8 @@ def _printer(options: Options) -> Printer:
 
 
 def _columns(told: LogLine) -> list[str]:
+    from kafka_marshal.observe.fold import group_of
+
     record = told.record
     who = ("", "", "") if record is None else (group_of(told.outcome), record.client_id, record.instance_id)
     time = time_text(told.outcome.log_time)
@@ -320,6 +331,10 @@ def _columns(told: LogLine) -> list[str]:
 
 
 def _print_lines(told: Iterable[LogLine]) -> None:
+    from kafka_marshal.observe.fold import group_of
+    from kafka_marshal.observe.words import is_beat
+    from rationalizer import codes
+
     for each in told:
         outcome, record = each.outcome, each.record
         dim = is_beat(outcome, record)

@@ -13,13 +13,13 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json_line, say, warnings_from_the_library
 from kafka_marshal.extras import needs
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage
+    from kafka_marshal.cli.options import Options
     from kafka_marshal.ports import TopicPartition
     from kafka_marshal.ui.server import ReadMessage
     from kafka_marshal.ui.steering import Steering

@@ -9,12 +9,12 @@ import click
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.connection import connected, note
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, progress, say
 from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.prune import PrunedPartition, PrunePlan
+    from kafka_marshal.cli.options import Options
 
 __all__ = ["prune"]
 

@@ -10,13 +10,13 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
 from kafka_marshal.cli.names import complete_topic_colon
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import print_json, say, say_warning
 from kafka_marshal.observe.payload import MOST_BYTES, Form, bytes_json, short, shown
 from kafka_marshal.observe.text import count, span, time_text
 
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage
+    from kafka_marshal.cli.options import Options
 
 __all__ = ["show"]
 
@@ -62,7 +62,7 @@ def show(options: Options, place: tuple[str, int, int], form: Form, most: int | 
     """
     from kafka_marshal.admin.stored_message import read_message
     from kafka_marshal.cli.connection import connected
-    from kafka_marshal.client.options import is_topic_name
+    from kafka_marshal.topic_names import is_topic_name
 
     topic, partition, offset = place
     if not is_topic_name(topic):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kafka_marshal.cli.app import command
@@ -9,7 +11,6 @@ from kafka_marshal.cli.check import problem_json
 from kafka_marshal.cli.connection import connected
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 from kafka_marshal.observe.checkpoint_rows import checkpoints_json
@@ -28,7 +29,10 @@ from kafka_marshal.observe.rows import (
     span_text,
 )
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
-from kafka_marshal.observe.view import View
+
+if TYPE_CHECKING:
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.view import View
 
 __all__ = ["status"]
 

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.admin.topic import below_level, create, low_levels
 from kafka_marshal.cli.app import command, paint
-from kafka_marshal.cli.connection import admin_of, connected, note
+from kafka_marshal.cli.connection import admin_of, connected, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
-from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import ask, print_json, progress, say, say_warning
 from kafka_marshal.instance import knows_level
-from kafka_marshal.node.coordination_topic import (
-    ADDRESSES_S,
-    DEFAULT_PARTITIONS,
-    Problem,
-    append_first_records,
-    check_one_cluster,
-    create_snapshots_topic,
-    find_problems,
-    find_snapshot_problems,
-    snapshots_topic,
-)
-from kafka_marshal.node.replica import Begin, Replica
-from kafka_marshal.observe.log import Log
-from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
 from kafka_marshal.observe.text import count
-from kafka_marshal.observe.view import View
-from kafka_marshal.ports import Cluster, TopicConfig
-from kafka_marshal.snapshots.reader import SnapshotReader
-from kafka_marshal.snapshots.start import CpStart
+from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
-from rationalizer.marker import count_of
+
+if TYPE_CHECKING:
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.node.coordination_topic import (
+        Problem,
+    )
+    from kafka_marshal.observe.log import Log
+    from kafka_marshal.observe.rows import GroupRow, MemberRow, WorkerRow
+    from kafka_marshal.ports import Cluster, TopicConfig
 
 __all__ = ["init", "upgrade"]
 
@@ -99,6 +89,9 @@ def init(options: Options, partitions: int | None, check: bool) -> int:
 
 
 def _look_after(cluster: Cluster, options: Options, partitions: int | None, check: bool) -> Report:
+    from kafka_marshal.admin.topic import create
+    from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster, find_problems
+
     topic = options.topic
     report = Report(topic)
     check_one_cluster(cluster)
@@ -135,6 +128,9 @@ def _look_after(cluster: Cluster, options: Options, partitions: int | None, chec
 
 def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report) -> None:
     """Check the first record of each CP, and whether the log is complete (L2)."""
+    from kafka_marshal.node.coordination_topic import append_first_records
+    from kafka_marshal.observe.log import Log
+
     log = Log(cluster, options.topic, options.timeout)
     cut = _not_bridged(cluster, options, log)
     if cut:
@@ -186,6 +182,9 @@ def _look_at_log(cluster: Cluster, options: Options, check: bool, report: Report
 
 def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
     """Check whether coordinated groups can be used."""
+    from kafka_marshal.admin.topic import low_levels
+    from kafka_marshal.node.replica import Begin, Replica
+
     replica = Replica(cluster, options.topic, options.timeout, Begin.SNAPSHOT)
     try:
         replica.catch_up(options.timeout)
@@ -197,6 +196,9 @@ def _look_at_levels(cluster: Cluster, options: Options, report: Report) -> None:
 
 def _not_bridged(cluster: Cluster, options: Options, log: Log) -> list[int]:
     """CPs whose log lacks its beginning, without a snapshot that a replica could start from."""
+    from kafka_marshal.snapshots.reader import SnapshotReader
+    from kafka_marshal.snapshots.start import CpStart
+
     cut = [cp for cp, start in log.starts.items() if start > 0]
     reader = SnapshotReader.find(cluster, snapshots_topic(options.topic), options.timeout) if cut else None
     if reader is None or len(reader.partitions) != log.partitions:
@@ -210,6 +212,8 @@ def _look_at_snapshots(
     cluster: Cluster, options: Options, check: bool, report: Report, coordination: TopicConfig
 ) -> None:
     """Create the log of snapshots beside the topic (S2) if it is missing. Workers can do without it."""
+    from kafka_marshal.node.coordination_topic import create_snapshots_topic, find_snapshot_problems
+
     name = snapshots_topic(options.topic)
     partitions = coordination.info.partitions
     config = cluster.topic_config(name, options.timeout)
@@ -237,6 +241,8 @@ def _look_at_snapshots(
 
 def _marker_counts(log: Log, partitions: list[int]) -> dict[int, int | None]:
     """CP → the number of CPs in its first record."""
+    from rationalizer.marker import count_of
+
     counts: dict[int, int | None] = dict.fromkeys(partitions)
     for cp, entries in log.read(dict.fromkeys(partitions, 0), ends=dict.fromkeys(partitions, 1)):
         counts[cp] = count_of(entries[0][2])
@@ -314,8 +320,10 @@ _LISTED = 20
 @click.pass_obj
 def upgrade(options: Options, yes: bool, force: bool, dry_run: bool) -> int:
     """Raise the coordination topic; `--help` says more."""
+    from kafka_marshal.admin.topic import below_level
+
     with connected(options) as cluster:
-        view = View(cluster, options.topic, options.timeout)
+        view = view_of(cluster, options)
         try:
             with progress("reading the log") as progressed:
                 view.catch_up(progressed)

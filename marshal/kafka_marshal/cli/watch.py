@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.connection import view_of
 from kafka_marshal.cli.output import (
     Cell,
     Column,
@@ -29,12 +29,14 @@ from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.observe.problems import deleted_text, places
 from kafka_marshal.observe.rows import NO_PROGRESS, GroupRow, LeaseRow
 from kafka_marshal.observe.text import span, time_text
-from kafka_marshal.observe.view import View
-from kafka_marshal.ports import Cluster
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+    from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.view import View
+    from kafka_marshal.ports import Cluster
 
 __all__ = ["Picture", "Section", "deleted_notes", "lag_cell", "print_picture", "show", "stuck_section"]
 
@@ -89,7 +91,7 @@ def show(
 
     listen: learn the broker's time first. tick: append Ticks for that.
     """
-    view = View(cluster, options.topic, options.timeout, window_ms)
+    view = view_of(cluster, options, window_ms)
     try:
         with progress("reading the log") as progressed:
             view.catch_up(progressed)

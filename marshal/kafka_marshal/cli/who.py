@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import id_argument
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
-from kafka_marshal.cli.log import stopped
 from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
 from kafka_marshal.cli.options import Options, time_option
 from kafka_marshal.cli.output import Cell, Column, print_json, print_table, progress, say
-from kafka_marshal.observe.meter import local_ms
 from kafka_marshal.observe.names import names_of
-from kafka_marshal.observe.ownership import Ownership, PieceOwnership, ended_text, keys_text, moment_text, span_json
 from kafka_marshal.observe.rows import STATES
-from kafka_marshal.observe.text import clock_text, time_text
+from kafka_marshal.observe.text import clock_text, local_ms, time_text
 from rationalizer import route_group, route_lease
-from rationalizer.groups.history import Assignments
-from rationalizer.history import End, LeaseKey, Span
 from rationalizer.limits import MAX_PARTITION
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.ownership import Ownership, PieceOwnership
+    from rationalizer.history import LeaseKey, Span
 
 __all__ = ["who"]
 
@@ -70,6 +70,8 @@ def who(
     \b
     Exit status: 0, also if it was free; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
     """
+    from kafka_marshal.cli.log import stopped
+
     if at is not None and offset is not None:
         raise click.UsageError("--at and --offset both say when: give one of them.")
     if at is not None and at > local_ms() + _AHEAD_MS:
@@ -98,6 +100,9 @@ def who(
 
 def _both(key: LeaseKey, partitions: int, at: int | None, offset: int | None) -> tuple[Ownership, PieceOwnership]:
     """For both kinds of groups: which it is, is not known yet."""
+    from kafka_marshal.observe.ownership import Ownership, PieceOwnership
+    from rationalizer.groups.history import Assignments
+
     claimed = Ownership(key, route_lease(key[1], key[2], partitions), partitions, at, offset)
     pieces = PieceOwnership(key, route_group(key[0], partitions), partitions, at, offset)
     pieces.assignments = Assignments(key[0])
@@ -156,6 +161,8 @@ def _check_offset(offset: int | None, end: int, cp: int) -> None:
 
 
 def _print_answer(owned: Ownership) -> None:
+    from kafka_marshal.observe.ownership import PieceOwnership
+
     group, topic, partition = owned.key
     say(f"{group}, {topic} partition {partition} (kept in partition {owned.cp} of the log)")
     say(_answer(owned))
@@ -170,6 +177,9 @@ def _print_answer(owned: Ownership) -> None:
 
 def _answer(owned: Ownership) -> str:
     """The answer in a sentence."""
+    from kafka_marshal.observe.ownership import PieceOwnership, moment_text
+    from rationalizer.history import End
+
     when = "Now" if owned.at is None else f"At {time_text(owned.at)}"
     if owned.at_offset is not None:
         when = f"After offset {owned.at_offset}"
@@ -186,6 +196,8 @@ def _answer(owned: Ownership) -> str:
 
 
 def _row(each: Span, now_ms: int) -> list[str | Cell]:
+    from kafka_marshal.observe.ownership import ended_text, keys_text
+
     last = "" if each.until_offset is None else str(each.until_offset)
     since, until = (
         "" if at is None else Cell(time_text(at), short=clock_text(at, now_ms)) for at in (each.since, each.until)
@@ -203,6 +215,8 @@ def _row(each: Span, now_ms: int) -> list[str | Cell]:
 
 
 def _json(owned: Ownership) -> dict[str, object]:
+    from kafka_marshal.observe.ownership import PieceOwnership, span_json
+
     group, topic, partition = owned.key
     answers = [
         {

@@ -41,9 +41,9 @@ from kafka_marshal.client.parallel import Call, carry_out
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.config import START_TIMEOUT_S
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.runtime import THREADS
+from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Strategy, TopicPartition
 
 __all__ = ["Consumer", "GroupConsumer", "Marshal"]

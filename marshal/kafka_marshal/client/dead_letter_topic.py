@@ -12,10 +12,10 @@ from kafka_marshal.client.dead_letters import MOST_ADDED
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.errors import AuthorizationError, ConfigurationError
 from kafka_marshal.logs import log
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
 from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.rights import grant
+from kafka_marshal.topic_names import snapshots_topic
 
 __all__ = ["check_topic"]
 

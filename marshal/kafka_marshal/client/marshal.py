@@ -46,10 +46,7 @@ from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import EngineSettings
-from kafka_marshal.errors import (
-    ClosedError,
-    ConfigurationError,
-)
+from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import Event
 from kafka_marshal.metrics.measure import Meter
 from kafka_marshal.node.config import (
@@ -60,10 +57,11 @@ from kafka_marshal.node.config import (
     check_threads,
     new_client_id,
 )
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, log_name
+from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import Answer, Servants
 from kafka_marshal.ports import Cluster
+from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Strategy
 from kafka_marshal.watchdog import Watchdog
 from kafka_marshal.watchdog.properties import producer_properties

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, get_args
 
 from kafka_marshal import arguments
@@ -23,7 +23,7 @@ from kafka_marshal.engine.settings import (
 from kafka_marshal.engine.work.stuck import UNREADABLE
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.guard import report
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
+from kafka_marshal.topic_names import DEFAULT_TOPIC, is_topic_name, snapshots_topic
 from kafka_marshal.types import Delivery, Start, Strategy, WhenStuck
 from rationalizer.limits import MAX_SESSION_TIMEOUT_MS, MIN_SESSION_TIMEOUT_MS
 
@@ -42,7 +42,6 @@ __all__ = [
     "checked_isolation",
     "checked_topics",
     "checked_transactions",
-    "is_topic_name",
 ]
 
 #: The default of ``transaction_timeout`` (s), and the least; the brokers' ``transaction.max.timeout.ms`` is the most.
@@ -60,9 +59,6 @@ _NO_OFFSET = (
 
 #: Enough for 20 ms of a fast backlog, and no more than what librdkafka itself stores.
 DEFAULT_BYTES_IN_FLIGHT = 64_000_000
-
-#: The names of topics that a broker accepts, except "." and "..".
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +238,6 @@ def check_log_name(topic: object) -> str:
             "topic", f"a coordination topic; this one is the log of snapshots of {DEFAULT_TOPIC!r}", name
         )
     return name
-
-
-@lru_cache  # asked of each record of a transaction
-def is_topic_name(name: str) -> bool:
-    """Whether Kafka allows a topic of this name."""
-    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def _check_topic(topic: object, coordination_topic: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kafka_marshal import arguments
-from kafka_marshal.client.options import TransactionOptions, is_topic_name
+from kafka_marshal.client.options import TransactionOptions
 from kafka_marshal.client.transacted import ABORTED, FENCED, UNKNOWN, Transacted
 from kafka_marshal.engine.consumer_inputs import TakeOverFailed, TookOver, Untake
 from kafka_marshal.engine.effects import TakeOver, TakeOverStep
@@ -30,6 +30,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.ports import TransactionalProducer
+from kafka_marshal.topic_names import is_topic_name
 from kafka_marshal.types import Key
 
 __all__ = ["Output", "Transactions", "output"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.types import LeaseInfo
-from rationalizer import Group, Lease, Piece, Progress, World, route_lease
+from rationalizer import Piece, Progress, route_lease
 from rationalizer.groups.history import done_in
 from rationalizer.limits import MAX_KEY_HASH
+
+if TYPE_CHECKING:
+    from kafka_marshal.node.driver import Driver
+    from rationalizer import Group, Lease, World
 
 __all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info"]
 

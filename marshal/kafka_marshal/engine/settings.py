@@ -19,7 +19,6 @@ from kafka_marshal.types import Start
 
 __all__ = [
     "BEATS_PER_INTERVAL",
-    "DEFAULT_TOPIC",
     "EXPIRY_JITTER_SHARE",
     "FIRST_TICK_SHARE",
     "MARGIN_FLOOR_MS",
@@ -71,10 +70,6 @@ TURN_MS = 500.0
 def proof_margin_ms(heartbeat_interval_ms: int) -> float:
     """The margin of T4: max(20 ms, HI / 10)."""
     return max(MARGIN_FLOOR_MS, heartbeat_interval_ms / 10)
-
-
-#: The usual coordination topic.
-DEFAULT_TOPIC = "__marshal"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.metrics.measure import Meter, ranges_of
 from kafka_marshal.metrics.rows import PartitionMetrics
 from kafka_marshal.types import Key, Start
-from rationalizer.progress import lag
+from rationalizer.intervals import lag
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine

@@ -33,7 +33,7 @@ from kafka_marshal.metrics.rows import (
     TopicCount,
 )
 from kafka_marshal.types import Key
-from rationalizer import Progress, progress
+from rationalizer import Progress, intervals
 
 if TYPE_CHECKING:
     from kafka_marshal.client.base import Membership
@@ -271,7 +271,7 @@ def _lag(assignment: Assignment, log_end: int | None) -> tuple[int, int | None, 
     if end is None:
         return offset, None, None
     end = max(end, assignment.watch.asked_end, assignment.buffer.fetch_next, offset)
-    return offset, end, max(0, progress.lag(offset, end, ranges_of(tracker.done)) - sum(_unreported(tracker)))
+    return offset, end, max(0, intervals.lag(offset, end, ranges_of(tracker.done)) - sum(_unreported(tracker)))
 
 
 def ranges_of(done: Progress) -> Iterator[tuple[int, int]]:

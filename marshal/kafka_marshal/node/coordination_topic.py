@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from shlex import quote
 
-from kafka_marshal.engine.settings import DEFAULT_TOPIC
 from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError, TopicUnsafeError
 from kafka_marshal.ports import Ack, Cluster, TopicConfig
 from kafka_marshal.rights import grant
+from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer import Record, Upgrade, encode
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker
@@ -18,8 +18,6 @@ from rationalizer.snapshot_log import MAX_RECORD_BYTES
 
 __all__ = [
     "ADDRESSES_S",
-    "DEFAULT_PARTITIONS",
-    "DEFAULT_TOPIC",
     "Problem",
     "append_first_records",
     "check_one_cluster",
@@ -30,11 +28,8 @@ __all__ = [
     "find_snapshot_problems",
     "log_name",
     "required_settings",
-    "snapshots_topic",
     "topic_option",
 ]
-
-DEFAULT_PARTITIONS = 8
 
 
 def log_name(topic: str) -> str:
@@ -47,15 +42,6 @@ MAX_MESSAGE_BYTES = 2_097_152
 
 #: The most that a broker counts for a batch of one record, in addition to its value (bytes).
 RECORD_OVERHEAD = 100
-
-
-#: The name of a coordination topic's log of snapshots ends in this (S2).
-SNAPSHOTS_SUFFIX = "_snapshots"
-
-
-def snapshots_topic(topic: str) -> str:
-    """The log of snapshots that belongs to a coordination topic (S2): ``__marshal_snapshots`` for ``__marshal``."""
-    return topic + SNAPSHOTS_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

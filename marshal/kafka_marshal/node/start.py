@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, LogCutError
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.snapshots.start import CpStart
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import World
 
 __all__ = ["Begin", "ReplayStart"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.observe.cuts import waits_for
-from rationalizer import Group
+
+if TYPE_CHECKING:
+    from rationalizer import Group
 
 __all__ = ["OLD_AFTER", "BarrierRow", "CheckpointsRow", "barrier_json", "checkpoints_json", "checkpoints_row"]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.observe.checkpoint_rows import BarrierRow, CheckpointsRow
-from kafka_marshal.observe.checkpoints import Ended, Happened, Taken
-from kafka_marshal.observe.cuts import KIND_WORDS, Cut
+from kafka_marshal.observe.cuts import KIND_WORDS
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span
-from rationalizer.groups.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoint_rows import BarrierRow, CheckpointsRow
+    from kafka_marshal.observe.checkpoints import Ended, Happened, Taken
+    from kafka_marshal.observe.cuts import Cut
+    from rationalizer.groups.checkpoints import Checkpoints
 
 __all__ = [
     "as_of_text",
@@ -88,6 +91,8 @@ def repeated_text(checkpoints: Checkpoints | CheckpointsRow | None) -> str:
 
 def happened_text(each: Happened) -> str:
     """One event in words."""
+    from kafka_marshal.observe.checkpoints import Ended, Taken
+
     if isinstance(each, Taken):
         return _taken_text(each)
     if isinstance(each, Ended):

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kafka_marshal.observe.cuts import Cut, cuts_now, owners_of
-from kafka_marshal.ports import TopicPartition
-from rationalizer import AnswerBarrier, BeginCheckpoint, CommitOffsets, Group, Outcome, Piece, Rollback, World, codes
+from rationalizer import AnswerBarrier, BeginCheckpoint, CommitOffsets, Rollback, codes
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES, REFUSED
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import TopicPartition
+    from rationalizer import Group, Outcome, Piece, World
 
 __all__ = ["CheckpointHistory", "Ended", "Happened", "Taken", "WentBack"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.ports import TopicPartition
-from rationalizer import Group, Piece
-from rationalizer.done_through import KeyPiece
 from rationalizer.limits import MAX_KEY_HASH
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import TopicPartition
+    from rationalizer import Group, Piece
+    from rationalizer.done_through import KeyPiece
 
 __all__ = [
     "KIND_WORDS",

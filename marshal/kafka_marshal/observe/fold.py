@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kafka_marshal.observe.checkpoints import CheckpointHistory, Happened
-from rationalizer import Outcome, World, codes, route_group
-from rationalizer.groups.history import Assignments, Rebalance
-from rationalizer.history import End, LeaseKey, Owners, Span
+from kafka_marshal.observe.checkpoints import CheckpointHistory
+from rationalizer import codes, route_group
+from rationalizer.groups.history import Assignments
+from rationalizer.history import End, Owners
 from rationalizer.wire.records import KINDS, DuringPause
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoints import Happened
+    from rationalizer import Outcome, World
+    from rationalizer.groups.history import Rebalance
+    from rationalizer.history import LeaseKey, Span
 
 __all__ = ["Fold", "Place", "Worker", "group_of", "is_of_worker", "lease_of", "shows_life"]
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingError
 from kafka_marshal.logs import log
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
 from kafka_marshal.node.monitored_tail import MonitoredTail
-from kafka_marshal.ports import Cluster, LogEntry
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
+from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 from rationalizer import World
 from rationalizer.marker import count_of
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import Cluster, LogEntry
 
 __all__ = ["Log", "Source"]
 

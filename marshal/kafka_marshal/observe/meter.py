@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.observe.text import local_ms
 from kafka_marshal.observe.verdict import WINDOW_MS
-from rationalizer import World
 from rationalizer.groups.history import done_in, owner_names
 from rationalizer.limits import NOTHING_DONE
 
-__all__ = ["BrokerClock", "LeaseKey", "Meter", "beyond", "local_ms"]
+if TYPE_CHECKING:
+    from rationalizer import World
+
+__all__ = ["BrokerClock", "LeaseKey", "Meter", "beyond"]
 
 #: (group, topic, partition, the first of its key hashes)
 LeaseKey = tuple[str, str, int, int]
-
-
-def local_ms() -> float:
-    """This machine's time (ms since 1970)."""
-    return time.time() * 1000
 
 
 def beyond(ranges: Sequence[tuple[int, int]]) -> int:

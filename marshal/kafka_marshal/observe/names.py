@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from rationalizer import World
+if TYPE_CHECKING:
+    from rationalizer import World
 
 __all__ = ["LogNames", "clients_of", "names_of", "near", "no_group"]
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import span, time_text
-from kafka_marshal.ports import LogEntry
-from rationalizer import CommitOffsets, Outcome, Rollback, World, codes
+from rationalizer import CommitOffsets, Rollback, World, codes
 from rationalizer.groups.history import Assignments
-from rationalizer.history import End, LeaseKey, Owners, Span
+from rationalizer.history import End, Owners
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import LogEntry
+    from rationalizer import Outcome
+    from rationalizer.history import LeaseKey, Span
 
 __all__ = ["Moment", "Ownership", "PieceOwnership", "ended_text", "keys_text", "moment_text", "span_json"]
 

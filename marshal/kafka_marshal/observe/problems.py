@@ -6,19 +6,23 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.observe.rows import (
     DAY_MS,
     FOREIGN_COMMIT,
     NO_PROGRESS,
-    GroupRow,
-    LeaseRow,
-    MemberRow,
-    WorkerRow,
     span_text,
 )
 from kafka_marshal.observe.text import count, span
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.rows import (
+        GroupRow,
+        LeaseRow,
+        MemberRow,
+        WorkerRow,
+    )
 
 __all__ = ["KINDS", "Problem", "deleted_text", "places", "problems_of", "too_few"]
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
-from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
 from kafka_marshal.observe.text import span
-from kafka_marshal.observe.verdict import Verdict
+from rationalizer.intervals import lag
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
-from rationalizer.progress import lag
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
+    from kafka_marshal.observe.verdict import Verdict
 
 __all__ = [
     "DAY_MS",

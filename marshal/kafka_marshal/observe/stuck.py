@@ -6,11 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kafka_marshal.observe.meter import Meter
-from kafka_marshal.observe.rows import NO_PROGRESS, LeaseRow, patience_ms, span_text
+from kafka_marshal.observe.rows import NO_PROGRESS, patience_ms, span_text
 from kafka_marshal.observe.verdict import WINDOW_MS, verdict
-from kafka_marshal.ports import Cluster, FaultKind, Message, TopicPartition
+from kafka_marshal.ports import FaultKind
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.meter import Meter
+    from kafka_marshal.observe.rows import LeaseRow
+    from kafka_marshal.ports import Cluster, Message, TopicPartition
 
 __all__ = ["mark_held_back", "mark_stuck", "mark_verdicts"]
 

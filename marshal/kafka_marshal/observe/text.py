@@ -7,11 +7,12 @@ Any client that may append to the topic can write ids. So all text from the log 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
 
 from kafka_marshal.visible import visible
 
-__all__ = ["clock_text", "count", "is_absolute", "number", "parse_span", "parse_time", "span", "time_text"]
+__all__ = ["clock_text", "count", "is_absolute", "local_ms", "number", "parse_span", "parse_time", "span", "time_text"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -26,6 +27,11 @@ _WRAPPED_MS = 12 * 3_600_000
 _CLOCK = re.compile(
     r"(?:(?P<day>today|yesterday)(?:\s+|$))?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)?"
 )
+
+
+def local_ms() -> float:
+    """This machine's time (ms since 1970)."""
+    return time.time() * 1000
 
 
 def time_text(time_ms: int) -> str:

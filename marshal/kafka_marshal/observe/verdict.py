@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from rationalizer import progress
+from rationalizer import intervals
 
 __all__ = ["WINDOW_MS", "Verdict", "verdict"]
 
@@ -64,4 +64,4 @@ def verdict(
         return Verdict.REWOUND
     if end_before is None or not positions:
         return Verdict.OK
-    return Verdict.BEHIND if 0 < progress.lag(positions[0], end_before) <= lag else Verdict.OK
+    return Verdict.BEHIND if 0 < intervals.lag(positions[0], end_before) <= lag else Verdict.OK

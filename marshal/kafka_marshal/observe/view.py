@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kafka_marshal.client.view import LeaseInfo, holdings
+from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.work.taking_over import is_ours
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
@@ -24,14 +25,21 @@ from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
-from kafka_marshal.observe.fold import Fold, Worker
-from kafka_marshal.observe.meter import BrokerClock, Meter, local_ms
+from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.meter import BrokerClock, Meter
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
-from kafka_marshal.ports import Ack, Cluster, TailBatch, TopicInfo
+from kafka_marshal.observe.text import local_ms
+from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
-from kafka_marshal.types import Key
-from rationalizer import Group, Outcome, Progress, Tick, World, encode, route_group
+from rationalizer import Tick, encode, route_group
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.view import LeaseInfo
+    from kafka_marshal.observe.fold import Worker
+    from kafka_marshal.ports import Ack, Cluster, TopicInfo
+    from kafka_marshal.types import Key
+    from rationalizer import Group, Outcome, Progress, World
 
 __all__ = ["DataTopics", "View", "why_no_share"]
 

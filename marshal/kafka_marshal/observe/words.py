@@ -6,6 +6,7 @@ All results may contain text from the log: callers pass it through ``visible`` b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.observe.cuts import waits_for
@@ -13,25 +14,19 @@ from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import (
     AnswerBarrier,
-    BeatEntry,
     BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
-    CommitEntry,
     CommitOffsets,
     CommitRanges,
     ConfigureGroup,
     ForgetGroup,
-    Group,
     GroupHeartbeat,
     Heartbeat,
     HeartbeatBatch,
     JoinGroup,
     KeepCheckpoint,
-    Lease,
     LeaveGroup,
-    Outcome,
-    Record,
     RejectedValueError,
     ReleaseGroup,
     ReleasingPartition,
@@ -39,17 +34,27 @@ from rationalizer import (
     Tick,
     TopicsChanged,
     Upgrade,
-    World,
     codes,
     decode,
     route_group,
     route_lease,
 )
-from rationalizer.groups.history import Rebalance
-from rationalizer.history import Span
-from rationalizer.log_hash import LogHash
 from rationalizer.marker import said_by
 from rationalizer.wire.wellformed import END, LET_GO, PIN, REACHED_AND_LEAVES, REFUSED, START
+
+if TYPE_CHECKING:
+    from rationalizer import (
+        BeatEntry,
+        CommitEntry,
+        Group,
+        Lease,
+        Outcome,
+        Record,
+        World,
+    )
+    from rationalizer.groups.history import Rebalance
+    from rationalizer.history import Span
+    from rationalizer.log_hash import LogHash
 
 __all__ = ["dump_changed", "is_beat", "reason", "setting_text", "what", "why_rebalanced"]
 

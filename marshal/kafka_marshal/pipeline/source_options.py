@@ -13,7 +13,7 @@ from kafka_marshal.client.options import checked_topics
 from kafka_marshal.engine.policies import Balanced, Greedy, Policy
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.config import check_ids, new_client_id
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC
+from kafka_marshal.topic_names import DEFAULT_TOPIC
 from kafka_marshal.types import Start, WhenStuck
 
 __all__ = ["SourceOptions"]

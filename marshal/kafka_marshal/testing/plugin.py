@@ -146,7 +146,7 @@ def coordination_topic(kafka_broker: RunningKafka) -> Iterator[CoordinationTopic
     """A coordination topic for this test, as ``kafka-marshal init`` creates it; deleted after the test."""
     from kafka_marshal.adapters.probe import Probe
     from kafka_marshal.admin import Admin
-    from kafka_marshal.node.coordination_topic import snapshots_topic
+    from kafka_marshal.topic_names import snapshots_topic
 
     topic = CoordinationTopic(f"__marshal-test-{os.urandom(4).hex()}", kafka_broker.bootstrap_servers)
     try:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.observe.log import Log, Source
 from kafka_marshal.observe.words import dump_changed
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
+from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.ui.fold import GroupHistory, History, begins, has, runs
 from kafka_marshal.ui.moments import Moment
 from rationalizer import SnapshotError, World

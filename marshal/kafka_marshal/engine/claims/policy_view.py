@@ -22,7 +22,7 @@ from kafka_marshal.engine.policies import (
     standing,
 )
 from kafka_marshal.engine.settings import EngineSettings
-from rationalizer.progress import lag
+from rationalizer.intervals import lag
 
 __all__ = ["PolicyView"]
 

@@ -18,9 +18,9 @@ import re
 from math import inf
 
 from kafka_marshal.engine.effects import StopFetch, TakeOver, TakeOverStep, Warn
-from kafka_marshal.engine.settings import DEFAULT_TOPIC
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage, TakingStep
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, kafka_counts, split
+from kafka_marshal.topic_names import DEFAULT_TOPIC
 
 __all__ = ["FIRST_RETRY_MS", "LONGEST_RETRY_MS", "TakeOvers", "is_ours", "metadata_of", "other_log"]
 

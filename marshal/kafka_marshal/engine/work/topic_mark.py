@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from kafka_marshal.engine.effects import Key
-from kafka_marshal.engine.plane import PartitionSource
-from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.ports import TopicInfo
-from rationalizer import Progress
+if TYPE_CHECKING:
+    from kafka_marshal.engine.effects import Key
+    from kafka_marshal.engine.plane import PartitionSource
+    from kafka_marshal.engine.subscription import Subscription
+    from kafka_marshal.engine.work.assignment import Assignment
+    from kafka_marshal.ports import TopicInfo
+    from rationalizer import Progress
 
 __all__ = [
     "FIRST_MARK",

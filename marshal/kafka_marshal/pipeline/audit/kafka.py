@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.errors import AuditError, TopicChangedError, TopicMissingError
-from kafka_marshal.node.coordination_topic import DEFAULT_TOPIC, snapshots_topic
 from kafka_marshal.node.log_reader import bounds
 from kafka_marshal.pipeline.audit.files import Piece, pieces_of
 from kafka_marshal.pipeline.audit.job import Runner
@@ -24,6 +23,7 @@ from kafka_marshal.pipeline.audit.sources import (
     records_of_parquet,
 )
 from kafka_marshal.pipeline.kafka_options import kafka_options
+from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

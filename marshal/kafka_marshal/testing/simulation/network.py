@@ -17,7 +17,6 @@ from kafka_marshal.adapters.memory.cluster import unanswered
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, entry_of, outside
 from kafka_marshal.adapters.producing import Headers
 from kafka_marshal.errors import ClosedError
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.ports import (
     DELIVERY_TIMEOUT_MS,
     Ack,
@@ -35,6 +34,7 @@ from kafka_marshal.testing.simulation.producer import SimulatedProducer
 from kafka_marshal.testing.simulation.runtime import SHORTEST_MS
 from kafka_marshal.testing.simulation.scheduler import Over, Scheduler, Task
 from kafka_marshal.testing.simulation.transactional import SimulatedTransactionalProducer, wait_until
+from kafka_marshal.topic_names import snapshots_topic
 
 __all__ = ["BROKER_EPOCH_MS", "Network", "SimulatedCluster", "Trouble"]
 

@@ -15,7 +15,7 @@ from kafka_marshal import guard
 from kafka_marshal.adapters.memory import MemoryBroker
 from kafka_marshal.adapters.opening import announced
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.node.coordination_topic import required_settings, snapshots_topic
+from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.rate_limit import RateLimit
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
 from kafka_marshal.testing.simulation.clients import Clients
@@ -31,6 +31,7 @@ from kafka_marshal.testing.simulation.scenario import Client, Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
 from kafka_marshal.testing.simulation.stall_detector import failing_on_hangs
 from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
+from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key
 from rationalizer import ConfigureGroup, Record, Upgrade, encode, outcome, route_group, snapshot_log, world
 from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL

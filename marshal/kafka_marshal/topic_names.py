@@ -1,0 +1,31 @@
+"""Names of topics: those that Kafka allows, the coordination topic's by default, and what belongs to it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+__all__ = ["DEFAULT_PARTITIONS", "DEFAULT_TOPIC", "is_topic_name", "snapshots_topic"]
+
+#: The usual coordination topic.
+DEFAULT_TOPIC = "__marshal"
+
+#: The partitions that it gets if no number is given.
+DEFAULT_PARTITIONS = 8
+
+#: The names of topics that a broker accepts, except "." and "..".
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+#: The name of a coordination topic's log of snapshots ends in this (S2).
+SNAPSHOTS_SUFFIX = "_snapshots"
+
+
+def snapshots_topic(topic: str) -> str:
+    """The log of snapshots that belongs to a coordination topic (S2): ``__marshal_snapshots`` for ``__marshal``."""
+    return topic + SNAPSHOTS_SUFFIX
+
+
+@lru_cache  # asked of each record of a transaction
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka allows a topic of this name."""
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
