@@ -25,7 +25,7 @@ from kafka_marshal.engine.effects import (
     SavedPiece,
     SaveState,
 )
-from kafka_marshal.errors import StateMissingError
+from kafka_marshal.errors import StaleEpochError, StateMissingError
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, member, memory_cluster
@@ -64,8 +64,8 @@ class Log:
     def safe(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
         self.told.append(("safe", barrier, tuple(pieces), error))
 
-    def restored(self, attempt: int, error: Exception | None, is_missing: bool, now: float) -> None:
-        self.told.append(("restored", attempt, error, is_missing))
+    def restored(self, attempt: int, error: Exception | None, is_outdated: bool, now: float) -> None:
+        self.told.append(("restored", attempt, error, is_outdated))
 
     def take(self, now: float) -> None:
         self.told.append(("take",))
@@ -170,8 +170,8 @@ def test_a_callback_that_raises(marshal: Marshal, caplog: pytest.LogCaptureFixtu
     _consumer, log = made(marshal, **names)
     carry_out(marshal, save(), restore(), CheckpointCompleted(1, 72), save())
     wait_until(lambda: len(log.told) == 3 and marshal._driver.effects.callbacks.running is None)
-    (_, _, _, saving), (_, attempt, restoring, is_missing), again = log.told
-    assert (attempt, is_missing, again[0]) == (3, False, "returned")
+    (_, _, _, saving), (_, attempt, restoring, is_outdated), again = log.told
+    assert (attempt, is_outdated, again[0]) == (3, False, "returned")
     for told in (saving, restoring):
         assert told is error if isinstance(error, Exception) else isinstance(told, StateError)
         assert str(error) in str(told)
@@ -180,12 +180,22 @@ def test_a_callback_that_raises(marshal: Marshal, caplog: pytest.LogCaptureFixtu
     assert "on_completed raised" in caplog.text
 
 
-def test_missing_state_is_passed_on_as_that(marshal: Marshal) -> None:
-    error = StateMissingError("not there", topic=TOPIC, partition=1, checkpoint=72)
+OUTDATED = [
+    StateMissingError("not there", topic=TOPIC, partition=1, checkpoint=72),
+    StaleEpochError("another writes", topic=TOPIC, partition=1, epoch=12, stored_epoch=13),
+]
+
+
+@pytest.mark.parametrize("error", OUTDATED, ids=lambda error: type(error).__name__)
+def test_what_a_newer_view_may_change_is_passed_on_as_that(
+    marshal: Marshal, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """A member that slept restores pieces that others own since: it looks again, and does not end."""
     _consumer, log = made(marshal, on_restore=raises(error))
     carry_out(marshal, restore())
     wait_until(lambda: log.told)
     assert log.told == [("restored", 3, error, True)]
+    assert "leaves the group" not in caplog.text
 
 
 @pytest.mark.parametrize("result", [None, OSError("bucket"), "cancelled"], ids=["done", "failed", "cancelled"])

@@ -20,7 +20,7 @@ from kafka_marshal.engine.checkpoint_inputs import StateRestored, StateReturned,
 from kafka_marshal.engine.effects import Note, RestoreState, SaveState
 from kafka_marshal.engine.groups.checkpoints.cuts import left_means, places
 from kafka_marshal.engine.inputs import Input
-from kafka_marshal.errors import ClosedError, StateError, StateMissingError
+from kafka_marshal.errors import ClosedError, StaleEpochError, StateError, StateMissingError
 from kafka_marshal.guard import report
 from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
@@ -108,13 +108,12 @@ class StateCalls:
             restore = Restore(asked.checkpoint, asked.why, pieces, asked.positions)  # type: ignore[arg-type]
             arguments.a_result("on_restore", self._call("on_restore", restore))
         except BaseException as error:  # noqa: BLE001 - the user's
-            is_missing = isinstance(error, StateMissingError)
-            if (
-                not is_missing
-            ):  # else it may be tried again with a newer view, and is raised if it is missing there, too
+            # Others may have cut or taken these pieces since; it is raised if a newer view has them as they were.
+            is_outdated = isinstance(error, StateMissingError | StaleEpochError)
+            if not is_outdated:
                 report("on_restore", error, _LEAVES)
             raised = _exception("on_restore", error)
-            self._take(StateRestored(asked.consumer, asked.attempt, raised, is_missing))
+            self._take(StateRestored(asked.consumer, asked.attempt, raised, is_outdated))
         else:
             self._say(asked)
             self._take(StateRestored(asked.consumer, asked.attempt))

@@ -28,12 +28,12 @@ class StateSafe(NamedTuple):
 
 
 class StateRestored(NamedTuple):
-    """on_restore has returned, or raised. is_missing: it raised because a saved state is not in the store (X18)."""
+    """on_restore has returned, or raised. is_outdated: it raised since a saved state or a token is of before (X18)."""
 
     consumer: int
     attempt: int
     error: Exception | None = None
-    is_missing: bool = False
+    is_outdated: bool = False
 
 
 class TakeCheckpoint(NamedTuple):

@@ -304,7 +304,7 @@ class Checkpointing(Protocol):
     def safe(self, barrier: int, pieces: Sequence[SavedPiece], error: Exception | None, now: float) -> None:
         """The states of these pieces are safe, or can't be saved."""
 
-    def restored(self, attempt: int, error: Exception | None, is_missing: bool, now: float) -> None:
+    def restored(self, attempt: int, error: Exception | None, is_outdated: bool, now: float) -> None:
         """on_restore has returned, or raised."""
 
     @property

@@ -271,8 +271,8 @@ class MemberCheckpoints:
         self.answering.safe(barrier, pieces, error, now)
         self._go_on(now)
 
-    def restored(self, attempt: int, error: Exception | None, is_missing: bool, now: float) -> None:
-        self.restoring.restored(attempt, error, is_missing, now)
+    def restored(self, attempt: int, error: Exception | None, is_outdated: bool, now: float) -> None:
+        self.restoring.restored(attempt, error, is_outdated, now)
 
     def _failed(self, error: Exception, now: float) -> None:
         self.failed = error

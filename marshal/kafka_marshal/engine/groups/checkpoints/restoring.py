@@ -28,7 +28,7 @@ class Attempt:
     began: float
     #: Where the state of each was saved, as the log showed it.
     states: dict[Key, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
-    #: A state is missing: the heartbeat whose proof shows that the replica is up to date; 0: none was sent.
+    #: A state is missing, a token too old: the heartbeat whose proof shows that the replica is up to date; 0: not sent.
     beat: int = 0
     error: Exception | None = None
 
@@ -78,7 +78,7 @@ class Restoring:
             self._went_on_at.clear()
         attempt = self._attempt
         if attempt is not None and attempt.beat:
-            self._look_at_missing(attempt, now)
+            self._look_again(attempt, now)
             return
         if attempt is not None:
             return
@@ -112,13 +112,13 @@ class Restoring:
         initial = -1 if kept is None else kept.initial
         return RestoredPiece(piece.key, *piece.span, piece.epoch, position, ranges, states, through, initial)
 
-    def restored(self, number: int, error: Exception | None, is_missing: bool, now: float) -> None:
+    def restored(self, number: int, error: Exception | None, is_outdated: bool, now: float) -> None:
         """on_restore has returned, or raised."""
         attempt = self._attempt
         if attempt is None or attempt.number != number or attempt.beat:
             return
-        if error is not None and is_missing:
-            # Another member may have handed in a newer cut, and deleted this state: bring the replica up to date.
+        if error is not None and is_outdated:
+            # Another member may have cut anew and deleted this state, or own the piece: bring the replica up to date.
             attempt.beat, attempt.error = self._member.beat(now), error
             return
         self._attempt = None
@@ -140,8 +140,8 @@ class Restoring:
     def _is_ours(self, piece: HeldPiece) -> bool:
         return piece.held and self._pieces.get(piece.key) is piece
 
-    def _look_at_missing(self, attempt: Attempt, now: float) -> None:
-        """A state is missing: if the replica is up to date, and still names it, this member can't continue."""
+    def _look_again(self, attempt: Attempt, now: float) -> None:
+        """A state is missing, or a token too old: if a newer view still names them, this member can't continue."""
         if self._member.proof.token < attempt.beat:
             return
         self._attempt = None
