@@ -118,7 +118,7 @@ class Restoring:
         if attempt is None or attempt.number != number or attempt.beat:
             return
         if error is not None and is_outdated:
-            # Another member may have cut anew and deleted this state, or own the piece: bring the replica up to date.
+            # Another member may have cut again and deleted this state, or own the piece: bring the replica up to date.
             attempt.beat, attempt.error = self._member.beat(now), error
             return
         self._attempt = None
