@@ -99,6 +99,7 @@ class Bench:
                 held=True,
                 most_intervals=60_000,
                 is_cut_whole=False,
+                is_paused=False,
             ),
         )
         made.stage = Stage.ACTIVE
@@ -136,6 +137,7 @@ class Bench:
                 held=False,
                 most_intervals=60_000,
                 is_cut_whole=False,
+                is_paused=False,
             ),
         )
         assignment.stage = Stage.LOST

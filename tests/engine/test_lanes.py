@@ -199,6 +199,20 @@ def test_x16_a_run_that_ends_closes_gaps_where_a_cut_may_have_none(bench: Bench)
     assert (share.tracker.done.stable, share.tracker.done.ranges) == (2, [])
 
 
+def test_c10_a_run_that_ends_begins_nothing_in_a_pause(bench: Bench) -> None:
+    """Found by the simulation: a member that is told to stop within a pause began messages below a gap."""
+    share = bench.assignment()
+    share.lease.is_cut_whole = True  # type: ignore[misc]
+    a, b = bench.spread(share, records("ab"))
+    assert bench.begin(b) == 1
+    bench.done(share, b)
+    bench.stop.append(True)
+    assert bench.lanes.close_gaps()
+    share.lease.is_paused = True  # type: ignore[misc]
+    assert not bench.lanes.close_gaps()
+    assert bench.begin(a) is None
+
+
 def test_what_comes_again_after_a_recall_waits_for_what_runs(bench: Bench) -> None:
     one = bench.assignment()
     messages = records("aab")

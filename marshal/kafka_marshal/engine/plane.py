@@ -158,6 +158,10 @@ class Ownership(Protocol):
         """Whether a checkpoint can't name what is done beyond a gap: its cut must have none."""
 
     @property
+    def is_paused(self) -> bool:
+        """Whether the group is paused, and takes checkpoints: nothing begins, not even to close a gap."""
+
+    @property
     def most_intervals(self) -> int:
         """How many intervals the log keeps beyond a gap (P5)."""
 

@@ -162,7 +162,7 @@ class HeldLease:
     most_intervals = MAX_INTERVALS
     #: Claimed groups take no checkpoints.
     is_cut_whole = False
-    #: Claimed groups take no checkpoints.
+    is_paused = False
     is_restored = True
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:

@@ -101,6 +101,7 @@ class HeldPiece:
         "held",
         "is_cut_whole",
         "is_held_up",
+        "is_paused",
         "is_restored",
         "key",
         "keys",
@@ -153,6 +154,8 @@ class HeldPiece:
         self.is_restored: bool = True
         #: Whether a barrier holds it up: no more messages are delivered (X14).
         self.is_held_up: bool = False
+        #: Whether the group is paused: then nothing begins, not even to close gaps (C10).
+        self.is_paused: bool = False
         #: When (own clock, ms) it was last cut or restored.
         self.cut_at: float = 0.0
 

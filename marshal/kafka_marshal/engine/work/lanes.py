@@ -416,7 +416,8 @@ class Lanes:
         with self._lock:
             for partition in self._partitions.values():
                 assignment = partition.assignment
-                if assignment.over or not assignment.lease.is_cut_whole:
+                if assignment.over or not assignment.lease.is_cut_whole or assignment.lease.is_paused:
+                    partition.closes_to = -1
                     continue
                 partition.closes_to = last = partition.gaps_to()
                 waiting = [x.message for x in partition.lanes.values() if x.message is not None and not x.running]

@@ -226,6 +226,7 @@ class MemberCheckpoints:
         if was_idle and self.is_idle:
             return
         for key, piece in self._pieces.items():
+            piece.is_paused = stops
             is_held_up = stops or self.answering.holds_up(piece, now)
             if stops or not is_held_up:
                 self._work.cutting.close_gaps(key, False)
