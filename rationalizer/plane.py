@@ -114,6 +114,17 @@ class Log(Protocol):
         """Count outcomes."""
 
 
-#: A fast path applies records for as long as they are simple. It returns the first that is not, of which it has changed
-#: nothing; None: there is none left. The mapping has all pauses by group, also those that are over.
-FastPath = Callable[[Iterator[Entry], Log, Mapping[str, Pause]], "Entry | None"]
+#: (group_id, client_id, instance_id) of a sender → (log time, offset) of its last record.
+Heard = dict[tuple[str, str, str], tuple[int, int]]
+
+
+class FastPath(Protocol):
+    """Applies records for as long as they are simple."""
+
+    def __call__(
+        self, records: Iterator[Entry], log: Log, pauses: Mapping[str, Pause], heard: Heard | None = None
+    ) -> Entry | None:
+        """The first record that is not simple, of which nothing is changed; None: there is none left.
+
+        pauses: all of them by group, also those that are over. heard: gets the last record of each sender.
+        """

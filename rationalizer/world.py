@@ -18,7 +18,7 @@ judge (plane.py); what is about a group or the log as a whole is judged here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rationalizer import codes
@@ -29,7 +29,7 @@ from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
-from rationalizer.plane import ApplyContext, Bounds, Plane, Verdict, handlers_of
+from rationalizer.plane import ApplyContext, Bounds, Entry, Heard, Plane, Verdict, handlers_of
 from rationalizer.planes import Planes
 from rationalizer.state import want
 from rationalizer.wire.codec import RejectedValueError, read
@@ -219,6 +219,15 @@ class World:
             if code == codes.UPGRADE_REQUIRED:
                 return
             self.count(code, accepted)
+
+    def apply_beats(self, records: Iterator[Entry], heard: Heard) -> Entry | None:
+        """Replay heartbeats that move nothing but numbers; the first other record, not applied. None: none is left.
+
+        heard: gets the last record of each sender.
+        """
+        if self.required_level is not None:
+            return next(records, None)
+        return self._planes.fast_path(records, self, self._pauses, heard)
 
     def count(self, code: str, accepted: bool, records: int = 1) -> None:
         """Count outcomes. Only a plane's fast path calls it."""

@@ -478,7 +478,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.lanes.Lanes": (26, 14),
     "kafka_marshal.engine.work.positions.Positions": (26, 9),
     "kafka_marshal.engine.work.run.Run": (29, 22),
-    "kafka_marshal.node.replica.Replica": (25, 16),
+    "kafka_marshal.node.replica.Replica": (25, 17),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
     "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (24, 18),
     "kafka_marshal.testing.simulation.process.Job": (20, 17),

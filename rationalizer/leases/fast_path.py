@@ -18,7 +18,7 @@ from rationalizer import codes
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import MAX_ID_BYTES, MAX_OFFSET, MAX_TIME_MS, MAX_TOPIC_BYTES
 from rationalizer.pause import Pause
-from rationalizer.plane import Entry, Log
+from rationalizer.plane import Entry, Heard, Log
 
 #: How a Heartbeat, and a HeartbeatBatch, of version 1 begin in the shortest form.
 _HEARTBEAT: Final = b"\x99\x01\x01"
@@ -42,8 +42,13 @@ class BeatsFastPath:
     def __init__(self, leases: dict[tuple[str, str, int], Lease]) -> None:
         self._leases = leases
 
-    def run(self, records: Iterator[Entry], log: Log, pauses: Mapping[str, Pause]) -> Entry | None:
-        """Apply records for as long as they are simple; the first that is not, None: there is none left."""
+    def run(
+        self, records: Iterator[Entry], log: Log, pauses: Mapping[str, Pause], heard: Heard | None = None
+    ) -> Entry | None:
+        """Apply records for as long as they are simple; the first that is not, None: there is none left.
+
+        heard: gets the last record of each sender.
+        """
         leases, unpack, heartbeat, max_offset, max_time = self._leases, unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
         next_offset, log_time = log.next_offset, log.log_time
         beats = 0
@@ -85,6 +90,8 @@ class BeatsFastPath:
                     if timestamp_ms > log_time:
                         log.log_time = log_time = timestamp_ms
                     lease.last_beat = log_time
+                    if heard is not None:
+                        heard[group_id, client_id, instance_id] = log_time, offset
                 elif start == _BATCH and len(value) <= _MAX_BATCH_BYTES:
                     beaten = self._simple_batch(value, pauses)
                     if beaten is None:
@@ -95,6 +102,8 @@ class BeatsFastPath:
                         lease.last_beat = log_time
                         if moved is not None and moved > lease.progress.stable:
                             lease.progress.stable = moved
+                    if heard is not None:
+                        heard[lease.group_id, lease.client_id or "", lease.instance_id or ""] = log_time, offset
                 else:
                     return record
                 log.next_offset = next_offset = offset + 1

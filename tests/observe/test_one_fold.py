@@ -19,6 +19,7 @@ from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
 from rationalizer import ClaimingPartition, Record, Tick, World, codes, encode, route_group, route_lease
 from rationalizer.groups.history import Assignments
+from rationalizer.plane import Heard
 from rationalizer.snapshot_log import encode_snapshot
 from tests.fleet import Fleet
 from tests.observe.lives import CPS, Account, Life, Lives, accounts, holders
@@ -56,18 +57,23 @@ def told(life: Life) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.parametrize("in_bulk", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_who_was_heard_and_what_became_of_what_it_held(seed: int) -> None:
+def test_who_was_heard_and_what_became_of_what_it_held(seed: int, in_bulk: bool) -> None:
     found = lives(seed)
     rng = random.Random(seed)
-    fold, worlds = Fold(), {cp: World(cp, CPS) for cp in range(CPS)}
+    fold, worlds = Fold(beats=not in_bulk), {cp: World(cp, CPS) for cp in range(CPS)}
     for world in worlds.values():
         fold.begin(world)
     order = list(range(CPS))
     rng.shuffle(order)
     for cp in order:  # one CP after the other, as they are read
-        for entry in found.entries(cp):
+        remaining, heard = iter(found.entries(cp)), Heard()
+        while (entry := worlds[cp].apply_beats(remaining, heard) if in_bulk else next(remaining, None)) is not None:
+            fold.hear(cp, heard)
+            heard.clear()
             fold.see(cp, worlds[cp].apply(*entry))
+        fold.hear(cp, heard)
     asked = {
         (run.group, run.client): (
             run.instance,

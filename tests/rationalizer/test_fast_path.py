@@ -56,16 +56,28 @@ def _same(left: World, right: World) -> None:
 
 
 def _compare(records: list[tuple[int, bytes | None]]) -> None:
-    """The same records: one by one, all at once, and each in a separate run."""
+    """The same records: one by one, all at once, each in a separate run, and all but plain heartbeats one by one."""
     long_way, at_once = _twins()
-    one_by_one = _prepared().world
+    one_by_one, in_bulk = _twins()
     log = [(long_way.next_offset + n, stamp, value) for n, (stamp, value) in enumerate(records)]
+    beaten: dict[tuple[str, str, str], tuple[int, int]] = {}
     for record in log:
-        long_way.apply(*record)
+        outcome = long_way.apply(*record)
+        if outcome.type in ("Heartbeat", "HeartbeatBatch") and outcome.code == "OK" and outcome.message is not None:
+            message = outcome.message
+            sender = (message.group_id, message.client_id, message.instance_id)
+            beaten[sender] = outcome.log_time, record[0]
         one_by_one.apply_many([record])
         _same(long_way, one_by_one)
     at_once.apply_many(log)
     _same(long_way, at_once)
+    heard: dict[tuple[str, str, str], tuple[int, int]] = {}
+    remaining = iter(log)
+    while (rest := in_bulk.apply_beats(remaining, heard)) is not None:
+        in_bulk.apply(*rest)
+    _same(long_way, in_bulk)
+    assert heard.keys() <= beaten.keys()
+    assert [sender for sender in heard if heard[sender] > beaten[sender]] == []
 
 
 def _int_forms(value: int) -> list[bytes]:

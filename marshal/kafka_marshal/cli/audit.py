@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -152,7 +151,9 @@ def _source(
 
     path = Path(file)
     if file == "-":
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-marshal-")))
+        from tempfile import TemporaryDirectory
+
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kafka-marshal-")))
         path = folder / "standard-input"
         with path.open("wb") as copy:
             shutil.copyfileobj(sys.stdin.buffer, copy)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.node.engine_lock import under_lock
 from kafka_marshal.types import LeaseInfo
 from rationalizer import Piece, Progress, route_lease
 from rationalizer.groups.history import done_in
@@ -173,6 +172,8 @@ class WorldView(OneProcess):
     def _wait_for(
         self, is_gone: Callable[[], bool], predicate: Callable[[WorldView], object], timeout: float | None
     ) -> bool:
+        from kafka_marshal.node.engine_lock import under_lock
+
         self._driver.read_all()
 
         def is_met() -> bool:

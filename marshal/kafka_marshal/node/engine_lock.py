@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kafka_marshal.engine.effects import Call, Effect, Key, RestoreState, SaveState, TakeOver
-from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import Failed, RaiseError, Step
 from kafka_marshal.errors import ClosedError
-from kafka_marshal.node.fork_guard import Life
-from kafka_marshal.runtime import Condition
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.effects import Call, Effect, Key, RestoreState, SaveState, TakeOver
+    from kafka_marshal.engine.engine import Engine
+    from kafka_marshal.node.fork_guard import Life
+    from kafka_marshal.runtime import Condition
 
 __all__ = ["ConsumerPort", "EngineLock", "LockUse", "under_lock"]
 

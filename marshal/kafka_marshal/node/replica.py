@@ -22,13 +22,17 @@ from kafka_marshal.ports import Cluster, FaultKind, LogEntry, TailBatch, TopicIn
 from kafka_marshal.snapshots.start import CpStart, Difference
 from rationalizer import Outcome, World
 from rationalizer.log_hash import HashChecks, LogHash, RunningHash
+from rationalizer.plane import Heard
 from rationalizer.snapshot import digest_of
 from rationalizer.snapshot_log import due, interval, next_due
 
-__all__ = ["Begin", "Due", "Listener", "Replica"]
+__all__ = ["Beats", "Begin", "Due", "Listener", "Replica"]
 
 #: Called for each record applied once the replica has caught up: CP, offset, outcome.
 Listener = Callable[[int, int, Outcome], None]
+
+#: Called with the CP, and with the last of the heartbeats of each sender that moved nothing but numbers.
+Beats = Callable[[int, Heard], None]
 
 #: Called when a snapshot of a CP is due, with the state at exactly this place: CP, next offset, bytes (S1, S2), and
 #: the hash of the records since the place before, if all of them were read (S4).
@@ -97,6 +101,9 @@ class Replica:
         self.target_records: int = sum(at.log_end for at in self.starts.values()) - self._begun_at
         #: Called with timestamp and value of each record before it is applied and reported; None: nothing records.
         self.on_record: Callable[[int, bytes | None], object] | None = None
+        #: What plain heartbeats are reported to, of each sender the last one before the next other record; None: they
+        #: are reported like other records.
+        self.on_beats: Beats | None = None
         #: CPs whose start was refuted: they go further back at the next read.
         self._refuted: set[int] = set()
         #: Where apply stops to check: the next place to compare, or where a snapshot may be due.
@@ -237,6 +244,8 @@ class Replica:
             run = entries if begin == 0 and end >= len(entries) else entries[begin:end]
             if applied is None:
                 world.apply_many(run)
+            elif self.on_beats is not None:
+                _apply_and_report(world, run, applied, self.on_beats)
             else:
                 for offset, timestamp_ms, value in run:
                     if self.on_record is not None:
@@ -338,3 +347,17 @@ class Replica:
     def close(self) -> None:
         """Stop reading."""
         self.tail.close()
+
+
+def _apply_and_report(world: World, run: list[LogEntry], applied: Listener, beats: Beats) -> None:
+    """Heartbeats in bulk, other records one by one: that takes a fifth of the time."""
+    heard: Heard = {}
+    remaining = iter(run)
+    while True:
+        record = world.apply_beats(remaining, heard)
+        if heard:
+            beats(world.partition, heard)
+            heard = {}
+        if record is None:
+            return
+        applied(world.partition, record[0], world.apply(*record))

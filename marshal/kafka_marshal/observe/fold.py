@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rationalizer import Outcome, World
     from rationalizer.groups.history import Rebalance
     from rationalizer.history import LeaseKey, Span
+    from rationalizer.plane import Heard
 
 __all__ = ["Fold", "Place", "Worker", "group_of", "is_of_worker", "lease_of", "shows_life"]
 
@@ -225,6 +226,11 @@ class Fold:
         is_own = is_of_worker(outcome) or instance in self._workers.get((group, client), ())
         if is_own and not is_evicted:
             self._hear(group, client, instance, place)
+
+    def hear(self, cp: int, heard: Heard) -> None:
+        """Take in plain heartbeats of this coordination partition: of each sender the last one."""
+        for (group, client, instance), (log_time, offset) in heard.items():
+            self._hear(group, client, instance, (log_time, cp, offset))
 
     def workers(self, since: int = 0) -> list[Worker]:
         """The newest instance of each worker that was heard since that log time (ms), by group and name."""

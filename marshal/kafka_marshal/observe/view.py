@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
-from kafka_marshal.engine.work.taking_over import is_ours
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
@@ -102,6 +101,8 @@ class DataTopics:
 
     def _foreign(self, info: LeaseInfo, progress: Progress) -> str:
         """Why no member works on it: another program has committed for the group in Kafka (M7); "": none has."""
+        from kafka_marshal.engine.work.taking_over import is_ours
+
         found = self._offsets.get(info.group_id, {}).get((info.topic, info.partition))
         if info.client_id is not None or found is None or not kafka_counts(progress):
             return ""
@@ -219,6 +220,7 @@ class View:
         is_followed = self._step_ms(entries[-1][1]) > 0 or bool(self.observers)
         if is_followed:
             self._follow(self.worlds[cp])
+        self.replica.on_beats = None if self.observers else self.fold.hear
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
         self._stamps[cp] = stamp
@@ -249,6 +251,7 @@ class View:
                 self._stamps[cp] = entries[-1][1]
                 self.clock.heard(entries[-1][1])
                 self.clock.at_least(entries[-1][1])
+            self.replica.on_beats = None if self.observers else self.fold.hear
             self.replica.apply(batch, self._note)
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
