@@ -151,26 +151,26 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (21, 5_300),
+    "admin": (20, 5_150),
     "checkpoints": (5, 800),
-    "cli": (28, 7_130),
+    "cli": (29, 7_230),
     "client": (46, 9_600),
     "engine": (73, 14_900),
     "kafka_marshal": (18, 2_520),
     "metrics": (8, 1_750),
-    "node": (27, 4_050),
-    "observe": (19, 4_280),
+    "node": (29, 4_450),
+    "observe": (20, 4_480),
     "pipeline": (36, 7_400),
     "rationalizer": (53, 9_200),
     "sinks": (10, 2_760),
-    "snapshots": (4, 800),
+    "snapshots": (5, 1_050),
     "testing": (50, 10_600),
     "ui": (12, 3_400),
     "watchdog": (5, 1_000),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (449, 90_520)
+MOST_OF_ALL = (452, 91_150)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -461,9 +461,9 @@ MOST_ATTRIBUTES = 15
 
 #: Larger classes: their limits (methods, attributes), to be reduced.
 LARGE: dict[str, tuple[int, int]] = {
-    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (28, 15),
-    "kafka_marshal.adapters.memory.cluster.MemoryCluster": (26, 4),
-    "kafka_marshal.admin.client.Admin": (27, 6),
+    "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (29, 15),
+    "kafka_marshal.adapters.memory.cluster.MemoryCluster": (27, 4),
+    "kafka_marshal.admin.client.Admin": (28, 6),
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
     "kafka_marshal.engine.engine.Engine": (29, 15),

@@ -363,6 +363,12 @@ class Cluster(Protocol):
     ) -> None:
         """Create a topic (*blocking*); CoordinationTopicError if the broker says no."""
 
+    def alter_topic(self, name: str, settings: Mapping[str, str | None], timeout_s: float) -> None:
+        """Change settings of a topic, and no others (*blocking*). None: back to the brokers' default.
+
+        TopicMissingError if there is no such topic, MarshalError if the broker says no.
+        """
+
     def watermarks(
         self, partitions: Iterable[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, tuple[int, int]]:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 
 from kafka_marshal import Consumer, GroupConsumer, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.node import kept, log_keeper
 from kafka_marshal.node.coordination_topic import create_snapshots_topic, create_topic, required_settings
+from kafka_marshal.node.kept import keep_settings
 from rationalizer import Tick, World, encode
 from rationalizer.marker import marker
 from rationalizer.snapshot_log import encode_snapshot
@@ -255,6 +258,24 @@ def _export(trial: Trial) -> None:
     trial.run("export-group", trial.group, "--yes")
 
 
+def _keeper(trial: Trial) -> None:
+    """Prune by itself, with turns of no length: the topic has snapshots after every third record."""
+    trial.cluster.alter_topic(trial.topic, keep_settings(1), PATIENCE_S)
+    key = (trial.topic, 0)
+    with (
+        heard(trial),
+        patch.object(kept, "LEAST_KEEP_MS", 1),
+        patch.object(log_keeper, "SHORTEST_LOOK_MS", 100.0),
+        patch.object(log_keeper, "interval", lambda listed: 3),
+        trial.marshal(),
+    ):
+        until = time.monotonic() + PATIENCE_S
+        while trial.cluster.watermarks([key], PATIENCE_S)[key][0] == 0:
+            if time.monotonic() > until:
+                raise RefusedError("\n".join(trial.said))
+            time.sleep(0.05)
+
+
 ACTIONS: dict[str, Callable[[Trial], None]] = {
     "member": _member,
     "at-most-once": _at_most_once,
@@ -279,6 +300,10 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "steer": _steer,
     "move": _move,
     "upgrade": _commands(("upgrade", "--yes")),
+    "keeper": _keeper,
+    "keep": _commands(
+        ("topic", "--keep", "30d"),
+    ),
     "prune": _commands(("prune", "--keep", "2", "--yes")),
     "import": _import,
     "export": _export,
@@ -288,14 +313,16 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
 # -- preparation ----------------------------------------------------------------------------------------------------
 
 #: Roles whose action needs a separate coordination topic.
-OWN_TOPIC = frozenset({"init", "upgrade", "prune", "after-prune", "snapshots"})
+OWN_TOPIC = frozenset({"init", "upgrade", "keep", "keeper", "prune", "after-prune", "snapshots"})
 
 
 def prepare(role: str, cluster: KafkaCluster, bootstrap: str, topic: str) -> None:
     """Create the coordination topic for this role's action. cluster: as root."""
     if role == "upgrade":
         _below_newest_level(cluster, topic)
-    elif role in ("prune", "after-prune"):
+    elif role == "keep":
+        create_topic(cluster, topic, 1, 10)
+    elif role in ("keeper", "prune", "after-prune"):
         _with_snapshots(cluster, topic, cut=role == "after-prune")
     elif role == "snapshots":
         _almost_due(cluster, bootstrap, topic)

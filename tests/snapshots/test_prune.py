@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from kafka_marshal.admin import Admin, PrunePlan
-from kafka_marshal.admin.prune import carry_out, make_plan
 from kafka_marshal.errors import (
     AdminError,
     ConfigurationError,
@@ -16,6 +15,7 @@ from kafka_marshal.errors import (
     TopicMissingError,
 )
 from kafka_marshal.node.replica import Begin
+from kafka_marshal.snapshots.prune import carry_out, make_plan
 from rationalizer.log_hash import LogHash, encode_hash
 from rationalizer.snapshot_log import encode_snapshot
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story

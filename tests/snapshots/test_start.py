@@ -42,7 +42,7 @@ def test_s3_it_starts_from_the_second_newest_and_compares_at_the_newest(story: S
         last = story.snapshot()
     story.beat(5)
     replica = check(story, last - 10)
-    assert replica.starts[0].agreed == {last: story.stored()[-1][1]}
+    assert replica.starts[0].agreed.keys() == {last}
     assert replica.target_records == replica.records_read == 15
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Self, TypeVar, overload
 
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
-from kafka_marshal.admin import coordinated, groups, prune
+from kafka_marshal.admin import coordinated, groups
 from kafka_marshal.admin.checkpoints import GroupCheckpoints
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
@@ -29,7 +30,7 @@ from kafka_marshal.admin.positions import (
 )
 from kafka_marshal.admin.session import Session, group_in, kind_in, progress_in
 from kafka_marshal.admin.stored_message import StoredMessages
-from kafka_marshal.admin.topic import TopicReport, prepare, upgrade
+from kafka_marshal.admin.topic import TopicReport, prepare, set_keep, upgrade
 from kafka_marshal.client.options import check_log_name
 from kafka_marshal.client.view import LeaseInfo
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -41,9 +42,11 @@ from kafka_marshal.node.config import (
     check_threads,
     new_client_id,
 )
+from kafka_marshal.node.kept import check_keep
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.serving import have_done
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.snapshots import prune
 from kafka_marshal.topic_names import DEFAULT_TOPIC
 from rationalizer import Progress, Settings
 
@@ -126,12 +129,13 @@ class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
         self._open_cluster = open_cluster
         check_ids("group", self.client_id, heartbeat_interval_ms)
 
-    def init(self, partitions: int | None = None, timeout: float = 30.0) -> TopicReport:
+    def init(self, partitions: int | None = None, timeout: float = 30.0, *, keep: float | None = None) -> TopicReport:
         """Create the coordination topic with its log of snapshots, or check the existing one; returns what was done.
 
         It may be called again at any time, and continues where it stopped. ``partitions``: of a new topic (8); an
-        existing one must have that number. ``timeout`` (seconds): how long Kafka may be silent. A new topic is at the
-        newest level of the protocol; one of an older release keeps its level, with a warning (``upgrade``).
+        existing one must have that number. ``timeout`` (seconds): how long Kafka may be silent. ``keep`` (seconds): as
+        for ``keep_log``; None: as it is, and a new one for ever. A new topic is at the newest level of the protocol;
+        one of an older release keeps its level, with a warning (``upgrade``).
         Raises CoordinationTopicError if the topic is not fit for use, ConfigurationError if it has another number of
         partitions.
         """
@@ -139,8 +143,20 @@ class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
             raise ConfigurationError(
                 f"partitions must be from 1 to {MAX_PARTITIONS}, not {partitions!r}. Nothing was changed"
             )
+        keep_ms = None if keep is None else _keep_ms(keep)
         cluster = self._open_cluster()
-        return have_done(cluster.runtime, lambda: prepare(cluster, self.topic, partitions, timeout))
+        return have_done(cluster.runtime, lambda: prepare(cluster, self.topic, partitions, timeout, keep_ms))
+
+    def keep_log(self, keep: float | None) -> None:
+        """Have members keep the log for ``keep`` seconds, at least an hour; None: for ever.
+
+        They remove what is older by themselves, one at a time, behind checked snapshots, within a tenth of that time.
+        They need the right DELETE on the topic and its log of snapshots. It stands in the topic's settings, and may be
+        changed at any time. Raises ConfigurationError if it is too short.
+        """
+        keep_ms = None if keep is None else _keep_ms(keep)
+        cluster = self._open_cluster()
+        have_done(cluster.runtime, lambda: set_keep(cluster, self.topic, keep_ms, self._timeout_s))
 
     def upgrade(self) -> list[int]:
         """Raise the coordination topic to the newest level of the protocol; returns its partitions that were raised.
@@ -312,6 +328,7 @@ class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
         self,
         *,
         keep: int = prune.DEFAULT_KEEP,
+        older_than: float | None = None,
         dry_run: bool = False,
         force: bool = False,
         timeout: float = 30.0,
@@ -319,19 +336,25 @@ class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
     ) -> prune.PrunePlan:
         """Remove old log and old snapshots, up to a snapshot that agrees with a replay of the whole log.
 
-        ``keep`` (at least 2): checked snapshots of each partition of the log that stay. ``dry_run``: only return what
-        would be removed. ``force``: also remove log that contradicts a snapshot; else it stays (see the plan's
+        ``keep`` (at least 2): checked snapshots of each partition of the log that stay. ``older_than`` (seconds): only
+        what is older goes, and no more is replayed than that takes. ``dry_run``: only return what would be removed.
+        ``force``: also remove log that contradicts a snapshot; else it stays (see the plan's
         ``differences``). ``timeout`` (seconds): how long Kafka may be silent. ``progress`` is called with (records
         replayed, records in all).
         Raises TopicMissingError if there are no snapshots, LogCutError, AdminError if not all could be removed.
         """
         arguments.a_whole("keep", keep)
         timeout = arguments.seconds("timeout", timeout, above=0)
+        old = None
+        if older_than is not None:
+            old = prune.OlderThan(arguments.seconds("older_than", older_than) * 1000, time.time() * 1000)
         if progress is not None:
             arguments.a_function("progress", progress, "records replayed, records there are")
         cluster = self._open_cluster()
         try:
-            plan = prune.make_plan(cluster, self.topic, timeout, keep=keep, force=force, progress=progress)
+            plan = prune.make_plan(
+                cluster, self.topic, timeout, keep=keep, force=force, older_than=old, progress=progress
+            )
             if not dry_run:
                 prune.carry_out(cluster, plan, timeout)
             return plan
@@ -393,3 +416,7 @@ class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Nothing is open between calls."""
+
+
+def _keep_ms(keep: float) -> int:
+    return check_keep(int(arguments.seconds("keep", keep, above=0) * 1000))

@@ -18,13 +18,14 @@ from kafka_marshal.node.coordination_topic import (
     find_snapshot_problems,
     required_settings,
 )
+from kafka_marshal.node.kept import keep_of, keep_settings
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.ports import Cluster, TopicConfig
 from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer import Upgrade, World
 from rationalizer.levels import SUPPORTED_LEVEL, added_above
 
-__all__ = ["TopicReport", "below_level", "create", "low_levels", "prepare", "upgrade"]
+__all__ = ["TopicReport", "below_level", "create", "low_levels", "prepare", "set_keep", "upgrade"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,16 @@ class TopicReport:
     done: tuple[str, ...]
     #: Settings that workers accept, but that should be changed.
     warnings: tuple[str, ...]
+    #: How long members keep the log (s); None: for ever.
+    keep: float | None = None
 
 
-def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: float) -> TopicReport:
+def prepare(
+    cluster: Cluster, topic: str, partitions: int | None, timeout_s: float, keep_ms: int | None = None
+) -> TopicReport:
     """Create the topic, or check the existing one and add what it lacks (*blocking*). Closes the cluster.
+
+    keep_ms: how long members keep the log from now on; None: as before.
 
     Raises CoordinationTopicError (or a subclass) if the topic is not fit for use, ConfigurationError if it has another
     number of partitions than requested.
@@ -63,12 +70,25 @@ def prepare(cluster: Cluster, topic: str, partitions: int | None, timeout_s: flo
         done += _complete(cluster, config, topic, timeout_s)
         snapshots = cluster.topic_config(snapshots_topic(topic), timeout_s)
         problems += find_snapshot_problems(snapshots, count) if snapshots is not None else []
+        if keep_ms is not None:
+            cluster.alter_topic(topic, keep_settings(keep_ms), timeout_s)
+            done.append(f"members remove log that is older than {keep_ms / 1000:g} s, behind checked snapshots")
+        kept = keep_ms or keep_of(config.settings)
     except BaseException:
         cluster.close()
         raise
     with caught_up(cluster, topic, timeout_s) as replica:  # a replica refuses an unsafe topic
         notes = [*map(str, problems), *(": ".join(low) for low in low_levels(replica))]
-        return TopicReport(topic, count, config.replication_factor, tuple(done), tuple(notes))
+        return TopicReport(topic, count, config.replication_factor, tuple(done), tuple(notes), kept and kept / 1000)
+
+
+def set_keep(cluster: Cluster, topic: str, keep_ms: int | None, timeout_s: float) -> None:
+    """Have members keep the log for this long; None: for ever (*blocking*). Closes the cluster."""
+    try:
+        check_topic(cluster, topic, timeout_s)
+        cluster.alter_topic(topic, keep_settings(keep_ms), timeout_s)
+    finally:
+        cluster.close()
 
 
 def low_levels(replica: Replica) -> list[tuple[str, str]]:

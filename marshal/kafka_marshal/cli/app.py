@@ -31,6 +31,7 @@ COMPLETION_VARIABLE: Final = "_KAFKA_MARSHAL_COMPLETE"
 #: Name → (module beside this one; its line in the list of commands), in the order of that list.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("topic", "Create the coordination topic, or check the one that is there."),
+    "topic": ("keep", "How large the coordination log is, and how long it is kept."),
     "upgrade": ("topic", "Raise the coordination topic to the newest level, for good."),
     "status": ("status", "Groups at a glance; who holds what, how far; members; pauses."),
     "check": ("check", "Is all well? Exit status 0, or 1 with the reasons."),

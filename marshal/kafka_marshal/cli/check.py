@@ -32,6 +32,7 @@ _LISTED = 5
     metavar="SPAN",
     help="The oldest that the last cut of a piece with messages waiting may be (5m).",
 )
+@click.option("--max-log", type=click.IntRange(min=0), metavar="N", help="The most records that the log may have.")
 @click.option(
     "--min-members",
     "least",
@@ -47,6 +48,7 @@ def check(
     max_lag: int | None,
     max_silence: int | None,
     max_cut: int | None,
+    max_log: int | None,
     least: dict[str, int],
 ) -> int:
     r"""Is all well? Exit status 0, or 1 with the reasons, one a line. For cron, probes and alerts.
@@ -68,6 +70,9 @@ def check(
     lag, silence   above --max-lag (the lag of the whole group), --max-silence
     members        fewer are alive than --min-members: they hold a partition, are members, or wait for a partition
 
+    A log that its members do not keep as short as its topic asks for (see topic), or of more than 50,000,000 records,
+    is a warning on standard error; with --max-log its size is a reason, too.
+
     Groups without a live worker for a day are omitted and counted, unless --group or --min-members names them. Nothing
     is written.
 
@@ -85,6 +90,10 @@ def check(
             left_out = [each for each in found_all if each.is_dead and each.group not in {group, *least}]
             groups = [each for each in found_all if each not in left_out]
             known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
+            from kafka_marshal.observe.log_size import measure
+
+            living = sum(each.living for each in found_all)
+            size = measure(cluster, options.topic, options.timeout, view.clock.now_ms(), living=living)
         finally:
             view.replica.close()
     found = [
@@ -96,8 +105,12 @@ def check(
     reasons = [*notes, *(f"{problem.group}: {problem.text}".removeprefix(": ") for problem in found)]
     if group is not None and not groups:
         reasons.append(no_group(group, known))
+    if max_log is not None and size.records > max_log:
+        reasons.append(f"the log has {count(size.records, 'record')}, more than {max_log:,}: {size.text}")
     if options.json:
-        print_json(_json(options.topic, groups, left_out, found, reasons))
+        print_json(
+            {**_json(options.topic, groups, left_out, found, reasons), "log": size.json, "warnings": size.warnings()}
+        )
     else:
         for reason in reasons:
             say(reason)
@@ -105,6 +118,8 @@ def check(
             say(_all_is_well(groups) + (f"; {_left_out_text(left_out)}" if left_out else ""))
         elif left_out:
             say_warning(_left_out_text(left_out))
+        for warning in size.warnings():
+            say_warning(warning)
     return NO if reasons else DONE
 
 

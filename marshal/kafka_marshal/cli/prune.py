@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -9,12 +10,13 @@ import click
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.connection import connected, note
 from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.options import span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, progress, say
 from kafka_marshal.observe.text import count
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin.prune import PrunedPartition, PrunePlan
     from kafka_marshal.cli.options import Options
+    from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
 
 __all__ = ["prune"]
 
@@ -37,21 +39,25 @@ _COLUMNS = (
     metavar="N",
     help="How many checked snapshots of each partition stay, with all log behind the oldest of them (3).",
 )
+@click.option(
+    "--older-than", callback=span_option, metavar="SPAN", help="Only what is older than this (30d); all that may go."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed; remove nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.option("--force", is_flag=True, help="Also remove log that shows a snapshot to be wrong.")
 @click.pass_obj
-def prune(options: Options, keep: int | None, dry_run: bool, yes: bool, force: bool) -> int:
+def prune(options: Options, keep: int | None, older_than: int | None, dry_run: bool, yes: bool, force: bool) -> int:
     r"""Remove old log and old snapshots together, up to a snapshot that agrees with the log, never further.
 
-    The whole log is replayed first, and every snapshot compared with it. Members continue meanwhile, and new ones can
+    The whole log is replayed first, and every snapshot compared with it; with --older-than, what is about to go and the
+    snapshots next to it. Members continue meanwhile, and new ones can
     start at any time. History before the cut is gone for log, who, dump and audit: dump it first if you need it.
 
     \b
     Exit status: 0 removed, or nothing to remove; 1 a snapshot contradicts the log, or you said no; 2 wrong use, or no
     --yes; 3 Kafka was not reachable.
     """
-    from kafka_marshal.admin.prune import DEFAULT_KEEP, carry_out, make_plan
+    from kafka_marshal.snapshots.prune import DEFAULT_KEEP, OlderThan, carry_out, make_plan
 
     options.if_interrupted = "Nothing was removed."
     with connected(options) as cluster:
@@ -62,6 +68,7 @@ def prune(options: Options, keep: int | None, dry_run: bool, yes: bool, force: b
                 options.timeout,
                 keep=DEFAULT_KEEP if keep is None else keep,
                 force=force,
+                older_than=None if older_than is None else OlderThan(older_than, time.time() * 1000),
                 progress=show,
             )
         if not options.json:

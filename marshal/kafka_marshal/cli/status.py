@@ -32,6 +32,7 @@ from kafka_marshal.observe.text import clock_text, count, number, span, time_tex
 
 if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.log_size import Sizes
     from kafka_marshal.observe.view import View
 
 __all__ = ["status"]
@@ -114,17 +115,22 @@ def status(
     \b
     Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
     """
+    from kafka_marshal.observe.log_size import Sizes
+
     with connected(options) as cluster:
+        sizes = Sizes(cluster)
         return show(
             cluster,
             options,
-            lambda view: _picture(view, group, members, everything, digests=options.json),
+            lambda view: _picture(view, sizes, group, members, everything, digests=options.json),
             interval=interval if watch else None,
             tick=tick,
         )
 
 
-def _picture(view: View, group: str | None, members: bool, everything: bool, *, digests: bool = False) -> Picture:
+def _picture(
+    view: View, sizes: Sizes, group: str | None, members: bool, everything: bool, *, digests: bool = False
+) -> Picture:
     view.look_at_data(None if group is None else [group])
     groups = view.groups(group)
     problems = {each.group: problems_of(each) for each in groups}
@@ -147,8 +153,11 @@ def _picture(view: View, group: str | None, members: bool, everything: bool, *, 
         sections = [_group_section(view, shown, problems), _problem_section(shown, problems)]
     pauses = [pause for each in groups for pause in each.pauses]
     is_lost = any(each.lost for each in groups)
+    living, now_ms = sum(each.living for each in groups), view.clock.now_ms()
+    size = sizes.read(view.replica.topic, view.patience_s, now_ms, living, outage=view.outage)
+    headline = _headline(groups, folded)
     return Picture(
-        headline=_headline(groups, folded),
+        headline=headline if members or group is not None else f"{headline}\n{view.replica.topic}: {size.text}",
         sections=[*sections, Section(_PAUSES, _pause_rows(view, groups), None)],
         notes=notes,
         json={
@@ -175,6 +184,7 @@ def _picture(view: View, group: str | None, members: bool, everything: bool, *, 
                 for pause in pauses
                 for cp, expires in sorted(pause.where.items())
             ],
+            "log": size.json,
             "notes": notes,
         },
         status=NO if is_lost or (group is not None and not groups) or list(view.replica.stopped()) else DONE,

@@ -11,8 +11,10 @@ import click
 from kafka_marshal.cli.app import command, paint
 from kafka_marshal.cli.connection import admin_of, connected, note, view_of
 from kafka_marshal.cli.failures import DONE, NO, CommandError
+from kafka_marshal.cli.keep import FOREVER, keep_option, kept_text
 from kafka_marshal.cli.output import ask, print_json, progress, say, say_warning
 from kafka_marshal.instance import knows_level
+from kafka_marshal.node.kept import keep_settings
 from kafka_marshal.observe.text import count
 from kafka_marshal.topic_names import DEFAULT_PARTITIONS, snapshots_topic
 from rationalizer.levels import LEVELS, SUPPORTED_LEVEL
@@ -64,9 +66,15 @@ class Report:
     type=click.IntRange(1, 10_000),
     help=f"How many the topic gets, for ever ({DEFAULT_PARTITIONS}). A topic that is there must have that many.",
 )
+@click.option(
+    "--keep",
+    callback=keep_option,
+    metavar="SPAN|forever",
+    help="How long members keep the log (30d); see kafka-marshal topic. A new one is kept for ever.",
+)
 @click.option("--check", is_flag=True, help="Only look; change nothing.")
 @click.pass_obj
-def init(options: Options, partitions: int | None, check: bool) -> int:
+def init(options: Options, partitions: int | None, keep: int | None, check: bool) -> int:
     r"""Create the coordination topic with its log of snapshots, or check the existing one.
 
     A new topic is at the newest level of the protocol; one of an older release stays at its level (see upgrade).
@@ -79,8 +87,14 @@ def init(options: Options, partitions: int | None, check: bool) -> int:
     options.if_interrupted = "Run kafka-marshal init again: it continues where it stopped."
     if check:
         options.if_interrupted = "Nothing was changed."
+    if check and keep is not None:
+        raise click.UsageError("--check changes nothing, and --keep does: leave one of them out.")
     with connected(options) as cluster:
         report = _look_after(cluster, options, partitions, check)
+        if keep is not None and report.fit:
+            wanted = None if keep == FOREVER else keep
+            cluster.alter_topic(options.topic, keep_settings(wanted), options.timeout)
+            report.done.append(kept_text(keep))
     if options.json:
         print_json(_json(report))
     else:

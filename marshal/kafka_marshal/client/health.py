@@ -61,6 +61,9 @@ class Health:
     #: How many handlers (threads or tasks) ``consumer.run`` has, and how many it should have: fewer is a problem.
     handlers: int = 0
     handlers_wanted: int = 0
+    #: Why this member can't remove log that is older than the topic asks for (``kafka-marshal topic``); "": it can, or
+    #: need not. ``ok`` ignores it: the log grows, and another member may do it.
+    log_not_pruned: str = ""
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "not ok" if not self.needs_restart else "not ok, needs a restart"
@@ -111,6 +114,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         held_back=tuple(one for each in list(driver.engine.consumers.values()) for one in held_back(each, now)),
         handlers=handlers,
         handlers_wanted=wanted,
+        log_not_pruned=driver.upkeep.keeper.failing,
     )
 
 

@@ -312,6 +312,30 @@ CATALOGUE: tuple[Metric, ...] = (
         _MEMBER,
         _member(lambda x: x.replica_alarms),
     ),
+    Metric(
+        "kafka_marshal.log_records",
+        "gauge",
+        "{record}",
+        "Records of the coordination log, in what this member reads of it.",
+        _MEMBER,
+        _member(lambda x: x.log_records),
+    ),
+    Metric(
+        "kafka_marshal.log_oldest_age",
+        "gauge",
+        "s",
+        "Age of the coordination log's oldest record, unless the log is kept for ever.",
+        _MEMBER,
+        _member(lambda x: x.log_oldest_age_seconds),
+    ),
+    Metric(
+        "kafka_marshal.log_not_pruned",
+        "gauge",
+        "{member}",
+        "1: this member can't remove log that is older than the topic asks for.",
+        _MEMBER,
+        _member(lambda x: int(x.log_not_pruned)),
+    ),
     # Checkpoints.
     Metric(
         "kafka_marshal.checkpoints",

@@ -155,6 +155,12 @@ class Metrics:
     log_behind_records: int
     #: Snapshots of other members that contradict this replica (``marshal.alarms``).
     replica_alarms: int
+    #: Records of the coordination log, in what this member reads of it; None: not known yet.
+    log_records: int | None
+    #: The age of its oldest record; None: it is kept for ever, or not known yet.
+    log_oldest_age_seconds: float | None
+    #: This member can't remove what is older than it is kept (``health().log_not_pruned``).
+    log_not_pruned: bool
     partitions: tuple[PartitionMetrics, ...]
     messages: tuple[MessageCounts, ...]
     #: Messages reported done after their lease had ended; they are repeated elsewhere (``ignored_done``).

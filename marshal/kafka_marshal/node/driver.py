@@ -21,6 +21,7 @@ from kafka_marshal.node.engine_lock import EngineLock, LockUse, under_lock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.fork_guard import WATCHED, Life
 from kafka_marshal.node.log_guard import LogGuard
+from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.pacing import Pacing
 from kafka_marshal.node.pulse import Pulse
 from kafka_marshal.node.record_file import record
@@ -99,8 +100,6 @@ class Driver:
         lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.lock: EngineLock = lock
         self.pacing: Pacing = Pacing(lock, self.now_ms)
-        #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine took it.
-        self.listeners: list[Listener] = []
         rate_limited, events = RateLimitedLog(self.now_ms), Events(settings, self.now_ms())
         rate_limited.is_outage = lambda: events.is_silent(self.now_ms())
         appends = Appends(
@@ -118,8 +117,10 @@ class Driver:
         topics = TopicRounds(cluster, replica, lock, events, rate_limited, snapshots.find)
         scope = Scope(cluster, replica, lock, rate_limited, snapshots, timeout_s)
         guard = LogGuard(cluster, replica, lock, keep=keep_snapshots)
-        self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, guard, lookups)
-        self.listeners.append(self.upkeep.tally.applied)
+        keeper = LogKeeper(cluster, replica, guard, self.life)
+        self.upkeep: Upkeep = Upkeep(replica, lock, appends, events, topics, snapshots, scope, guard, keeper, lookups)
+        #: Called, under the lock, with (CP, offset, outcome) for each record applied, after the engine took it.
+        self.listeners: list[Listener] = [self.upkeep.tally.applied]
         self.pulse: Pulse = Pulse(runtime, settings.client_id, settings.heartbeat_interval_ms)
         self.servants = servants
         servants.check_pulse = self.pulse.check

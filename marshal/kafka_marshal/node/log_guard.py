@@ -14,6 +14,7 @@ from kafka_marshal.errors import LogCutError, MarshalError, SnapshotDifferenceEr
 from kafka_marshal.logs import log
 from kafka_marshal.node.coordination_topic import find_problems, topic_option
 from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.kept import keep_of
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.start import Begin, ReplayStart
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
@@ -47,6 +48,10 @@ class LogGuard:
         self._saved: Mapping[TopicPartition, int] = {}
         #: What is wrong with the topic, for people; "": nothing. Any thread may ask.
         self.harm: str = ""
+        #: How long the log is to be kept (ms), as its topic says (Q52); None: for ever, or it was not asked yet.
+        self.keep_ms: int | None = None
+        #: How many offsets the log has, in the CPs that are read; None: it was not asked yet.
+        self.records: int | None = None
 
     @property
     def _interval_ms(self) -> float:
@@ -75,6 +80,7 @@ class LogGuard:
         topic = self._replica.topic
         config = self._cluster.topic_config(topic, LOOKUP_TIMEOUT_S)
         found = [] if config is None else [str(problem) for problem in find_problems(config) if problem.fatal]
+        self.keep_ms = None if config is None else keep_of(config.settings)
         return "; ".join([*self._cut(), *found])
 
     def _cut(self) -> list[str]:
@@ -82,6 +88,7 @@ class LogGuard:
         topic, cps = self._replica.topic, sorted(self._begins)
         marks = self._cluster.watermarks([(topic, cp) for cp in cps], LOOKUP_TIMEOUT_S)
         begins = {cp: low for (_, cp), (low, _) in marks.items()}
+        self.records = sum(high - low for low, high in marks.values())
         if all(low <= self._begins.get(cp, low) for cp, low in begins.items()):
             return []
         start = ReplayStart(self._cluster, topic, LOOKUP_TIMEOUT_S, Begin.SNAPSHOT)

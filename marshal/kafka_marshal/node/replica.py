@@ -269,7 +269,7 @@ class Replica:
         is_due = is_place and self._due is not None and self._is_near_end(world, NOTED_INTERVALS)
         if is_due or start.next_place is not None:
             state = world.snapshot()
-            start.reached(world.next_offset, digest_of(state))
+            start.reached(world.next_offset, digest_of(state), world.log_time)
             if is_due and self._due is not None:
                 self._due(cp, world.next_offset, state, start.hashes.at(world.next_offset))
             self._judge_start(cp)
@@ -313,14 +313,15 @@ class Replica:
         applied: Listener | None = None,
         *,
         report: bool = True,
+        enough: Callable[[], bool] = lambda: False,
     ) -> None:
         """Read up to the high watermark found at start (*blocking*), for callers that only read.
 
         progress is called with (records applied, records there were), applied for each record. report: raise the alarm
-        of S3. Raises KafkaUnavailableError when nothing came for timeout_s.
+        of S3. enough: whether the rest need not be read. Raises KafkaUnavailableError when nothing came for timeout_s.
         """
         deadline = self._cluster.runtime.monotonic() + timeout_s
-        while not self.caught_up:
+        while not self.caught_up and not enough():
             batch = self.read(0.2)
             self.apply(batch, applied, history=True)
             if batch.records or batch.ends:

@@ -13,6 +13,7 @@ from kafka_marshal.node.appends import Appends
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.log_guard import LogGuard
+from kafka_marshal.node.log_keeper import LogKeeper
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
@@ -101,6 +102,7 @@ class Upkeep:
         snapshots: SnapshotUpkeep,
         scope: Scope,
         guard: LogGuard,
+        keeper: LogKeeper,
         lookups: Executor,
     ) -> None:
         self.levels: Levels = Levels(replica, lock.raise_in_consumers)
@@ -112,6 +114,7 @@ class Upkeep:
         self.jobs: list[Job] = []
         self.scope = scope
         self.guard = guard
+        self.keeper = keeper
         self._replica = replica
         self._lock = lock
         self._appends = appends
@@ -126,7 +129,7 @@ class Upkeep:
         self._appends.replace_broken()
         if self._lock.started:
             self.scope.narrow()
-            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, self.guard, *self.jobs)
+            jobs: tuple[Job, ...] = (self.topics, self.snapshots, self.scope, self.guard, self.keeper, *self.jobs)
             for job in jobs:
                 if job.is_due(now):
                     self._lookups.submit(job.run)

@@ -5,6 +5,7 @@
 ``fold``         workers: when each was heard, what it lost and how, who evicted it
 ``view``         the state now: leases and groups as ``rows``, with lag, silence and speed (``meter``)
 ``stuck``        why a partition makes no progress; ``verdict``: its health in one word
+``log_size``     how large the log is, how old, how long it is kept
 ``problems``     what is wrong with a group, in words
 ``ownership``    who owned a partition, since when, until when
 ``names``        the names that a log knows

@@ -163,8 +163,9 @@ class SnapshotReader:
         return True
 
     def read_all(self, log_starts: Mapping[int, int]) -> None:
-        """Read all of it. Bytes are kept only of the lowest next offset that the log still reaches."""
-        for cp, stored in self.partitions.items():
+        """Read all of these CPs. Bytes are kept only of the lowest next offset that the log still reaches."""
+        for cp in log_starts:
+            stored = self.partitions[cp]
             whole = {cp: (self.starts[cp], self._down_to[cp])}
             for _, entries in read_range(self._cluster, self._topic, whole, self._timeout_s):
                 for offset, _, value in entries:

@@ -96,8 +96,8 @@ class CpStart:
         #: What is wrong with snapshots in themselves, and what differs from the replay as it was last started.
         self._unfit: dict[tuple[int, str], Difference] = {}
         self._differing: dict[tuple[int, str], Difference] = {}
-        #: Snapshots that a replay from an earlier place has reached and found the same, by next offset.
-        self.agreed: dict[int, str] = {}
+        #: Snapshots that a replay from an earlier place has reached and found the same: next offset → log time (ms).
+        self.agreed: dict[int, int] = {}
         #: Places to compare at, ascending; and others of the very place that the replay starts from.
         self._ahead: list[StoredAt] = []
         self._beside: list[StoredAt] = []
@@ -211,8 +211,8 @@ class CpStart:
         """The next offset at which there is something to compare."""
         return self._ahead[0].next_offset if self._ahead else None
 
-    def reached(self, next_offset: int, digest: str) -> None:
-        """The replay is at this next offset, with the state of this digest."""
+    def reached(self, next_offset: int, digest: str, log_time: int) -> None:
+        """The replay is at this next offset and log time, with the state of this digest."""
         while self._ahead and self._ahead[0].next_offset <= next_offset:
             place = self._ahead.pop(0)
             if place.next_offset < next_offset:
@@ -221,7 +221,7 @@ class CpStart:
                 self._differ(place, digest, f"differs from a replay from offset {self.begun_at}, which gives {digest}")
             else:
                 self._agreed_since = True
-                self.agreed[next_offset] = digest
+                self.agreed[next_offset] = log_time
                 while self._beside:
                     why = "differs from another one of the same place, which the log bears out"
                     self._differ(self._beside.pop(), self._begun_with, why)

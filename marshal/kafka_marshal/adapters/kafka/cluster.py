@@ -10,7 +10,15 @@ from typing import Any, TypeVar, cast
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Node, TopicCollection, TopicPartitionInfo
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, OffsetSpec, TopicDescription
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ClusterMetadata,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    TopicDescription,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from kafka_marshal.adapters.kafka import settings
@@ -32,7 +40,7 @@ from kafka_marshal.adapters.kafka.questions import RETRY_S, Questions
 from kafka_marshal.adapters.kafka.settings import Role
 from kafka_marshal.adapters.kafka.tail import KafkaTail
 from kafka_marshal.adapters.kafka.transactional import Batches, KafkaTransactionalProducer
-from kafka_marshal.errors import ConfigurationError, CoordinationTopicError
+from kafka_marshal.errors import ConfigurationError, CoordinationTopicError, TopicMissingError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.rights import grant
 from kafka_marshal.runtime import THREADS, Runtime
@@ -243,6 +251,27 @@ class KafkaCluster(GroupCalls):
             and len(topic.partitions) >= partitions
             and all(partition.leader is not None for partition in topic.partitions)
         )
+
+    def alter_topic(self, name: str, settings: Mapping[str, str | None], timeout_s: float) -> None:
+        resource = ConfigResource(
+            ConfigResource.Type.TOPIC,
+            name,
+            incremental_configs=[
+                ConfigEntry(
+                    setting,
+                    value or "",
+                    incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+                )
+                for setting, value in settings.items()
+            ],
+        )
+
+        def ask(admin: AdminClient, left_s: float) -> dict[ConfigResource, Any]:
+            answers = admin.incremental_alter_configs([resource], request_timeout=left_s)
+            return self._questions.known(answers, left_s, "ALTER_CONFIGS")
+
+        if not self._questions.ask(f"changing settings of {name}", timeout_s, ask, changing=True):
+            raise TopicMissingError(f"Topic {name!r} does not exist on this cluster. Nothing was changed.")
 
     def watermarks(
         self, partitions: Iterable[TopicPartition], timeout_s: float

@@ -23,8 +23,10 @@ __all__ = ["MemoryBroker", "MemoryMessage"]
 TOPIC_DEFAULTS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
+    "max.compaction.lag.ms": "9223372036854775807",
     "max.message.bytes": "1048588",
     "message.timestamp.type": "CreateTime",
+    "min.compaction.lag.ms": "0",
     "min.insync.replicas": "1",
     "retention.bytes": "-1",
     "retention.ms": "604800000",
@@ -231,10 +233,12 @@ class MemoryBroker:
             topic.partitions += [Partition() for _ in range(partitions - len(topic.partitions))]
             topic.info = TopicInfo(name, partitions, topic.info.topic_id, topic.info.internal)
 
-    def alter_topic(self, name: str, settings: Mapping[str, str]) -> None:
-        """Change settings; records that are there stay as they are."""
+    def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
+        """Change settings; records that are there stay as they are. None: back to the default."""
         with self._changing():
-            self.existing[name].settings.update(settings)
+            found = self.existing[name].settings
+            for setting, value in settings.items():
+                found[setting] = TOPIC_DEFAULTS[setting] if value is None else value
 
     # Logs.
 

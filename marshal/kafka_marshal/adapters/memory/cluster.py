@@ -10,7 +10,7 @@ from kafka_marshal.adapters.memory.appender import MemoryAppender, MemoryProduce
 from kafka_marshal.adapters.memory.broker import MemoryBroker, Partition
 from kafka_marshal.adapters.memory.readers import MemoryDataReader, MemoryTail
 from kafka_marshal.adapters.memory.transactional import MemoryTransactionalProducer
-from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError
+from kafka_marshal.errors import ClosedError, KafkaUnavailableError, MarshalError, TopicMissingError
 from kafka_marshal.ports import DELIVERY_TIMEOUT_MS, KafkaGroup, TopicConfig, TopicInfo, TopicPartition
 from kafka_marshal.runtime import THREADS, Runtime
 
@@ -88,6 +88,12 @@ class MemoryCluster:
     ) -> None:
         with self._asking(f"creating topic {name}", timeout_s) as broker:
             broker.create_topic(name, partitions, replication_factor, settings)
+
+    def alter_topic(self, name: str, settings: Mapping[str, str | None], timeout_s: float) -> None:
+        with self._asking(f"changing settings of {name}", timeout_s) as broker:
+            if name not in broker.existing:
+                raise TopicMissingError(f"Topic {name!r} does not exist on this cluster. Nothing was changed.")
+            broker.alter_topic(name, settings)
 
     def watermarks(
         self, partitions: Iterable[TopicPartition], timeout_s: float

@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import partial
 from random import Random
 
-from kafka_marshal.admin.prune import DEFAULT_KEEP, LEAST_KEEP
+from kafka_marshal.snapshots.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.clients import RESTART_INTERVALS, Clients
 from kafka_marshal.testing.simulation.data import Data

@@ -2,25 +2,49 @@
 
 Checked means: a replay of the log, from its beginning or from an earlier cut, led to the same state. What is kept is
 enough for every start: the snapshots from the cut on, at least two, and all later log.
+
+If only what is older than some time may go, the replay ends at the last snapshot that has to be checked for that
+(Q53): so each record is replayed once for its removal, however much is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 
 from kafka_marshal.errors import AdminError, ConfigurationError, TopicChangedError, TopicMissingError
+from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import StoredAt
 from kafka_marshal.snapshots.start import CpStart, Difference
 
-__all__ = ["DEFAULT_KEEP", "LEAST_KEEP", "PrunePlan", "PrunedPartition", "carry_out", "make_plan"]
+__all__ = ["DEFAULT_KEEP", "LEAST_KEEP", "OlderThan", "PrunePlan", "PrunedPartition", "carry_out", "make_plan"]
 
 #: Checked snapshots of each CP that are kept: the newest two, which a start needs (S3), and one more for a start that
 #: finds one of those two damaged.
 DEFAULT_KEEP = 3
 LEAST_KEEP = 2
+
+#: A process that was stopped for longer than this (ms) between its last checks and the removal removes nothing.
+FRESH_MS = 30_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class OlderThan:
+    """Only log older than this may go, by the broker's stamps (ms).
+
+    Counted back from the last record of each CP, or from this machine's time if that is earlier: so neither a wrong
+    clock here nor one of a broker that ran ahead makes records look old.
+    """
+
+    ms: float
+    now_ms: float
+
+    def limit(self, last_stamp: int) -> float:
+        """The newest log time (ms) at which a CP with this last stamp may be cut."""
+        return min(self.now_ms, last_stamp) - self.ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +105,24 @@ def make_plan(
     *,
     keep: int = DEFAULT_KEEP,
     force: bool = False,
+    older_than: OlderThan | None = None,
+    only: Collection[int] | None = None,
+    step: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PrunePlan:
-    """Replay the whole log beside its snapshots, and plan the removal; nothing is removed (*blocking*).
+    """Replay the log beside its snapshots, and plan the removal; nothing is removed (*blocking*).
 
     keep: checked snapshots of each CP that stay, at least two. force: also remove log that contradicts a snapshot.
-    progress: called with (records replayed, records in all).
+    older_than: what is not older stays, and is replayed only as far as necessary. only: these CPs; None: all.
+    step: replay no more records than about this, if that is enough to remove some. progress: called with (records
+    replayed, records in all).
     """
     if keep < LEAST_KEEP:
         raise ConfigurationError(
             f"keep must be at least {LEAST_KEEP}, not {keep}: a replica starts from the second newest snapshot and "
             "compares at the newest. Nothing was removed"
         )
-    replica = Replica(cluster, topic, timeout_s, Begin.CHECK)
+    replica = Replica(cluster, topic, timeout_s, Begin.CHECK, only=only)
     try:
         if replica.start.snapshots is None:
             raise TopicMissingError(
@@ -102,9 +131,19 @@ def make_plan(
             )
         ids = _topic_ids(cluster, topic, replica.start.snapshots_topic, timeout_s)
         replica.check(cluster.topic_info([topic], timeout_s).get(topic))
-        replica.catch_up(timeout_s, progress)
+        limits = {} if older_than is None else _limits(cluster, replica, older_than, timeout_s)
+
+        def enough() -> bool:
+            starts = replica.starts.items()
+            if step is not None and replica.records_read >= step:
+                return all(len(start.agreed) >= keep for _, start in starts)
+            return older_than is not None and all(
+                sum(at > limits[cp] for at in start.agreed.values()) >= keep - 1 for cp, start in starts
+            )
+
+        replica.catch_up(timeout_s, progress, enough=enough)
         partitions = tuple(
-            _plan(start, replica.start.snapshots.partitions[cp].sorted(), keep, force)
+            _plan(start, replica.start.snapshots.partitions[cp].sorted(), keep, force, limits.get(cp))
             for cp, start in sorted(replica.starts.items())
         )
         return PrunePlan(topic, replica.start.snapshots_topic, ids, partitions)
@@ -112,7 +151,19 @@ def make_plan(
         replica.close()
 
 
-def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> PrunedPartition:
+def _limits(cluster: Cluster, replica: Replica, older_than: OlderThan, timeout_s: float) -> dict[int, float]:
+    """CP → the newest log time at which it may be cut (*blocking*); none of one that is empty."""
+    last = {cp: (at.log_end - 1, at.log_end) for cp, at in replica.starts.items() if at.log_end > at.log_start}
+    limits = dict.fromkeys(replica.starts, -inf)
+    for cp, entries in read_range(cluster, replica.topic, last, timeout_s):
+        limits[cp] = older_than.limit(entries[-1][1])
+    return limits
+
+
+def _plan(
+    start: CpStart, places: list[StoredAt], keep: int, force: bool, until_ms: float | None = None
+) -> PrunedPartition:
+    """until_ms: the newest log time at which it may be cut; None: any."""
     # An earlier prune removed log up to a checked snapshot: the replay begins there.
     on_snapshot = start.begun_at == start.log_start > 0 and bool(start.agreed)
     grounded = start.from_beginning or on_snapshot
@@ -130,10 +181,11 @@ def _plan(start: CpStart, places: list[StoredAt], keep: int, force: bool) -> Pru
         fit = [
             at for at in checked[: len(checked) - keep + 1] if at > start.log_start and (limit is None or at < limit)
         ]
-        cut = fit[-1] if fit else None
-        why = "" if cut is not None else "it was pruned as far already"
+        old = fit if until_ms is None else [at for at in fit if start.agreed[at] <= until_ms]
+        cut = old[-1] if old else None
+        why = "" if old else "nothing up to a checked snapshot is that old" if fit else "it was pruned as far already"
     if grounded and limit is not None and len(checked) >= keep and limit <= checked[-keep]:
-        why = f"{_what(doubts[limit])} contradicts the log, which stays from before that on, to be looked at"
+        why = f"{_what(doubts[limit])} contradicts the log, which stays from before that on, to be examined"
     floor = start.log_start if cut is None else cut
     # Snapshots that the log does not reach any more are useless.
     kept = [place.first for place in places if place.next_offset >= floor]
@@ -163,15 +215,25 @@ def _what(found: Difference) -> str:
     return f"the stored hash of offsets {found.since} to {found.next_offset - 1}"
 
 
-def carry_out(cluster: Cluster, plan: PrunePlan, timeout_s: float) -> None:
-    """Carry out the plan (*blocking*). It may be called again after a failure.
+def carry_out(
+    cluster: Cluster, plan: PrunePlan, timeout_s: float, still_wanted: Callable[[], bool] = lambda: True
+) -> bool:
+    """Carry out the plan, if it is still wanted (*blocking*); whether it was. It may be called again after a failure.
 
     Raises TopicChangedError if the topics were recreated, AdminError if less was removed than planned.
     """
+    asked_at = cluster.runtime.now_ms()
+    if not still_wanted():
+        return False
     if _topic_ids(cluster, plan.topic, plan.snapshots_topic, timeout_s) != plan.topic_ids:
         raise TopicChangedError(
-            f"{plan.topic!r} or {plan.snapshots_topic!r} was deleted and recreated since it was looked at. Nothing was "
+            f"{plan.topic!r} or {plan.snapshots_topic!r} was deleted and recreated since it was checked. Nothing was "
             "removed. Look again"
+        )
+    if cluster.runtime.now_ms() - asked_at > FRESH_MS:
+        raise AdminError(
+            f"this process was stopped just before the removal, and {plan.topic!r} may be another topic by now. "
+            "Nothing was removed. Do it again"
         )
     # The log first: snapshots below its beginning do no harm, and are removed the next time.
     cuts = {(plan.topic, each.partition): each.cut for each in plan.partitions if each.cut is not None}
@@ -187,6 +249,7 @@ def carry_out(cluster: Cluster, plan: PrunePlan, timeout_s: float) -> None:
     }
     if olds:
         cluster.delete_records(olds, timeout_s)
+    return True
 
 
 def _topic_ids(cluster: Cluster, topic: str, snapshots: str, timeout_s: float) -> tuple[str, str]:
