@@ -153,7 +153,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
     "admin": (20, 5_150),
     "checkpoints": (5, 800),
-    "cli": (29, 7_230),
+    "cli": (29, 7_260),
     "client": (46, 9_600),
     "engine": (73, 14_900),
     "kafka_marshal": (18, 2_520),
@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (452, 91_150)
+MOST_OF_ALL = (453, 91_400)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

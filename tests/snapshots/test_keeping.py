@@ -343,7 +343,7 @@ def test_a_member_at_work_keeps_its_log(
     monkeypatch.setattr(LogGuard, "_interval_ms", 50.0)
     places = days(story, now_ms, [9, 8, 7, 1, 0.5, 0.2])
     members = [story.member(name) for name in "ab"]
-    time.sleep(0.3)
+    wait_until(lambda: all(each.metrics().log_records for each in members), "both have checked the topic")
     assert log_start(story) == 0
     Admin.on_cluster(lambda: story.cluster.connect("admin"), topic=TOPIC).keep_log(5 * 86_400)
     wait_until(lambda: log_start(story) == places[2], "the cut")

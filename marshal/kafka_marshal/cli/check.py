@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.connection import connected, view_of
+from kafka_marshal.cli.connection import connected, sizes_of, view_of
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
@@ -90,10 +90,7 @@ def check(
             left_out = [each for each in found_all if each.is_dead and each.group not in {group, *least}]
             groups = [each for each in found_all if each not in left_out]
             known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
-            from kafka_marshal.observe.log_size import measure
-
-            living = sum(each.living for each in found_all)
-            size = measure(cluster, options.topic, options.timeout, view.clock.now_ms(), living=living)
+            size = sizes_of(cluster).read(view, sum(each.living for each in found_all))
         finally:
             view.replica.close()
     found = [

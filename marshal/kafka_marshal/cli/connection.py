@@ -19,10 +19,11 @@ from kafka_marshal.visible import visible
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Pause
     from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.log_size import Sizes
     from kafka_marshal.observe.view import View
     from kafka_marshal.ports import Cluster
 
-__all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "note", "paused", "view_of"]
+__all__ = ["admin_of", "connected", "id_argument", "name_the_topic", "note", "paused", "sizes_of", "view_of"]
 
 
 @contextmanager
@@ -58,6 +59,13 @@ def view_of(cluster: Cluster, options: Options, window_ms: int = 30_000) -> View
     from kafka_marshal.observe.view import View
 
     return View(cluster, options.topic, options.timeout, window_ms)
+
+
+def sizes_of(cluster: Cluster) -> Sizes:
+    """How large the log is, and how long it is kept."""
+    from kafka_marshal.observe.log_size import Sizes
+
+    return Sizes(cluster)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import click
 
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.check import problem_json
-from kafka_marshal.cli.connection import connected
+from kafka_marshal.cli.connection import connected, sizes_of
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Cell, Column, is_terminal
@@ -115,10 +115,8 @@ def status(
     \b
     Exit status: 0; 1 a position is lost, the group is unknown, or the log needs a newer release; 3 no Kafka.
     """
-    from kafka_marshal.observe.log_size import Sizes
-
     with connected(options) as cluster:
-        sizes = Sizes(cluster)
+        sizes = sizes_of(cluster)
         return show(
             cluster,
             options,
@@ -153,8 +151,7 @@ def _picture(
         sections = [_group_section(view, shown, problems), _problem_section(shown, problems)]
     pauses = [pause for each in groups for pause in each.pauses]
     is_lost = any(each.lost for each in groups)
-    living, now_ms = sum(each.living for each in groups), view.clock.now_ms()
-    size = sizes.read(view.replica.topic, view.patience_s, now_ms, living, outage=view.outage)
+    size = sizes.read(view, sum(each.living for each in groups))
     headline = _headline(groups, folded)
     return Picture(
         headline=headline if members or group is not None else f"{headline}\n{view.replica.topic}: {size.text}",

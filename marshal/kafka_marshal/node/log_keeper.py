@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from kafka_marshal.errors import AuthorizationError, ClosedError, KafkaUnavailableError, MarshalError, TopicChangedError
 from kafka_marshal.logs import log
-from kafka_marshal.node.coordination_topic import snapshots_topic
 from kafka_marshal.node.fork_guard import Life
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
 from kafka_marshal.node.log_guard import LogGuard
@@ -27,6 +26,7 @@ from kafka_marshal.ports import Cluster, Tail, TailBatch
 from kafka_marshal.rights import grant
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP, OlderThan, carry_out, make_plan
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import interval
 

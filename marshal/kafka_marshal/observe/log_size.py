@@ -9,13 +9,15 @@ from shlex import quote
 from typing import Final
 
 from kafka_marshal.errors import AuthorizationError
-from kafka_marshal.node.coordination_topic import check_topic, snapshots_topic, topic_option
+from kafka_marshal.node.coordination_topic import check_topic, topic_option
 from kafka_marshal.node.kept import keep_of, removable, turn_ms
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
 from kafka_marshal.rights import grant
 from kafka_marshal.snapshots.prune import DEFAULT_KEEP
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer.limits import SNAPSHOT_INTERVAL
 
 __all__ = ["LARGE", "LogSize", "Sizes", "bytes_text", "measure"]
@@ -105,11 +107,12 @@ class Sizes:
         self._last: LogSize | None = None
         self._again_at = 0.0
 
-    def read(self, topic: str, timeout_s: float, now_ms: float, living: int, *, outage: bool) -> LogSize:
-        """As :func:`measure`; during an outage the last one."""
-        if self._last is None or (now_ms >= self._again_at and not outage):
+    def read(self, view: View, living: int) -> LogSize:
+        """The size now, during an outage the last one (*blocking*). living: members at work."""
+        now_ms = view.clock.now_ms()
+        if self._last is None or (now_ms >= self._again_at and not view.outage):
             self._again_at = now_ms + _AGAIN_MS
-            self._last = measure(self._cluster, topic, timeout_s, now_ms, living=living)
+            self._last = measure(self._cluster, view.replica.topic, view.patience_s, now_ms, living=living)
         return self._last
 
 
