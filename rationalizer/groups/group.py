@@ -195,6 +195,9 @@ class Group:
 
     def subscriptions(self) -> dict[str, list[int]]:
         """The slots that subscribe to each topic, ascending (G12). Topics may share a list."""
+        if len(self._views) == 1:  # nearly always: then all subscribe to the same, with a pattern or without
+            everybody = sorted(self.members)
+            return {topic: everybody if topic in self.reports else [] for topic in self.counts}
         by_pattern: dict[str, dict[frozenset[str], None]] = {}
         for member in self.members.values():
             if member.pattern:
@@ -364,12 +367,13 @@ class Group:
             self.pieces.clear()
             return
         assert self.strategy is not None
+        shared = set(self.settings.accept_range_fetch) if self.settings.accept_individual_commit else set[str]()
         targets = compute_targets(
             self.strategy,
             self.subscriptions(),
             self.counts,
-            {slot for slot, member in self.members.items() if member.allow_key_share},
-            set(self.settings.accept_range_fetch) if self.settings.accept_individual_commit else set(),
+            {slot for slot, member in self.members.items() if member.allow_key_share} if shared else set(),
+            shared,
             {name: topic.before() for name, topic in self.pieces.items()},
             self._lowest_targets,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Set as AbstractSet
+from operator import ne
 
 from rationalizer.groups.assignors import NOBODY, Target
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
@@ -30,7 +31,7 @@ def reconcile(topic: TopicPieces, targets: list[Target], gone: AbstractSet[int],
     wanted: list[Target] = targets + [NOBODY] * rest if rest else targets
     touched: AbstractSet[int] = set()
     if wanted != topic.targets:
-        touched = {p for p, (new, old) in enumerate(zip(wanted, topic.targets, strict=True)) if new != old}
+        touched = set(itertools.compress(range(len(wanted)), map(ne, wanted, topic.targets)))
     if topic.cut:
         touched = touched | topic.cut.keys()
     if gone:

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import Final
 
 from rationalizer.groups.lots import NOBODY, Lot, fill
+from rationalizer.groups.newcomer import deal_to_newcomer
 
 #: What members have is looked up for this number at first, those that give first: enough for most joins.
 _FIRST_GIVERS: Final = 32
@@ -21,6 +22,11 @@ _FIRST_GIVERS: Final = 32
 
 def deal_sticky(lots: Sequence[Lot]) -> list[list[int]]:
     """G17's sticky. Returns, for each lot, the slot that gets each thing."""
+    simple = deal_to_newcomer(lots)
+    return _deal_anything(lots) if simple is None else simple
+
+
+def _deal_anything(lots: Sequence[Lot]) -> list[list[int]]:
     deal = _Deal(lots)
     deal.hand_out()
     if deal.loads.spread() > 1:

@@ -57,6 +57,10 @@ class Subscription:
         hidden = info.internal or info.name.startswith((self._coordination, "__"))
         return not hidden and any(pattern.match(info.name) for pattern in self.patterns)
 
+    def has(self, key: Key) -> bool:
+        """Whether this partition is one of ``partitions``."""
+        return 0 <= key[1] < self._counts.get(key[0], 0)
+
     def topic_id(self, name: str) -> str | None:
         """The id of an existing topic; None: the cluster has not reported it yet."""
         return self._ids[name] if name in self._told else None

@@ -75,7 +75,10 @@ class Holdings:
         self._seen, self.check_at = group.generation, inf
         keys = {(name, number) for name, topic in group.pieces.items() for number, _ in topic.owned_by(me.slot)}
         for key in sorted(keys | self.pieces.keys()):
-            self.follow(key, now)
+            piece, parts = self.pieces.get(key), self._view.parts(key)
+            # Of a fleet that starts, each join is a generation: what it left as it was has nothing to follow.
+            if piece is None or len(parts) != 1 or piece.followed != parts[0]:
+                self.follow(key, now)
 
     def follow(self, key: Key, now: float) -> None:
         """Start or end one partition, as the log shows."""
@@ -85,16 +88,21 @@ class Holdings:
         parts = self._view.parts(key)
         if self._member.takes_checkpoints:
             self._follow_to_a_cut(key, parts, me.slot, now)
-            return
-        meant = meant_for(me.slot, parts, share=self._member.options.allow_key_share)
+        else:
+            self._follow(key, parts, me.slot, now)
+        if len(parts) == 1 and parts[0].whole and (piece := self.pieces.get(key)) is not None:
+            piece.followed = parts[0]
+
+    def _follow(self, key: Key, parts: Sequence[Piece], slot: int, now: float) -> None:
+        meant = meant_for(slot, parts, share=self._member.options.allow_key_share)
         piece = self.pieces.get(key)
-        if piece is not None and owned_since(me.slot, parts, *piece.span) != piece.epoch:
+        if piece is not None and owned_since(slot, parts, *piece.span) != piece.epoch:
             if piece.letting_go is None:
                 self.lose(piece, Loss.FENCED, now)
             else:
                 self.released(piece, now)
             piece = None
-        ours = [part for part in parts if part.owner == me.slot]
+        ours = [part for part in parts if part.owner == slot]
         if piece is None and meant:
             piece = self._take_up(key, meant, now)
         elif piece is None and ours and covers(ours, 0, MAX_KEY_HASH) and self._owes_start(key):
@@ -138,7 +146,7 @@ class Holdings:
             return False
         if self._work.owes and not self._member.takes_checkpoints:
             return False
-        return key in self._work.subscription.partitions  # the cluster shows it to this member
+        return self._work.subscription.has(key)  # the cluster shows it to this member
 
     def _take_up(self, key: Key, parts: Sequence[Piece], now: float) -> HeldPiece | None:
         is_open = now >= self._member.open_at and not self._member.leaving and not self._must_go(now)

@@ -50,13 +50,16 @@ class TopicReports:
         self._rng = rng
         #: When the next report is sent; inf: there is nothing to report.
         self.due: float = inf
+        #: What was compared last (the generation, our slot, what we see), and whether the group lacked something.
+        self._compared: tuple[int, int, object] | None = None
+        self._lacked = False
 
     def is_due(self, group: Group | None, me: Member | None, now: float) -> bool:
         """Whether to report now, after a jitter in which another member may report it. me: None: do not report.
 
         If the group still lacks it, the next report is due one beat later.
         """
-        if group is None or me is None or not self._lacks(group, me):
+        if group is None or me is None or not self._lacks_now(group, me):
             self.due = inf
         elif self.due == inf:
             self.due = now + self._rng.random() * REPORT_SHARE * self._session_ms
@@ -65,18 +68,26 @@ class TopicReports:
             return True
         return False
 
+    def _lacks_now(self, group: Group, me: Member) -> bool:
+        """Compare again after a new generation or a check of the cluster: every step asks."""
+        seen = self.subscription.partitions
+        before, self._compared = self._compared, (group.generation, me.slot, seen)
+        if before is None or before[:2] != self._compared[:2] or before[2] is not seen:
+            self._lacked = self._lacks(group, me)
+        return self._lacked
+
     def _lacks(self, group: Group, me: Member) -> bool:
         seen = dict(self.subscription.counts())
-        with_us = [other for other in group.members.values() if me.pattern and other.pattern == me.pattern]
-        subscribed = me.topics.union(*(other.topics for other in with_us))
+        with_us = {other.topics for other in group.members.values() if me.pattern and other.pattern == me.pattern}
+        subscribed = me.topics.union(*with_us)
         if any(
             topic not in subscribed or count > group.counts.get(topic, -1)
             for topic, count in seen.items()
             if me.pattern or topic in me.topics
         ):
             return True
-        others = [other.topics for other in group.members.values() if other is not me]
         gone = me.topics - seen.keys() if me.pattern else frozenset[str]()
+        others = {other.topics for other in group.members.values() if other is not me} if gone else ()
         return any(all(topic not in topics for topics in others) for topic in gone)
 
 

@@ -10,7 +10,7 @@ from kafka_marshal.engine.plane import Owner
 from kafka_marshal.engine.readings import reading
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
-from rationalizer import Group, Progress, key_hash
+from rationalizer import Group, Piece, Progress, key_hash
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
 
 __all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "KeyShare", "LettingGo", "hash_of"]
@@ -94,6 +94,7 @@ class HeldPiece:
     __slots__ = (
         "cp",
         "epoch",
+        "followed",
         "hand_out_until",
         "hand_out_until_s",
         "heartbeat_interval_ms",
@@ -158,6 +159,8 @@ class HeldPiece:
         self.is_paused: bool = False
         #: When (own clock, ms) it was last cut or restored.
         self.cut_at: float = 0.0
+        #: What the log showed of its partition, all keys in one, when that was followed last.
+        self.followed: Piece | None = None
 
     @property
     def span(self) -> tuple[int, int]:

@@ -1,0 +1,55 @@
+"""Where the logs of many partitions begin is asked for together; what fails is asked for again, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from kafka_marshal import Marshal
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.node.coordination_topic import create_topic
+from kafka_marshal.node.look_ups import MANY, TOGETHER
+from kafka_marshal.ports import TopicPartition
+from rationalizer import Upgrade, encode
+from tests.client.conftest import wait_until
+
+PARTITIONS = TOGETHER + MANY
+Marks = dict[TopicPartition, tuple[int, int]]
+
+
+class Asked(MemoryCluster):
+    """Counts what is asked of the data topic. `refuses`: questions about several partitions fail."""
+
+    refuses = False
+    questions: list[int]
+
+    def watermarks(self, partitions: Iterable[TopicPartition], timeout_s: float) -> Marks:
+        keys = list(partitions)
+        if keys[0][0] == "t":
+            self.questions.append(len(keys))
+            if self.refuses and len(keys) > 1:
+                raise KafkaUnavailableError("one of their leaders does not answer")
+        return super().watermarks(keys, timeout_s)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Asked]:
+    made = Asked()
+    made.questions = []
+    create_topic(made, "__marshal", 1, 10)
+    made.broker.produce("__marshal", 0, encode(Upgrade("x", "admin", "any", 2)))
+    made.broker.create_topic("t", PARTITIONS)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_many_partitions_are_asked_for_together(cluster: Asked, refuses: bool) -> None:
+    cluster.refuses = refuses
+    with Marshal.on_cluster(cluster, group_id="g", client_id="a") as marshal, marshal.group_consumer(["t"]) as member:
+        wait_until(lambda: len(member.assignment()) == PARTITIONS)
+    together = [number for number in cluster.questions if number > 1]
+    assert together == [TOGETHER, MANY]
+    assert cluster.questions.count(1) == (PARTITIONS if refuses else 0)
