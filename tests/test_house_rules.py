@@ -161,7 +161,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "node": (29, 4_450),
     "observe": (20, 4_480),
     "pipeline": (36, 7_400),
-    "rationalizer": (53, 9_200),
+    "rationalizer": (54, 9_270),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
     "testing": (50, 10_600),
@@ -170,7 +170,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (453, 91_400)
+MOST_OF_ALL = (455, 91_550)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -472,7 +472,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
-    "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 20),
+    "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 21),
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (31, 17),
     "kafka_marshal.engine.work.delivery.Delivery": (30, 15),
     "kafka_marshal.engine.work.lanes.Lanes": (26, 14),
