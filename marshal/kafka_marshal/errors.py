@@ -35,6 +35,7 @@
     ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
     │   └── PositionLostError       the stored position lies outside the partition's log, or in another
     ├── AuditError                  an audit could not be done; it says nothing about the log
+    ├── ArchiveError                an archive of the log can't be written or read, or is of another log
     ├── AdminError                  an admin operation could not be done, or not completely
     │   └── CheckpointEndedError    a checkpoint was begun and not completed
     ├── StateError                  a store could not save or load the state of a checkpoint
@@ -71,6 +72,7 @@ from rationalizer.travel import Travels
 __all__ = [
     "AdminError",
     "AlreadyReadError",
+    "ArchiveError",
     "AuditError",
     "AuthenticationError",
     "AuthorizationError",
@@ -296,6 +298,15 @@ class PositionLostError(PartitionStuckError):
 
 class AuditError(MarshalError):
     """An audit could not be done, or not to its end; nothing was concluded about the log."""
+
+
+class ArchiveError(MarshalError):
+    """An archive of the log can't be written or read, or does not fit the log; the message names offsets and times."""
+
+    def __init__(self, message: str, *, partition: int | None = None) -> None:
+        super().__init__(message)
+        #: The partition of the log that it is about; None: the archive as a whole.
+        self.partition = partition
 
 
 class AdminError(MarshalError):

@@ -11,16 +11,23 @@ import pytest
 from kafka_marshal import ConfigurationError, StateError, StateMissingError
 from kafka_marshal.checkpoints import Bucket
 from kafka_marshal.errors import ExtraMissingError
+from kafka_marshal.files import BucketFiles
 from tests.checkpoints.conftest import restored
 from tests.checkpoints.test_stores import at, collected, piece
 
 pytest.importorskip("s3fs")
 
 
+def opened(store: Bucket) -> Any:
+    files = store._files
+    assert isinstance(files, BucketFiles)
+    return files.open()
+
+
 def test_a_bucket_that_is_not_there_is_said_at_the_first_restore(s3: dict[str, Any]) -> None:
     """Before anything is handled: not only when the first state is to be saved."""
     store = Bucket("s3://absent/delays", storage_options=s3)
-    with pytest.raises(StateError, match=r"s3://absent/delays: the bucket can't be listed.*bucket does not exist"):
+    with pytest.raises(StateError, match=r"s3://absent/delays: the store can't be reached.*bucket does not exist"):
         store.load(restored())
     with pytest.raises(StateError, match=r"was not saved, and its piece keeps the one before.*bucket does not exist"):
         store.save(1, piece(), b"")
@@ -32,8 +39,8 @@ def test_a_store_that_does_not_answer(s3: dict[str, Any]) -> None:
     store = Bucket("s3://states/away", storage_options=options)
     import s3fs
 
-    store._open()[0].retries = 1
-    assert isinstance(store._open()[0], s3fs.S3FileSystem)
+    opened(store)[0].retries = 1
+    assert isinstance(opened(store)[0], s3fs.S3FileSystem)
     for call in (lambda: store.save(1, piece(), b""), lambda: store.load(restored(**at(7)))):
         with pytest.raises(StateError, match="Could not connect to the endpoint URL") as raised:
             call()
@@ -44,18 +51,18 @@ def test_a_store_that_does_not_answer(s3: dict[str, Any]) -> None:
 def test_it_is_opened_again_in_a_forked_child() -> None:
     store = Bucket("memory://forked")
     store.save(1, piece(), b"1")
-    before = store._open()[0]
+    before = opened(store)[0]
     child = os.fork()
     if not child:
-        os._exit(0 if store._open()[0] is not before and store.load(restored(**at(1))) == b"1" else 1)
+        os._exit(0 if opened(store)[0] is not before and store.load(restored(**at(1))) == b"1" else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert store._open()[0] is before
+    assert opened(store)[0] is before
 
 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("file:///tmp/states", "For a folder use kafka_marshal.checkpoints.Folder"),
+        ("file:///tmp/states", "kafka_marshal.checkpoints.Folder for states"),
         ("/tmp/states", "is no URL of an object store"),
         ("", "url must be a URL such as"),
         ("s4://bucket", "can't reach here: Protocol not known: s4"),

@@ -63,7 +63,7 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     store.save(7, piece(), b"7")
     shutil.rmtree(tmp_path / "states")
     for call in (lambda: store.save(8, piece(), b"8"), lambda: store.load(restored(**at(7)))):
-        with pytest.raises(StateError, match="the folder is gone, and the states with it") as raised:
+        with pytest.raises(StateError, match="the folder is gone, and what was in it") as raised:
             call()
         assert not isinstance(raised.value, StateMissingError)
     assert store.collect(collected(9)) == 0

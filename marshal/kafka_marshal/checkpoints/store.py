@@ -10,6 +10,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from shlex import quote
 from typing import Any, Final, NamedTuple
@@ -19,10 +20,11 @@ from xxhash import xxh3_64_intdigest
 from kafka_marshal import arguments
 from kafka_marshal.checkpoints.types import Checkpoint, CheckpointPiece, RestorePiece, has_key
 from kafka_marshal.errors import StateError, StateMissingError, StateSplitError
+from kafka_marshal.files import Files, FilesError
 from kafka_marshal.rate_limit import RateLimitedLog
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["Folders", "Place", "SavedPart", "Store", "failed"]
+__all__ = ["FiledStore", "Folders", "Place", "SavedPart", "Store"]
 
 #: Of a group, of a topic, of a partition: the last one has all its states.
 Folders = tuple[str, str, str]
@@ -218,7 +220,7 @@ class Store(ABC):
             checkpoint=checkpoint,
         )
 
-    # What each store does in its own way. Each raises StateError.
+    # What a store does with files. Each raises StateError.
 
     @abstractmethod
     def _name(self) -> str:
@@ -245,10 +247,43 @@ class Store(ABC):
         """What is gone already does not matter."""
 
 
-def failed(name: str, what: str, error: Exception) -> StateError:
-    """A store could not do something. what: with what it means."""
-    why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-    return StateError(f"{name}: {what}: {why}")
+class FiledStore(Store):
+    """States in files of a folder or of a bucket."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__()
+        self._files = files
+
+    def _name(self) -> str:
+        return self._files.name
+
+    def _check(self) -> None:
+        with self._saying("the store can't be reached, so no state can be found. Nothing was read"):
+            self._files.check()
+
+    def _write(self, place: Place, data: bytes) -> None:
+        with self._saying(f"the state {place} was not saved, and its piece keeps the one before"):
+            self._files.write(str(place), data)
+
+    def _read(self, place: Place) -> bytes | None:
+        with self._saying(f"the state {place} can't be read"):
+            return self._files.read(str(place))
+
+    def _list(self, folders: Folders) -> list[str]:
+        with self._saying(f"the states in {'/'.join(folders)} can't be listed"):
+            return self._files.names("/".join(folders))
+
+    def _delete(self, places: list[Place]) -> None:
+        with self._saying(f"{len(places)} states can't be deleted"):
+            self._files.delete([str(place) for place in places])
+
+    @contextmanager
+    def _saying(self, what: str) -> Iterator[None]:
+        """what: with what it means."""
+        try:
+            yield
+        except FilesError as error:
+            raise StateError(f"{self._files.name}: {what}: {error}") from error
 
 
 def _never_saved(piece: RestorePiece) -> StateMissingError:

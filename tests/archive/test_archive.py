@@ -1,0 +1,293 @@
+"""An archive outlives what is pruned, and with the log it is one history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.archive import Archive
+from kafka_marshal.errors import ArchiveError, ConfigurationError, LogCutError
+from kafka_marshal.files import FilesError, FolderFiles
+from kafka_marshal.observe.log import Log
+from rationalizer.dump import DumpReader
+from tests.archive.conftest import FILE, TIMEOUT_S, TOPIC, Kept
+
+
+def whole(kept: Kept) -> None:
+    """Archive and log together are all that was ever written, to the same state."""
+    assert kept.history() == {cp: entries[: kept.written[cp]] for cp, entries in kept.log.entries.items()}
+    assert kept.digests() == {cp: kept.truth(cp).digest() for cp in kept.log.entries}
+
+
+def test_each_run_adds_only_what_is_new(anywhere: Kept) -> None:
+    kept = anywhere
+    kept.write(250)
+    first = kept.archive()
+    assert first.is_whole
+    assert first.records == 500
+    assert {each.first for each in first.partitions} == {0}
+    assert [each.end for each in first.partitions] == [entries[249][0] + 1 for entries in kept.log.entries.values()]
+    assert first.since == min(entries[0][1] for entries in kept.log.entries.values())
+    again = kept.archive()
+    assert (again.is_whole, again.records, again.files, again.since) == (True, 0, 0, None)
+    kept.write(30)
+    assert kept.archive().records == 60
+    kept.prune(260)
+    with pytest.raises(LogCutError):
+        Log(kept.cluster, TOPIC, TIMEOUT_S).refuse_if_cut()
+    whole(kept)
+    kept.write(300)
+    whole(kept)
+    assert kept.archive().records == 600
+    kept.prune(550)
+    whole(kept)
+    assert kept.archive(verify=True).is_whole
+
+
+def test_a_file_is_a_dump_of_one_partition(kept: Kept) -> None:
+    import gzip
+
+    kept.write(250)
+    kept.archive()
+    found = []
+    for path in kept.paths():
+        with gzip.open(path) as lines:
+            reader = DumpReader(lines)
+            assert (reader.header.topic, reader.header.partitions) == (TOPIC, 2)
+            changed: list[object] = []
+            found += list(reader.checked(changed))  # type: ignore[arg-type]
+            assert changed == []
+    assert [(each[0], *each[1:]) for each in found] == [
+        (cp, *entry) for cp in (0, 1) for entry in kept.log.entries[cp][:250]
+    ]
+    offsets = [tuple(map(int, path.name.split("-")[:2])) for path in kept.paths()]
+    assert all(end % FILE == 0 or end == kept.log.entries[0][249][0] + 1 for _, end in offsets[: len(offsets) // 2])
+
+
+class KilledError(Exception):
+    """The process is gone at this write."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_any_write_costs_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """Before the file appears, or after: what is written next is what was missing, and each record is there once."""
+    write = FolderFiles.write
+    left = 1
+
+    def dying(files: FolderFiles, path: str, data: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left or after:
+            write(files, path, data)
+        if not left:
+            raise KilledError
+
+    monkeypatch.setattr(FolderFiles, "write", dying)
+    kills = 0
+    for records in (250, 200):
+        kept.write(records)
+        while True:
+            left = 1 + kills % 2
+            try:
+                archived = kept.archive()
+                break
+            except KilledError:
+                kills += 1
+    assert kills > 8
+    assert archived.is_whole
+    kept.prune(400)
+    whole(kept)
+    left = -1
+    assert kept.archive(verify=True).is_whole
+
+
+def test_two_at_once_write_no_harm(kept: Kept) -> None:
+    """One with a longer log: its last file holds the other's, and more."""
+    kept.write(130)
+    kept.archive()
+    kept.write(10)
+    short, paths = kept.archive(), kept.paths()
+    [mine] = {path for path in paths if f"{short.partitions[0].end:019}" in path.name and path.parent.name == "0"}
+    data = mine.read_bytes()
+    mine.unlink()
+    kept.write(300)
+    kept.archive()
+    mine.write_bytes(data)
+    kept.prune(400)
+    whole(kept)
+    assert kept.archive(verify=True).is_whole
+
+
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_changed_byte_is_named_with_its_time(kept: Kept, place: int) -> None:
+    kept.write(450)
+    kept.archive()
+    kept.prune(300)
+    path = [each for each in kept.paths() if each.parent.name == "1"][place]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    first, end, _, _ = path.name.split("-")[:4]
+    for read in (lambda: kept.history(), lambda: problem(kept.archive(verify=True).partitions[1].problem)):
+        with pytest.raises(ArchiveError, match="was changed after it was written") as raised:
+            read()
+        assert f"offsets {int(first)} to {int(end) - 1} of partition 1 (" in str(raised.value)
+    assert kept.archive().partitions[0].problem == ""
+
+
+def problem(text: str) -> None:
+    if text:
+        raise ArchiveError(text)
+
+
+def test_a_missing_file_leaves_the_history_behind_it(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.write(450)
+    kept.archive()
+    kept.prune(420)
+    path = [each for each in kept.paths() if each.parent.name == "0"][1]
+    path.unlink()
+    end = int(path.name.split("-")[1])
+    later = [entry for entry in kept.log.entries[0][:450] if entry[0] >= end]
+    assert kept.history()[0] == later
+    assert kept.digests()[0] == kept.truth(0).digest()
+    assert f"does not have all of the log: partition 0 before offset {end} (" in caplog.text
+    early = kept.log.entries[0][10]
+    found = kept.history(at_ms=early[1])[0]
+    assert early in found
+    assert found[-1][0] < end
+    assert kept.history(at_offset=early[0])[0] == found
+    archived = kept.archive(verify=True)
+    assert archived.partitions[0].new_gaps == ()
+    [gap] = archived.partitions[0].gaps
+    assert (gap.end, archived.is_whole) == (end, True)
+
+
+def test_a_missing_file_that_the_log_still_has_is_written_again(kept: Kept) -> None:
+    kept.write(450)
+    kept.archive()
+    before = kept.paths()
+    path = [each for each in before if each.parent.name == "0"][1]
+    path.unlink()
+    assert kept.archive().files == 1
+    assert kept.paths() == before
+    kept.prune(440)
+    whole(kept)
+
+
+def test_a_recreated_log_is_refused(kept: Kept) -> None:
+    kept.write(150)
+    kept.archive()
+    before = kept.paths()
+    kept.recreate()
+    kept.write(150)
+    for use in (kept.archive, kept.history):
+        with pytest.raises(ArchiveError, match=r"is the archive of another log.*it was recreated"):
+            use()
+    assert kept.paths() == before
+
+
+def test_what_was_pruned_first_is_a_gap(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once by the status, always by name; what is left is archived."""
+    kept.write(150)
+    kept.archive()
+    kept.write(150)
+    kept.write(150)
+    kept.prune(300)
+    assert kept.history()[1] == kept.log.entries[1][300:450]
+    archived = kept.archive()
+    assert not archived.is_whole
+    for cp, each in enumerate(archived.partitions):
+        [gap] = each.new_gaps
+        assert (gap.first, gap.end) == (kept.log.entries[cp][149][0] + 1, kept.log.entries[cp][299][0] + 1)
+        assert gap.since <= gap.until
+        assert each.records == 150
+    again = kept.archive()
+    assert again.is_whole
+    assert again.partitions[0].gaps == archived.partitions[0].new_gaps
+    assert kept.history()[1] == kept.log.entries[1][300:450]
+    assert kept.digests()[1] == kept.truth(1).digest()
+    assert "The history begins behind" in caplog.text
+    assert kept.archive(verify=True).is_whole
+
+
+def test_a_gap_behind_which_nothing_can_be_archived_yet(kept: Kept) -> None:
+    kept.write(150)
+    kept.archive()
+    kept.write(150)
+    kept.prune(290)
+    for _ in range(2):
+        archived = kept.archive()
+        assert (archived.is_whole, archived.files) == (False, 0)
+        assert archived.partitions[0].new_gaps[0].first == kept.log.entries[0][149][0] + 1
+    kept.write(100)
+    assert not kept.archive().is_whole
+    assert kept.archive().is_whole
+
+
+def test_an_archive_begun_after_a_prune_begins_at_the_snapshot(kept: Kept) -> None:
+    kept.write(200)
+    kept.write(150)
+    kept.prune(200)
+    archived = kept.archive()
+    assert archived.is_whole
+    assert archived.partitions[0].gaps == ()
+    kept.write(150)
+    kept.archive()
+    kept.prune(400)
+    assert kept.history()[0] == kept.log.entries[0][200:500]
+    assert kept.digests()[0] == kept.truth(0).digest()
+
+
+def test_no_snapshot_no_archive_of_that_partition(kept: Kept) -> None:
+    kept.write(150)
+    kept.cluster.broker.delete_records(TOPIC, 1, kept.log.entries[1][100][0])
+    kept.cluster.broker.delete_records(f"{TOPIC}_snapshots", 1, 100)
+    first, second = kept.archive().partitions
+    assert (first.records, first.problem) == (150, "")
+    assert "no snapshot bridges the gap" in second.problem
+
+
+def test_a_log_that_was_changed_is_not_the_archived_one(kept: Kept) -> None:
+    kept.write(350)
+    kept.archive()
+    kept.prune(120)
+    partition = kept.cluster.broker.existing[TOPIC].partitions[0]
+    message = partition.messages[60]
+    message.set_value(b"\x00" + (message.value() or b""))
+    with pytest.raises(ArchiveError, match=r"partition 0 \(.*are not the same in '__marshal' and in"):
+        kept.history()
+    kept.write(100)
+    assert kept.archive(verify=True).partitions[0].problem
+
+
+def test_a_log_that_is_shorter_than_its_archive(kept: Kept) -> None:
+    kept.write(350)
+    kept.archive()
+    partition = kept.cluster.broker.existing[TOPIC].partitions[0]
+    partition.end = partition.offsets[-20]
+    del partition.messages[-20:], partition.offsets[-20:], partition.arrivals[-20:]
+    with pytest.raises(ArchiveError, match="the log lost records that it had"):
+        kept.history()
+    first, second = kept.archive().partitions
+    assert "the log lost records" in first.problem
+    assert second.problem == ""
+
+
+def test_places_that_are_no_archive(tmp_path: Path, kept: Kept) -> None:
+    with pytest.raises(ConfigurationError, match="there is no such folder, so nothing can be read"):
+        Archive.at(str(tmp_path / "absent"))
+    with pytest.raises(ArchiveError, match="holds no archive of a coordination log"):
+        Archive.at(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="and it can't be made"):
+        Archive.at(str(tmp_path / "a" / "b"), make=True)
+
+
+def test_a_full_disk(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(files: FolderFiles, path: str, data: bytes) -> None:
+        raise FilesError("No space left on device")
+
+    kept.write(150)
+    monkeypatch.setattr(FolderFiles, "write", full)
+    with pytest.raises(ArchiveError, match=r"was not written: No space left on device\. What was written"):
+        kept.archive()
