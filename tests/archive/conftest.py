@@ -19,7 +19,7 @@ from tests.audit.logs import SNAPSHOTS, TOPIC, WholeLog, random_log
 from tests.checkpoints.conftest import s3
 from tests.cli.conftest import command, environment
 
-__all__ = ["command", "environment", "s3"]
+__all__ = ["FILE", "TIMEOUT_S", "TOPIC", "Kept", "command", "environment", "s3"]
 
 TIMEOUT_S = 5.0
 

@@ -110,6 +110,24 @@ class ArchivedLog(Log):
             )
         return worlds | super().first_worlds([cp for cp in cps if cp not in worlds])
 
+    def worlds_before(self, cps: Iterable[int], time_ms: int) -> dict[int, World]:
+        """The state before the last file that begins by this time, so that little is replayed."""
+        found: dict[int, World] = {}
+        for cp in cps:
+            run = self.chosen.get(cp)
+            names = [part.name for part in run.parts if part.name.since <= time_ms] if run is not None else []
+            if names:
+                found[cp] = self._archive.read(names[-1]).world()
+        return found | self.first_worlds([cp for cp in cps if cp not in found])
+
+    def offsets_for_time(self, cps: Iterable[int], time_ms: int) -> dict[int, int]:
+        """Where the time is archived, the end of the file that has it."""
+        found = super().offsets_for_time(cps, time_ms)
+        for cp in found.keys() & self.chosen.keys():
+            ends = (part.name.end for part in self.chosen[cp].parts if time_ms <= part.name.until)
+            found[cp] = min(found[cp], next(ends, found[cp]))
+        return found
+
     def refuse_longer(self, cp: int) -> None:
         """Raise ArchiveError if the log ends before its archive."""
         runs = self.runs.get(cp)
@@ -136,7 +154,7 @@ class ArchivedLog(Log):
         first = self._live_from if partitions is None else partitions
         total = sum(max(0, ends[cp] - at) for cp, at in first.items())
         below = {cp: min(self._live_from[cp], ends[cp]) for cp in first}
-        checks = {cp: HashChecks(self._hashes(cp, at, below[cp], ends[cp]), at) for cp, at in first.items()}
+        checks = {cp: HashChecks(self.hashes(cp, at, below[cp], ends[cp]), at) for cp, at in first.items()}
         done = 0
         older = [self.archived(cp, self.chosen[cp], at, below[cp]) for cp, at in first.items() if cp in self.chosen]
         for cp, entries in merge(*older, key=lambda run: run[1][0][1]):
@@ -164,8 +182,8 @@ class ArchivedLog(Log):
                 for entries in file.entries(max(begin, first), min(name.end, end)):
                     yield cp, entries
 
-    def _hashes(self, cp: int, first: int, live_from: int, end: int) -> Iterator[LogHash]:
-        """Of the files with records that the live log is read for."""
+    def hashes(self, cp: int, first: int, live_from: int, end: int) -> Iterator[LogHash]:
+        """Of the files from `first` on with records that the live log is read for."""
         for name in self._names(cp):
             if first <= name.first and live_from < name.end <= end:
                 yield self._archive.read(name).log_hash

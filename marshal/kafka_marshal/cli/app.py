@@ -55,6 +55,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show", "One message by its offset: key, headers, value, time."),
     "dead-letters": ("dead_letters", "Messages that failed for good: why, with which keys, when."),
     "prune": ("prune", "Remove old log and old snapshots, up to a checked one."),
+    "archive": ("archive", "Keep the history of the log in files, before it is pruned."),
     "dump": ("dumps", "Write the coordination log to a file."),
     "replay": ("dumps", "Replay a dump: outcomes, or the state at its end."),
     "audit": ("audit", "Replay a whole history in Spark: does it hold? With a report."),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.archive import archive_option
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.output import Column, print_json, print_table, say, say_warning, warnings_from_the_library
@@ -77,6 +78,7 @@ _WAITS = (
     help="Show this group's waits and pictures only; the whole log is audited.",
     shell_complete=complete_group,
 )
+@archive_option
 @click.option("--partitions", type=click.IntRange(min=1), help="How many the log has, where Parquet does not say it.")
 @click.option("--master", metavar="URL", help="Where Spark runs: local[4], spark://HOST:PORT … Default: local[*].")
 @click.pass_obj
@@ -88,6 +90,7 @@ def audit(
     out: Path | None,
     work: Path | None,
     group: str | None,
+    place: str | None,
     partitions: int | None,
     master: str | None,
 ) -> int:
@@ -105,6 +108,8 @@ def audit(
         raise click.UsageError("name either a FILE or --from-kafka. Nothing was read.")
     if from_kafka and (snapshots is not None or partitions is not None):
         raise click.UsageError("--snapshots and --partitions go with a FILE; a topic's own are read with it.")
+    if place is not None and not from_kafka:
+        raise click.UsageError("--archive goes with --from-kafka: it is read beside the log. Nothing was read.")
     options.if_interrupted = "The audit is not complete; it says nothing."
     with ExitStack() as stack:
         stack.enter_context(warnings_from_the_library(options.debug))
@@ -113,7 +118,7 @@ def audit(
                 from kafka_marshal.pipeline.audit.audit import check_folder
 
                 check_folder(out)  # before the slow start of Spark
-            source, log_ends = _source(options, stack, file, snapshots, partitions)
+            source, log_ends = _source(options, stack, file, place, snapshots, partitions)
             findings = _run(source, stack, out, work, master, partial(_report, log_ends, group))
             if group is not None and group not in (known := findings.groups()):
                 raise CommandError(no_group(group, known), NO)
@@ -138,14 +143,19 @@ def _lacks_spark(error: ModuleNotFoundError) -> Exception:
 
 
 def _source(
-    options: Options, stack: ExitStack, file: str | None, snapshots: Path | None, partitions: int | None
+    options: Options,
+    stack: ExitStack,
+    file: str | None,
+    place: str | None,
+    snapshots: Path | None,
+    partitions: int | None,
 ) -> tuple[Source, LogEnds | None]:
     """The log to audit and, if Kafka is reachable, the log ends of the data topics over time."""
     if file is None:
         servers, properties = options.connection()
         from kafka_marshal.pipeline.audit.kafka import KafkaSource
 
-        source = KafkaSource(servers, properties, options.topic, options.timeout)
+        source = KafkaSource(servers, properties, options.topic, options.timeout, place or "")
         return source, source.log_ends
     from kafka_marshal.pipeline.audit.sources import source_of_file
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, paint, say_error
+from kafka_marshal.cli.archive import archive_option, history_of
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
@@ -171,6 +172,7 @@ def in_order(told: Iterator[LogLine], ends: dict[int, int]) -> Iterator[LogLine]
 @click.option("-n", "last", type=click.IntRange(min=0), metavar="N", help="The last N records (with --follow: 10).")
 @click.option("--no-beats", is_flag=True, help="Leave out heartbeats and Ticks with nothing remarkable about them.")
 @click.option("--from-dump", metavar="FILE", help="Read a dump instead of Kafka (- is standard input).")
+@archive_option
 @click.pass_obj
 def log(
     options: Options,
@@ -181,6 +183,7 @@ def log(
     last: int | None,
     no_beats: bool,
     from_dump: str | None,
+    place: str | None,
 ) -> int:
     r"""The coordination log in words: time, who, what, outcome and why.
 
@@ -192,6 +195,8 @@ def log(
     """
     if from_dump is not None and follow:
         raise click.UsageError("--follow needs Kafka: a dump does not grow.")
+    if place is not None and from_dump is not None:
+        raise click.UsageError("--archive is read beside Kafka, and --from-dump instead of it: give one of them.")
     if follow and last is None and since is None:
         last = _LAST
     wanted = Filter(group, since, no_beats)
@@ -200,7 +205,7 @@ def log(
         if from_dump is not None:
             lines = _from_dump(stack, from_dump, cp, wanted, last, printer)
         else:
-            lines = _from_kafka(stack, options, cp, wanted, last, printer, follow)
+            lines = _from_kafka(stack, options, place, cp, wanted, last, printer, follow)
     status = stopped(lines.worlds.values())
     if lines.knows_group:
         return status
@@ -225,13 +230,19 @@ Printer = Callable[[Iterable[LogLine]], None]
 
 
 def _from_kafka(
-    stack: ExitStack, options: Options, cp: int | None, wanted: Filter, last: int | None, printer: Printer, follow: bool
+    stack: ExitStack,
+    options: Options,
+    place: str | None,
+    cp: int | None,
+    wanted: Filter,
+    last: int | None,
+    printer: Printer,
+    follow: bool,
 ) -> LogLines:
     from kafka_marshal.cli.connection import connected
-    from kafka_marshal.observe.log import Log
 
     cluster = stack.enter_context(connected(options))
-    source = Log(cluster, options.topic, options.timeout)
+    source = history_of(place)(cluster, options.topic, options.timeout)
     cps = _chosen(source.partitions, cp)
     worlds = source.first_worlds(cps)
     ends = {cp: source.ends[cp] for cp in cps}

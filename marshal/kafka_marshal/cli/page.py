@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.archive import archive_option, history_of
 from kafka_marshal.cli.failures import DONE, WRONG_USE, CommandError
 from kafka_marshal.cli.output import print_json_line, say, warnings_from_the_library
 from kafka_marshal.extras import needs
@@ -20,6 +22,7 @@ from kafka_marshal.visible import visible
 if TYPE_CHECKING:
     from kafka_marshal.admin.stored_message import StoredMessage
     from kafka_marshal.cli.options import Options
+    from kafka_marshal.observe.log import Source
     from kafka_marshal.ports import TopicPartition
     from kafka_marshal.ui.server import ReadMessage
     from kafka_marshal.ui.steering import Steering
@@ -45,6 +48,7 @@ PORT: Final = 9450
     metavar="FILE",
     help="Show a dump (see dump) instead of Kafka.",
 )
+@archive_option
 @click.pass_obj
 def ui(
     options: Options,
@@ -54,6 +58,7 @@ def ui(
     no_payloads: bool,
     allow_steering: bool,
     dump: Path | None,
+    place: str | None,
 ) -> int:
     r"""A live page of the groups, and their whole history by a slider, until Ctrl-C.
 
@@ -71,12 +76,15 @@ def ui(
     needs("ui", "starlette", "uvicorn")
     if dump is not None and allow_steering:
         raise click.UsageError("--allow-steering needs Kafka: a dump can't be steered.")
+    if dump is not None and place is not None:
+        raise click.UsageError("--archive is read beside Kafka, and --dump instead of it: give one of them.")
     with ExitStack() as stack:
         stack.enter_context(warnings_from_the_library(options.debug))
         listener = _listen(host, port)
         stack.callback(listener.close)
         payloads = None if no_payloads or dump is not None else partial(_read_message, options)
-        return _serve(stack, options, listener, [*names, host], allow_steering, dump, payloads)
+        source = dump or replace(options.source(), history=history_of(place))
+        return _serve(stack, options, listener, [*names, host], allow_steering, source, payloads)
 
 
 def _read_message(options: Options, key: TopicPartition, offset: int) -> StoredMessage:
@@ -111,7 +119,7 @@ def _serve(
     listener: socket.socket,
     names: list[str],
     allow_steering: bool,
-    dump: Path | None,
+    source: Source | Path,
     payloads: ReadMessage | None,
 ) -> int:
     from kafka_marshal.ui.archive import Archive
@@ -119,29 +127,28 @@ def _serve(
     from kafka_marshal.ui.serving import Serving
     from kafka_marshal.ui.steering import Steering
 
-    serving = Serving(stack, Archive(options.topic, is_live=dump is None))
+    serving = Serving(stack, Archive(options.topic, is_live=not isinstance(source, Path)))
     steering = None
-    if dump is None:
-        _refuse_missing(options)
-        serving.start_live(options.source())
+    if not isinstance(source, Path):
+        _refuse_missing(options, source)
+        serving.start_live(source)
         if allow_steering:
             steering = Steering([*shlex.split(options.reach()), f"--timeout={options.timeout:g}"])
             stack.callback(steering.close)
     else:
-        serving.start_dump(dump)
+        serving.start_dump(source)
     url = _announce(options, listener, steering, payloads)
     options.if_interrupted = f"{url} is gone."
     serving.run(application(serving.archive, serving.live, steering, names, payloads), listener)
     return DONE
 
 
-def _refuse_missing(options: Options) -> None:
-    """Raise as `status` does if there is no such Kafka, or no such topic (*blocking*)."""
+def _refuse_missing(options: Options, source: Source) -> None:
+    """Raise as `status` does if there is no such Kafka, no such topic, or if the archive is of another (*blocking*)."""
     from kafka_marshal.cli.connection import connected
-    from kafka_marshal.observe.log import Log
 
     with connected(options) as cluster:
-        Log(cluster, options.topic, options.timeout)
+        source.open(cluster)
 
 
 def _announce(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
+from kafka_marshal.cli.archive import archive_option, history_of
 from kafka_marshal.cli.connection import id_argument
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
@@ -51,6 +52,7 @@ _AHEAD_MS = 60_000
     "--offset", type=click.IntRange(min=0), metavar="CP_OFFSET", help="At this offset of its part of the log."
 )
 @click.option("--from-dump", metavar="FILE", help="Read a dump instead of Kafka (- is standard input).")
+@archive_option
 @click.pass_obj
 def who(
     options: Options,
@@ -60,6 +62,7 @@ def who(
     at: int | None,
     offset: int | None,
     from_dump: str | None,
+    place: str | None,
 ) -> int:
     r"""Who owned PARTITION of TOPIC for GROUP, since when and until when, with the epochs.
 
@@ -74,6 +77,8 @@ def who(
 
     if at is not None and offset is not None:
         raise click.UsageError("--at and --offset both say when: give one of them.")
+    if place is not None and from_dump is not None:
+        raise click.UsageError("--archive is read beside Kafka, and --from-dump instead of it: give one of them.")
     if at is not None and at > local_ms() + _AHEAD_MS:
         raise click.BadParameter(f"{time_text(at)} is in the future.", param_hint="'--at'")
     key = (group, topic_name, partition)
@@ -81,7 +86,7 @@ def who(
         if from_dump is not None:
             owned = _from_dump(stack, from_dump, key, at, offset)
         else:
-            owned = _from_kafka(stack, options, key, at, offset)
+            owned = _from_kafka(stack, options, key, at, offset, place)
     if options.json:
         print_json(_json(owned))
     elif owned.spans:
@@ -117,11 +122,13 @@ def _chosen(claimed: Ownership, pieces: PieceOwnership) -> Ownership:
     return pieces if pieces.spans and is_coordinated else claimed
 
 
-def _from_kafka(stack: ExitStack, options: Options, key: LeaseKey, at: int | None, offset: int | None) -> Ownership:
+def _from_kafka(
+    stack: ExitStack, options: Options, key: LeaseKey, at: int | None, offset: int | None, place: str | None
+) -> Ownership:
     from kafka_marshal.cli.connection import connected
-    from kafka_marshal.observe.log import Log
 
-    source = Log(stack.enter_context(connected(options)), options.topic, options.timeout)
+    cluster = stack.enter_context(connected(options))
+    source = history_of(place, at_ms=at, at_offset=offset)(cluster, options.topic, options.timeout)
     both = _both(key, source.partitions, at, offset)
     progressed = stack.enter_context(progress("replaying the log"))
     for owned in both:

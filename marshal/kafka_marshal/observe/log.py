@@ -37,6 +37,13 @@ class Source:
     #: Returns bootstrap.servers and the other properties of librdkafka; called for each connection.
     connection: Callable[[], tuple[str, dict[str, str]]]
 
+    #: Opens the log of a cluster for its whole history: as it is (None), or with its archive.
+    history: Callable[[Cluster, str, float], Log] | None = None
+
+    def open(self, cluster: Cluster) -> Log:
+        """The log, with its archive if there is one (*blocking*)."""
+        return (self.history or Log)(cluster, self.topic, self.timeout)
+
     def connect(self) -> Cluster:
         """A new client of the cluster."""
         from kafka_marshal.adapters.kafka import KafkaCluster
@@ -98,6 +105,15 @@ class Log:
                 "member that holds a lease at that moment may have held it for longer.",
             )
         return worlds
+
+    def worlds_before(self, cps: Iterable[int], time_ms: int) -> dict[int, World]:
+        """A state of each of these CPs that is not after this log time, if there is one without a snapshot."""
+        return self.first_worlds(cps)
+
+    def offsets_for_time(self, cps: Iterable[int], time_ms: int) -> dict[int, int]:
+        """First offset of each of these CPs whose timestamp is at or after time_ms, else its end (*blocking*)."""
+        found = self._cluster.offsets_for_time([(self.topic, cp) for cp in cps], time_ms, self._timeout_s)
+        return {cp: offset for (_, cp), offset in found.items()}
 
     def read(
         self,

@@ -227,7 +227,7 @@ def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
 
     cluster = source.connect()
     try:
-        reader = Log(cluster, source.topic, source.timeout)
+        reader = source.open(cluster)
         history = archive.whole
         if history is None:
             history = History(reader.partitions, reader.first_worlds(range(reader.partitions)))
@@ -280,24 +280,21 @@ def read_around(source: Source, time: int, place: tuple[int, int] | None, stop: 
     """
     cluster = source.connect()
     try:
-        log = Log(cluster, source.topic, source.timeout)
+        log = source.open(cluster)
         if place is not None:
             cp, offset = place
             time = max(entries[0][1] for _, entries in log.read({cp: offset}, {cp: offset + 1}))
         worlds = _worlds_before(cluster, log, time, source.timeout)
         history = History(log.partitions, worlds)
         begin = {cp: world.next_offset for cp, world in worlds.items()}
-        keys = [(log.topic, cp) for cp in worlds]
-        next_one, later = (cluster.offsets_for_time(keys, at + 1, source.timeout) for at in (time, time + AFTER_MS))
-        ends, until = {}, time + AFTER_MS
-        for key in keys:
-            _, cp = key
-            ends[cp] = max(begin[cp], min(later[key], next_one[key] + AFTER_RECORDS))
+        next_one, later = (log.offsets_for_time(worlds, at + 1) for at in (time, time + AFTER_MS))
+        ends = {cp: max(begin[cp], min(later[cp], next_one[cp] + AFTER_RECORDS)) for cp in worlds}
+        until = time + AFTER_MS
         for cp, entries in log.read(begin, ends):
             history.take(cp, entries)
             if stop():
                 return None
-        cut_short = [history.worlds[key[1]].log_time for key in keys if ends[key[1]] < later[key]]
+        cut_short = [history.worlds[cp].log_time for cp in worlds if ends[cp] < later[cp]]
         return Around(history, min([until, *cut_short]))
     finally:
         cluster.close()
@@ -315,7 +312,7 @@ def _worlds_before(cluster: Cluster, log: Log, time: int, timeout_s: float) -> d
         for cp in reader.partitions:
             if (world := _before(reader, cp, log, time)) is not None:
                 found[cp] = world
-    return found | log.first_worlds([cp for cp in log.starts if cp not in found])
+    return found | log.worlds_before([cp for cp in log.starts if cp not in found], time)
 
 
 def _before(reader: SnapshotReader, cp: int, log: Log, time: int) -> World | None:

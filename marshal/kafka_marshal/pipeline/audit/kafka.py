@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.archive import Archive, ArchivedLog
 from kafka_marshal.errors import AuditError, TopicChangedError, TopicMissingError
 from kafka_marshal.node.log_reader import bounds
+from kafka_marshal.pipeline.audit.archived import Below, read_archive
 from kafka_marshal.pipeline.audit.files import Piece, pieces_of
 from kafka_marshal.pipeline.audit.job import Runner
 from kafka_marshal.pipeline.audit.plan import SourceLog
@@ -41,14 +43,17 @@ _GROUP_BYTES = 8 * 1024 * 1024
 class KafkaSource:
     """The coordination topic of a cluster, up to its end when the audit begins.
 
-    `config`: librdkafka's properties (TLS, SASL, …), translated for Spark, too. `timeout_s`: how long to wait for a
-    broker. Needs Spark with its Kafka connector (kafka_marshal.pipeline.session).
+    `archive`: what it has below the log's beginning is audited, too. `config`: librdkafka's properties (TLS, SASL, …),
+    translated for Spark, too. `timeout_s`: how long to wait for a broker. Needs Spark with its Kafka connector
+    (kafka_marshal.pipeline.session).
     """
 
     bootstrap_servers: str
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
     topic: str = DEFAULT_TOPIC
     timeout_s: float = 10.0
+    #: The place of its archive, a folder or a URL; "": none is read.
+    archive: str = ""
 
     @property
     def name(self) -> str:
@@ -57,17 +62,19 @@ class KafkaSource:
     def open(self, runner: Runner, spark: SparkSession | None, work: Path) -> Opened:
         """Copy both topics into Parquet files.
 
-        Raises TopicMissingError, TopicChangedError (L2), KafkaUnavailableError, and AuditError if Spark could not read
-        everything.
+        Raises TopicMissingError, TopicChangedError (L2), KafkaUnavailableError, ArchiveError, and AuditError if Spark
+        could not read everything.
         """
         if spark is None:
             raise AuditError("a log in Kafka is read by Spark, and there is no session. Nothing was read; give one.")
-        ends = self._bounds(self.topic)
+        ends, below = self._bounds(self.topic), None
         if ends is None:
             raise TopicMissingError(
                 f"there is no topic {self.topic!r} at {self.bootstrap_servers}. Nothing was read. Name the "
                 "coordination topic, or make one: kafka-marshal init."
             )
+        if self.archive:
+            ends, below = self._archived(runner, work)
         log = self._copy(spark, self.topic, ends, work / "log")
         said = count_by_marker(log)
         if said is not None and said != len(ends):
@@ -79,8 +86,19 @@ class KafkaSource:
         stored = snapshots_topic(self.topic)
         if (marks := self._bounds(stored)) is not None:
             snapshots = partial(records_of_parquet, self._copy(spark, stored, marks, work / "snapshots"))
-        starts = {cp: low for cp, (low, _) in ends.items()}
-        return Opened(SourceLog(self.topic, len(ends), log, starts), snapshots)
+        opened = Opened(SourceLog(self.topic, len(ends), log, {cp: low for cp, (low, _) in ends.items()}), snapshots)
+        return opened if below is None else below.under(opened)
+
+    def _archived(self, runner: Runner, work: Path) -> tuple[dict[int, tuple[int, int]], Below]:
+        """(log start, high watermark) of each partition, and what the archive has below that."""
+        cluster = KafkaCluster(self.bootstrap_servers, dict(self.config))
+        try:
+            log = ArchivedLog(cluster, self.topic, self.timeout_s, Archive.at(self.archive))
+        finally:
+            cluster.close()
+        return {cp: (low, log.ends[cp]) for cp, low in log.starts.items()}, read_archive(
+            log, self.archive, runner, work
+        )
 
     def log_ends(self, partitions: Sequence[tuple[str, int]], times: Sequence[int]) -> dict[tuple[str, int], list[int]]:
         """End offsets of these data partitions at these times (ms), as far as they still exist.
