@@ -151,16 +151,17 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (20, 5_150),
-    "checkpoints": (5, 800),
-    "cli": (29, 7_260),
+    "admin": (21, 5_150),
+    "archive": (4, 830),
+    "checkpoints": (5, 680),
+    "cli": (30, 7_440),
     "client": (46, 9_600),
     "engine": (73, 14_950),
-    "kafka_marshal": (18, 2_520),
+    "kafka_marshal": (19, 2_760),
     "metrics": (8, 1_750),
     "node": (29, 4_450),
     "observe": (20, 4_480),
-    "pipeline": (36, 7_400),
+    "pipeline": (37, 7_520),
     "rationalizer": (54, 9_270),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
@@ -170,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (455, 91_550)
+MOST_OF_ALL = (463, 92_890)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -34,7 +34,7 @@ def a_log() -> WholeLog:
 
 @dataclass
 class Kept:
-    """A log of two partitions, of which the first so many records are written already; and where it is archived."""
+    """A log of two partitions, of which the first `written` records are in Kafka; and where it is archived."""
 
     log: WholeLog
     place: str
@@ -47,7 +47,7 @@ class Kept:
         self.written = dict.fromkeys(self.log.entries, 0)
 
     def write(self, records: int) -> None:
-        """Append so many records to each partition, with a snapshot behind them."""
+        """Append this number of records to each partition, with a snapshot behind them."""
         for cp, entries in self.log.entries.items():
             partition = self.cluster.broker.existing[TOPIC].partitions[cp]
             for offset, stamp, value in entries[self.written[cp] : self.written[cp] + records]:
@@ -60,7 +60,7 @@ class Kept:
                 self.cluster.broker.produce(SNAPSHOTS, cp, value)
 
     def prune(self, records: int) -> None:
-        """Remove so many records of each partition."""
+        """Remove this number of records of each partition."""
         for cp, entries in self.log.entries.items():
             self.cluster.broker.delete_records(TOPIC, cp, entries[records - 1][0] + 1)
 

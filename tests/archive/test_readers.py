@@ -45,7 +45,9 @@ def pruned(kept: Kept, command: Command, monkeypatch: pytest.MonkeyPatch) -> Kep
 
 def test_who_and_log(pruned: Kept, command: Command) -> None:
     leases = [lease for cp in pruned.log.entries for lease in pruned.truth(cp).leases()]
-    asked = [("who", each.group_id, each.topic, str(each.partition), "--json") for each in leases]
+    asked: list[tuple[str, ...]] = [
+        ("who", each.group_id, each.topic, str(each.partition), "--json") for each in leases
+    ]
     asked += [(*each, "--at", time_text(pruned.log.entries[0][200][1])) for each in asked[:3]]
     asked += [(*each, "--offset", "40") for each in asked[:2]]
     asked += [("log", "--json"), ("log", "--json", "-n", "30"), ("log", "--json", "--group", leases[0].group_id)]

@@ -20,6 +20,7 @@
 ``stored_message``  one message of a data topic, by its offset
 ``topic``           the coordination topic, created or completed: the work of ``init``
 ``prune``           old log and old snapshots, removed up to a checked snapshot
+``archiving``       the method of :class:`Admin` that archives the log (``kafka_marshal.archive``)
 ``session``         one run against one group: a replica, and records appended and awaited
 ==================  ============================================================================================
 """

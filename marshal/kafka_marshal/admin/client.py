@@ -11,6 +11,7 @@ from typing import Self, TypeVar, overload
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.admin import coordinated, groups
+from kafka_marshal.admin.archiving import LogArchive
 from kafka_marshal.admin.checkpoints import GroupCheckpoints
 from kafka_marshal.admin.dead_letters import DeadLetterTopics
 from kafka_marshal.admin.group_moves import GroupMoves
@@ -63,7 +64,7 @@ MAX_PARTITIONS = 10_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages):
+class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages, LogArchive):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client. By default it is unique (see the attribute): an Admin created later with it

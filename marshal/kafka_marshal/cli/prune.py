@@ -51,7 +51,8 @@ def prune(options: Options, keep: int | None, older_than: int | None, dry_run: b
 
     The whole log is replayed first, and every snapshot compared with it; with --older-than, what is about to go and the
     snapshots next to it. Members continue meanwhile, and new ones can
-    start at any time. History before the cut is gone for log, who, dump and audit: dump it first if you need it.
+    start at any time. History before the cut is gone for log, who, dump and audit: archive it first if you need it
+    (kafka-marshal archive).
 
     \b
     Exit status: 0 removed, or nothing to remove; 1 a snapshot contradicts the log, or you said no; 2 wrong use, or no
