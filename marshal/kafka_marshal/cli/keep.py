@@ -55,8 +55,8 @@ def topic(options: Options, keep: int | None) -> int:
 
     Members remove what is older by themselves, one at a time, up to a snapshot that a replay has borne out, and within
     a tenth of that time. They need the right DELETE on both topics. History before the cut is gone for log, who, dump
-    and audit, but for what was archived before (archive). It stands in the topic's settings min.compaction.lag.ms and max.compaction.lag.ms, which have no
-    other use on it.
+    and audit, but for what was archived before (kafka-marshal archive). It stands in the topic's settings
+    min.compaction.lag.ms and max.compaction.lag.ms, which have no other use on it.
 
     \b
     Exit status: 0 done; 2 wrong use; 3 Kafka was not reachable, or forbids it.
