@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from rationalizer import (
     CommitEntry,
     CommitOffsets,
+    Group,
     GroupHeartbeat,
     JoinGroup,
     Record,
@@ -25,7 +27,7 @@ from rationalizer import (
 from rationalizer.groups.pieces import NEVER
 from rationalizer.wire.wellformed import LET_GO, START
 
-__all__ = ["Phantoms"]
+__all__ = ["Phantoms", "is_even"]
 
 #: Pieces start this long after a join, as the engine's do.
 OPENS_MS = 50.0
@@ -33,6 +35,19 @@ OPENS_MS = 50.0
 SWEEP_MS = 15.0
 #: A beat comes after this share of a third of the session.
 BEATS_AFTER = (0.8, 1.0)
+
+
+def is_even(group: Group | None, topics: Mapping[str, int], members: int) -> bool:
+    """Whether this number of members are in the group, and every partition is with its target and has a start."""
+    if group is None or len(group.members) != members:
+        return False
+    for name, count in topics.items():
+        pieces = group.pieces.get(name)
+        if pieces is None or len(pieces.owners) < count or pieces.owners != pieces.targets or pieces.any_revoked():
+            return False
+        if len(group.progress.get(name, ())) < count:
+            return False
+    return True
 
 
 class Phantoms:
@@ -105,17 +120,8 @@ class Phantoms:
         self._appender.poll(0)
 
     def is_even(self, members: int) -> bool:
-        """Whether this number of members are in the group, and every partition is with its target and has a start."""
-        group = self.world.group(self.group_id)
-        if group is None or len(group.members) != members:
-            return False
-        for name, count in self.topics.items():
-            pieces = group.pieces.get(name)
-            if pieces is None or len(pieces.owners) < count or pieces.owners != pieces.targets or pieces.any_revoked():
-                return False
-            if len(group.progress.get(name, ())) < count:
-                return False
-        return True
+        """See :func:`is_even`."""
+        return is_even(self.world.group(self.group_id), self.topics, members)
 
     def close(self) -> None:
         """Free what was opened."""

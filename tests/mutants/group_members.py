@@ -12,21 +12,21 @@ GROUP_MEMBERS: tuple[Mutation, ...] = (
     # Whose it is.
     Mutation(
         "a piece that is revoked is taken up",
-        "Holdings.follow",
+        "Holdings._follow",
         "if piece is None and meant:",
         "if piece is None and (meant := ours):",
         "G18",
     ),
     Mutation(
         "a piece that another has is taken up",
-        "Holdings.follow",
-        "ours = [part for part in parts if part.owner == me.slot]",
-        "ours = [part for part in parts if part.target == me.slot]",
+        "Holdings._follow",
+        "ours = [part for part in parts if part.owner == slot]",
+        "ours = [part for part in parts if part.target == slot]",
         "G4",
     ),
     Mutation(
         "a revoked piece is kept",
-        "Holdings.follow",
+        "Holdings._follow",
         "elif piece is not None and piece.letting_go is None and piece.span != span_of(meant):",
         "elif piece is not None and piece.letting_go is None and not ours:",
         "G18",

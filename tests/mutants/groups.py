@@ -330,8 +330,8 @@ GROUPS: tuple[Mutation, ...] = (
     Mutation(
         "sharing goes on without individual commits",
         "rebalance",
-        "set(self.settings.accept_range_fetch) if self.settings.accept_individual_commit else set(),",
-        "set(self.settings.accept_range_fetch),",
+        "shared = set(self.settings.accept_range_fetch) if self.settings.accept_individual_commit else set[str]()",
+        "shared = set(self.settings.accept_range_fetch)",
         "K1",
     ),
     Mutation(

@@ -60,7 +60,7 @@ class Members(Checks):
 class Crowd:
     """The whole group, and the log."""
 
-    def __init__(self, seed: int, members: int, partitions: int) -> None:
+    def __init__(self, seed: int, members: int, partitions: int, start_ms: float = START_MS) -> None:
         scenario = Scenario(seed, (), heartbeat_interval_ms=HI, coordination_partitions=CPS)
         self.scheduler = Scheduler()
         self.broker = MemoryBroker(lambda: self.network.broker_clock())
@@ -80,7 +80,7 @@ class Crowd:
             host = Host(f"m{number:03}", rng.uniform(0.97, 1.03), fetch_ms=FETCH_MS)
             process = Process(f"{host.name}#1", host, self.network, self.members, seed)
             work = partial(self._work, Job(process, scenario, Store()))
-            self.scheduler.call_at(START_MS * rng.random(), partial(process.run, work, lambda: None))
+            self.scheduler.call_at(start_ms * rng.random(), partial(process.run, work, lambda: None))
 
     def _work(self, job: Job) -> None:
         with job.marshal() as marshal, marshal.consumer([job.topic], policy=Balanced()) as consumer:
