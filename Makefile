@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes sinks mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist clean distclean spark42
 
 help: ## this list
@@ -121,6 +121,9 @@ FREEZES ?= 200
 
 freezes: setup ## a broker that freezes FREEZES times for 5 to 40 s: all members go on within 10 s; ARGS='--members 24 --seed 7'
 	$(PY) -m tests.campaigns.freezes --freezes $(FREEZES) $(ARGS)
+
+keeping: setup ## a week of log in fast motion, kept short by its members, which are killed at every step of it; ARGS='--records 5000000 --kills 60'
+	$(PY) -m tests.campaigns.keeping $(ARGS)
 
 RECORDS ?= 20000
 

@@ -50,7 +50,7 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
     append(ReleaseGroup("x", "admin", "g", int(time.time() * 1000) + 600_000), 0)
     found = slim(fields(kafka(*(arg.format(data=data) for arg in args), "--json").json))
     wanted = documented(args[0]) - {"answers[]"}
-    optional = {"notes[]", "history[]", "answer", "left_out[]"}
+    optional = {"notes[]", "history[]", "answer", "left_out[]", "warnings[]"}
     of_answer = {path for path in found if re.match(r"answer(s\[\])?\.", path) and path not in wanted}
     assert {re.sub(r"^answer(s\[\])?\.", "history[].", path) for path in of_answer} <= wanted | {
         "history[].holder",
@@ -58,7 +58,7 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
         "history[].state",
         "history[].next",
     }
-    containers = {"clock", "answer", "leases[].holder", "history[].holder"}
+    containers = {"clock", "log", "answer", "leases[].holder", "history[].holder"}
     assert found - of_answer - containers - optional == wanted - containers - optional
 
 

@@ -311,3 +311,34 @@ def test_json(kafka: Command, make: Callable[..., None], log_topic: str) -> None
     assert [problem["fatal"] for problem in found["problems"]] == [True]
     assert "retention.ms" in found["problems"][0]["mend"]
     assert len(found["done"]) == 2
+
+
+def test_how_long_the_log_is_kept(kafka: Command, cluster: KafkaCluster, log_topic: str) -> None:
+    def settings() -> tuple[str, str]:
+        config = cluster.topic_config(log_topic, 10)
+        assert config is not None
+        assert config.settings["retention.ms"] == "-1"
+        return config.settings["min.compaction.lag.ms"], config.settings["max.compaction.lag.ms"]
+
+    ran = kafka("init", "--partitions", 1, "--keep", "30d")
+    assert ran.status == 0 and "members remove log that is older than 30 d" in ran.out
+    assert settings() == ("2592000000", "2592000000")
+    assert kafka("init", "--check").status == 0
+    found = kafka("topic", "--json").json
+    assert (found["keep_ms"], found["records"], found["next_prune_ms"], found["warnings"]) == (
+        2_592_000_000,
+        2,
+        None,
+        [],
+    )
+    assert 0 <= found["age_ms"] < 600_000 and 200 < found["bytes"] < 600
+    assert "kept for 2 h" in kafka("topic", "--keep", "2h").out
+    short = kafka("topic", "--keep", "1m")
+    assert short.status == 2 and "an hour at least" in short.err and "Nothing was changed" in short.err
+    assert kafka("topic", "--keep", "soon").status == 2
+    assert kafka("init", "--check", "--keep", "2d").status == 2
+    assert settings() == ("7200000", "7200000")
+    assert kafka("check", "--max-log", 1).status == 1 and kafka("check").status == 0
+    assert "kept for ever" in kafka("topic", "--keep", "forever").out
+    assert settings() == ("0", str(2**63 - 1))
+    assert kafka("init", "--keep", "forever").status == 0

@@ -7,7 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kafka_marshal.errors import ClosedError, CoordinationTopicError, KafkaUnavailableError, MarshalError
+from kafka_marshal.errors import (
+    ClosedError,
+    CoordinationTopicError,
+    KafkaUnavailableError,
+    MarshalError,
+    TopicMissingError,
+)
 from kafka_marshal.ports import Cluster
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, Side, append, recreate
 
@@ -17,6 +23,7 @@ LOOKUPS: dict[str, Callable[[Cluster, float], object]] = {
     "topic_config": lambda cluster, s: cluster.topic_config("t", s),
     "broker_count": lambda cluster, s: cluster.broker_count(s),
     "create_topic": lambda cluster, s: cluster.create_topic("t", 1, 1, {}, s),
+    "alter_topic": lambda cluster, s: cluster.alter_topic("t", {"max.message.bytes": "1"}, s),
     "watermarks": lambda cluster, s: cluster.watermarks([("t", 0)], s),
     "offsets_for_time": lambda cluster, s: cluster.offsets_for_time([("t", 0)], 0, s),
     "delete_records": lambda cluster, s: cluster.delete_records({("t", 0): 1}, s),
@@ -201,3 +208,22 @@ def test_nothing_is_opened_after_close(side: Side) -> None:
         side.cluster.appender("t", delivery_timeout_ms=1000)
     with pytest.raises(ClosedError):
         side.cluster.data_reader("g", {})
+
+
+def test_settings_are_changed_one_by_one_and_back_to_the_default(side: Side) -> None:
+    topic = side.topic(1, {"max.message.bytes": "2000000"})
+
+    def settings() -> list[str]:
+        config = side.cluster.topic_config(topic, TIMEOUT_S)
+        assert config is not None
+        return [
+            config.settings[name] for name in ("min.compaction.lag.ms", "max.compaction.lag.ms", "max.message.bytes")
+        ]
+
+    before = settings()
+    side.cluster.alter_topic(topic, {"min.compaction.lag.ms": "70000", "max.compaction.lag.ms": "70000"}, TIMEOUT_S)
+    assert settings() == ["70000", "70000", "2000000"]
+    side.cluster.alter_topic(topic, {"min.compaction.lag.ms": None, "max.compaction.lag.ms": None}, TIMEOUT_S)
+    assert settings() == before
+    with pytest.raises(TopicMissingError, match="Nothing was changed"):
+        side.cluster.alter_topic("nobody-made-this", {"max.message.bytes": "1"}, TIMEOUT_S)

@@ -261,6 +261,7 @@ def _export(trial: Trial) -> None:
 def _keeper(trial: Trial) -> None:
     """Prune by itself, with turns of no length: the topic has snapshots after every third record."""
     trial.cluster.alter_topic(trial.topic, keep_settings(1), PATIENCE_S)
+    _append(trial.cluster, trial.topic, [encode(Tick("1", "a", "g"))])  # younger than all that have snapshots
     key = (trial.topic, 0)
     with (
         heard(trial),

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from confluent_kafka import Producer
@@ -25,6 +26,7 @@ from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import ClaimingPartition, Heartbeat, encode
 from rationalizer.limits import SNAPSHOT_INTERVAL
 from rationalizer.snapshot_log import encode_snapshot
+from tests.campaigns.keeping import Campaign
 from tests.cli.harness import process
 from tests.snapshots.conftest import wait_until
 
@@ -208,3 +210,11 @@ def test_l1_a_log_cut_too_far_refuses_members_and_the_command(logged: Logged) ->
     assert ran.returncode == 1
     assert b"does not reach back" in ran.stderr
     assert logged.command("init", "--check").returncode == 1
+
+
+def test_members_keep_the_log_and_are_killed_at_it(kafka_bootstrap: str) -> None:
+    """The campaign's short form."""
+    campaign = Campaign(kafka_bootstrap, interval=100, keep_ms=1_000, rate=500, members=3, rng=Random(3))
+    found = campaign.run(records=1_000, kills=2)
+    assert found.violations == []
+    assert found.cuts >= 2 and sum(found.kills.values()) >= 2 and found.starts

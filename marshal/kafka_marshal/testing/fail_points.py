@@ -60,6 +60,7 @@ __all__ = [
     "BY_HAND",
     "CALL_STEPS",
     "POINTS",
+    "PRUNE_STEPS",
     "RECORD_STEPS",
     "CallMoment",
     "Doom",
@@ -95,6 +96,9 @@ RECORD_STEPS = ("claim", "takeover", "grant", "beat", "release", "mark")
 
 #: Steps that are calls of a transactional producer, and the look-up of the offset that Kafka has.
 CALL_STEPS = ("init", "committed", "begin", "send", "commit", "abort")
+
+#: Steps of a member that prunes the log: it asks for its rights, opens a tail for what is to go, and cuts.
+PRUNE_STEPS = ("rights", "replay", "cut log", "cut snapshots")
 
 #: Steps between records, reported by the worker (``fetched``: by its data reader).
 BY_HAND = ("assigned", "fetched", "handed out", "handling", "handled", "done")
@@ -247,7 +251,22 @@ class _Cluster(_Around):
         return _Appender(real, self._doom, self._own, self._sent)
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
+        if threading.current_thread().name == "kafka-marshal-prune":
+            with _call(self._doom, "replay"):
+                pruning: Tail = self._real.tail(topic, positions)
+            return pruning
         return _Tail(self._real.tail(topic, positions), self._doom, self._own)
+
+    def operations(self, topic: str, timeout_s: float) -> frozenset[str] | None:
+        with _call(self._doom, "rights"):
+            found: frozenset[str] | None = self._real.operations(topic, timeout_s)
+        return found
+
+    def delete_records(self, before: Mapping[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        is_log = all(not topic.endswith("_snapshots") for topic, _ in before)
+        with _call(self._doom, "cut log" if is_log else "cut snapshots"):
+            found: dict[TopicPartition, int] = self._real.delete_records(before, timeout_s)
+        return found
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
         return _DataReader(self._real.data_reader(group_id, config), self._doom)
