@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -119,7 +120,6 @@ def work(options: dict[str, Any]) -> int:
         if health.needs_restart or marshal.alarms:
             print(health, marshal.alarms, file=sys.stderr)
             return 1
-    print(json.dumps({"cuts": marshal._driver.upkeep.keeper.cuts}))
     return 0
 
 
@@ -188,9 +188,8 @@ class Result:
     cuts: int = 0
     starts: int = 0
     reads: Counter[str] = field(default_factory=Counter)
-    #: Bytes of the log in the broker's folder and offsets there, at the end.
+    #: Offsets of the log at the end.
     kept_records: int = 0
-    handled: int = 0
     seconds: float = 0.0
     violations: list[str] = field(default_factory=list)
 
@@ -205,14 +204,17 @@ class Campaign:
         self.result = Result()
         self._ended = threading.Event()
         self._points = [*POINTS]
-        self._workers: dict[str, tuple[subprocess.Popen[str], str]] = {}
+        self._workers: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
         self._made = 0
         self._failures: list[str] = []
         self.folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-keeping-"))
 
-    def run(self, records: int, kills: int, say: Callable[[str], object] = lambda _: None) -> Result:
-        """Work until the log has grown by so many records, and so many members were killed as they pruned."""
+    def run(
+        self, records: int, kills: int, minutes: float = inf, say: Callable[[str], object] = lambda _: None
+    ) -> Result:
+        """Work until the log has grown by `records`, and `kills` members were killed as they pruned; or for minutes."""
         began = time.monotonic()
+        until = began + 60 * minutes
         with ExitStack() as stack:
             stack.enter_context(fast_motion(self.interval))
             cluster = stack.enter_context(closing(KafkaCluster(self.bootstrap)))
@@ -230,10 +232,11 @@ class Campaign:
                     self._start_worker(doomed=number > 0)
                 starts = dict.fromkeys(range(CPS), 0)
                 spoken = time.monotonic()
-                while sum(self.result.kills.values()) < kills or self._loaded < records:
+                while sum(self.result.kills.values()) < kills or self._loaded < records or not all(starts.values()):
                     self._replace_the_killed()
                     self._watch_cuts(cluster, truth, starts)
-                    if self._failures or truth.failure is not None or self.result.violations:
+                    is_wrong = self._failures or truth.failure is not None or self.result.violations
+                    if is_wrong or time.monotonic() > until:
                         break
                     if time.monotonic() > spoken + 10:
                         spoken = time.monotonic()
@@ -275,9 +278,8 @@ class Campaign:
         with path.open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.campaigns.keeping", "--worker", json.dumps(options)],
-                stdout=subprocess.PIPE,
+                stdout=log,
                 stderr=log,
-                text=True,
             )
         self._workers[name] = process, f"{step} {moment}".strip()
 
@@ -299,10 +301,9 @@ class Campaign:
         for process, _ in self._workers.values():
             process.send_signal(signal.SIGTERM)
         for name, (process, point) in self._workers.items():
-            out, _ = process.communicate(timeout=120)
+            process.wait(timeout=120)
             if process.returncode not in (0, -signal.SIGTERM, *[-signal.SIGKILL] * bool(point)):
                 self._failures.append(f"{name} ended with {process.returncode}: {self._said(name)}")
-            self.result.handled += bool(out)
 
     # Traffic.
 
@@ -424,11 +425,11 @@ class Campaign:
         start.close()
         ownership = Ownership(key, cp, CPS)
         ownership.begin(start.worlds[cp])
-        begin = start.worlds[cp].next_offset
+        begin, before = start.worlds[cp].next_offset, len(ownership.spans)
         for _, entries in read_range(cluster, self.topic, {cp: (begin, end)}, TIMEOUT_S):
             ownership.take(entries)
         ownership.end()
-        left = [each for each in ownership.spans if each.since_offset >= begin]
+        left = ownership.spans[before:]
         wanted = [each for each in spans if each.since_offset >= begin]
         if [_facts(each) for each in left] != [_facts(each) for each in wanted]:
             self.result.violations.append(f"who says of {key}: {left}, and it was {wanted}")
@@ -444,6 +445,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rate", type=int, default=10_000, help="records a second")
     parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=inf, help="at most")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--interval", type=int, default=10_000, help="records between two snapshots")
     parser.add_argument("--keep", type=float, default=60.0, help="seconds")
@@ -461,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             members=options.members,
             rng=Random(options.seed),
         )
-        found = campaign.run(options.records, options.kills, lambda line: print(line, flush=True))
+        found = campaign.run(options.records, options.kills, options.minutes, lambda line: print(line, flush=True))
     print(
         f"{found.records:,} records in {found.seconds:.0f} s (load {os.getloadavg()[0]:.1f}), kept for "
         f"{options.keep:g} s (turns of {options.keep / TURNS:g} s): {found.cuts} cuts, {found.kept_records:,} records "

@@ -67,8 +67,9 @@ def test_q52_it_is_two_equal_settings_and_nothing_else() -> None:
     assert keep_of(dict[str, str](keep_settings(7 * DAY_MS))) == 7 * DAY_MS  # type: ignore[arg-type]
     defaults = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": str(2**63 - 1)}
     template = {**defaults, "max.compaction.lag.ms": str(DAY_MS)}
+    floor = {**defaults, "min.compaction.lag.ms": str(DAY_MS)}
     odd = [dict.fromkeys(defaults, text) for text in ("0", "-1", "", "x", "1.5", str(2**63 - 1), "٣")]
-    assert [keep_of(each) for each in ({}, defaults, template, *odd)] == [None] * 10
+    assert [keep_of(each) for each in ({}, defaults, template, floor, *odd)] == [None] * 11
 
 
 def test_q52_less_than_an_hour_is_refused_and_counts_as_an_hour_where_it_was_set_by_other_means() -> None:
@@ -235,6 +236,20 @@ def test_q53_one_member_prunes_when_its_turn_comes_and_the_others_draw_again(sto
 
 
 @pytest.mark.usefixtures("short", "five_days")
+def test_q53_a_member_whose_turn_comes_late_replays_nothing(
+    story: Story, now_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one has cut while it was busy with another partition."""
+    places = days(story, now_ms, [9, 8, 7, 1, 0.5, 0.2])
+    one = Keeping(story, now_ms, 5 * DAY_MS)
+    one.look()
+    story.cut(places[0])
+    monkeypatch.setattr(log_keeper, "make_plan", lambda *_, **__: pytest.fail("it replays"))
+    one.keeper._take_turn(0)
+    assert one.keeper._turns == {}
+
+
+@pytest.mark.usefixtures("short", "five_days")
 def test_q53_two_at_once_remove_the_same(story: Story, now_ms: float) -> None:
     places = days(story, now_ms, [9, 8, 7, 1, 0.5, 0.2])
     plans = [plan_of(story, now_ms, 5) for _ in range(2)]
@@ -298,11 +313,12 @@ def test_a_failure_is_said_once_and_the_next_turn_tries_again(
 
 
 @pytest.mark.usefixtures("short", "five_days")
-def test_a_member_that_ends_leaves_its_replay(story: Story, now_ms: float) -> None:
+def test_a_member_that_ends_leaves_its_replay(story: Story, now_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
     days(story, now_ms, [9, 8, 7, 1, 0.5, 0.2])
     one = Keeping(story, now_ms, 5 * DAY_MS)
     one.look()
     one.keeper._life.ended = True
+    monkeypatch.setattr(log_keeper, "carry_out", lambda *_: pytest.fail("it has replayed to the end"))
     one.look(DAY_MS)
     assert (log_start(story), one.keeper.cuts, one.keeper.failing) == (0, 0, "")
 
