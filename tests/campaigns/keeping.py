@@ -93,7 +93,7 @@ def fast_motion(interval: int) -> Iterator[None]:
 
 
 def work(options: dict[str, Any]) -> int:
-    """A member, in a process of its own."""
+    """A member, in a separate process."""
     doom = (
         Doom(options["step"], CallMoment(options["moment"]), options["times"], linger_s=0.002)
         if options["step"]
@@ -347,7 +347,7 @@ class Campaign:
             self._ended.wait(max(0.0, began + self._loaded / self.rate - time.monotonic()))
         producer.flush(30)
 
-    # Those who read while it is cut.
+    # Readers while it is cut.
 
     def _start_replicas(self) -> None:
         """A start needs no part of the log that a cut takes."""
