@@ -19,7 +19,8 @@ Where an interrupt can be raised (:class:`Points`):
 
 * ``LINES``: before each line. Stricter than signals are.
 * ``CHECKS``: exactly where CPython runs signal handlers: as a function begins, and as a C function has returned, whose
-  result is then dropped. (It checks at the end of a loop's turn, too; that is not simulated.)
+  result is then dropped. (It checks at the end of a loop's turn, too; that is not simulated.) In Python 3.14 an
+  ``__enter__`` written in C is such a function: its block is not entered, and not left (cpython issue 148874).
 * ``OPCODES``: before each instruction. The strictest, and the slowest.
 
 The end of a ``with`` block is not a point: the interpreter runs no handler between a block and its ``__exit__``.
@@ -70,6 +71,9 @@ WITHOUT = ("kafka_marshal.testing",)
 
 #: An alarm that comes while no chosen code runs is set again after this.
 AGAIN_S = 0.0001
+
+#: Of the call of ``__exit__`` at the end of a block, as its instruction counts them. In 3.14 the manager is one.
+_EXIT_ARGUMENTS = 3 if sys.version_info >= (3, 14) else 2
 
 
 class Interrupted(Exception):
@@ -158,7 +162,7 @@ def _endings(code: CodeType) -> frozenset[int]:
     for index in range(len(instructions) - 3):
         three = instructions[index : index + 3]
         call = instructions[index + 3]
-        if call.opname not in ("PRECALL", "CALL") or call.arg != 2:
+        if call.opname not in ("PRECALL", "CALL") or call.arg != _EXIT_ARGUMENTS:
             continue
         if all(each.opname == "LOAD_CONST" and each.argval is None for each in three):
             first = index
@@ -212,6 +216,8 @@ class Interrupts:
             if self.points is Points.CHECKS:
                 sys.setprofile(self._profile)
             else:
+                # Python 3.12 reports instructions only if a frame asks for them before this.
+                sys._getframe().f_trace_opcodes = self.points is Points.OPCODES
                 sys.settrace(self._trace)
         return self
 
@@ -230,6 +236,7 @@ class Interrupts:
         if not self._code.has(frame.f_code):
             return None
         if self.points is Points.OPCODES:
+            frame.f_trace = self._local  # from Python 3.13 on without it no instruction of a first run is reported
             frame.f_trace_opcodes = True
         return self._local
 

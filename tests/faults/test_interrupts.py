@@ -207,8 +207,10 @@ def test_a_with_block_is_left_as_the_interpreter_promises(points: Points) -> Non
         assert not lock.locked()
 
     report = sweep(attempt, points=points, **OWN)  # type: ignore[arg-type]
-    assert not report.failures, report
     assert report.interrupted > 2
+    # Python 3.14 promises less: the interrupt after lock.__enter__ leaves the lock locked (cpython issue 148874).
+    wanted = 1 if points is Points.CHECKS and sys.version_info[:2] == (3, 14) else 0
+    assert len(report.failures) == wanted, report
 
 
 def test_a_handler_that_returns_lets_the_call_continue() -> None:
