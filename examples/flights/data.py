@@ -45,6 +45,9 @@ COLUMNS: Final = (
 _TEXT: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _IS_TEXT: Final = tuple(name in _TEXT for name in COLUMNS)
 
+#: Made once: json.dumps with separators makes one for each row.
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":"))
+
 #: How the file writes that there is no value.
 MISSING: Final = "NA"
 
@@ -93,7 +96,7 @@ def encode(row: Sequence[str]) -> tuple[bytes | None, bytes]:
     found: dict[str, str | int | None] = dict(zip(COLUMNS, values, strict=True))
     tail = found["tailnum"]
     key = None if tail is None else str(tail).encode()
-    return key, json.dumps(found, separators=(",", ":")).encode()
+    return key, _COMPACT.encode(found).encode()
 
 
 def decode(value: bytes | str | None) -> list[str]:

@@ -36,14 +36,16 @@ __all__ = ["Rounds", "main", "work"]
 
 logger: logging.Logger = logging.getLogger("flights")
 
-#: One core and little memory each; as many tasks after a shuffle as there are cores, and no planning between stages,
-#: which pays for large tables only.
+#: Two cores, for the time when it is alone, and little memory; one task after a shuffle, and no planning between
+#: stages, which pays for large tables only.
 SPARK: Final = {
     "spark.driver.memory": "512m",
     # A JVM that lives for a minute: compiling less, and with one thread, takes half the time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
+    # A round's rows are read twice, and dropped.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.ui.showConsoleProgress": "false",
     # Else it warns that its plans are long.
     "spark.sql.debug.maxToStringFields": "200",
@@ -127,7 +129,7 @@ class Rounds:
 
 def work(settings: DriverSettings, tell: Tell) -> None:
     """Claim, compute, write: the whole driver."""
-    spark = spark_session(f"flights {settings.client_id}", master="local[1]", config=SPARK)
+    spark = spark_session(f"flights {settings.client_id}", master="local[2]", config=SPARK)
     tables = load_tables(spark, Path(settings.tables))
     sink = SqliteSink(Path(settings.database))
     try:

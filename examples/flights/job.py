@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 from shlex import quote
@@ -35,7 +35,7 @@ from flights.screen import Screen, table
 from flights.sections import carriers, delay_sections, spark_sections
 from flights.supervisor import Crew
 from flights.tables import find_folder, read_tables
-from flights.tool import kafka_marshal
+from flights.tool import Command
 from kafka_marshal import Marshal
 from kafka_marshal.testing import open_kafka
 
@@ -138,12 +138,15 @@ class Job:
     def _settings(self, scene: Scene, common: dict[str, Any]) -> ProcessSettings:
         return DriverSettings(**common, dead_letters=scene.dead_letters)
 
-    def _audit(self, scene: Scene) -> Audited | None:
-        self.step(5, f"Audit: the whole coordination log is replayed by Spark, from the topic {scene.coordination!r}")
+    def _begin_audit(self, scene: Scene) -> AbstractContextManager[Command | None]:
+        """It starts Spark while the check runs."""
         arguments = ("audit", "--from-kafka", "--out", str(self.folder / AUDIT), "--master", "local[2]", "--json")
-        said = json.loads(
-            kafka_marshal(scene, self.folder / "audit.log", *arguments, timeout_s=_AUDIT_S, java=_JAVA_OF_AUDIT)
-        )
+        return Command(scene, self.folder / "audit.log", *arguments, java=_JAVA_OF_AUDIT)
+
+    def _audit(self, scene: Scene, begun: Command) -> Audited:
+        self.step(5, f"Audit: the whole coordination log is replayed by Spark, from the topic {scene.coordination!r}")
+        self.screen.doing("the audit begun with the check; waiting for its result")
+        said = json.loads(begun.output(_AUDIT_S))
         return Audited(said["verdict"], said["clean"], sum(said["violations"].values()), said["records"], AUDIT)
 
     # The steps.
@@ -154,6 +157,7 @@ class Job:
             self.step(1, f"Kafka: the one at {options.bootstrap}; this run uses topics of its own there")
             return Scene.on_named_kafka(options.bootstrap, options.config)
         self.step(1, "Kafka: a real broker is started on this machine")
+        self.screen.doing("its Java starts")
         kafka = open_kafka(1, keep=self.folder / KAFKA if options.keep else None, controllable=True)
         stack.callback(kafka.stop)
         return Scene.on_own_kafka(kafka.bootstrap_servers, kafka.client_config)
@@ -215,25 +219,32 @@ class Job:
 
     def _check(self, kafka: Kafka, scene: Scene, published: Published, story: Story) -> Findings:
         self.step(4, self.CHECK)
-        history = self._replayed(scene)
-        wanted = compute(read(self.file, self.options.rows), read_tables(self.tables))
-        planted, letters = Counter[bad_records.Planted](), Letters(0, {})
-        if self.BAD_RECORDS:
-            planted = bad_records.planted(read(self.file, self.options.rows))
-            letters = collect(kafka.read(scene.dead_letters))
-        verdict = check(self.database, wanted, planted, letters, published.ends)
-        quality = [(str(failed), int(flights)) for failed, flights in ask(self.database, _QUALITY)]
-        beat_ms, watched = self.options.heartbeat_interval_ms, self.options.watched
-        run = (scene.topic, verdict, story, history, self.seed, beat_ms, watched, self.MANNER)
-        return Findings(*run, letters, quality, self._audit(scene))
+        with self._begin_audit(scene) as audit:
+            self.screen.doing("the coordination log is dumped and replayed")
+            history = self._replayed(scene)
+            self.screen.doing("the files are added up in plain Python")
+            wanted = compute(read(self.file, self.options.rows), read_tables(self.tables))
+            planted, letters = Counter[bad_records.Planted](), Letters(0, {})
+            if self.BAD_RECORDS:
+                planted = bad_records.planted(read(self.file, self.options.rows))
+                self.screen.doing("the dead letters are read back")
+                letters = collect(kafka.read(scene.dead_letters))
+            self.screen.doing("the numbers are compared")
+            verdict = check(self.database, wanted, planted, letters, published.ends)
+            quality = [(str(failed), int(flights)) for failed, flights in ask(self.database, _QUALITY)]
+            beat_ms, watched = self.options.heartbeat_interval_ms, self.options.watched
+            run = (scene.topic, verdict, story, history, self.seed, beat_ms, watched, self.MANNER)
+            return Findings(*run, letters, quality, None if audit is None else self._audit(scene, audit))
 
     def _replayed(self, scene: Scene) -> History:
         """Who owned what, by the log; from the file that stays, so that anybody can conclude the same from it."""
-        kafka_marshal(scene, self.folder / "dump.log", "dump", "--output", str(self.folder / DUMP), timeout_s=_DUMP_S)
+        with Command(scene, self.folder / "dump.log", "dump", "--output", str(self.folder / DUMP)) as dump:
+            dump.output(_DUMP_S)
         return history_of(*read_dump(self.folder / DUMP), scene.group_id, scene.topic)
 
     def _report(self, findings: Findings) -> Path:
         self.step(self.STEPS, "Report")
+        self.screen.doing("the picture is drawn, the page written")
         sections = [] if findings.audit is None else spark_sections(findings, findings.audit)
         sections += delay_sections(self.database)
         page, _ = write_report(findings, carriers(self.database), self.folder, sections, self.COMMANDS)

@@ -159,13 +159,13 @@ def parse(records: DataFrame) -> DataFrame:
     text = F.col("value").cast("string")
     flights = records.withColumn("_flight", F.from_json(text, _FLIGHT, _JSON))
     flights = flights.select(*records.columns, *(F.col(f"_flight.{field.name}") for field in _FLIGHT))
-    wrong = F.filter(F.array(*_wrong_fields()), lambda name: name.isNotNull())
+    wrong = F.concat_ws(", ", *_wrong_fields())  # without those that are null
     nothing = F.coalesce(*(F.col(name).cast("string") for name in _FIELDS)).isNull()
     trouble = (
         F.when(F.col("value").isNull() | (F.length("value") == 0), "no value")
         .when(~F.is_valid_utf8(text), "not UTF-8")
         .when(~_is_one_object(text) | nothing, "no JSON object")
-        .when(F.size(wrong) > 0, F.concat(F.lit("missing or impossible: "), F.array_join(wrong, ", ")))
+        .when(wrong != "", F.concat(F.lit("missing or impossible: "), wrong))
         .when(F.col(_CORRUPT).isNotNull(), "a field of another type")
     )
     return flights.withColumn("trouble", trouble).drop(_CORRUPT)
@@ -281,6 +281,8 @@ def summarize(records: DataFrame, tables: Tables) -> Iterator[Round]:
 
     Two Spark jobs: what came of which partition, and the groups. Raises what Spark raises.
     """
+    # A task for each core, not for each partition: to prepare one takes longer than a thousand rows.
+    records = records.coalesce(records.sparkSession.sparkContext.defaultParallelism)
     dead = F.col("trouble").isNotNull()
     # What is kept until both jobs are done: the text of what goes to the dead letters only, and no column in vain.
     original = [F.when(dead, F.col(name)).alias(name) for name in ("key", "value")]

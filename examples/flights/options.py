@@ -27,8 +27,9 @@ PARTITIONS = 12
 FAILURE = "failed"
 
 
-#: At least this number of rounds.
-_ROUNDS = 24
+#: At least this number of rounds; and the most messages in one, whose planning takes Spark as long as 5,000 rows.
+_ROUNDS = 16
+_ROUND = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class DemoOptions:
     #: none (see ``watched``).
     watchdog: bool = True
     #: The most messages in one transaction: a plain worker's batch, or a driver's round over all its partitions. None:
-    #: 1,000, or 12,000 (less of a few rows, so that there are some rounds to be killed in).
+    #: 1,000, or 20,000 (less of a few rows, so that there are some rounds to be killed in).
     batch_size: int | None = None
     #: Rows a second that one plain worker takes its time for, as if the work were harder; 0: as fast as it can.
     pace: int = 6_000
@@ -92,7 +93,7 @@ class DemoOptions:
         """The most messages in one transaction."""
         if self.batch_size is not None:
             return self.batch_size
-        return 1_000 if self.plain else min(12_000, max(500, (self.rows or 12_000 * _ROUNDS) // _ROUNDS))
+        return 1_000 if self.plain else min(_ROUND, max(500, (self.rows or _ROUND * _ROUNDS) // _ROUNDS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from flights.job import Job
@@ -36,5 +37,6 @@ class PlainJob(Job):
     def _settings(self, scene: Scene, common: dict[str, Any]) -> ProcessSettings:
         return WorkerSettings(**common, pace=self.options.pace)
 
-    def _audit(self, scene: Scene) -> None:
-        """Needs Spark."""
+    def _begin_audit(self, scene: Scene) -> AbstractContextManager[None]:
+        """It needs Spark."""
+        return nullcontext()

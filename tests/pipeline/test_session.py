@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyspark
 import pytest
@@ -67,6 +69,15 @@ def test_settings_that_a_running_session_cannot_take_are_named(
     assert "spark.master=local[77] (it has local[" in line
     assert "spark.task.cpus=3 (it has None)" in line
     assert "spark.stop()" in line
+
+
+def test_what_spark_adds_to_the_options_for_java_is_no_difference(caplog: pytest.LogCaptureFixture) -> None:
+    has = {"spark.driver.extraJavaOptions": "-Dof=spark -XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC"}
+    made: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: has))
+    session._say_what_is_ignored(made, {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"})
+    assert not caplog.records
+    session._say_what_is_ignored(made, {"spark.driver.extraJavaOptions": "-Xss4m"})
+    assert "spark.driver.extraJavaOptions=-Xss4m (it has -Dof=spark" in caplog.messages[0]
 
 
 def run_with(jars: str, then: str) -> dict[str, str]:

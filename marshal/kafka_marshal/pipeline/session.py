@@ -140,7 +140,7 @@ def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> No
     other = [
         f"{name}={HIDDEN}" if is_secret(name) else f"{name}={value} (it has {has.get(name)})"
         for name, value in sorted(wanted.items())
-        if not name.startswith(("spark.sql.", "spark.jars")) and str(has.get(name)).lower() != str(value).lower()
+        if not name.startswith(("spark.sql.", "spark.jars")) and not _has(has.get(name), name, str(value))
     ]
     if other:
         log(
@@ -150,6 +150,12 @@ def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> No
             "(spark.stop())",
             ", ".join(other),
         )
+
+
+def _has(found: str | None, name: str, wanted: str) -> bool:
+    """Whether a setting of the session is as wanted. Spark puts options of its own before those for Java."""
+    found, wanted = str(found).lower(), wanted.lower()
+    return found == wanted or (name.endswith(".extraJavaOptions") and found.endswith(f" {wanted}"))
 
 
 def _end_jvm_without(wanted: list[str]) -> None:
