@@ -26,7 +26,7 @@ if os.environ.get("KAFKA_MARSHAL_COMPILE") == "1":
     try:
         from mypyc.build import mypycify
     except ImportError:  # the build's first pass, which only asks what it needs
-        setup(setup_requires=["mypy>=1.14"])
+        setup(setup_requires=["mypy>=1.14", "xxhash"])  # its types are read, too
     else:
         sources = [f"rationalizer/{name}.py" for name in HOT]
         setup(
