@@ -38,7 +38,7 @@ from tests.rationalizer.strategies import (
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 @given(written=logs())
