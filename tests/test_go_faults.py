@@ -306,7 +306,7 @@ class DeadCluster:
     def cluster_ids(self, wait_s: float) -> dict[str, str]:
         return {}
 
-    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+    def expect(self, topic: str, *, delivery_timeout_ms: int | None = None) -> None:
         pass
 
     def topic_config(self, name: str, timeout_s: float) -> TopicConfig | None:

@@ -102,6 +102,8 @@ class TailBatch:
     #: Partitions whose end was reached, with the offset after the last one (also past transaction markers).
     ends: dict[int, int] = field(default_factory=dict)
     faults: Sequence[TailFault] = ()
+    #: As much as one read takes: more may have been fetched, of other partitions, too.
+    is_full: bool = False
 
     def slices(self, size: int) -> list[TailBatch]:
         """The same in batches of at most size records each; ends and faults are in the last one, never missing."""
@@ -409,8 +411,11 @@ class Cluster(Protocol):
         the end. ConfigurationError if the brokers (before 2.5) can't wait.
         """
 
-    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
-        """A tail and an appender like that will be asked for soon: connect meanwhile. It may do nothing."""
+    def expect(self, topic: str, *, delivery_timeout_ms: int | None = None) -> None:
+        """A tail, and an appender with this timeout, will be asked for soon: connect meanwhile. It may do nothing.
+
+        None: no appender.
+        """
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> Tail:
         """A tail of the partitions named by positions, each from its offset."""

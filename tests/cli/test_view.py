@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.cli.watch import deleted_notes, lag_cell
 from kafka_marshal.client.view import holdings
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.observe import stuck
-from kafka_marshal.observe.meter import BrokerClock, Meter, beyond
+from kafka_marshal.observe.meter import LISTEN_S, BrokerClock, Meter, beyond, listening_s
 from kafka_marshal.observe.problems import places, problems_of
 from kafka_marshal.observe.rows import FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck
+from kafka_marshal.observe.view import View
 from rationalizer import (
     ClaimingPartition,
     CommitEntry,
@@ -149,6 +152,35 @@ def test_the_brokers_time_is_never_before_a_stamp_that_was_seen() -> None:
     clock.at_least(5_000)
     assert (clock.source, clock.now_ms()) == ("local", 5_000)
     assert clock.local_is_behind_ms == 4_000
+
+
+def test_of_many_members_one_is_heard_soon() -> None:
+    assert listening_s([1.0] * 50) == 0.2
+    assert listening_s([1.0] * 10) == pytest.approx(0.65)
+    assert listening_s([1.0]) == pytest.approx(1.0)
+    assert listening_s([200.0] * 50) == listening_s([]) == LISTEN_S, "they write too rarely to be waited for"
+    assert listening_s([200.0] * 50 + [1.0] * 10) == pytest.approx(0.65, abs=0.06)
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_who_is_at_work_is_heard_while_the_log_is_read(is_live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = MemoryCluster()
+    create_topic(cluster, "__marshal", 1, 5.0)
+    appender = cluster.appender("__marshal", delivery_timeout_ms=1_000)
+    for number in range(50):
+        claim = ClaimingPartition(f"host/{number}/0.2.0/x", f"w{number}", "g", "t", number, 3_000)
+        appender.append(0, encode(claim))
+    assert appender.flush(1.0) == 0
+    view = View(cluster, "__marshal", 5.0)
+    if is_live:
+        appender.append(0, encode(Heartbeat("host/0/0.2.0/x", "w0", "g", "t", 0, 2, None)))
+    view.catch_up(lambda done, of_all: None)
+    assert view.clock.source == ("traffic" if is_live else "local")
+    waited: list[float] = []
+    monkeypatch.setattr(view, "follow", lambda seconds, until: waited.append(seconds))
+    view.learn_time()
+    assert waited[0] <= 0.2, "what fifty members write would have come"
+    view.replica.close()
 
 
 def row(**known: object) -> LeaseRow:

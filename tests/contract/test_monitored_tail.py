@@ -15,6 +15,7 @@ from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.node import stalled_fetch
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.node.monitored_tail import MonitoredTail
+from kafka_marshal.ports import TailBatch
 from tests.contract.sides import LOG_TIME, TIMEOUT_S, KafkaSide, Side, TailLog, append
 
 PATIENCE_S = 0.05
@@ -120,6 +121,24 @@ def test_a_reader_that_was_held_up_itself_waits_once_more(
     memory.broker.produce("log", 1, b"a")
     assert tail.read(0.2).records[1]
     assert told(caplog) == []
+    tail.close()
+
+
+def test_what_may_wait_behind_a_flood_is_not_missing(memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine at its limit takes long for what was fetched of other partitions; fetching again makes it worse."""
+    now = [100.0]
+    monkeypatch.setattr(memory.runtime, "monotonic", lambda: now[0], raising=False)
+    tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {0: 10_000, 1: 10_000})
+    batches = [TailBatch({0: [(n, 1, None)]}, is_full=True) for n in range(6)] + [TailBatch({0: [(6, 1, None)]})]
+    monkeypatch.setattr(tail.tail, "read", lambda timeout_s: batches.pop(0))
+    for _ in range(6):
+        tail.read(0.2)
+        now[0] += PATIENCE_S / 2
+        assert tail.monitor.missing() == []
+    tail.read(0.2)  # the client has handed over all that it had
+    now[0] += PATIENCE_S
+    tail.monitor.end_read(0.2)
+    assert tail.monitor.missing() == [0, 1]
     tail.close()
 
 

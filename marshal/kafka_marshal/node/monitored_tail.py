@@ -55,6 +55,8 @@ class MonitoredTail:
             monitor.received(cp, entries[-1][0] + 1)
         for cp, end in batch.ends.items():
             monitor.received(cp, end)
+        if batch.is_full:
+            monitor.flooded()
         return batch
 
     def _mend(self, stalled: list[int]) -> None:

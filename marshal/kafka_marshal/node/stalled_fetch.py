@@ -149,6 +149,11 @@ class FetchMonitor(Generic[K]):
             text = "%s reads on, after %.1f s; nothing was left out"
             log(logging.WARNING, "reader_back", text, self._whose, self._read_at - since)
 
+    def flooded(self) -> None:
+        """The reader took as much as it may at a time: what does not arrive may wait behind that, in the client."""
+        if self._owed:
+            self._owed.update(dict.fromkeys(list(self._owed), self._read_at))
+
     def excuse(self, keys: Iterable[K]) -> None:
         """Nothing arrives from these for a known reason."""
         later = self._read_at + QUIET_S

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import split
@@ -16,7 +18,16 @@ from rationalizer.limits import NOTHING_DONE
 if TYPE_CHECKING:
     from rationalizer import World
 
-__all__ = ["BrokerClock", "LeaseKey", "Meter", "beyond"]
+__all__ = ["LISTEN_S", "BrokerClock", "LeaseKey", "Meter", "beyond", "listening_s"]
+
+#: The longest wait for a record that shows the broker's time (s): a heartbeat at the default interval of 3 s.
+LISTEN_S = 1.2
+
+#: Members at work are silent for long enough if chance alone would do that once in this many times.
+UNLIKELY = 10_000
+
+#: Waits are chosen in these steps (s).
+STEP_S = 0.05
 
 #: (group, topic, partition, the first of its key hashes)
 LeaseKey = tuple[str, str, int, int]
@@ -43,6 +54,18 @@ def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | No
                 yield (group.group_id, topic, partition, piece.lo), piece.since, stable, stable + more, owner
 
 
+def listening_s(intervals: Sequence[float]) -> float:
+    """How long (s) to listen: if processes are at work that write at these intervals (s), a record will have come.
+
+    Each writes at a moment of its own, so of many one is heard soon.
+    """
+    for step in range(1, int(LISTEN_S / STEP_S)):
+        waited = step * STEP_S
+        if prod(max(0.0, 1 - waited / each) for each in intervals) < 1 / UNLIKELY:
+            return waited
+    return LISTEN_S
+
+
 class BrokerClock:
     """The broker's time as far as known. `source`: "traffic", "tick", or "local" if no record has shown it."""
 
@@ -51,6 +74,8 @@ class BrokerClock:
         self._ahead: float | None = None
         self._floor = 0
         self.source: str = "local"
+        #: Since when records are read that are news (monotonic, s).
+        self.listens_since: float = time.monotonic()
 
     def heard(self, stamp_ms: int, source: str = "traffic") -> None:
         """A record appended just now has this timestamp (ms): the broker's time is at least that."""

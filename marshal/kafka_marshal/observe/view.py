@@ -11,27 +11,33 @@ from __future__ import annotations
 
 import time
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST, kafka_counts, why_lost
 from kafka_marshal.errors import AuthorizationError, KafkaUnavailableError, MarshalError
+from kafka_marshal.instance import Instance
 from kafka_marshal.node.checks import SET_BACK_MS, clock_set_back
 from kafka_marshal.node.coordination_topic import log_name
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
 from kafka_marshal.observe.fold import Fold
-from kafka_marshal.observe.meter import BrokerClock, Meter
+from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
 from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
+from kafka_marshal.topic_names import snapshots_topic
 from rationalizer import Tick, encode, route_group
+from rationalizer.limits import STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.client.view import LeaseInfo
@@ -126,8 +132,10 @@ def why_no_share(group: Group | None, client: str) -> str:
     return f"only members with allow_key_share=True share {', '.join(shared)}" if shared else ""
 
 
-#: The longest wait for a record that shows the broker's time: a heartbeat at the default interval of 3 s.
-LISTEN_S = 1.2
+_STAMP = itemgetter(1)
+
+#: Members write this often in each of their heartbeat intervals.
+_BEATS = 3
 
 #: Waits for records check this often for Ctrl-C.
 _SLICE_S = 0.2
@@ -156,6 +164,8 @@ class View:
         #: Shown again and again on a terminal: problems come first.
         self.watched = False
         self._window_start = now() - window_ms
+        cluster.expect(topic)
+        cluster.expect(snapshots_topic(topic))
         self.replica: Replica = Replica(cluster, topic, timeout_s, Begin.SNAPSHOT)
         self.clock: BrokerClock = BrokerClock(now)
         self.meter: Meter = Meter(window_ms)
@@ -184,6 +194,9 @@ class View:
         while not replica.caught_up:
             batch = replica.read(_SLICE_S)
             self._apply_in_slices(batch)
+            for cp, entries in batch.records.items():
+                if entries[-1][0] >= replica.starts[cp].log_end:  # appended since we began
+                    self.clock.heard(entries[-1][1])
             if batch.records or batch.ends:
                 until = time.monotonic() + self.patience_s
             elif time.monotonic() > until:
@@ -201,14 +214,19 @@ class View:
         """Old records at once; those of the last minutes in slices, with a sample of the meter after each."""
         for cp, entries in batch.records.items():
             begin = 0
-            for index in range(1, len(entries)):
-                stamp, before = entries[index][1], entries[index - 1][1]
-                step_ms = self._step_ms(stamp)
-                if step_ms and stamp // step_ms != before // step_ms:
-                    self._apply(cp, entries[begin:index])
-                    begin = index
-            self._apply(cp, entries[begin:])
+            while begin < len(entries):
+                end = bisect_left(entries, self._slice_ends(entries[begin][1]), begin + 1, key=_STAMP)
+                self._apply(cp, entries[begin:end])
+                begin = end
         self.replica.apply(TailBatch({}, batch.ends, batch.faults))
+
+    def _slice_ends(self, stamp: int) -> float:
+        """The time before which the slice ends that begins with this stamp (ms)."""
+        step_ms = self._step_ms(stamp)
+        if not step_ms:
+            return self._window_start - _HISTORY_MS
+        end = (stamp // step_ms + 1) * step_ms
+        return end if step_ms == _FINE_MS else min(end, self._window_start)
 
     def _step_ms(self, stamp: int) -> int:
         """The interval of samples at that time (ms); 0: none."""
@@ -258,8 +276,15 @@ class View:
 
     def learn_time(self) -> None:
         """Wait shortly for a new record, if there are holders whose silence is shown (*blocking*)."""
-        if any(info.client_id is not None for world in self.worlds.values() for info, _ in holdings(world)):
-            self.follow(LISTEN_S, until=lambda: self.clock.source != "local")
+        held = [
+            (info, world.log_time)
+            for world in self.worlds.values()
+            for info, _ in holdings(world)
+            if info.client_id is not None
+        ]
+        if held:
+            until = self.clock.listens_since + listening_s(_intervals(held))
+            self.follow(until - time.monotonic(), until=lambda: self.clock.source != "local")
 
     def tick(self) -> None:
         """Append a Tick to every CP and wait until it is applied: log time is then the broker's time (*blocking*)."""
@@ -527,6 +552,17 @@ class View:
             "of it is of before that. Install a newer release."
             for cp, level in sorted(self.replica.stopped())
         ]
+
+
+def _intervals(held: Iterable[tuple[LeaseInfo, int]]) -> list[float]:
+    """How often (s) each process writes, of those that were at work at the log time of their partition."""
+    found: dict[object, float] = {}
+    for info, log_time in held:
+        if log_time - info.last_beat <= STALE_AFTER_INTERVALS * info.heartbeat_interval_ms:
+            runs_at = Instance.parse(info.instance_id)
+            process = info.instance_id if runs_at is None else (runs_at.host, runs_at.pid)
+            found[process] = min(found.get(process, inf), info.heartbeat_interval_ms / _BEATS / 1000)
+    return list(found.values())
 
 
 def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:

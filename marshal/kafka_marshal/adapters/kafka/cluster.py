@@ -333,9 +333,9 @@ class KafkaCluster(GroupCalls):
 
     # Factory.
 
-    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+    def expect(self, topic: str, *, delivery_timeout_ms: int | None = None) -> None:
         # What takes longest to be of use comes first: a producer has to ask for its id, too.
-        if (topic, delivery_timeout_ms) not in self._expected_appenders:
+        if delivery_timeout_ms is not None and (topic, delivery_timeout_ms) not in self._expected_appenders:
             self._expected_appenders[topic, delivery_timeout_ms] = self._new_appender(topic, delivery_timeout_ms)
         if topic not in self._expected_tails:
             tail = self._expected_tails[topic] = self._new_tail(topic)

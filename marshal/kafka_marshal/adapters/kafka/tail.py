@@ -67,7 +67,8 @@ class KafkaTail:
         self._reading.use(lambda: self._reading.consumer.assign(places))
 
     def read(self, timeout_s: float) -> TailBatch:
-        records, others = _entries(self._reading.read(BATCH, timeout_s))
+        messages = self._reading.read(BATCH, timeout_s)
+        records, others = _entries(messages)
         ends: dict[int, int] = {}
         faults: list[TailFault] = []
         for message, error in others:
@@ -90,7 +91,7 @@ class KafkaTail:
             self._ends_due = time.monotonic() + ENDS_EVERY_S
             with contextlib.suppress(ClosedError):
                 self._reading.enqueue_command(self._look_at_ends)
-        return TailBatch(records, ends, faults)
+        return TailBatch(records, ends, faults, len(messages) == BATCH)
 
     def position(self, partition: int) -> int:
         self._reading.check_open()

@@ -152,7 +152,7 @@ class MemoryCluster:
         """Wait for it, if there is anything to wait for; the lock is held."""
         return self.broker.changed.wait_for(settled, timeout_s) if self.broker.waits else settled()
 
-    def expect(self, topic: str, *, delivery_timeout_ms: int) -> None:
+    def expect(self, topic: str, *, delivery_timeout_ms: int | None = None) -> None:
         pass
 
     def tail(self, topic: str, positions: Mapping[int, int]) -> MemoryTail:
