@@ -29,12 +29,14 @@ from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.cli.app import COMMANDS
 from kafka_marshal.node.coordination_topic import create_topic
-from kafka_marshal.snapshots import publisher
-from kafka_marshal.snapshots.reader import SnapshotReader
+from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.topic_names import snapshots_topic
-from rationalizer import BeatEntry, ClaimingPartition, HeartbeatBatch, encode, route_lease
+from rationalizer import BeatEntry, ClaimingPartition, HeartbeatBatch, World, encode, route_lease
+from rationalizer.limits import SNAPSHOT_INTERVAL
+from rationalizer.snapshot_log import encode_snapshot
 
 GROUPS, MEMBERS, PARTITIONS, CPS = 10, 5, 30, 8
+WAITING = 20
 HEARTBEAT_INTERVAL_MS = 3_000
 
 BARE = (sys.executable, "-c", "pass")
@@ -119,11 +121,15 @@ class Log:
             if held:
                 entries = tuple(BeatEntry(topic, n, epochs[group, n], None) for n in held)
                 beats[cp].append(encode(HeartbeatBatch(*self._who(group, member), entries)))
-        for at in range(records // CPS):
+        # It ends half an interval behind the newest snapshot: neither the best nor the worst case.
+        for at in range(records // CPS // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL + SNAPSHOT_INTERVAL // 2):
             for cp in range(CPS):
                 put(cp, beats[cp][at % len(beats[cp])])
             if at % 1_000 == 0:
                 producer.poll(0)
+        for topic in self.data:  # a few messages wait
+            for number in range(PARTITIONS * WAITING):
+                producer.produce(topic, b"order", partition=number % PARTITIONS)
         if producer.flush(600) > 0:
             raise RuntimeError("the log was not written in time")
 
@@ -133,19 +139,23 @@ class Log:
         return f"host-{group}/{member}/0.2.0/{group:08d}{member:08d}", f"worker-{group}-{member}", f"group-{group}"
 
     def _write_snapshots(self, cluster: KafkaCluster) -> None:
-        """Let a member write those that are due."""
-        publisher.JITTER_MS = 0.0
-        with Marshal(self.bootstrap, group_id="commands", topic=self.topic, timeout=600):
-            until = time.monotonic() + 60
-            while True:
-                reader = SnapshotReader.find(cluster, snapshots_topic(self.topic), 10)
-                if reader is not None:
-                    reader.read_newest(2)
-                    if all(stored.distinct() >= 2 for stored in reader.partitions.values()):
-                        return
-                if time.monotonic() > until:
-                    raise RuntimeError("no snapshots were written within 60 s")
-                time.sleep(0.1)
+        """Write the two newest that are due, as members do: a state needs claims, and each lease's last heartbeat."""
+        snapshots = cluster.appender(snapshots_topic(self.topic), delivery_timeout_ms=60_000)
+        marks = cluster.watermarks([(self.topic, cp) for cp in range(CPS)], 30)
+        for (_, cp), (_, end) in sorted(marks.items()):
+            newest = end // SNAPSHOT_INTERVAL * SNAPSHOT_INTERVAL
+            world = World(cp, CPS)
+            for place in (2 + GROUPS * PARTITIONS, newest - SNAPSHOT_INTERVAL, newest):
+                first = 0 if world.next_offset == 0 else place - 2 * GROUPS * MEMBERS
+                world.next_offset = first
+                for _, entries in read_range(cluster, self.topic, {cp: (first, place)}, 30):
+                    world.apply_many(entries)
+                if place >= SNAPSHOT_INTERVAL:
+                    for part in encode_snapshot(world):
+                        snapshots.append(cp, part, None)
+        if snapshots.flush(60) > 0:
+            raise RuntimeError("the snapshots were not written in time")
+        snapshots.close()
 
     def delete(self) -> None:
         """Ten million records are a gigabyte."""
