@@ -57,7 +57,7 @@ def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | No
 def listening_s(intervals: Sequence[float]) -> float:
     """How long (s) to listen: if processes are at work that write at these intervals (s), a record will have come.
 
-    Each writes at a moment of its own, so of many one is heard soon.
+    They write at different moments, so of many one is heard soon.
     """
     for step in range(1, int(LISTEN_S / STEP_S)):
         waited = step * STEP_S
@@ -74,7 +74,7 @@ class BrokerClock:
         self._ahead: float | None = None
         self._floor = 0
         self.source: str = "local"
-        #: Since when records are read that are news (monotonic, s).
+        #: Since when new records are read (monotonic, s).
         self.listens_since: float = time.monotonic()
 
     def heard(self, stamp_ms: int, source: str = "traffic") -> None:

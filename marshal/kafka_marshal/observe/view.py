@@ -215,34 +215,23 @@ class View:
         for cp, entries in batch.records.items():
             begin = 0
             while begin < len(entries):
-                end = bisect_left(entries, self._slice_ends(entries[begin][1]), begin + 1, key=_STAMP)
+                end = bisect_left(entries, _slice_ends(entries[begin][1], self._window_start), begin + 1, key=_STAMP)
                 self._apply(cp, entries[begin:end])
                 begin = end
         self.replica.apply(TailBatch({}, batch.ends, batch.faults))
 
-    def _slice_ends(self, stamp: int) -> float:
-        """The time before which the slice ends that begins with this stamp (ms)."""
-        step_ms = self._step_ms(stamp)
-        if not step_ms:
-            return self._window_start - _HISTORY_MS
-        end = (stamp // step_ms + 1) * step_ms
-        return end if step_ms == _FINE_MS else min(end, self._window_start)
-
-    def _step_ms(self, stamp: int) -> int:
-        """The interval of samples at that time (ms); 0: none."""
-        if stamp >= self._window_start:
-            return _FINE_MS
-        return _COARSE_MS if stamp >= self._window_start - _HISTORY_MS else 0
-
     def _apply(self, cp: int, entries: list[tuple[int, int, bytes | None]]) -> None:
-        is_followed = self._step_ms(entries[-1][1]) > 0 or bool(self.observers)
+        step_ms = _step_ms(entries[-1][1], self._window_start)
+        is_followed = step_ms > 0 or bool(self.observers)
         if is_followed:
             self._follow(self.worlds[cp])
         self.replica.on_beats = None if self.observers else self.fold.hear
         self.replica.apply(TailBatch({cp: entries}), self._note if is_followed else None, history=is_followed)
         world, stamp = self.worlds[cp], entries[-1][1]
         self._stamps[cp] = stamp
-        if stamp >= self._window_start or (self._step_ms(stamp) and world.listed * len(self.worlds) <= _MANY):
+        if stamp >= self._window_start or (
+            _step_ms(stamp, self._window_start) and world.listed * len(self.worlds) <= _MANY
+        ):
             self.meter.sample(world)
 
     def _begin_fold(self) -> None:
@@ -552,6 +541,22 @@ class View:
             "of it is of before that. Install a newer release."
             for cp, level in sorted(self.replica.stopped())
         ]
+
+
+def _step_ms(stamp: int, window_start: float) -> int:
+    """The interval of samples at that time (ms); 0: none."""
+    if stamp >= window_start:
+        return _FINE_MS
+    return _COARSE_MS if stamp >= window_start - _HISTORY_MS else 0
+
+
+def _slice_ends(stamp: int, window_start: float) -> float:
+    """The time before which the slice ends that begins with this stamp (ms)."""
+    step_ms = _step_ms(stamp, window_start)
+    if not step_ms:
+        return window_start - _HISTORY_MS
+    end = (stamp // step_ms + 1) * step_ms
+    return end if step_ms == _FINE_MS else min(end, window_start)
 
 
 def _intervals(held: Iterable[tuple[LeaseInfo, int]]) -> list[float]:
