@@ -23,7 +23,7 @@ from rationalizer.limits import SNAPSHOT_INTERVAL
 __all__ = ["LARGE", "LogSize", "Sizes", "bytes_text", "measure"]
 
 #: More records than this are worth a warning: `who`, `log`, `dump`, an audit and `prune` go through all of them, at
-#: some 80,000 a second and processor; that takes ten minutes from here on.
+#: some 60,000 a second and processor; that takes a quarter of an hour from here on.
 LARGE: Final = 50_000_000
 
 #: What a broker stores for a batch of one record beside its value. (A member's records mostly come one at a time.)
