@@ -96,7 +96,7 @@ class LogKeeper:
         #: Why this member could not remove what is too old, for people; "": it could, or need not.
         self.failing: str = ""
         #: How many cuts this member has made.
-        self.cuts = 0
+        self.cuts: int = 0
 
     @property
     def oldest_age_s(self) -> float | None:
