@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a line that lives on a terminal, plain lines elsewhere."""
+"""What the demo shows while it runs: an updated line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _say_what_is_ignored(session: SparkSession, wanted: Mapping[str, str]) -> No
 
 
 def _has(found: str | None, name: str, wanted: str) -> bool:
-    """Whether a setting of the session is as wanted. Spark puts options of its own before those for Java."""
+    """Whether a setting of the session is as wanted. Spark puts its own options for Java before them."""
     found, wanted = str(found).lower(), wanted.lower()
     return found == wanted or (name.endswith(".extraJavaOptions") and found.endswith(f" {wanted}"))
 
