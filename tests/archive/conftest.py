@@ -112,9 +112,7 @@ def kept(tmp_path: Path) -> Kept:
     return Kept(a_log(), str(tmp_path / "archive"))
 
 
-@pytest.fixture(params=["folder", "s3"])
-def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
-    """The same, in a folder and in a bucket."""
-    if request.param == "folder":
-        return Kept(a_log(), str(tmp_path / "archive"))
-    return Kept(a_log(), f"s3://states/{uuid4().hex}", request.getfixturevalue("s3"))
+@pytest.fixture
+def bucket(s3: dict[str, object]) -> Kept:
+    """The same, in a bucket."""
+    return Kept(a_log(), f"s3://states/{uuid4().hex}", s3)

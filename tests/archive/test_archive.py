@@ -20,8 +20,7 @@ def whole(kept: Kept) -> None:
     assert kept.digests() == {cp: kept.truth(cp).digest() for cp in kept.log.entries}
 
 
-def test_each_run_adds_only_what_is_new(anywhere: Kept) -> None:
-    kept = anywhere
+def test_each_run_adds_only_what_is_new(kept: Kept) -> None:
     kept.write(250)
     first = kept.archive()
     assert first.is_whole
@@ -43,6 +42,24 @@ def test_each_run_adds_only_what_is_new(anywhere: Kept) -> None:
     kept.prune(550)
     whole(kept)
     assert kept.archive(verify=True).is_whole
+
+
+def test_in_a_bucket(bucket: Kept) -> None:
+    with pytest.raises(ArchiveError, match="holds no archive of a coordination log"):
+        bucket.at()
+    bucket.write(60)
+    assert bucket.archive().records == 120
+    bucket.write(10)
+    assert bucket.archive().records == 20
+    assert bucket.archive().records == 0
+    bucket.prune(70)
+    whole(bucket)
+
+
+def test_a_bucket_that_is_not_there(bucket: Kept) -> None:
+    bucket.place = "s3://absent/log"
+    with pytest.raises(ArchiveError, match=r"can't be listed: .*bucket does not exist"):
+        bucket.archive()
 
 
 def test_a_file_is_a_dump_of_one_partition(kept: Kept) -> None:

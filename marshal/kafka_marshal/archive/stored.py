@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
@@ -30,7 +30,7 @@ from rationalizer.dump import DumpHeader, DumpLines, DumpReader, header_line
 from rationalizer.log_hash import LogHash, RunningHash
 from rationalizer.snapshot import digest_of
 
-__all__ = ["Archive", "Draft", "FileName", "Part", "Run", "StoredFile"]
+__all__ = ["Archive", "Draft", "FileName", "Part", "Run", "StoredFile", "join"]
 
 _NAME: Final = re.compile(r"(\d{19})-(\d{19})-(\d+)-(\d+)-([0-9a-f]{64})\.jsonl\.gz")
 
@@ -93,6 +93,18 @@ class Run:
     def until(self) -> int:
         """Log time (ms) at its end."""
         return self.parts[-1].name.until
+
+
+def join(names: Iterable[FileName]) -> list[Run]:
+    """The files of one partition, ascending, as runs with gaps between them."""
+    found: list[Run] = []
+    for name in sorted(names):
+        if found and name.first <= found[-1].end:
+            if name.end > found[-1].end:  # else two writers at once wrote it
+                found[-1].parts.append(Part(name, found[-1].end))
+        else:
+            found.append(Run([Part(name, name.first)]))
+    return found
 
 
 class StoredFile:
@@ -191,8 +203,10 @@ class Archive:
     def partitions(self) -> list[int]:
         """The coordination partitions of which something is there."""
         try:
-            self._files.check()
-            return sorted(int(name) for name in self._files.names("") if name.isascii() and name.isdigit())
+            names = self._files.names("")
+            if not names:
+                self._files.check()
+            return sorted(int(name) for name in names if name.isascii() and name.isdigit())
         except FilesError as error:
             raise ArchiveError(f"{self.name}: the archive can't be listed: {error}. Nothing was read") from error
 
@@ -206,14 +220,7 @@ class Archive:
         for match in filter(None, map(_NAME.fullmatch, listed)):
             first, end, since, until = map(int, match.groups()[:4])
             names.append(FileName(partition, first, end, since, until, match[5]))
-        found: list[Run] = []
-        for name in sorted(names):
-            if found and name.first <= found[-1].end:
-                if name.end > found[-1].end:  # else two writers at once wrote it
-                    found[-1].parts.append(Part(name, found[-1].end))
-            else:
-                found.append(Run([Part(name, name.first)]))
-        return found
+        return join(names)
 
     def read(self, name: FileName) -> StoredFile:
         """One of its files. Raises ArchiveError if it is gone, was changed, or is not of this format."""

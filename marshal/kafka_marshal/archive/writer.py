@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Final
 
 from kafka_marshal.archive.joined import ArchivedLog
-from kafka_marshal.archive.stored import Archive, Draft, FileName, Part, Run
+from kafka_marshal.archive.stored import Archive, Draft, FileName, Part, Run, join
 from kafka_marshal.errors import ArchiveError, LogCutError
 from kafka_marshal.observe.log import Log
 from kafka_marshal.ports import Cluster, LogEntry
@@ -156,8 +156,9 @@ class _Partition:
             problem = str(error)
         except LogCutError as error:
             problem = str(error)
-        runs = self.archive.runs(self.cp)
-        known = list(map(_gap, pairwise(self.log.runs.get(self.cp, []))))
+        before = self.log.runs.get(self.cp, [])
+        known = list(map(_gap, pairwise(before)))
+        runs = join([*(part.name for run in before for part in run.parts), *self.written])
         gaps = list(map(_gap, pairwise(runs)))
         if runs and runs[-1].end < (start := self.log.starts[self.cp]):
             gaps.append(Gap(runs[-1].end, start, runs[-1].until, runs[-1].until))
