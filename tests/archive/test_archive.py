@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -63,8 +67,6 @@ def test_a_bucket_that_is_not_there(bucket: Kept) -> None:
 
 
 def test_a_file_is_a_dump_of_one_partition(kept: Kept) -> None:
-    import gzip
-
     kept.write(250)
     kept.archive()
     found = []
@@ -151,6 +153,24 @@ def test_a_changed_byte_is_named_with_its_time(kept: Kept, place: int) -> None:
             read()
         assert f"offsets {int(first)} to {int(end) - 1} of partition 1 (" in str(raised.value)
     assert kept.archive().partitions[0].problem == ""
+
+
+@pytest.mark.parametrize("field", ["digest", "state"])
+def test_a_file_that_says_another_state_is_named(kept: Kept, field: str) -> None:
+    """It is as it was written, but what wrote it did not replay as we do."""
+    kept.write(450)
+    kept.archive()
+    path = [each for each in kept.paths() if each.parent.name == "1"][-1]
+    top, rest = gzip.decompress(path.read_bytes()).split(b"\n", 1)
+    header = json.loads(top)
+    other = kept.log.world(1, 20)
+    header["archive"][field] = other.digest() if field == "digest" else b64encode(other.snapshot()).decode()
+    data = gzip.compress(json.dumps(header).encode() + b"\n" + rest, mtime=0)
+    path.unlink()
+    path.with_name("-".join([*path.name.split("-")[:4], hashlib.sha256(data).hexdigest()]) + ".jsonl.gz").write_bytes(
+        data
+    )
+    assert "says another state" in kept.archive(verify=True).partitions[1].problem
 
 
 def problem(text: str) -> None:

@@ -61,6 +61,23 @@ def test_who_and_log(pruned: Kept, command: Command) -> None:
     assert any(command(*each).out != whole.out for each, whole in zip(asked, before, strict=True))
 
 
+def test_the_archive_alone(pruned: Kept, command: Command) -> None:
+    """Where Kafka is gone, and nothing but the archive is left."""
+    pruned.archive()
+    lease = pruned.truth(0).leases()[0]
+    asked = ("who", lease.group_id, lease.topic, str(lease.partition), "--json")
+    whole = [command(*each) for each in (asked, ("log", "--json"))]
+    command.before = ()
+    for each, before in zip((asked, ("log", "--json")), whole, strict=True):
+        ran = command(*each, "--archive", pruned.place)
+        assert (ran.status, ran.out) == (0, before.out)
+        assert "no Kafka is named (--bootstrap): the archive is read alone" in ran.err
+    assert "no group 'nobody'" in command("who", "nobody", "t", "0", "--archive", pruned.place).err
+    assert command("log", "--follow", "--archive", pruned.place).status == 2
+    ran = command("log", "--archive", pruned.place, "--topic", "__other")
+    assert (ran.status, "is the archive of another log" in ran.err) == (1, True)
+
+
 def test_the_command_says_what_it_wrote(kept: Kept, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "KafkaCluster", lambda *_: kept.cluster.connect("archiver"))
     command.before = ("--bootstrap", "memory:1")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -208,6 +209,12 @@ def _commands(*commands: tuple[str, ...]) -> Callable[[Trial], None]:
     return act
 
 
+def _history(trial: Trial) -> None:
+    _commands(("log",), ("who", "looked-at", "orders", "0"), ("dump",))(trial)
+    with TemporaryDirectory() as place:
+        trial.run("archive", "--to", place)
+
+
 def _after_work(*command: str) -> Callable[[Trial], None]:
     """Run a command on a group with progress of other users."""
 
@@ -285,7 +292,7 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "dead-letters": _dead_letters,
     "transactions": _transactions,
     "snapshots": _snapshots,
-    "history": _commands(("log",), ("who", "looked-at", "orders", "0"), ("dump",)),
+    "history": _history,
     "looker": _commands(
         ("status",),
         ("status", "--group", "looked-at"),

@@ -27,7 +27,7 @@ class ArchivedLog(Log):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Cluster | None,
         topic: str,
         timeout_s: float,
         archive: Archive,
@@ -35,15 +35,19 @@ class ArchivedLog(Log):
         at_ms: int | None = None,
         at_offset: int | None = None,
     ) -> None:
-        """at_ms, at_offset: where files are missing, read what is joined to this log time or offset.
+        """cluster: None: the archive alone, as far as it goes. at_ms, at_offset: where files are missing, read what is
+        joined to this log time or offset.
 
         Raises ArchiveError if the archive is of another log, and what Log raises.
         """
         # Listed before the log's ends are asked for: nobody can have archived more than they say.
         self.runs: dict[int, list[Run]] = {cp: archive.runs(cp) for cp in archive.partitions()}
-        super().__init__(cluster, topic, timeout_s)
         self._archive = archive
-        self.topic_id: str = cluster.topic_info([topic], timeout_s)[topic].topic_id
+        if cluster is not None:
+            super().__init__(cluster, topic, timeout_s)
+            self.topic_id: str = cluster.topic_info([topic], timeout_s)[topic].topic_id
+        else:
+            self._be_alone(topic)
         self._refuse_another()
         #: From where on the live log is read.
         self._live_from = dict(self.starts)
@@ -58,6 +62,13 @@ class ArchivedLog(Log):
                 chosen = next((run for run in runs if run.end >= self.starts[cp]), None)
             if chosen is not None and chosen.first <= self.starts[cp]:
                 self.chosen[cp] = chosen
+
+    def _be_alone(self, topic: str) -> None:
+        said = next(self._archive.read(run.parts[-1].name) for runs in self.runs.values() for run in runs)
+        self.topic, self.topic_id, self.partitions = topic, said.topic_id, said.partitions
+        ends = {cp: runs[-1].end for cp, runs in self.runs.items() if runs}
+        self.starts = {cp: ends.get(cp, 0) for cp in range(said.partitions)}
+        self.ends = dict(self.starts)
 
     def _refuse_another(self) -> None:
         for runs in self.runs.values():
@@ -166,7 +177,8 @@ class ArchivedLog(Log):
         live = {cp: max(at, self._live_from[cp]) for cp, at in first.items()}
         before = sum(max(0, below[cp] - at) for cp, at in first.items())
         further = None if progress is None else lambda passed, _: progress(before + passed, total)
-        for cp, entries in super().read(live, ends, further):
+        has_newer = any(at < ends[cp] for cp, at in live.items())
+        for cp, entries in super().read(live, ends, further) if has_newer else ():
             self._compare(cp, checks[cp], entries)
             yield cp, entries
         for cp, each in checks.items():

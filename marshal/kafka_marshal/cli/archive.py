@@ -11,16 +11,25 @@ import click
 from kafka_marshal.cli.app import command, say_error
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.options import Options
-from kafka_marshal.cli.output import Column, print_json, print_table, progress, say
+from kafka_marshal.cli.output import (
+    Column,
+    print_json,
+    print_table,
+    progress,
+    say,
+    say_warning,
+    warnings_from_the_library,
+)
 from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.visible import visible
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from kafka_marshal.archive import Archived, ArchivedPartition, Gap
     from kafka_marshal.observe.log import Log
-    from kafka_marshal.ports import Cluster
 
-__all__ = ["archive", "archive_option", "history_of"]
+__all__ = ["archive", "archive_option", "history_of", "is_alone", "open_history"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -138,9 +147,26 @@ def archive_option(function: _F) -> _F:
     return click.option("--archive", "place", type=_PLACE, metavar="DIR|URL", help=text)(function)
 
 
-def history_of(
-    place: str | None, *, at_ms: int | None = None, at_offset: int | None = None
-) -> Callable[[Cluster, str, float], Log]:
+def is_alone(options: Options, place: str | None) -> bool:
+    """Whether the archive is read without the log, as no Kafka was named: it may be gone."""
+    return place is not None and not (options.bootstrap or options.config_file)
+
+
+def open_history(
+    stack: ExitStack, options: Options, place: str | None, *, at_ms: int | None = None, at_offset: int | None = None
+) -> Log:
+    """The log that the options name, with its archive if there is one (*blocking*); or the archive alone."""
+    from kafka_marshal.cli.connection import connected
+
+    opening = history_of(place, at_ms=at_ms, at_offset=at_offset)
+    if not is_alone(options, place):
+        return opening(stack.enter_context(connected(options)), options.topic, options.timeout)
+    stack.enter_context(warnings_from_the_library(options.debug))
+    say_warning("no Kafka is named (--bootstrap): the archive is read alone, and history ends where it ends")
+    return opening(None, options.topic, options.timeout)
+
+
+def history_of(place: str | None, *, at_ms: int | None = None, at_offset: int | None = None) -> Callable[..., Log]:
     """Opens the log of a cluster, a topic and a timeout (s), with its archive if there is one (*blocking*)."""
     from kafka_marshal.observe.log import Log
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command, paint, say_error
-from kafka_marshal.cli.archive import archive_option, history_of
+from kafka_marshal.cli.archive import archive_option, is_alone, open_history
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, time_option
@@ -197,6 +197,8 @@ def log(
         raise click.UsageError("--follow needs Kafka: a dump does not grow.")
     if place is not None and from_dump is not None:
         raise click.UsageError("--archive is read beside Kafka, and --from-dump instead of it: give one of them.")
+    if follow and is_alone(options, place):
+        raise click.UsageError("--follow needs Kafka: an archive alone does not grow. Name it with --bootstrap.")
     if follow and last is None and since is None:
         last = _LAST
     wanted = Filter(group, since, no_beats)
@@ -239,10 +241,7 @@ def _from_kafka(
     printer: Printer,
     follow: bool,
 ) -> LogLines:
-    from kafka_marshal.cli.connection import connected
-
-    cluster = stack.enter_context(connected(options))
-    source = history_of(place)(cluster, options.topic, options.timeout)
+    source = open_history(stack, options, place)
     cps = _chosen(source.partitions, cp)
     worlds = source.first_worlds(cps)
     ends = {cp: source.ends[cp] for cp in cps}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_marshal.cli.app import command
-from kafka_marshal.cli.archive import archive_option, history_of
+from kafka_marshal.cli.archive import archive_option, is_alone, open_history
 from kafka_marshal.cli.connection import id_argument
 from kafka_marshal.cli.failures import DONE, NO, WRONG_USE, CommandError
 from kafka_marshal.cli.names import complete_group, complete_topic, read_names, refuse_name
@@ -92,7 +92,8 @@ def who(
     elif owned.spans:
         _print_answer(owned)
     if not owned.spans:
-        known = names_of([owned.world]) if from_dump is not None else read_names(options, options.timeout)
+        is_offline = from_dump is not None or is_alone(options, place)
+        known = names_of([owned.world]) if is_offline else read_names(options, options.timeout)
         refuse_name(known, group, topic_name)
         raise CommandError(
             f"the log knows no lease of {group!r} on {topic_name!r} partition {partition}: nobody ever got it (or the "
@@ -125,10 +126,7 @@ def _chosen(claimed: Ownership, pieces: PieceOwnership) -> Ownership:
 def _from_kafka(
     stack: ExitStack, options: Options, key: LeaseKey, at: int | None, offset: int | None, place: str | None
 ) -> Ownership:
-    from kafka_marshal.cli.connection import connected
-
-    cluster = stack.enter_context(connected(options))
-    source = history_of(place, at_ms=at, at_offset=offset)(cluster, options.topic, options.timeout)
+    source = open_history(stack, options, place, at_ms=at, at_offset=offset)
     both = _both(key, source.partitions, at, offset)
     progressed = stack.enter_context(progress("replaying the log"))
     for owned in both:
