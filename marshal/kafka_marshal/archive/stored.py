@@ -224,8 +224,9 @@ class Archive:
 
     def read(self, name: FileName) -> StoredFile:
         """One of its files. Raises ArchiveError if it is gone, was changed, or is not of this format."""
-        if self._last is not None and self._last.name == name:
-            return self._last
+        last = self._last  # of another thread by now, perhaps
+        if last is not None and last.name == name:
+            return last
         try:
             data = self._files.read(name.path)
         except FilesError as error:
@@ -238,8 +239,8 @@ class Archive:
                 "these records, and what reads the archive begins behind it",
                 partition=name.partition,
             )
-        self._last = StoredFile(name, data)
-        return self._last
+        self._last = found = StoredFile(name, data)
+        return found
 
     def write(self, draft: Draft, end: int) -> FileName:
         """Add a file, with the records below the offset `end`."""
