@@ -260,7 +260,7 @@ class Fleet:
         self.begin(self.all, 0.0)
 
     def pauses(self, within: tuple[float, float]) -> list[float]:
-        """How long each partition that somebody gave up in this time had nobody."""
+        """How long each partition that a member gave up in this time had none."""
         events: dict[int, list[tuple[float, str]]] = defaultdict(list)
         for file in self._folder.iterdir():
             for when, kind, partition in map(str.split, file.read_text(encoding="utf-8").splitlines()):

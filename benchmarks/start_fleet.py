@@ -5,7 +5,8 @@
 One real member in its own process, and phantoms (`benchmarks.phantoms`), which join evenly within ten seconds. "Even":
 all are members, each partition is with its target and has a start. The member joins first, in the middle, or last. Its
 time is that of its process beyond its imports, by threads: Python's, and librdkafka's own. `rules`: what the rules
-alone take of it, measured where the phantoms apply the same records.
+alone take of it, measured where the phantoms apply the same records. `idle`: its share of a core afterwards, of a group
+that only beats.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class Start:
     slowest_ms: float
     #: From the first join until the group is even (wall clock).
     even_s: float
+    #: Of a core, while all are idle afterwards, and the records a second meanwhile.
+    idle: float
+    idle_records: float
 
     @property
     def total_s(self) -> float:
@@ -62,7 +66,7 @@ class Start:
         return (
             f"{self.members:7,} {self.partitions:10,}  {self.place:6} {self.records:8,} {self.total_s:8.2f} "
             f"{self.python_s:8.2f} {self.librdkafka_s:11.2f} {self.rules_s:7.2f} {self.slowest_ms:9.1f} "
-            f"{self.even_s:7.1f}"
+            f"{self.even_s:7.1f} {self.idle:7.2%} {self.idle_records:7.0f}"
         )
 
 
@@ -87,7 +91,9 @@ def spent(pid: int) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def measure(bootstrap: str, members: int, topics: dict[str, int], place: str, over_s: float, session_ms: int) -> Start:
+def measure(
+    bootstrap: str, members: int, topics: dict[str, int], place: str, over_s: float, session_ms: int, idle_s: float
+) -> Start:
     """One start, in its own log."""
     group, coordination = f"fleet-{uuid.uuid4().hex[:8]}", f"__marshal-{uuid.uuid4().hex[:8]}"
     cluster = KafkaCluster(bootstrap, {})
@@ -118,6 +124,8 @@ def measure(bootstrap: str, members: int, topics: dict[str, int], place: str, ov
                 raise RuntimeError("the group was not even in time")
         even_s = phantoms.now_ms() / 1000
         after = spent(real.pid)
+        records, rules_s, slowest_s = phantoms.records, phantoms.rules_s, phantoms.slowest_s
+        idle, idle_records = _idle(real.pid, phantoms, idle_s) if idle_s else (0.0, 0.0)
     finally:
         real.kill()
         real.wait()
@@ -127,13 +135,24 @@ def measure(bootstrap: str, members: int, topics: dict[str, int], place: str, ov
         members,
         sum(topics.values()),
         place,
-        phantoms.records,
+        records,
         python_s,
         librdkafka_s,
-        phantoms.rules_s,
-        phantoms.slowest_s * 1000,
+        rules_s,
+        slowest_s * 1000,
         even_s,
+        idle,
+        idle_records,
     )
+
+
+def _idle(pid: int, phantoms: Phantoms, idle_s: float) -> tuple[float, float]:
+    """The member's share of a core meanwhile, and the records a second."""
+    begun, used, records = phantoms.now_ms(), sum(spent(pid)), phantoms.records
+    while phantoms.now_ms() < begun + idle_s * 1000:
+        phantoms.turn()
+    took_s = (phantoms.now_ms() - begun) / 1000
+    return (sum(spent(pid)) - used) / took_s, (phantoms.records - records) / took_s
 
 
 def _go(real: subprocess.Popen[str], phantoms: Phantoms, joins_ms: float) -> None:
@@ -151,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--places", default=",".join(PLACES))
     parser.add_argument("--over", type=float, default=10.0, help="seconds in which all join")
     parser.add_argument("--session", type=int, default=10_000)
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds to measure afterwards")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--member", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -158,7 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         member(*json.loads(args.member))
         return
     rows = []
-    print("members partitions  joins   records  total s python s librdkafka s rules s slowest ms  even s")
+    print(
+        "members partitions  joins   records  total s python s librdkafka s rules s slowest ms  even s    idle  rec./s"
+    )
     with LocalBroker() as broker:
         for members in map(int, args.members.split(",")):
             for place in args.places.split(","):
@@ -168,7 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for name in topics.keys() - cluster.topics(10).keys():
                     cluster.create_topic(name, each, 1, {}, 60)
                 cluster.close()
-                rows.append(measure(broker.bootstrap_servers, members, topics, place, args.over, args.session))
+                rows.append(
+                    measure(broker.bootstrap_servers, members, topics, place, args.over, args.session, args.idle)
+                )
                 print(rows[-1].line(), flush=True)
     if args.json:
         found = {"benchmark": "start_fleet", "machine": where_it_ran(), "rows": [asdict(row) for row in rows]}
