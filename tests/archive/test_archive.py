@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kafka_marshal.admin import Admin
 from kafka_marshal.archive import Archive
 from kafka_marshal.errors import ArchiveError, ConfigurationError, LogCutError
 from kafka_marshal.files import FilesError, FolderFiles
@@ -46,6 +47,18 @@ def test_each_run_adds_only_what_is_new(kept: Kept) -> None:
     kept.prune(550)
     whole(kept)
     assert kept.archive(verify=True).is_whole
+
+
+def test_from_python(kept: Kept) -> None:
+    kept.write(150)
+    admin = Admin.on_cluster(lambda: kept.cluster.connect("admin"), topic=TOPIC)
+    told: list[tuple[int, int]] = []
+    archived = admin.archive(kept.place, progress=lambda done, total: told.append((done, total)))
+    assert (archived.is_whole, archived.records, archived.place) == (True, 300, kept.place)
+    assert told[-1][0] == told[-1][1] == sum(each.end for each in archived.partitions)
+    assert admin.archive(kept.place, verify=True).files == 0
+    with pytest.raises(ConfigurationError, match="place must be a folder, or a URL"):
+        admin.archive("")
 
 
 def test_in_a_bucket(bucket: Kept) -> None:

@@ -105,6 +105,8 @@ def test_the_command_says_what_it_wrote(kept: Kept, command: Command, monkeypatc
     for args in (("who", "g", "t", "0"), ("log",)):
         assert command(*args, "--archive", kept.place, "--from-dump", "-").status == 2
     assert command("audit", "x", "--archive", kept.place).status == 2
+    assert command("ui", "--dump", str(kept.paths()[0]), "--archive", kept.place).status == 2
+    assert command("ui", "--port", "0", "--archive", "/nowhere/at/all").status == 2
     assert command("log", "--archive", "/nowhere/at/all").status == 2
     kept.recreate()
     ran = command("log", "--archive", kept.place)
