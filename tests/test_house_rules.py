@@ -156,11 +156,11 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (5, 680),
     "cli": (30, 7_460),
     "client": (46, 9_600),
-    "engine": (73, 14_950),
+    "engine": (74, 15_030),
     "kafka_marshal": (19, 2_760),
     "metrics": (8, 1_750),
-    "node": (29, 4_450),
-    "observe": (20, 4_530),
+    "node": (30, 4_680),
+    "observe": (20, 4_560),
     "pipeline": (37, 7_520),
     "rationalizer": (54, 9_270),
     "sinks": (10, 2_760),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (463, 93_050)
+MOST_OF_ALL = (466, 93_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -118,8 +118,11 @@ class TailBatch:
 class Tail(Protocol):
     """Reads partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
 
-    def read(self, timeout_s: float) -> TailBatch:
-        """Wait up to timeout_s for anything new; return it (many records at once when there are many)."""
+    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+        """Wait up to timeout_s for anything new; return it (many records at once when there are many).
+
+        rests: after records, fetch nothing before the next read: what comes meanwhile gathers at the broker.
+        """
 
     def position(self, partition: int) -> int:
         """The next offset to be read."""

@@ -135,6 +135,12 @@ class TopicPieces:
         cut = [p for p, pieces in self.cut.items() if any(piece.revoked != NEVER for piece in pieces)]
         return whole + cut
 
+    def moving_to(self, slot: int) -> list[int]:
+        """The partitions of which another slot has yet to release a piece for this one."""
+        if not self.any_revoked():
+            return []
+        return [p for p in self.with_revoked() if any(x.target == slot != x.owner for x in self[p])]
+
     def any_revoked(self) -> bool:
         """Whether some piece is revoked."""
         return max(self.revoked, default=NEVER) != NEVER or any(

@@ -293,9 +293,10 @@ class TailLog:
         self.ends: dict[int, int] = {}
         self.faults: list[TailFault] = []
         self.reads = 0
+        self.rests = False
 
     def read(self, timeout_s: float = 0.2) -> None:
-        batch = self.tail.read(timeout_s)
+        batch = self.tail.read(timeout_s, rests=self.rests)
         self.reads += 1
         for partition, entries in batch.records.items():
             assert entries, "a partition without news is left out"

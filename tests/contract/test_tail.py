@@ -311,3 +311,45 @@ def test_it_knows_where_the_logs_end(side: Side) -> None:
     append(side, topic, 1, [b"more"])
     log.until(lambda: log.tail.log_ends()[1] == 1, "the new end is known")
     log.tail.close()
+
+
+def test_a_tail_that_rests_between_its_reads_gets_each_record_once(side: Side) -> None:
+    topic = side.topic(3, LOG_TIME)
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0, 2: 0}))
+    log.rests = True
+    for number in range(20):
+        for partition in range(2):
+            append(side, topic, partition, [b"%d" % number] * (number % 3))
+        log.read()
+    log.until(lambda: len(log.values(0)) == len(log.values(1)) == 19, "all is read")
+    assert log.offsets(0) == log.offsets(1) == list(range(19))
+    assert log.values(2) == []
+    assert not log.faults
+    log.tail.close()
+
+
+def test_after_a_rest_it_fetches_at_once(side: Side) -> None:
+    """A partition of librdkafka that is only resumed waits for up to a second."""
+    topic = side.topic(2, LOG_TIME)
+    log = TailLog(side.cluster.tail(topic, {0: 0, 1: 0}))
+    log.rests = True
+    append(side, topic, 0, [b"first"])
+    log.until(lambda: log.values(0), "it reads")
+    before, rounds = log.reads, 12
+    for number in range(rounds):
+        append(side, topic, 0, [b"%d" % number])
+        log.until(lambda number=number: len(log.values(0)) == number + 2, "it comes")  # type: ignore[misc]
+    assert log.reads - before < 2 * rounds, "most reads of 0.2 s bring what is there"
+    log.tail.close()
+
+
+def test_a_tail_that_rests_reports_a_recreated_log(side: Side) -> None:
+    topic = side.topic(1, LOG_TIME)
+    append(side, topic, 0, [b"a", b"b", b"c"])
+    log = TailLog(side.cluster.tail(topic, {0: 0}))
+    log.rests = True
+    log.until(lambda: len(log.values(0)) == 3, "all is read")
+    recreate(side, topic, 1, LOG_TIME)
+    log.until(lambda: log.faults, "it is reported")
+    assert {fault.kind for fault in log.faults} <= {FaultKind.OUT_OF_RANGE, FaultKind.UNKNOWN_TOPIC}
+    log.tail.close()

@@ -215,7 +215,7 @@ def _repeat(view: View, cluster: Cluster, options: Options, picture: Callable[[V
         else:
             click.echo(f"# {time_text(view.clock.now_ms())}  {visible(taken.headline)}")
             _print_plain(taken)
-        view.follow(interval)
+        view.watch(interval)
         checked = _check(view, cluster, options, checked)
 
 
@@ -233,7 +233,7 @@ def _watch(view: View, cluster: Cluster, options: Options, picture: Callable[[Vi
             Live(_fitted(taken, "", ()), console=console(), auto_refresh=False, screen=True) as live,
         ):
             while True:
-                view.follow(interval)
+                view.watch(interval)
                 view.outage, alarms = False, []
                 try:
                     checked = _check(view, cluster, options, checked)

@@ -129,7 +129,7 @@ class RangeTaker:
             return any(key not in known and (ends is None or key in ends) for key in self._open())
 
         with self._driver.condition:
-            self._driver.wait_for(changed, timeout_s)
+            self._driver.lock.wait_for(changed, timeout_s)  # it may last: the log is read in steps
 
     def _take_known(self, max_records: int, ends: Mapping[Key, int] | None, keys: Collection[Key]) -> list[RangeRun]:
         """Take from what ``look_ahead`` has found, if that fills a round: then no request is needed."""

@@ -70,7 +70,7 @@ class Appends:
 
     def append(self, wanted: Append) -> None:
         """Append a record; the lock is held."""
-        self._pacing.appended()
+        self._pacing.appended(wanted)
         self._appender.append(wanted.cp, encode(wanted.record), partial(self._acked, wanted.cp, wanted.token))
 
     def _acked(self, cp: int, token: int, ack: Ack) -> None:

@@ -29,6 +29,7 @@ from kafka_marshal.node.replica import Begin, Listener, Replica
 from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.serving import EndedError, Servants
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
+from kafka_marshal.node.steps import Steps
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.node.upkeep import Upkeep
 from kafka_marshal.ports import Cluster, FaultKind, TailBatch
@@ -99,7 +100,7 @@ class Driver:
         self.life.on_fork = lambda: engine.take(Forked(), now_ms())
         lock = EngineLock(self.condition, self.life, self.engine, self.now_ms)
         self.lock: EngineLock = lock
-        self.pacing: Pacing = Pacing(lock, self.now_ms)
+        self.pacing: Pacing = Pacing(lock, self.now_ms, Steps(runtime, lock, lambda: replica.tail.monitor.is_owed))
         rate_limited, events = RateLimitedLog(self.now_ms), Events(settings, self.now_ms())
         rate_limited.is_outage = lambda: events.is_silent(self.now_ms())
         appends = Appends(
@@ -168,8 +169,7 @@ class Driver:
         self.effects.events.write()
         if self.pacing.beats_sent:
             self.pacing.let_beats_gather()
-        batch = self.replica.read(self.pulse.turned(self.pacing.wait_s()))
-        whole = batch
+        whole = batch = self._read(self.pulse.turned(self.pacing.wait_s()))
         is_alone = self.cluster.runtime.whole_batches and len(WATCHED) == 1
         *others, batch = batch.slices(AT_ONCE) if self.lock.started and not is_alone else (batch,)
         for some in others:
@@ -196,6 +196,14 @@ class Driver:
             self.effects.check(self.now_ms())
             self.lock.settle()
 
+    def _read(self, wait_s: float) -> TailBatch:
+        """What came, or nothing: the next step has not begun."""
+        if self.pacing.steps.rest(wait_s, self.pacing.due_at):
+            return TailBatch()
+        batch = self.replica.read(wait_s, rests=self.pacing.steps.are_on)
+        self.pacing.steps.read(batch)
+        return batch
+
     def _note_answer(self, batch: TailBatch) -> None:
         now, events = self.now_ms(), self.effects.events
         if batch.records or batch.ends:
@@ -212,6 +220,7 @@ class Driver:
     def _applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         now = self.now_ms()
         self.engine.take(Applied(cp, offset, outcome), now)
+        self.pacing.steps.heard(outcome)
         if outcome.is_a(ReleaseGroup):
             self.upkeep.note_pause(now)
         for listener in self.listeners:
@@ -261,8 +270,12 @@ class Driver:
         self.lock.check()
 
     def wait_for(self, predicate: Callable[[], T], timeout_s: float | None) -> T:
-        """Wait under the lock until predicate() is true, this driver fails or the time is up; its last value."""
-        return self.lock.wait_for(predicate, timeout_s)
+        """Wait under the lock until predicate() is true, this driver fails or the time is up; its last value.
+
+        Meanwhile the log is read at once.
+        """
+        with self.pacing.steps.waiting():
+            return self.lock.wait_for(predicate, timeout_s)
 
     def say(self, event: str, text: str, **fields: object) -> None:
         """Log an event of this member at INFO, after earlier ones (any thread)."""
@@ -281,6 +294,7 @@ class Driver:
         with self.condition:
             self.life.ended = True
             self.life.at_exit = None  # it refers to the driver
+            self.pacing.steps.end()
             self.condition.notify_all()
             events.gather()
         events.write()

@@ -43,13 +43,13 @@ class MonitoredTail:
         marks = self._cluster.watermarks([(self._topic, cp) for cp in cps], ASK_TIMEOUT_S)
         return {cp: high for (_, cp), (_, high) in marks.items()}
 
-    def read(self, timeout_s: float) -> TailBatch:
+    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
         """As a tail; raises KafkaUnavailableError if no new client gets what the log holds."""
         monitor = self.monitor
         monitor.begin_read()
         if missing := monitor.missing():
             self._mend(sorted(missing))
-        batch = self.tail.read(timeout_s)
+        batch = self.tail.read(timeout_s, rests=rests)
         monitor.end_read(timeout_s)
         for cp, entries in batch.records.items():
             monitor.received(cp, entries[-1][0] + 1)

@@ -8,6 +8,7 @@ from math import inf
 from kafka_marshal.engine.effects import Append, Effect
 from kafka_marshal.engine.inputs import Deadline
 from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.node.steps import Steps
 from rationalizer import Heartbeat, HeartbeatBatch
 
 __all__ = ["Pacing"]
@@ -28,8 +29,9 @@ BEATS_WAIT_S = 0.012
 class Pacing:
     """What was sent and is not acknowledged yet, and when the background thread checks next."""
 
-    def __init__(self, lock: EngineLock, now_ms: Callable[[], float]) -> None:
+    def __init__(self, lock: EngineLock, now_ms: Callable[[], float], steps: Steps) -> None:
         self._lock = lock
+        self.steps = steps
         self._now_ms = now_ms
         #: Appends that are not acknowledged yet; ``_appended_at``: when the last one was appended.
         self.unanswered: int = 0
@@ -43,8 +45,9 @@ class Pacing:
         """Note the effects that are carried out next; the lock is held."""
         self.beats_sent = self.unanswered == 0 and len(effects) > 1 and all(map(_is_beat, effects))
 
-    def appended(self) -> None:
+    def appended(self, wanted: Append) -> None:
         """A record is appended; the lock is held."""
+        self.steps.appended(wanted)
         self.unanswered += 1
         self._appended_at = self._now_ms()
 
@@ -66,6 +69,11 @@ class Pacing:
     def is_due(self) -> bool:
         """Whether the engine must be asked now, even if nothing has come."""
         return self._now_ms() >= self._settle_by
+
+    @property
+    def due_at(self) -> float:
+        """When the engine is asked next at the latest (own clock, ms)."""
+        return self._settle_by
 
     @property
     def looks_until(self) -> float:

@@ -203,11 +203,14 @@ class Replica:
 
     # Reading.
 
-    def read(self, timeout_s: float) -> TailBatch:
-        """Wait for records; ``apply`` applies them. Raises as the constructor does if a start must go further back."""
+    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+        """Wait for records; ``apply`` applies them. Raises as the constructor does if a start must go further back.
+
+        rests: see ``Tail.read``.
+        """
         if self._refuted:
             self._go_back()
-        return self.tail.read(timeout_s)
+        return self.tail.read(timeout_s, rests=rests)
 
     def apply(self, batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
         """Apply what was read; report each record once caught up, or from the first one (history).

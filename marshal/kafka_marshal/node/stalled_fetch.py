@@ -162,6 +162,11 @@ class FetchMonitor(Generic[K]):
             if key in self._ask_at:
                 self._ask_at[key] = later
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether the log is known to hold a record that has not arrived (any thread)."""
+        return bool(self._owed)
+
     def missing(self) -> list[K]:
         """Partitions from which nothing arrives though the log holds more; they count as stalled once ``tried``."""
         if not self._owed:

@@ -7,6 +7,7 @@ makes reading wrong: a log whose beginning is gone, and another number of partit
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from kafka_marshal.errors import LogCutError, TopicChangedError, TopicMissingErr
 from kafka_marshal.logs import log
 from kafka_marshal.node.log_reader import SLICE_S, bounds, judge, read_range
 from kafka_marshal.node.monitored_tail import MonitoredTail
+from kafka_marshal.node.steps import LONGEST_STEP_MS, MANY_RECORDS
 from kafka_marshal.snapshots.reader import SnapshotReader
 from kafka_marshal.snapshots.start import CpStart
 from kafka_marshal.topic_names import DEFAULT_TOPIC, snapshots_topic
@@ -24,7 +26,10 @@ from rationalizer.marker import count_of
 if TYPE_CHECKING:
     from kafka_marshal.ports import Cluster, LogEntry
 
-__all__ = ["Log", "Source"]
+__all__ = ["LOOK_STEP_S", "Log", "Source"]
+
+#: What is shown again and again reads the log in such steps (s), so that it costs the broker no more than a member.
+LOOK_STEP_S = LONGEST_STEP_MS / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +136,15 @@ class Log:
         return read_range(self._cluster, self.topic, ranges, self._timeout_s, progress=progress)
 
     def follow(self, positions: Mapping[int, int]) -> Iterator[dict[int, list[LogEntry]]]:
-        """Records from these offsets on, in batches, without end; a batch may be empty."""
+        """Records from these offsets on, in batches and steps, without end; a batch may be empty."""
         tail = MonitoredTail(self._cluster, self.topic, positions, {})
         try:
             while True:
-                batch = tail.read(SLICE_S)
+                batch = tail.read(SLICE_S, rests=True)
                 judge(self.topic, batch)
                 yield batch.records
+                if 0 < sum(map(len, batch.records.values())) < MANY_RECORDS:
+                    time.sleep(LOOK_STEP_S)
         finally:
             tail.close()
 

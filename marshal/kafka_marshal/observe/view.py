@@ -29,6 +29,7 @@ from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.checkpoint_rows import checkpoints_row
 from kafka_marshal.observe.cuts import cut_in
 from kafka_marshal.observe.fold import Fold
+from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
@@ -249,11 +250,14 @@ class View:
         for observe in self.observers:
             observe(cp, offset, outcome)
 
-    def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Apply records that come within this time, or until the condition holds; learn the broker's time from them."""
+    def follow(self, seconds: float, until: Callable[[], bool] = lambda: False, step_s: float = 0.0) -> None:
+        """Apply records that come within this time, or until the condition holds; learn the broker's time from them.
+
+        step_s: after records, the next are read so much later.
+        """
         deadline = time.monotonic() + seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
-            batch = self.replica.read(min(left, _SLICE_S))
+            batch = self.replica.read(min(left, _SLICE_S), rests=step_s > 0)
             for cp, entries in batch.records.items():
                 self._stamps[cp] = entries[-1][1]
                 self.clock.heard(entries[-1][1])
@@ -262,6 +266,12 @@ class View:
             self.replica.apply(batch, self._note)
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
+            if batch.records and step_s > 0:
+                time.sleep(max(0.0, min(step_s, deadline - time.monotonic())))
+
+    def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """The same, read in steps: for what is shown again and again."""
+        self.follow(seconds, until, LOOK_STEP_S)
 
     def learn_time(self) -> None:
         """Wait shortly for a new record, if there are holders whose silence is shown (*blocking*)."""

@@ -105,7 +105,7 @@ class Live:
     def _watch(self, view: View, cluster: Cluster, stop: threading.Event) -> None:
         wait_s, checked = 0.0, time.monotonic()
         while not stop.is_set():
-            view.follow(wait_s, until=stop.is_set)
+            view.watch(wait_s, until=stop.is_set)
             if self._archive.complete:
                 view.observers.clear()
             began = time.monotonic()

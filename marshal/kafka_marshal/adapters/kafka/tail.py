@@ -30,6 +30,9 @@ PACE = Pace(LONGEST_WAIT_S)
 #: Where the logs end is noted this often (s).
 ENDS_EVERY_S = 1.0
 
+#: Before a rest: partitions of other brokers have this long (s) to arrive, else they would be fetched twice.
+GATHER_S = 0.003
+
 
 class KafkaTail:
     """A tail over a librdkafka consumer that never joins a group (L4)."""
@@ -47,6 +50,8 @@ class KafkaTail:
         #: Where the logs end. Replaced, never changed.
         self._ends: Mapping[int, int] = {}
         self._ends_due = 0.0
+        #: Whether nothing is fetched now.
+        self._is_resting = False
 
     def warm_up(self) -> None:
         """Begin to connect, and to look up the leaders; returns at once.
@@ -66,8 +71,15 @@ class KafkaTail:
         places = [TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()]
         self._reading.use(lambda: self._reading.consumer.assign(places))
 
-    def read(self, timeout_s: float) -> TailBatch:
+    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+        if self._is_resting:
+            self._fetch_again()
         messages = self._reading.read(BATCH, timeout_s)
+        if rests and len(messages) < BATCH and any(message.error() is None for message in messages):
+            if len(self._positions) > 1:
+                time.sleep(GATHER_S)
+                messages += self._reading.read(BATCH, 0)
+            self._rest()
         records, others = _entries(messages)
         ends: dict[int, int] = {}
         faults: list[TailFault] = []
@@ -91,7 +103,29 @@ class KafkaTail:
             self._ends_due = time.monotonic() + ENDS_EVERY_S
             with contextlib.suppress(ClosedError):
                 self._reading.enqueue_command(self._look_at_ends)
-        return TailBatch(records, ends, faults, len(messages) == BATCH)
+        return TailBatch(records, ends, faults, len(messages) >= BATCH)
+
+    def _rest(self) -> None:
+        """Fetch nothing more. What is on its way is dropped, and fetched again from where we are."""
+        self._is_resting = True
+        places = self._places()
+        self._reading.use(partial(self._steer, partial(self._reading.consumer.pause, places)))
+
+    def _fetch_again(self) -> None:
+        """End the rest, at once: a partition that is only resumed waits until its broker's thread wakes by itself."""
+        self._is_resting = False
+        consumer, places = self._reading.consumer, self._places()
+
+        def resume() -> None:
+            consumer.resume(places)
+            for place in places:
+                consumer.seek(place)
+
+        self._reading.use(partial(self._steer, resume))
+
+    def _places(self) -> list[TopicPartition]:
+        with self._lock:
+            return [TopicPartition(self._topic, cp, position) for cp, position in self._positions.items()]
 
     def position(self, partition: int) -> int:
         self._reading.check_open()

@@ -122,7 +122,7 @@ class MemoryTail(_Reader):
         self._opened = broker.tails_opened[client, topic] = broker.tails_opened[client, topic] + 1
         self._restarts: Counter[int] = Counter()
 
-    def read(self, timeout_s: float) -> TailBatch:
+    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
         with self._broker.changed:
             return self._wait_for(self._look, timeout_s) or TailBatch()
 

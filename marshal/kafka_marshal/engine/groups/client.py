@@ -157,6 +157,11 @@ class GroupClient:
         if not is_over and message is not None and message.group_id == self._settings.group_id:
             self._records.applied(cp, offset, message, outcome, now)
 
+    @property
+    def wants_in(self) -> bool:
+        """Whether the log does not show it as a member, and it is to be one."""
+        return not self.member.joined and not self._goes()
+
     # Time.
 
     def _must_go(self, now: float) -> bool:

@@ -53,6 +53,8 @@ class Holdings:
         self.why_lost: Callable[[HeldPiece], Loss] = lambda piece: Loss.FENCED
         #: The generation that was followed last; −1: follow again.
         self._seen = -1
+        #: Partitions of which another member still had a piece then that is assigned to us.
+        self._coming: list[Key] = []
         #: When (own clock, ms) to check all partitions again in any case.
         self.check_at: float = inf
 
@@ -67,12 +69,20 @@ class Holdings:
         """Whether the current generation of the group was followed."""
         return self._seen == self._member.generation
 
+    @property
+    def awaits_pieces(self) -> bool:
+        """Whether another member has yet to release a piece that is assigned to this one."""
+        me = self._member.me
+        parts = (part for key in self._coming for part in self._view.parts(key))
+        return me is not None and any(part.target == me.slot != part.owner for part in parts)
+
     def follow_all(self, now: float) -> None:
         """Start or end every partition that this member owns or works on, as the log shows."""
         group, me = self._member.group, self._member.me
         if group is None or me is None:
             return
         self._seen, self.check_at = group.generation, inf
+        self._coming = [(name, number) for name, topic in group.pieces.items() for number in topic.moving_to(me.slot)]
         keys = {(name, number) for name, topic in group.pieces.items() for number, _ in topic.owned_by(me.slot)}
         for key in sorted(keys | self.pieces.keys()):
             piece, parts = self.pieces.get(key), self._view.parts(key)

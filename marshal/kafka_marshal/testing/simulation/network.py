@@ -391,7 +391,7 @@ class SimulatedTail:
                     self._here[partition] = min(self._here[partition], end)
                     self.written(topic, partition, end)
 
-    def read(self, timeout_s: float) -> TailBatch:
+    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
         self._check_open()
         scheduler = self._network.scheduler
         found = self._look()

@@ -1,0 +1,190 @@
+"""When the background thread reads the log in steps: in a large group, while its member waits for nothing.
+
+Each record ends the waiting fetch of every reader, so that the broker's work grows with the square of the members. A
+member that waits for nothing lets records gather at the broker instead, and reads them with one fetch a step. It reads
+at once while it waits for anything, and shortly before it does what is due by time. So what it decides, it decides on a
+log as fresh as without steps; only what others want of it may be seen a step late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+
+from kafka_marshal.engine.awaited import Awaited, awaited
+from kafka_marshal.engine.effects import Append
+from kafka_marshal.node.engine_lock import EngineLock
+from kafka_marshal.ports import TailBatch
+from kafka_marshal.runtime import Condition, Runtime
+from rationalizer import CommitOffsets, CommitRanges, GroupHeartbeat, Heartbeat, HeartbeatBatch, Outcome
+
+__all__ = ["WAITS", "Steps", "Waits", "step_ms"]
+
+#: The longest step (ms): five fetches a second. A fetch takes the broker some 100 µs, so that is half a thousandth of
+#: a core.
+LONGEST_STEP_MS = 200.0
+
+#: Up to this number of members there are no steps. With sessions of 10 s they append four records a second, fewer than
+#: the fetches that steps would save.
+FREE_MEMBERS = 12
+
+#: Each further member makes the step this much longer (ms), so that 52 are the first with the longest one.
+MEMBER_STEP_MS = 5.0
+
+#: No step is longer than this share of a session, or of the 2·HI of leases: a third of the margin of T4 of a session.
+LONGEST_SHARE = 1 / 30
+
+#: Members are those from which a record came within this time, or twice as long (ms): beats come every third of a
+#: session, so those with long sessions, which cost less, count less.
+HEARD_MS = 5_000.0
+
+#: It reads at once this long (ms) before anything is due by time: a fetch, and a busy machine.
+FRESH_MS = 10.0
+
+#: After a record that others answer it reads at once for this long (ms): they see it within a step, and their answer
+#: takes a round trip. What takes longer (a message in flight) is seen a step late.
+ANSWER_MS = 500.0
+
+#: If a step brought this many records, the reader may be behind: it reads on at once.
+MANY_RECORDS = 256
+
+#: It does not rest for less than this (ms).
+SHORTEST_MS = 1.0
+
+#: What a member appends by time, and no other member answers.
+_ROUTINE = (Heartbeat, HeartbeatBatch, GroupHeartbeat, CommitOffsets, CommitRanges)
+
+
+class Waits(StrEnum):
+    """What this process waits for, beside what its member does (``engine.awaited``)."""
+
+    START = "the end of the log, as it was at the start"
+    CALL = "what a call of the program or of an admin waits for"
+    RECORD = "a record that is known to be in the log: an own one, or one that the leader has reported"
+    ANSWER = "what others do about a record of this member"
+    REST = "the rest of the log: there is more than a fetch brings"
+
+
+class Steps:
+    """One reader's steps. The lock is held for all methods but ``rest`` and ``read``."""
+
+    def __init__(self, runtime: Runtime, lock: EngineLock, is_owed: Callable[[], bool]) -> None:
+        """is_owed: whether a record is known to be in the log that was not read yet."""
+        self._lock = lock
+        self._now_ms = runtime.now_ms
+        self._bell: Condition = runtime.condition()
+        self.is_owed = is_owed
+        #: Calls that wait for the log now.
+        self.callers: int = 0
+        #: When (own clock, ms) others have answered our last record.
+        self.answered_by: float = 0.0
+        #: The last read brought so much that there may be more.
+        self.is_behind: bool = False
+        #: When the next step begins.
+        self._next_read = 0.0
+        #: Whether the fetch may rest after the next records.
+        self.are_on: bool = False
+        self._is_resting = self._is_rung = False
+        #: Senders of records: since the time below, and in the HEARD_MS before it.
+        self._heard: set[str] = set()
+        self._heard_before = 0
+        self._heard_since = 0.0
+
+    # What is heard.
+
+    def heard(self, outcome: Outcome) -> None:
+        """A record was applied."""
+        if (message := outcome.message) is not None:
+            self._heard.add(message.instance_id)
+
+    def appended(self, wanted: Append) -> None:
+        """A record is appended."""
+        if not isinstance(wanted.record, _ROUTINE):
+            self.answered_by = self._now_ms() + ANSWER_MS
+        self._ring()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A call waits for what the log will show."""
+        self.callers += 1
+        self._ring()
+        try:
+            yield
+        finally:
+            self.callers -= 1
+
+    # How long.
+
+    def step_ms(self, now: float) -> float:
+        """The present step; 0: there is none."""
+        if now >= self._heard_since + HEARD_MS:
+            self._heard_since, self._heard_before = now, len(self._heard)
+            self._heard = set()
+        members = max(len(self._heard), self._heard_before)
+        if members <= FREE_MEMBERS:
+            return 0.0
+        engine = self._lock.engine
+        sessions = [client.session_timeout_ms for client in engine.groups.values()]
+        return step_ms(members, min((2 * engine.settings.heartbeat_interval_ms, *sessions)))
+
+    def reason(self, now: float) -> Waits | Awaited | None:
+        """Why it reads at once; None: it waits for nothing."""
+        found = next((what for what, is_awaited in WAITS.items() if is_awaited(self, now)), None)
+        return found or awaited(self._lock.engine, now)
+
+    # Reading.
+
+    def rest(self, wait_s: float, due_at: float) -> bool:
+        """Wait instead of reading, if the next step has not begun (*blocking*). Returns whether it did.
+
+        wait_s: the background thread has to turn again after this. due_at: when something is due by time.
+        """
+        now = self._now_ms()
+        with self._lock.condition:
+            step = self.step_ms(now)
+            self.are_on = step > 0 and now < due_at - FRESH_MS and self.reason(now) is None
+            left = min(self._next_read, now + step, due_at - FRESH_MS, now + wait_s * 1000) - now
+            self._is_resting = self.are_on and left >= SHORTEST_MS
+            if not self._is_resting:
+                return False
+        with self._bell:
+            if not self._is_rung:
+                self._bell.wait(left / 1000)
+            self._is_resting = self._is_rung = False
+        return True
+
+    def read(self, batch: TailBatch) -> None:
+        """This was read."""
+        self.is_behind = sum(map(len, batch.records.values())) >= MANY_RECORDS
+        if self.are_on and batch.records:
+            now = self._now_ms()
+            with self._lock.condition:
+                self._next_read = now + self.step_ms(now)
+
+    def _ring(self) -> None:
+        """End the rest: there is something to wait for now."""
+        if self._is_resting:
+            with self._bell:
+                self._is_rung = True
+                self._bell.notify_all()
+
+    def end(self) -> None:
+        """The background thread is to end."""
+        self._ring()
+
+
+def step_ms(members: int, session_ms: float) -> float:
+    """The step of a group of this size, with this session or 2·HI; 0: it reads at once."""
+    wanted = (members - FREE_MEMBERS) * MEMBER_STEP_MS
+    return max(0.0, min(wanted, LONGEST_STEP_MS, session_ms * LONGEST_SHARE))
+
+
+#: By what is waited for: whether it is.
+WAITS: Mapping[Waits, Callable[[Steps, float], bool]] = {
+    Waits.START: lambda steps, now: not steps._lock.started,
+    Waits.CALL: lambda steps, now: steps.callers > 0,
+    Waits.RECORD: lambda steps, now: steps.is_owed(),
+    Waits.ANSWER: lambda steps, now: now < steps.answered_by,
+    Waits.REST: lambda steps, now: steps.is_behind,
+}

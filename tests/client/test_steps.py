@@ -1,0 +1,252 @@
+"""A reader in steps: it rests only while nothing is waited for; whatever is waited for ends the rest at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafka_marshal.engine.awaited import AWAITED, Awaited
+from kafka_marshal.engine.effects import Append
+from kafka_marshal.engine.engine import Engine
+from kafka_marshal.engine.inputs import AppendRecord
+from kafka_marshal.engine.settings import EngineSettings, proof_margin_ms
+from kafka_marshal.node import stalled_fetch, steps
+from kafka_marshal.node.steps import WAITS, Steps, Waits, step_ms
+from kafka_marshal.ports import TailBatch
+from rationalizer import GroupHeartbeat, LeaveGroup, World
+from tests.client.conftest import take, wait_until
+from tests.client.test_group import Groups, await_shared
+
+#: A step that nothing but a reason ends, and a session whose beats come too late for a test to end it.
+LONG_S, LONG_SESSION = 3_600.0, 300_000
+
+BEAT = GroupHeartbeat("a-1", "a", "g", "m", 1)
+ASKS = LeaveGroup("a-1", "a", "g", "m", 1)
+
+
+@dataclass
+class Scene:
+    """One reader's steps, and what they ask."""
+
+    lock: Any
+    owed: bool = False
+    now: float = 1_000_000.0
+    steps: Steps = field(init=False)
+
+    def rests(self, wait_s: float = 0.002, due_in: float = inf) -> bool:
+        return self.steps.rest(wait_s, self.now + due_in)
+
+    def hears(self, *senders: str) -> None:
+        for sender in senders:
+            self.steps.heard(SimpleNamespace(message=SimpleNamespace(instance_id=sender)))  # type: ignore[arg-type]
+
+    def reads(self, records: int = 1) -> None:
+        self.steps.read(TailBatch({0: [(at, 0, b"") for at in range(records)]}))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    settings = EngineSettings("g", "a", "a-1", 1, 3_000)
+    condition = threading.Condition(threading.RLock())
+    lock = SimpleNamespace(condition=condition, started=True, engine=Engine(settings, {0: World(0, 1)}, Random(1)))
+    made = Scene(lock)
+    runtime: Any = SimpleNamespace(now_ms=lambda: made.now, condition=threading.Condition)
+    made.steps = Steps(runtime, made.lock, lambda: made.owed)
+    made.hears(*(f"m{number}" for number in range(200)))
+    made.rests()
+    made.reads()
+    return made
+
+
+def began(scene: Scene) -> None:
+    scene.lock.started = not scene.lock.started
+
+
+def called(scene: Scene) -> None:
+    scene.steps.callers = 1 - scene.steps.callers
+
+
+def known(scene: Scene) -> None:
+    scene.owed = not scene.owed
+
+
+def asked(scene: Scene) -> None:
+    if scene.now < scene.steps.answered_by:
+        scene.now = scene.steps.answered_by
+        scene.rests()
+        scene.reads()
+    else:
+        scene.steps.appended(Append(0, ASKS, 1))
+
+
+def behind(scene: Scene) -> None:
+    scene.reads(1 if scene.steps.is_behind else steps.MANY_RECORDS)
+
+
+#: What begins a wait; called again, it ends it.
+BEGINS: dict[Waits, Callable[[Scene], object]] = {
+    Waits.START: began,
+    Waits.CALL: called,
+    Waits.RECORD: known,
+    Waits.ANSWER: asked,
+    Waits.REST: behind,
+}
+
+
+@pytest.mark.parametrize("reason", [*Waits, *Awaited])
+def test_each_reason_to_wait_ends_the_rest(
+    scene: Scene, reason: Waits | Awaited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaits = False
+    if isinstance(reason, Awaited):
+        monkeypatch.setitem(AWAITED, reason, lambda engine, now: awaits)
+    assert scene.rests()
+    if isinstance(reason, Waits):
+        BEGINS[reason](scene)
+    else:
+        awaits = True
+    assert scene.steps.reason(scene.now) is reason
+    assert not scene.rests()
+    assert not scene.steps.are_on, "the next read is not followed by a rest"
+    if isinstance(reason, Waits):
+        BEGINS[reason](scene)
+    else:
+        awaits = False
+    assert scene.steps.reason(scene.now) is None
+    scene.rests()
+    scene.reads()
+    assert scene.rests()
+
+
+def test_no_reason_is_forgotten() -> None:
+    assert set(WAITS) == set(BEGINS) == set(Waits)
+
+
+def test_what_is_appended_by_time_asks_nobody(scene: Scene) -> None:
+    scene.steps.appended(Append(0, BEAT, 1))
+    assert scene.rests()
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(lambda of: of.appended(Append(0, BEAT, 1)), id="a record, whose answer is polled"),
+        pytest.param(lambda of: of.waiting().__enter__(), id="a call"),
+        pytest.param(lambda of: of.end(), id="the end"),
+    ],
+)
+def test_it_ends_a_rest_that_has_begun(
+    scene: Scene, ends: Callable[[Steps], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "step_ms", lambda members, session_ms: LONG_S * 1000)
+    scene.reads()
+    thread = threading.Thread(target=scene.rests, args=(LONG_S,), daemon=True)
+    thread.start()
+    wait_until(lambda: scene.steps._is_resting)
+    with scene.lock.condition:
+        ends(scene.steps)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_step_ends_by_itself_and_is_followed_by_one_read(scene: Scene) -> None:
+    assert scene.rests()
+    scene.now += steps.LONGEST_STEP_MS
+    assert not scene.rests()
+    assert scene.steps.are_on
+    scene.reads()
+    assert scene.rests()
+
+
+def test_it_reads_before_it_does_what_is_due_by_time(scene: Scene) -> None:
+    assert scene.rests(due_in=10 * steps.FRESH_MS)
+    assert not scene.rests(due_in=steps.FRESH_MS)
+    assert not scene.steps.are_on
+
+
+def test_steps_grow_with_the_members_up_to_a_third_of_the_margin() -> None:
+    assert [step_ms(members, 10_000) for members in (1, 10, 12, 13, 32, 52, 1_000)] == [0, 0, 0, 5, 100, 200, 200]
+    for session in (100, 1_000, 3_000, 10_000, 60_000):
+        assert 3 * step_ms(1_000, session) <= proof_margin_ms(session)
+    assert steps.LONGEST_STEP_MS < stalled_fetch.HELD_UP_S * 1000, "a rest is no hold-up of the reader"
+
+
+def test_the_members_counted_are_those_heard_lately(scene: Scene) -> None:
+    assert scene.steps.step_ms(scene.now) == steps.LONGEST_STEP_MS
+    for _ in range(2):
+        scene.now += steps.HEARD_MS
+        scene.hears(*(f"m{number}" for number in range(20)))
+        now = scene.steps.step_ms(scene.now)
+    assert now == 8 * steps.MEMBER_STEP_MS
+    scene.hears(*(f"new{number}" for number in range(40)))
+    assert scene.steps.step_ms(scene.now) == 28 * steps.MEMBER_STEP_MS, "a group that grows at once is not waited for"
+
+
+# On a broker.
+
+
+@pytest.fixture
+def groups(
+    kafka_bootstrap: str, topic_factory: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Groups]:
+    monkeypatch.setattr(steps, "FREE_MEMBERS", 0)
+    monkeypatch.setattr(steps, "step_ms", lambda members, session_ms: LONG_S * 1000)
+    made = Groups(kafka_bootstrap, topic_factory)
+    yield made
+    made.close()
+
+
+def await_rest(groups: Groups, member: Any) -> None:
+    """A record of another process begins a step; the member waits for nothing."""
+
+    def rests() -> bool:
+        groups.write(BEAT)
+        return bool(member.marshal._driver.pacing.steps._is_resting)
+
+    wait_until(rests)
+
+
+def test_an_own_beat_is_read_as_soon_as_it_is_in_the_log(groups: Groups) -> None:
+    """T4: nothing else would have it read before the next beat."""
+    a = groups.joined("a", groups.topic(1), session_timeout_ms=LONG_SESSION)
+    await_shared(1, a)
+    await_rest(groups, a)
+    driver = a.marshal._driver
+    before = a.member()
+    assert before is not None
+    last_beat = before.last_beat
+    with driver.locked() as engine:
+        beat = GroupHeartbeat(*engine.ids, a.consumer.member_id, a.consumer.generation)
+        engine.take(AppendRecord(groups.home, beat), driver.now_ms())
+    wait_until(lambda: before.last_beat > last_beat)
+
+
+def test_what_a_member_waits_for_comes_at_once(groups: Groups) -> None:
+    """It joins, commits, takes a piece over and leaves; no beat would end a step meanwhile."""
+    topic = groups.topic(2, 20)
+    a = groups.joined("a", topic, session_timeout_ms=LONG_SESSION)
+    assert len(take(a.consumer, 20)) == 20
+    a.consumer.commit(10)
+    await_rest(groups, a)
+    b = groups.joined("b", topic, session_timeout_ms=LONG_SESSION)
+    wait_until(lambda: b.consumer.member_id)
+    a.consumer.commit(10)  # so a reads at once, and sees the join
+    await_shared(2, a, b)
+    await_rest(groups, b)
+    b.consumer.close(timeout=10)
+    await_rest(groups, a)
+
+
+def test_a_lease_by_hand_comes_and_goes_at_once(groups: Groups) -> None:
+    marshal = groups.member("a", group_id="claims", heartbeat_interval_ms=LONG_SESSION // 2)
+    with marshal.claim("t", 0, timeout=10) as lease:
+        lease.heartbeat(5)
+    with marshal.claim("t", 0, timeout=10):
+        pass
