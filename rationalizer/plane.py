@@ -8,14 +8,18 @@ this release: the partition plane (`leases/`, section 3), and from level 2 on th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rationalizer.pause import Pause
 from rationalizer.wire.records import KINDS, Kind
 from rationalizer.wire.unpacking import Message
 
+if TYPE_CHECKING:
+    from rationalizer.leases.lease import Lease
+
 #: A record as a log has it: (offset, timestamp in ms, value).
 Entry = tuple[int, int, "bytes | None"]
+Entries = Iterator[Entry]
 
 
 class ApplyContext:
@@ -118,13 +122,23 @@ class Log(Protocol):
 Heard = dict[tuple[str, str, str], tuple[int, int]]
 
 
+#: All pauses by group, also those that are over.
+Pauses = Mapping[str, Pause]
+
+#: Each lease that a record beat, with its last_offset.
+Beaten = list["tuple[Lease, int | None]"]
+
+#: Is given each heartbeat record: its offset, the log time, and the leases.
+SeeBeats = Callable[[int, int, Beaten], object]
+
+
 class FastPath(Protocol):
     """Applies records for as long as they are simple."""
 
     def __call__(
-        self, records: Iterator[Entry], log: Log, pauses: Mapping[str, Pause], heard: Heard | None = None
+        self, records: Entries, log: Log, pauses: Pauses, heard: Heard | None = None, see: SeeBeats | None = None
     ) -> Entry | None:
         """The first record that is not simple, of which nothing is changed; None: there is none left.
 
-        pauses: all of them by group, also those that are over. heard: gets the last record of each sender.
+        heard: gets the last record of each sender. see: is called after each record.
         """

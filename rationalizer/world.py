@@ -29,7 +29,7 @@ from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
 from rationalizer.outcome import Outcome
 from rationalizer.pause import Pause
-from rationalizer.plane import ApplyContext, Bounds, Entry, Heard, Plane, Verdict, handlers_of
+from rationalizer.plane import ApplyContext, Bounds, Entry, Heard, Plane, SeeBeats, Verdict, handlers_of
 from rationalizer.planes import Planes
 from rationalizer.state import want
 from rationalizer.wire.codec import RejectedValueError, read
@@ -220,14 +220,16 @@ class World:
                 return
             self.count(code, accepted)
 
-    def apply_beats(self, records: Iterator[Entry], heard: Heard) -> Entry | None:
+    def apply_beats(
+        self, records: Iterator[Entry], heard: Heard | None = None, see: SeeBeats | None = None
+    ) -> Entry | None:
         """Replay heartbeats that move nothing but numbers; the first other record, not applied. None: none is left.
 
-        heard: gets the last record of each sender.
+        heard: gets the last record of each sender. see: is called after each record, instead of an outcome.
         """
         if self.required_level is not None:
             return next(records, None)
-        return self._planes.fast_path(records, self, self._pauses, heard)
+        return self._planes.fast_path(records, self, self._pauses, heard, see)
 
     def count(self, code: str, accepted: bool, records: int = 1) -> None:
         """Count outcomes. Only a plane's fast path calls it."""

@@ -162,16 +162,16 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "node": (30, 4_680),
     "observe": (20, 4_560),
     "pipeline": (37, 7_520),
-    "rationalizer": (54, 9_270),
+    "rationalizer": (54, 9_300),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
     "testing": (50, 10_600),
-    "ui": (12, 3_400),
+    "ui": (16, 4_450),
     "watchdog": (5, 1_000),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (466, 93_500)
+MOST_OF_ALL = (470, 94_610)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

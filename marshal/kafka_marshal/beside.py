@@ -37,10 +37,11 @@ def refuse_url(path: Path) -> None:
 
 
 @contextmanager
-def file_beside(path: Path) -> Iterator[BinaryIO]:
+def file_beside(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """The file that takes the place of `path` when the block ends; if it raises, `path` stays as it was.
 
-    What is no file (/dev/null, a pipe) is written to as it is. Raises OSError, ConfigurationError for a URL.
+    mode: its permissions, less the umask. What is no file (/dev/null, a pipe) is written to as it is. Raises OSError,
+    ConfigurationError for a URL.
     """
     refuse_url(path)
     path = path.resolve()
@@ -52,7 +53,7 @@ def file_beside(path: Path) -> Iterator[BinaryIO]:
     _sweep(path.parent, prefix, path)
     part = path.with_name(f"{prefix}{uuid.uuid4().hex}{_PART}")
     try:
-        with _locked(part) as file:
+        with _locked(part, mode) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -137,10 +138,10 @@ class FolderBeside:
         self._lock.close()
 
 
-def _locked(path: Path) -> BinaryIO:
+def _locked(path: Path, mode: int = 0o666) -> BinaryIO:
     """A new file, locked as long as it is open: by the end of its process at the latest."""
     while True:
-        file = path.open("xb")
+        file = open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):

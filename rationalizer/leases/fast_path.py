@@ -8,7 +8,7 @@ Whatever is not that simple goes the long way, from its start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgpack import unpackb
@@ -18,7 +18,7 @@ from rationalizer import codes
 from rationalizer.leases.lease import Lease
 from rationalizer.limits import MAX_ID_BYTES, MAX_OFFSET, MAX_TIME_MS, MAX_TOPIC_BYTES
 from rationalizer.pause import Pause
-from rationalizer.plane import Entry, Heard, Log
+from rationalizer.plane import Beaten, Entries, Entry, Heard, Log, Pauses, SeeBeats
 
 #: How a Heartbeat, and a HeartbeatBatch, of version 1 begin in the shortest form.
 _HEARTBEAT: Final = b"\x99\x01\x01"
@@ -43,11 +43,11 @@ class BeatsFastPath:
         self._leases = leases
 
     def run(
-        self, records: Iterator[Entry], log: Log, pauses: Mapping[str, Pause], heard: Heard | None = None
+        self, records: Entries, log: Log, pauses: Pauses, heard: Heard | None = None, see: SeeBeats | None = None
     ) -> Entry | None:
         """Apply records for as long as they are simple; the first that is not, None: there is none left.
 
-        heard: gets the last record of each sender.
+        heard: gets the last record of each sender. see: is called after each record.
         """
         leases, unpack, heartbeat, max_offset, max_time = self._leases, unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
         next_offset, log_time = log.next_offset, log.log_time
@@ -90,11 +90,12 @@ class BeatsFastPath:
                     if timestamp_ms > log_time:
                         log.log_time = log_time = timestamp_ms
                     lease.last_beat = log_time
+                    beaten: Beaten = [(lease, done)]
                     if heard is not None:
                         heard[group_id, client_id, instance_id] = log_time, offset
                 elif start == _BATCH and len(value) <= _MAX_BATCH_BYTES:
                     beaten = self._simple_batch(value, pauses)
-                    if beaten is None:
+                    if not beaten:
                         return record
                     if timestamp_ms > log_time:
                         log.log_time = log_time = timestamp_ms
@@ -108,19 +109,21 @@ class BeatsFastPath:
                     return record
                 log.next_offset = next_offset = offset + 1
                 beats += 1
+                if see is not None:
+                    see(offset, log_time, beaten)
             return None
         finally:
             if beats:
                 log.count(codes.OK, True, beats)
 
-    def _simple_batch(self, value: bytes, pauses: Mapping[str, Pause]) -> list[tuple[Lease, int | None]] | None:
-        """Each entry's lease and its last_offset, where all entries are simple; nothing is changed."""
+    def _simple_batch(self, value: bytes, pauses: Mapping[str, Pause]) -> Beaten:
+        """Each entry's lease and its last_offset, if all entries are simple; nothing is changed."""
         leases, max_offset = self._leases, MAX_OFFSET
-        found: list[tuple[Lease, int | None]] = []
+        found: Beaten = []
         try:
             _, _, instance_id, client_id, group_id, entries = unpackb(value, max_array_len=_MAX_BATCH_ENTRIES)
             if client_id is None or (pauses and group_id in pauses) or type(entries) is not list:
-                return None
+                return []
             for topic, partition, epoch, done in entries:
                 lease = leases[group_id, topic, partition]
                 progress = lease.progress
@@ -134,8 +137,8 @@ class BeatsFastPath:
                     or progress.intervals.firsts
                     or (done is not None and (type(done) is not int or not -1 <= done <= max_offset))
                 ):
-                    return None
+                    return []
                 found.append((lease, done))
         except _NOT_SIMPLE:
-            return None
-        return found or None
+            return []
+        return found

@@ -9,6 +9,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -169,6 +170,31 @@ def test_the_live_state_events_and_steering(
     past = served.ask(f"partition?group=g&topic={data}&partition=1")
     assert [each["client"] for each in past["spans"]] == ["worker-1", None]
     assert past["spans"][0]["ended"].startswith("evicted by admin-")
+
+
+def test_a_restart_reads_only_what_is_new(kafka: Command, append: Append, data: str, tmp_path: Path) -> None:
+    def shown() -> tuple[Any, Any]:
+        """Start the page, wait until the log is read, end it: what it says of the log, and of what happened."""
+        with start(*kafka.before, "ui", "--port", "0", "--json", "--index", str(tmp_path / "index")) as process:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["url"]
+            wait_until(lambda: get(f"{url}api/log").json["complete"], 30)
+            found = get(f"{url}api/log").json, get(f"{url}api/events?group=g&at={2**50}").json
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+        return found
+
+    for _ in range(3):
+        append(ClaimingPartition(*A, data, 0, LONG_MS))
+    log, events = shown()
+    assert (log["to_read"], len(events["events"])) == (7, 3), "two records of init in each partition, and three claims"
+    log, again = shown()
+    assert (log["to_read"], again) == (0, events)
+    append(ClaimingPartition(*B, data, 0, LONG_MS))
+    log, more = shown()
+    assert (log["to_read"], more["events"][1:]) == (1, events["events"])
 
 
 def test_without_kafka_it_ends_with_3_and_a_port_that_is_taken_is_named(command: Command) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kafka_marshal.cli.options import Options
     from kafka_marshal.observe.log import Source
     from kafka_marshal.ports import TopicPartition
+    from kafka_marshal.ui.kept import KeptIndex
     from kafka_marshal.ui.server import ReadMessage
     from kafka_marshal.ui.steering import Steering
 
@@ -49,6 +50,13 @@ PORT: Final = 9450
     help="Show a dump (see dump) instead of Kafka.",
 )
 @archive_option
+@click.option(
+    "--index",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keep the history of the log here between starts (a file of the user's cache folder).",
+)
+@click.option("--no-index", is_flag=True, help="Keep it nowhere: each start reads the whole log.")
 @click.pass_obj
 def ui(
     options: Options,
@@ -59,6 +67,8 @@ def ui(
     allow_steering: bool,
     dump: Path | None,
     place: str | None,
+    index: Path | None,
+    no_index: bool,
 ) -> int:
     r"""A live page of the groups, and their whole history by a slider, until Ctrl-C.
 
@@ -78,13 +88,18 @@ def ui(
         raise click.UsageError("--allow-steering needs Kafka: a dump can't be steered.")
     if dump is not None and place is not None:
         raise click.UsageError("--archive is read beside Kafka, and --dump instead of it: give one of them.")
+    if index is not None and (no_index or dump is not None):
+        raise click.UsageError(f"--index has no use beside {'--no-index' if no_index else '--dump'}.")
+    from kafka_marshal.ui.kept import KeptIndex
+
     with ExitStack() as stack:
         stack.enter_context(warnings_from_the_library(options.debug))
         listener = _listen(host, port)
         stack.callback(listener.close)
         payloads = None if no_payloads or dump is not None else partial(_read_message, options)
         source = dump or replace(options.source(), history=history_of(place))
-        return _serve(stack, options, listener, [*names, host], allow_steering, source, payloads)
+        kept = None if no_index else KeptIndex(index)
+        return _serve(stack, options, listener, [*names, host], allow_steering, source, kept, payloads)
 
 
 def _read_message(options: Options, key: TopicPartition, offset: int) -> StoredMessage:
@@ -120,6 +135,7 @@ def _serve(
     names: list[str],
     allow_steering: bool,
     source: Source | Path,
+    kept: KeptIndex | None,
     payloads: ReadMessage | None,
 ) -> int:
     from kafka_marshal.ui.archive import Archive
@@ -131,7 +147,7 @@ def _serve(
     steering = None
     if not isinstance(source, Path):
         _refuse_missing(options, source)
-        serving.start_live(source)
+        serving.start_live(source, kept)
         if allow_steering:
             steering = Steering([*shlex.split(options.reach()), f"--timeout={options.timeout:g}"])
             stack.callback(steering.close)

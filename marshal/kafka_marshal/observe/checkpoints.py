@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kafka_marshal.ports import TopicPartition
     from rationalizer import Group, Outcome, Piece, World
 
-__all__ = ["CheckpointHistory", "Ended", "Happened", "Taken", "WentBack"]
+__all__ = ["Answer", "CheckpointHistory", "Ended", "Happened", "OpenBarrier", "Taken", "WentBack"]
 
 #: Events that are kept of a group, each kind.
 _KEPT = 100
@@ -78,7 +78,9 @@ Happened = Taken | Ended | WentBack
 
 
 @dataclass(slots=True)
-class _Answer:
+class Answer:
+    """What a member answered to the open barrier, and the partitions that it handed in."""
+
     client: str
     log_time: int
     answer: int
@@ -86,7 +88,7 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class _Open:
+class OpenBarrier:
     """The barrier that is open."""
 
     id: int
@@ -94,7 +96,7 @@ class _Open:
     timeout_ms: int
     began_by: str
     #: By slot.
-    answers: dict[int, _Answer] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ class CheckpointHistory:
     went_back: list[WentBack] = field(default_factory=list)
     #: What the last record did.
     last: tuple[Happened, ...] = ()
-    _open: _Open | None = None
+    _open: OpenBarrier | None = None
     _newest: int = 0
     _times: dict[int, int] = field(default_factory=dict)
     _generation: int = -1
@@ -125,9 +127,9 @@ class CheckpointHistory:
         self._remember(group)
         barrier = group.checkpoints.barrier
         if barrier is not None:
-            self._open = _Open(barrier.id, barrier.opened, barrier.timeout_ms, "")
+            self._open = OpenBarrier(barrier.id, barrier.opened, barrier.timeout_ms, "")
             for slot, each in barrier.answers.items():
-                self._open.answers[slot] = _Answer(self._name(slot), barrier.opened, each.answer, set())
+                self._open.answers[slot] = Answer(self._name(slot), barrier.opened, each.answer, set())
 
     def see(self, world: World, outcome: Outcome) -> tuple[Happened, ...]:
         """Take in a record that this world has just applied; what it did."""
@@ -193,7 +195,7 @@ class CheckpointHistory:
         assert checkpoints is not None
         if outcome.is_a(BeginCheckpoint) and checkpoints.barrier is not None and checkpoints.barrier.id == offset:
             message = outcome.message
-            self._open = _Open(offset, log_time, message.timeout_ms, message.client_id)
+            self._open = OpenBarrier(offset, log_time, message.timeout_ms, message.client_id)
         if group.generation != self._generation:
             self._remember(group)
             owners = {piece.owner for _, piece in self._pieces}
@@ -211,7 +213,7 @@ class CheckpointHistory:
         for slot, (client, instance) in self._members.items():
             if (client, instance) == (message.client_id, message.instance_id):
                 keys = {(entry[0], entry[1]) for entry in message.entries}
-                self._open.answers[slot] = _Answer(client, log_time, message.answer, keys)
+                self._open.answers[slot] = Answer(client, log_time, message.answer, keys)
 
     def _closed(self, group: Group, outcome: Outcome, offset: int, log_time: int) -> Taken | Ended | None:
         """How the barrier that was open was closed by this record; None: it was not."""
@@ -224,7 +226,7 @@ class CheckpointHistory:
             return self._complete(group, was, offset, log_time)
         return self._why_ended(group, was, outcome, log_time)
 
-    def _complete(self, group: Group, was: _Open, offset: int, log_time: int) -> Taken:
+    def _complete(self, group: Group, was: OpenBarrier, offset: int, log_time: int) -> Taken:
         handed_in = {slot: each for slot, each in was.answers.items() if each.answer != REFUSED}
         owners = {piece.owner for _, piece in self._pieces}
         for slot, each in handed_in.items():
@@ -258,10 +260,10 @@ class CheckpointHistory:
         )
 
     @staticmethod
-    def _leavers(was: _Open) -> set[int]:
+    def _leavers(was: OpenBarrier) -> set[int]:
         return {slot for slot, each in was.answers.items() if each.answer == REACHED_AND_LEAVES}
 
-    def _why_ended(self, group: Group, was: _Open, outcome: Outcome, log_time: int) -> Ended:
+    def _why_ended(self, group: Group, was: OpenBarrier, outcome: Outcome, log_time: int) -> Ended:
         client = "" if outcome.message is None else outcome.message.client_id
         if outcome.is_a(Rollback):
             return Ended(was.id, log_time, "rollback", client)

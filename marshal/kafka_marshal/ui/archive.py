@@ -10,18 +10,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.observe.log import Log, Source
+from kafka_marshal.observe.text import time_text
 from kafka_marshal.observe.words import dump_changed
 from kafka_marshal.ports import Cluster
 from kafka_marshal.snapshots.reader import SnapshotReader, StoredAt
 from kafka_marshal.topic_names import snapshots_topic
-from kafka_marshal.ui.fold import GroupHistory, History, begins, has, runs
-from kafka_marshal.ui.moments import Moment
+from kafka_marshal.ui import folding
+from kafka_marshal.ui.fold import GroupHistory, History, begins, has
+from kafka_marshal.ui.folding import RETRY_S, RUN, runs
+from kafka_marshal.ui.kept import KeptIndex
+from kafka_marshal.ui.moments import Moment, time_of
 from rationalizer import SnapshotError, World
 from rationalizer.limits import MAX_OFFSET
 from rationalizer.log_hash import LogHash
@@ -31,17 +36,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Archive", "Around", "NotReadError", "read_around", "read_around_moments", "read_dump", "read_kafka"]
 
-#: After a failure, reading continues after this long (s).
-RETRY_S: Final = 2.0
+#: A history that has grown is saved at this interval (s), and at the end: a start after a kill reads this much again.
+SAVE_S: Final = 300.0
+
+#: A dump of fewer bytes is read by a thread: some 200 a record.
+DUMP_AT_LEAST: Final = 200 * folding.AT_LEAST
 
 #: Idle threads check at this interval (s) whether they are to stop.
 LOOK_S: Final = 0.5
 
 #: Reading the whole log waits while it is read around a moment, and checks at this interval (s).
 YIELD_S: Final = 0.05
-
-#: Records of a dump that are applied together.
-RUN: Final = 2_000
 
 
 class NotReadError(Exception):
@@ -70,6 +75,10 @@ class Archive:
         self.progress: tuple[int, int] = (0, 0)
         #: Why reading has stopped, or what was changed in a dump; "": neither.
         self.problem = ""
+        #: What of it is no longer in the log; "": nothing.
+        self.note = ""
+        #: The file in which it is kept between starts; None: in none.
+        self.kept: KeptIndex | None = None
         #: Called for new records at the end of the log, and once a dump's header is read.
         self.on_change: Callable[[], object] = lambda: None
 
@@ -167,6 +176,13 @@ def read_dump(archive: Archive, file: BinaryIO, stop: threading.Event) -> None:
     archive.topic = reader.header.topic
     history = archive.whole = History(reader.header.partitions)
     archive.on_change()
+    if size >= DUMP_AT_LEAST and (
+        found := _side_by_side(archive, folding.of_dump(file.name), history, dict.fromkeys(history.worlds, 1), stop)
+    ):
+        archive.whole, archive.progress = found, (size, size)
+        archive.finished()
+    if archive.complete or stop.is_set():
+        return
     changed: list[LogHash] = []
     entries = ((each.partition, (each.offset, each.timestamp_ms, each.value)) for each in reader.checked(changed))
     read = 0
@@ -193,7 +209,9 @@ def read_kafka(archive: Archive, source: Source, stop: threading.Event) -> None:
             archive.problem = f"The history is not read any further: {error}. Start kafka-marshal ui again."
             expected = isinstance(error, MarshalError)
             log(logging.ERROR, "history_ended", "%s", archive.problem, error=None if expected else error)
-            return
+            break
+    if archive.kept is not None and archive.complete and archive.whole is not None:
+        archive.kept.save(archive.whole)
 
 
 def read_around_moments(archive: Archive, source: Source, stop: threading.Event) -> None:
@@ -228,11 +246,10 @@ def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
     cluster = source.connect()
     try:
         reader = source.open(cluster)
+        archive.ends = reader.ends
         history = archive.whole
         if history is None:
-            history = History(reader.partitions, reader.first_worlds(range(reader.partitions)))
-            archive.whole = history
-        archive.ends = reader.ends
+            history = archive.whole = _begun(archive, cluster, reader, source, stop)
         begin = {cp: world.next_offset for cp, world in history.worlds.items()}
         for cp, entries in reader.read(begin, {cp: max(begin[cp], end) for cp, end in reader.ends.items()}, show):
             reader.check_marker(cp, entries[0])
@@ -243,15 +260,71 @@ def _read_on(archive: Archive, source: Source, stop: threading.Event) -> None:
                 return
         archive.problem = ""
         archive.finished()
+        save_at = 0.0
         for batch in reader.follow({cp: world.next_offset for cp, world in history.worlds.items()}):
             for cp, entries in batch.items():
                 history.take(cp, entries)
             if batch:
                 archive.on_change()
+            if archive.kept is not None and time.monotonic() > save_at:
+                archive.kept.save(history)
+                save_at = time.monotonic() + SAVE_S
             if stop.is_set():
                 return
     finally:
         cluster.close()
+
+
+def _begun(archive: Archive, cluster: Cluster, reader: Log, source: Source, stop: threading.Event) -> History:
+    """The history as it was kept, else that of a long log, else that of no record yet (*blocking*)."""
+    if archive.kept is not None:
+        info = cluster.topic_info([source.topic], source.timeout).get(source.topic)
+        found = archive.kept.load(reader, "" if info is None else info.topic_id)
+        if found is not None:
+            archive.note = _pruned_text(found, reader.starts)
+            return found
+    history = archive.whole = History(reader.partitions, reader.first_worlds(range(reader.partitions)))
+    left = {cp: max(0, reader.ends[cp] - world.next_offset) for cp, world in history.worlds.items()}
+    if sum(left.values()) < folding.AT_LEAST or type(reader) is not Log:  # only this thread knows its archive
+        return history
+    return _side_by_side(archive, folding.of_kafka(source, reader.ends), history, left, stop) or history
+
+
+def _side_by_side(
+    archive: Archive, task: dict[str, Any], history: History, sizes: Mapping[int, int], stop: threading.Event
+) -> History | None:
+    """The history of a long log, folded by processes (*blocking*); None: they are not possible, or it was stopped."""
+    if folding.processes() < 2 or len(history.worlds) < 2:
+        return None
+
+    def read(done: int, of_all: int) -> None:
+        archive.progress = done, of_all
+
+    def problem(text: str) -> None:
+        archive.problem = text
+
+    def show(found: History) -> None:
+        archive.whole = found
+        archive.on_change()
+
+    try:
+        return folding.fold(task, history.worlds, sizes, stop, folding.Progress(read, problem, show))
+    except (folding.ProcessLostError, OSError) as error:
+        log(logging.WARNING, "fold_alone", "%s; the page reads the log by itself, which takes longer", error)
+        archive.whole = history
+        return None
+
+
+def _pruned_text(history: History, log_starts: Mapping[int, int]) -> str:
+    """What a kept history has that the log has no more, in words."""
+    cut = [cp for cp, start in log_starts.items() if start > history.starts[cp][0]]
+    if not cut:
+        return ""
+    at = max(time_of(history, cp, log_starts[cp]) for cp in cut)
+    return (
+        f"The log was pruned: it begins at {time_text(at)} now. What is shown of the time before was read when the log "
+        "still had it, and is kept in the page's index alone."
+    )
 
 
 #: What is read after the moment, too (ms), and the most records of each CP.

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import partial
 from typing import Any, Final
 
 from kafka_marshal.observe.checkpoints import CheckpointHistory
@@ -26,14 +26,19 @@ from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
 from rationalizer.history import LeaseKey, Owners, Span
 from rationalizer.limits import NOTHING_DONE
+from rationalizer.log_hash import RunningHash
+from rationalizer.plane import Beaten
 
-__all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting", "begins", "has", "runs"]
+__all__ = ["GroupHistory", "History", "Pausing", "Rebalanced", "Waiting", "begins", "has", "hash_of"]
 
 #: Records applied per lock acquisition: some milliseconds, then waiting questions are answered.
 SLICE: Final = 128
 
 #: Offsets between two stored log times.
 MARK_EVERY: Final = 64
+
+#: The last records of each CP whose hashes are kept. One would do; several may be left if the log was cut there.
+JOINTS: Final = 4
 
 #: Accepted without remarks, these only report progress.
 _PROGRESS: Final = frozenset({"GroupHeartbeat", "Tick", "CommitRanges", "ClaimingMessages"})
@@ -106,7 +111,8 @@ class GroupHistory:
     rebalances: list[Rebalanced] = field(default_factory=list)
     #: (client_id, instance_id) → its heartbeats; members of coordinated groups only.
     pulses: dict[tuple[str, str], Pulse] = field(default_factory=dict)
-    pauses: list[Pausing] = field(default_factory=list)
+    #: CP → the pauses in its log.
+    paused: dict[int, list[Pausing]] = field(default_factory=dict)
     series: Series = field(default_factory=lambda: Series(_SERIES))
     #: topic → the most partitions that its members reported, in a coordinated group.
     counts: dict[str, int] = field(default_factory=dict)
@@ -115,11 +121,31 @@ class GroupHistory:
 
     _ordered: list[KeySpans] = field(default_factory=list)
 
+    def count_rejected(self, events: Events) -> None:
+        """Add what was rejected before the group was known: CPs are read in any order."""
+        for numbers in events.lists["rejected"].get(self.name, {}).values():
+            for number in numbers:
+                self.series.add("rejected", events.time[number], 1)
+
     def ordered(self) -> list[KeySpans]:
         """All partitions that ever had an owner, by topic and number."""
         if len(self._ordered) != len(self.keys):
             self._ordered = [self.keys[place] for place in sorted(self.keys)]
         return self._ordered
+
+    @property
+    def pauses(self) -> list[Pausing]:
+        """All pauses, by time: one is in force while one CP has it."""
+        found: list[Pausing] = []
+        last: dict[str, Pausing] = {}
+        each_cp = ((each.since, each.until, each.client) for of_cp in self.paused.values() for each in of_cp)
+        for since, until, client in sorted(each_cp):
+            if client in last and since <= last[client].until:
+                last[client].until = max(until, last[client].until)
+            else:
+                last[client] = Pausing(client, since, until)
+                found.append(last[client])
+        return found
 
     @property
     def is_coordinated(self) -> bool:
@@ -132,7 +158,9 @@ class History:
 
     def __init__(self, partitions: int, worlds: Mapping[int, World] | None = None) -> None:
         """worlds: initial state of the CPs, changed in place; None: the beginning of the log."""
-        self.worlds: dict[int, World] = dict(worlds or {cp: World(cp, partitions) for cp in range(partitions)})
+        if worlds is None:
+            worlds = {cp: World(cp, partitions) for cp in range(partitions)}
+        self.worlds: dict[int, World] = dict(worlds)
         self.partitions = partitions
         self.names: Names = Names()
         #: (client_id, instance_id) by number.
@@ -146,7 +174,9 @@ class History:
         self.starts: dict[int, tuple[int, int]] = {
             cp: (world.next_offset, world.log_time) for cp, world in self.worlds.items()
         }
-        self._owners = {cp: Owners() for cp in self.worlds}
+        #: CP → the last records: (offset, hash). By these a log is recognized again.
+        self.joints: dict[int, list[tuple[int, str]]] = {cp: [] for cp in self.worlds}
+        self.folds: dict[int, Owners] = {cp: Owners() for cp in self.worlds}
         self._lock = threading.Lock()
         #: A token for each waiting or active question: adding to a set is atomic.
         self._asked: set[object] = set()
@@ -166,16 +196,19 @@ class History:
 
     def take(self, cp: int, entries: list[LogEntry]) -> None:
         """Replay records of one CP, ascending (*blocking*: questions have priority)."""
-        world = self.worlds[cp]
+        world, beats = self.worlds[cp], partial(self._beats, cp)
         for begin in range(0, len(entries), SLICE):
             while self._asked:
                 time.sleep(0.001)
             with self._lock:
-                for offset, stamp, value in entries[begin : begin + SLICE]:
-                    outcome = world.apply(offset, stamp, value)
+                remaining = iter(entries[begin : begin + SLICE])
+                while (record := world.apply_beats(remaining, see=beats)) is not None:
+                    outcome = world.apply(*record)
                     if outcome.code == codes.UPGRADE_REQUIRED:
                         return
-                    self._see(cp, offset, outcome, value)
+                    self._see(cp, record[0], outcome, record[2])
+                last = entries[max(begin, min(begin + SLICE, len(entries)) - JOINTS) : begin + SLICE]
+                self.joints[cp] = [*self.joints[cp], *((each[0], hash_of(each)) for each in last)][-JOINTS:]
 
     def see(self, cp: int, offset: int, outcome: Outcome) -> None:
         """Take a record that the caller has just applied to the initial worlds."""
@@ -186,7 +219,7 @@ class History:
 
     def _begin(self, cp: int, world: World) -> None:
         """Start from the initial state of a CP."""
-        owners = self._owners[cp]
+        owners = self.folds[cp]
         owners.begin(world)
         for key, span in owners.now.items():
             found = self._key(self._group(key[0]), key[1:], cp)
@@ -203,6 +236,7 @@ class History:
         found = self.groups.get(name)
         if found is None:
             found = self.groups[name] = GroupHistory(name, route_group(name, self.partitions))
+            found.count_rejected(self.events)
         return found
 
     def _key(self, group: GroupHistory, place: tuple[str, int], cp: int) -> KeySpans:
@@ -213,29 +247,32 @@ class History:
         return found
 
     def _see(self, cp: int, offset: int, outcome: Outcome, value: bytes | None) -> None:
+        message = outcome.message
+        if message is not None and outcome.code == codes.OK and not outcome.silent:
+            world = self.worlds[cp]
+            keys: list[Sequence[Any]] = []
+            if outcome.type == "HeartbeatBatch":
+                keys = message.entries
+            elif outcome.type == "Heartbeat" and message.epoch is not None:
+                keys = [(message.topic, message.partition)]
+            leases = [world.lease(message.group_id, *key[:2]) for key in keys]
+            if keys:
+                self._beats(cp, offset, outcome.log_time, [(each, None) for each in leases if each is not None])
+                return
         offsets, times = self.marks[cp]
         if not offsets or offset - offsets[-1] >= MARK_EVERY:
             offsets.append(offset)
             times.append(outcome.log_time)
-        message = outcome.message
-        if message is not None and outcome.code == codes.OK and not outcome.silent:
-            if outcome.type == "HeartbeatBatch":
-                self._beats(cp, offset, outcome.log_time, message.group_id, message.entries)
-                return
-            if outcome.type == "Heartbeat" and message.epoch is not None:
-                beat = (message.topic, message.partition, message.epoch, message.last_offset)
-                self._beats(cp, offset, outcome.log_time, message.group_id, (beat,))
-                return
-            if outcome.type in _PROGRESS:
-                self._take_effect(cp, outcome)
-                if _told(self.groups.get(message.group_id), cp, offset):  # a heartbeat may close a barrier
-                    self._note(cp, offset, outcome, outcome.record, value, None, 0)
-                return
+        if message is not None and outcome.code == codes.OK and not outcome.silent and outcome.type in _PROGRESS:
+            self._take_effect(cp, outcome)
+            if _told(self.groups.get(message.group_id), cp, offset):  # a heartbeat may close a barrier
+                self._note(cp, offset, outcome, outcome.record, value, None, 0)
+            return
         record = outcome.record
         before = self._before(outcome)
         changed = self._take_effect(cp, outcome) if outcome.accepted else self._overhear(cp, outcome)
         if outcome.type == "ReleaseGroup" and outcome.accepted and message is not None:
-            self._pause(message.group_id, message.client_id, outcome.log_time, message.msg_expire_time)
+            self._pause(cp, message.group_id, message.client_id, outcome.log_time, message.msg_expire_time)
         if changed or not (is_beat(outcome, record) or self._only_says_so(cp, outcome, record)):
             self._note(cp, offset, outcome, record, value, before, changed)
 
@@ -247,25 +284,29 @@ class History:
             and cp != route_group(record.group_id, self.partitions)
         )
 
-    def _beats(self, cp: int, offset: int, at: int, name: str, entries: Iterable[Sequence[Any]]) -> None:
-        """Accepted heartbeats of holders, nearly all of a log: they change no owner. entries: as on the wire."""
-        world, group = self.worlds[cp], self.groups[name]
-        keys = group.keys
-        done, since = 0, at
-        for topic, partition, _, last_offset in entries:
-            found = keys[topic, partition]
-            pulse = found.pulse
+    def _beats(self, cp: int, offset: int, at: int, beaten: Beaten) -> None:
+        """Accepted heartbeats of holders, nearly all of a log: they change no owner."""
+        offsets, times = self.marks[cp]
+        if not offsets or offset - offsets[-1] >= MARK_EVERY:
+            offsets.append(offset)
+            times.append(at)
+        group = self.groups[beaten[0][0].group_id]
+        keys, done, since = group.keys, 0, at
+        for lease, _ in beaten:
+            found = keys[lease.topic, lease.partition]
+            pulse, stable, before = found.pulse, lease.progress.stable, found.stable
             assert pulse is not None
-            if last_offset is not None and last_offset != found.stable:
-                lease = world.lease(name, topic, partition)
-                if lease is not None and (stable := lease.progress.stable) != found.stable:
-                    # The first position of a partition is its consumer's start, not work.
-                    if NOTHING_DONE != found.stable < stable:
-                        done += stable - found.stable
-                        since = min(since, pulse.last)
-                    found.stable = stable
-                    found.samples.add(at, offset, stable)
-            pulse.beat(at, offset)
+            if stable != before:
+                # The first position of a partition is its consumer's start, not work.
+                if NOTHING_DONE != before < stable:
+                    done += stable - before
+                    since = min(since, pulse.last)
+                found.stable = stable
+                found.samples.add(at, offset, stable)
+            if at - pulse.last >= pulse.interval_ms:
+                pulse.beat(at, offset)
+            else:
+                pulse.last, pulse.last_offset = at, offset
         if done:
             group.series.spread("done", since, at, done)
 
@@ -284,7 +325,7 @@ class History:
         if message is None:
             return 0
         changed = 0
-        owners = self._owners[cp]
+        owners = self.folds[cp]
         for key in owners.touched(outcome):
             changed += self._lease(owners, world, key, outcome)
         if outcome.of_group or outcome.type == "ForgetGroup":
@@ -295,7 +336,7 @@ class History:
 
     def _overhear(self, cp: int, outcome: Outcome) -> int:
         """A rejected record changes nothing, but may name the client behind an eviction (C20)."""
-        self._owners[cp].overhear(outcome)
+        self.folds[cp].overhear(outcome)
         for group in self.groups.values() if outcome.type == "LeaveGroup" else ():
             if group.assignments is not None and group.home == cp:
                 group.assignments.overhear(outcome)
@@ -458,7 +499,7 @@ class History:
         if group.rebalances:
             group.rebalances[-1].settle()
         waiting = []
-        for topic, count in known.counts.items():
+        for topic, count in sorted(known.counts.items()):  # a state read from a snapshot has another order
             group.counts[topic] = max(count, group.counts.get(topic, 0))
             pieces = known.pieces.get(topic)
             for partition in () if pieces is None else pieces.partitions():
@@ -473,16 +514,12 @@ class History:
 
     # -- pauses and events -----------------------------------------------------------------------------------
 
-    def _pause(self, name: str, client: str, at: int, expires: int) -> None:
-        pauses = self._group(name).pauses
-        last = pauses[-1] if pauses and pauses[-1].client == client and pauses[-1].until >= at else None
-        if expires <= at:
-            if last is not None:
-                last.until = max(at, last.since)
-        elif last is None:
+    def _pause(self, cp: int, name: str, client: str, at: int, expires: int) -> None:
+        pauses = self._group(name).paused.setdefault(cp, [])
+        if pauses and pauses[-1].client == client and pauses[-1].until >= at:
+            pauses[-1].until = max(at, expires)
+        elif expires > at:
             pauses.append(Pausing(client, at, expires))
-        else:
-            last.since, last.until = min(last.since, at), max(last.until, expires)
 
     def _note(
         self,
@@ -542,14 +579,8 @@ def has(history: History, cp: int, offset: int) -> bool:
     return history.starts[cp][0] <= offset < history.worlds[cp].next_offset
 
 
-def runs(records: Iterable[tuple[int, LogEntry]], most: int) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Records of several CPs as runs of one CP each, of at most this length."""
-    for cp, found in groupby(records, key=lambda each: each[0]):
-        run: list[LogEntry] = []
-        for _, entry in found:
-            run.append(entry)
-            if len(run) == most:
-                yield cp, run
-                run = []
-        if run:
-            yield cp, run
+def hash_of(entry: LogEntry) -> str:
+    """The hash of one record, as in the hash of a log (S4)."""
+    running = RunningHash(entry[0])
+    running.take((entry,))
+    return running.digest()

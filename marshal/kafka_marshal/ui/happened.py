@@ -57,10 +57,9 @@ def events_since(history: History, name: str, sent: dict[int, int]) -> list[dict
     """A group's last events at or beyond these offsets, the oldest first."""
     offsets, times = history.events.columns["offset"], history.events.time
     found: list[int] = []
-    for (group, cp), chosen in history.events.lists["all"].items():
-        if group == name:
-            begin = bisect_left(chosen, sent.get(cp, 0), key=offsets.__getitem__)
-            found += chosen[max(begin, len(chosen) - LISTED) :]
+    for cp, chosen in sorted(history.events.lists["all"].get(name, {}).items()):
+        begin = bisect_left(chosen, sent.get(cp, 0), key=offsets.__getitem__)
+        found += chosen[max(begin, len(chosen) - LISTED) :]
     found.sort(key=times.__getitem__)
     return [_event_json(history.events[number]) for number in found[-LISTED:]]
 

@@ -10,7 +10,7 @@ import json
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -49,6 +49,10 @@ class Names:
             self._texts.append(texts)
         return number
 
+    def absorb(self, other: Names) -> list[int]:
+        """Take over all of another one; the number here of each of its numbers."""
+        return [self(*texts) for texts in other._texts]
+
     def __getitem__(self, number: int) -> str:
         return self._texts[number][0]
 
@@ -65,7 +69,7 @@ class Pulse:
     the exact freshness at any moment.
     """
 
-    __slots__ = ("_before", "_begin_offsets", "_begins", "_end_offsets", "_ends", "_last_offset", "interval_ms", "last")
+    __slots__ = ("_before", "_begin_offsets", "_begins", "_end_offsets", "_ends", "interval_ms", "last", "last_offset")
 
     def __init__(self, at: int, interval_ms: int, offset: int) -> None:
         """at: the log time (ms) of a first beat, at that offset of the CP."""
@@ -74,7 +78,7 @@ class Pulse:
         self._ends = array("q")
         self._begin_offsets = array("q")
         self._end_offsets = array("q")
-        self._last_offset = offset
+        self.last_offset: int = offset
         self.last: int = at
         self.interval_ms: int = interval_ms
         #: Earlier intervals: (until log time, until offset, interval).
@@ -98,10 +102,10 @@ class Pulse:
         if at - self.last >= self.interval_ms:
             self._begins.append(self.last)
             self._ends.append(at)
-            self._begin_offsets.append(self._last_offset)
+            self._begin_offsets.append(self.last_offset)
             self._end_offsets.append(offset)
         self.last = at
-        self._last_offset = offset
+        self.last_offset = offset
 
     def silence(self, at: int, offset: int = -1) -> int:
         """How long (ms) it had been silent at this log time; 0: less than its interval.
@@ -109,7 +113,7 @@ class Pulse:
         offset: after this offset of its CP, at that log time; else after all records of that time.
         """
         is_placed = offset >= 0
-        if (offset >= self._last_offset) if is_placed else (at >= self.last):
+        if (offset >= self.last_offset) if is_placed else (at >= self.last):
             return at - self.last
         begins, ends = (self._begin_offsets, self._end_offsets) if is_placed else (self._begins, self._ends)
         wanted = offset if is_placed else at
@@ -135,7 +139,7 @@ class Samples:
     It is exact while there are few changes, and from the last change on.
     """
 
-    __slots__ = ("_every_ms", "_last", "highs", "lows", "offsets", "times")
+    __slots__ = ("_every_ms", "_last", "_until", "highs", "lows", "offsets", "times")
 
     def __init__(self) -> None:
         #: The log time and offset of the change that begins each stretch.
@@ -144,19 +148,26 @@ class Samples:
         self.lows: array[int] = array("q")
         self.highs: array[int] = array("q")
         self._every_ms = 0
+        #: The last stretch takes changes up to this log time.
+        self._until = -1
         #: The last change: log time, offset, value.
         self._last = (0, 0, 0)
 
     def add(self, at: int, offset: int, value: int) -> None:
         """Set the number from this log time (ms) and offset of its CP on."""
         self._last = at, offset, value
-        if self.times and at - self.times[-1] < self._every_ms:
-            self.lows[-1], self.highs[-1] = min(self.lows[-1], value), max(self.highs[-1], value)
+        if at < self._until:
+            if value > self.highs[-1]:
+                self.highs[-1] = value
+            elif value < self.lows[-1]:
+                self.lows[-1] = value
             return
+        self._until = at + self._every_ms
         for column, new in ((self.times, at), (self.offsets, offset), (self.lows, value), (self.highs, value)):
             column.append(new)
         if len(self.times) > MOST_SAMPLES:
             self._thin()
+            self._until = self.times[-1] + self._every_ms
 
     def _thin(self) -> None:
         """Merge every two stretches."""
@@ -180,43 +191,42 @@ class Samples:
 
 
 class Series:
-    """Sums over the whole history, in buckets of equal width, which doubles before there are too many."""
+    """Sums over the whole history, in buckets of equal width, which doubles before there are too many.
+
+    Buckets begin at multiples of their width, so the same sums come out in whatever order CPs are read.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.begin: int = 0
         self.width_ms: int = 1_000
+        #: The number of the first bucket, by its width; −1: there is none yet.
+        self._first = -1
         self.sums: dict[str, array[int]] = {name: array("q") for name in names}
+
+    @property
+    def begin(self) -> int:
+        """The log time (ms) at which the first bucket begins; 0: there is none."""
+        return max(0, self._first) * self.width_ms
 
     def add(self, name: str, at: int, amount: int) -> None:
         """Add this amount at that log time (ms), in any order: CPs are read one after the other."""
         found = self.sums[name]
-        index = (at - self.begin) // self.width_ms
-        if 0 <= index < len(found):
-            found[index] = min(found[index] + amount, MOST)
-            return
-        if not self.begin:
-            self.begin = at
-        if at < self.begin:
-            more = -((at - self.begin) // self.width_ms)
-            self.begin -= more * self.width_ms
-            for key, sums in self.sums.items():
-                self.sums[key] = array("q", [0] * more) + sums
-        index = (at - self.begin) // self.width_ms
-        while max(index, *map(len, self.sums.values())) >= MOST_BUCKETS:
-            self._widen()
-            index = (at - self.begin) // self.width_ms
-        found = self.sums[name]
-        if index >= len(found):
+        index = at // self.width_ms - self._first
+        if self._first < 0 or not 0 <= index < len(found):
+            self._reach(at)
+            index = max(0, at // self.width_ms) - self._first
+            found = self.sums[name]
             found.extend([0] * (index + 1 - len(found)))
         found[index] = min(found[index] + amount, MOST)
 
     def spread(self, name: str, since: int, at: int, amount: int) -> None:
         """Spread this amount evenly between two log times (ms): the work of one report since the last one."""
-        since = max(since, at - MAX_HEARTBEAT_INTERVAL_MS)
-        if not self.begin:
-            self.begin = max(1, since)
+        since = max(0, since, at - MAX_HEARTBEAT_INTERVAL_MS)
+        edge = since + self.width_ms - since % self.width_ms
+        if edge < at:
+            self._reach(since)
+            self._reach(at - 1)
+            edge = since + self.width_ms - since % self.width_ms
         given = 0
-        edge = since + self.width_ms - (since - self.begin) % self.width_ms
         while edge < at:
             part = amount * (edge - since) // (at - since) - given
             self.add(name, edge - 1, part)
@@ -224,11 +234,51 @@ class Series:
             edge += self.width_ms
         self.add(name, max(since, at - 1), amount - given)
 
+    def absorb(self, other: Series) -> None:
+        """Add all sums of another one."""
+        if other._first < 0:
+            return
+        if self._first < 0:
+            self.width_ms = other.width_ms
+        while self.width_ms < other.width_ms:
+            self._widen()
+        self._reach(other.begin)
+        self._reach(other.begin + (other._length() - 1) * other.width_ms)
+        while other.width_ms < self.width_ms:
+            other._widen()
+        offset = other._first - self._first
+        for name, sums in other.sums.items():
+            found = self.sums[name]
+            found.extend([0] * (offset + len(sums) - len(found)) if sums else [])
+            for index, amount in enumerate(sums, offset):
+                found[index] = min(found[index] + amount, MOST)
+
+    def _length(self) -> int:
+        return max(map(len, self.sums.values()))
+
+    def _reach(self, at: int) -> None:
+        """Let the buckets cover this log time."""
+        while True:
+            bucket = max(0, at // self.width_ms)
+            begin = bucket if self._first < 0 else min(self._first, bucket)
+            if max(bucket, self._first + self._length() - 1) - begin < MOST_BUCKETS:
+                break
+            self._widen()
+        more = max(0, self._first) - begin
+        if more > 0:
+            for name, sums in self.sums.items():
+                self.sums[name] = array("q", [0] * more) + sums if sums else sums
+        self._first = begin
+
     def _widen(self) -> None:
         self.width_ms *= 2
-        for key, sums in self.sums.items():
+        odd = max(0, self._first) % 2
+        self._first = self._first // 2 if self._first >= 0 else -1
+        for name, sums in self.sums.items():
+            if odd and sums:
+                sums.insert(0, 0)
             sums.extend([0] * (len(sums) % 2))
-            self.sums[key] = array("q", (min(a + b, MOST) for a, b in zip(sums[::2], sums[1::2], strict=True)))
+            self.sums[name] = array("q", (min(a + b, MOST) for a, b in zip(sums[::2], sums[1::2], strict=True)))
 
 
 class KeySpans:
@@ -274,6 +324,31 @@ class KeySpans:
         self.open = spans
         self.is_shared = self.is_shared or len(spans) > 1
         self.owner = owners(*_names_of(spans[0])) if len(spans) == 1 and spans[0].held else -1
+
+    def renumber(self, base: int, owners: Sequence[int]) -> None:
+        """Its closed spans have moved behind as many others, and owners have other numbers."""
+        self.closed = array("L", (base + each for each in self.closed))
+        self.owner = owners[self.owner] if self.owner >= 0 else -1
+
+    def absorb(self, other: KeySpans) -> None:
+        """Take over what another CP has of it: its group was of the other kind for some time. The later prevails."""
+        closed = sorted(
+            [
+                *zip(self.until, self.until_offset, self.closed, strict=True),
+                *zip(other.until, other.until_offset, other.closed, strict=True),
+            ]
+        )
+        if self._since() < other._since():
+            for name in ("cp", "open", "owner", "pulse", "reported", "samples", "stable"):
+                setattr(self, name, getattr(other, name))
+        self.is_shared = self.is_shared or other.is_shared
+        self.until, self.until_offset = (array("q", [each[place] for each in closed]) for place in (0, 1))
+        self.closed = array("L", [each[2] for each in closed])
+
+    def _since(self) -> tuple[bool, int]:
+        """Whether it has an owner, or is free, now; and since when its last span is."""
+        last = self.until[-1] if self.until else -1
+        return bool(self.open), max([last, *(span.since for span in self.open)])
 
     def ended(self, at: int, *, by_offset: bool) -> int:
         """The number of spans that had ended at this log time, or after this offset."""
@@ -343,6 +418,12 @@ class SpanStore:
         found.until_offset.append(span.until_offset or 0)
         found.is_shared = found.is_shared or span.hi - span.lo != MAX_KEY_HASH
 
+    def absorb(self, other: SpanStore, names: Sequence[int], owners: Sequence[int]) -> None:
+        """Take over the spans of another one, behind these. names, owners: the numbers of the other's here."""
+        tables = {"owner": owners, "by": names, "evictor": names}
+        for name, column in self.columns.items():
+            column.extend(_renumbered(other.columns[name], tables.get(name)))
+
     def span(self, number: int, key: LeaseKey, is_lease: bool) -> Span:
         """A closed span."""
         row = {name: column[number] for name, column in self.columns.items()}
@@ -400,10 +481,12 @@ class Events:
         self.places: list[tuple[str, int]] = []
         self._place_numbers: dict[tuple[str, int], int] = {}
         self._blocks: list[bytes] = []
+        #: The number of each block's first event.
+        self._firsts: array[int] = array("q")
         self._words: list[tuple[str, str]] = []
         self._read: tuple[int, list[list[str]]] = (-1, [])
-        #: Selection → (group, CP) → numbers of events, ascending in time; group "": events without a group.
-        self.lists: dict[str, dict[tuple[str, int], array[int]]] = {"all": {}, "changed": {}, "rejected": {}}
+        #: Selection → group → CP → numbers of events, ascending in time; group "": events without a group.
+        self.lists: dict[str, dict[str, dict[int, array[int]]]] = {"all": {}, "changed": {}, "rejected": {}}
 
     def __len__(self) -> int:
         return len(self.time)
@@ -424,11 +507,31 @@ class Events:
         changed, accepted = self.columns["changed"][-1], self.columns["accepted"][-1]
         for which, is_one in (("all", True), ("changed", changed), ("rejected", not accepted)):
             if is_one:
-                self.lists[which].setdefault((group, row[1]), array("L")).append(number)
+                self.lists[which].setdefault(group, {}).setdefault(row[1], array("L")).append(number)
         self._words.append((what, why))
         if len(self._words) == BLOCK:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        if self._words:
+            self._firsts.append(len(self) - len(self._words))
             self._blocks.append(zlib.compress(json.dumps(self._words).encode(), 6))
             self._words.clear()
+
+    def absorb(self, other: Events, names: Sequence[int]) -> None:
+        """Take over the events of other CPs. names: the numbers of the other's names here."""
+        self._close_block()
+        other._close_block()
+        base, places = len(self), [self.place(*each) for each in other.places]
+        tables = {**dict.fromkeys(("group", "client", "type", "code"), names), "key": places}
+        for name, column in self.columns.items():
+            column.extend(_renumbered(other.columns[name], tables.get(name)))
+        self._blocks += other._blocks
+        self._firsts.extend(base + each for each in other._firsts)
+        for which, groups in other.lists.items():
+            for group, by_cp in groups.items():
+                found = self.lists[which].setdefault(group, {})
+                found.update({cp: array("L", (base + each for each in numbers)) for cp, numbers in by_cp.items()})
 
     def __getitem__(self, number: int) -> Event:
         row = {name: column[number] for name, column in self.columns.items()}
@@ -452,12 +555,12 @@ class Events:
         )
 
     def _words_of(self, number: int) -> tuple[str, str]:
-        block, index = divmod(number, BLOCK)
-        if block == len(self._blocks):
-            return self._words[index]
+        block = bisect_right(self._firsts, number) - 1
+        if number >= len(self) - len(self._words):
+            return self._words[number - len(self)]
         if self._read[0] != block:
             self._read = (block, json.loads(zlib.decompress(self._blocks[block])))
-        what, why = self._read[1][index]
+        what, why = self._read[1][number - self._firsts[block]]
         return what, why
 
     def down_from(self, which: str, group: str, at: int, cp: int = -1, offset: int = 0) -> Iterator[int]:
@@ -472,9 +575,7 @@ class Events:
         """The number of a group's first event beyond this (log time, CP, offset); None: there is none."""
         time, cp, offset = (self.columns[name] for name in ("time", "cp", "offset"))
         found: tuple[tuple[int, int, int], int] | None = None
-        for (name, _), chosen in self.lists[which].items():
-            if name != group:
-                continue
+        for chosen in self.lists[which].get(group, {}).values():
             for at in range(bisect_left(chosen, here[0], key=time.__getitem__), len(chosen)):
                 number = chosen[at]
                 place = time[number], cp[number], offset[number]
@@ -484,8 +585,13 @@ class Events:
         return None if found is None else found[1]
 
     def _cut(self, which: str, group: str, at: int, cp: int, offset: int) -> Iterator[tuple[array[int], int]]:
-        for (name, of), chosen in self.lists[which].items():
-            if name == group and of == cp:
+        for of, chosen in sorted(self.lists[which].get(group, {}).items()):
+            if of == cp:
                 yield chosen, bisect_right(chosen, offset, key=self.columns["offset"].__getitem__)
-            elif name == group:
+            else:
                 yield chosen, bisect_right(chosen, at, key=self.time.__getitem__)
+
+
+def _renumbered(column: array[int], table: Sequence[int] | None) -> array[int]:
+    """A column with other numbers; −1 stays."""
+    return column if table is None else array("q", [table[each] if each >= 0 else -1 for each in column])

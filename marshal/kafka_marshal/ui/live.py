@@ -19,8 +19,9 @@ from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow, evicted_te
 from kafka_marshal.observe.text import count, span, time_text
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
-from kafka_marshal.ui.archive import RETRY_S, Archive
+from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History
+from kafka_marshal.ui.folding import RETRY_S
 from kafka_marshal.ui.moments import member_json, natural, waits_json
 from kafka_marshal.visible import visible
 

@@ -37,6 +37,7 @@ __all__ = [
     "diff",
     "parse_moment",
     "state",
+    "time_of",
     "waits_json",
     "waiting",
 ]
@@ -73,7 +74,7 @@ def parse_moment(text: str, holding: Callable[[int, int], History]) -> Moment:
         history = holding(cp, offset)
         if cp not in history.worlds:
             raise ValueError(f"the log has no partition {cp}")
-        return Moment(_time_of(history, cp, offset), cp, offset)
+        return Moment(time_of(history, cp, offset), cp, offset)
     if text.isascii() and text.isdigit():
         return Moment(min(int(text), 2**62))
     try:
@@ -85,14 +86,14 @@ def parse_moment(text: str, holding: Callable[[int, int], History]) -> Moment:
     return Moment((moment - _EPOCH) // timedelta(milliseconds=1))
 
 
-def _time_of(history: History, cp: int, offset: int) -> int:
+def time_of(history: History, cp: int, offset: int) -> int:
     """The log time (ms) of a CP after this offset: exact at an event, else that of a record shortly before."""
     offsets, times = history.marks[cp]
     index = bisect_right(offsets, offset) - 1
     found = times[index] if index >= 0 else 0
     columns = history.events.columns
-    for (_, of), chosen in history.events.lists["all"].items():
-        if of == cp:
+    for by_cp in history.events.lists["all"].values():
+        if (chosen := by_cp.get(cp)) is not None:
             at = bisect_right(chosen, offset, key=columns["offset"].__getitem__) - 1
             found = max(found, columns["time"][chosen[at]] if at >= 0 else 0)
     return found

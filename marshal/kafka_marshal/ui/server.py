@@ -85,6 +85,7 @@ class Page:
             "read": done,
             "to_read": of_all,
             "problem": visible(archive.problem or (live.problem if live is not None else "")),
+            "note": archive.note,
             "payloads": self.payloads is not None,
             "steering": None if self.steering is None else list(ACTIONS),
             "events": 0 if history is None else len(history.events),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from kafka_marshal.observe.log import Source
+    from kafka_marshal.ui.kept import KeptIndex
 
 __all__ = ["SWITCH_S", "Serving"]
 
@@ -45,8 +46,9 @@ class Serving:
         self._failed: list[Exception] = []
         self._server: uvicorn.Server | None = None
 
-    def start_live(self, source: Source) -> None:
-        """Read the log of a cluster, from now on."""
+    def start_live(self, source: Source, kept: KeptIndex | None = None) -> None:
+        """Read the log of a cluster, from now on. kept: the file of its history."""
+        self.archive.kept = kept
         live = self.live = Live(source, self.archive)
         for thread in (
             threading.Thread(target=live.run, args=(self._stop,), name="kafka-marshal-live", daemon=True),

@@ -9,7 +9,7 @@ export function Problems({ log, state, figures, problem, isPast }) {
   const reading = figures ? figures.problem : log.problem;
   if (reading && !isPast) found.push(reading);
   else if (log.problem && isPast && !log.complete) found.push(log.problem);
-  const notes = [];
+  const notes = log.note && isPast ? [log.note] : [];
   if (state && (!problem || state.live)) {
     for (const each of state.problems) found.push(each.text);
     for (const each of state.pauses) notes.push(each.text);
