@@ -146,6 +146,11 @@ class HashChecks:
             entries = entries[cut:]
             self._judge(run[-1][0] + 1)
 
+    @property
+    def unjudged_since(self) -> int | None:
+        """The first offset of the ranges that have begun and not ended; None: all that have begun are judged."""
+        return min((running.since for _, running, _ in self._running), default=None)
+
     def ended(self, next_offset: int) -> None:
         """The log ends here: nothing is going to come below this offset."""
         self._reached(next_offset)

@@ -21,6 +21,7 @@ from kafka_marshal.observe.log_size import measure
 from kafka_marshal.observe.text import span
 from kafka_marshal.snapshots import prune
 from kafka_marshal.snapshots.prune import OlderThan, PrunePlan, carry_out, make_plan
+from rationalizer.log_hash import LogHash, encode_hash
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story, wait_until
 from tests.snapshots.test_prune import log_start, starts_true
 
@@ -170,6 +171,18 @@ def test_q53_it_stops_at_a_forged_snapshot_as_the_command_does(story: Story, now
     each = plan_of(story, now_ms, 5).partitions[0]
     assert each.cut is None or each.cut < places[where] or where > 4
     assert (each.cut or 0) <= (whole.cut or 0)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_q53_a_hash_of_more_than_goes_is_compared_first(story: Story, now_ms: float) -> None:
+    """No member stores one: they are of one interval each (S4)."""
+    places = days(story, now_ms, [9, 8, *[1 - each / 1000 for each in range(40)]])
+    true = story.hash_of(0, places[30])
+    story.store(encode_hash(true))
+    assert plan_of(story, now_ms, 5).partitions[0].cut == places[1]
+    story.store(encode_hash(LogHash(0, 0, places[30], "0" * 32)))
+    plan = plan_of(story, now_ms, 5)
+    assert (plan.records_removed, [each.since for each in plan.differences]) == (0, [0])
 
 
 def test_a_process_that_was_stopped_before_the_removal_removes_nothing(

@@ -134,12 +134,14 @@ def make_plan(
         limits = {} if older_than is None else _limits(cluster, replica, older_than, timeout_s)
 
         def enough() -> bool:
-            starts = replica.starts.items()
             if step is not None and replica.records_read >= step:
-                return all(len(start.agreed) >= keep for _, start in starts)
-            return older_than is not None and all(
-                sum(at > limits[cp] for at in start.agreed.values()) >= keep - 1 for cp, start in starts
-            )
+                is_checked = all(len(start.agreed) >= keep for start in replica.starts.values())
+            else:
+                is_checked = older_than is not None and all(
+                    sum(at > limits[cp] for at in start.agreed.values()) >= keep - 1
+                    for cp, start in replica.starts.items()
+                )
+            return is_checked and all(_is_judged(start, keep) for start in replica.starts.values())
 
         replica.catch_up(timeout_s, progress, enough=enough)
         partitions = tuple(
@@ -149,6 +151,13 @@ def make_plan(
         return PrunePlan(topic, replica.start.snapshots_topic, ids, partitions)
     finally:
         replica.close()
+
+
+def _is_judged(start: CpStart, keep: int) -> bool:
+    """Whether no hash (S4) that is still compared covers what may be cut now."""
+    checks = start.hashes.checks
+    since = None if checks is None else checks.unjudged_since
+    return since is None or len(start.agreed) < keep or since >= sorted(start.agreed)[-keep]
 
 
 def _limits(cluster: Cluster, replica: Replica, older_than: OlderThan, timeout_s: float) -> dict[int, float]:
