@@ -11,7 +11,7 @@ import pytest
 
 from kafka_marshal.adapters.memory import broker, readers
 from kafka_marshal.admin import Admin
-from kafka_marshal.errors import AuthorizationError, ConfigurationError, KafkaUnavailableError
+from kafka_marshal.errors import AuthorizationError, ConfigurationError, KafkaUnavailableError, TopicChangedError
 from kafka_marshal.node import log_guard, log_keeper
 from kafka_marshal.node.fork_guard import Life
 from kafka_marshal.node.kept import LEAST_KEEP_MS, check_keep, keep_of, keep_settings
@@ -21,6 +21,7 @@ from kafka_marshal.observe.log_size import measure
 from kafka_marshal.observe.text import span
 from kafka_marshal.snapshots import prune
 from kafka_marshal.snapshots.prune import OlderThan, PrunePlan, carry_out, make_plan
+from kafka_marshal.snapshots.reader import SnapshotReader
 from rationalizer.log_hash import LogHash, encode_hash
 from tests.snapshots.conftest import SNAPSHOTS, TIMEOUT_S, TOPIC, Story, wait_until
 from tests.snapshots.test_prune import log_start, starts_true
@@ -195,6 +196,21 @@ def test_a_process_that_was_stopped_before_the_removal_removes_nothing(
     with pytest.raises(Exception, match="was stopped just before the removal"):
         carry_out(story.cluster, plan, TIMEOUT_S)
     assert log_start(story) == 0
+
+
+def test_s3_a_start_reads_snapshots_that_are_left_as_old_ones_are_removed(story: Story, now_ms: float) -> None:
+    places = days(story, now_ms, [9, 8, 7, 1, 0.5, 0.2])
+    reader = SnapshotReader.find(story.cluster, SNAPSHOTS, TIMEOUT_S)
+    assert reader is not None
+    story.broker.delete_records(SNAPSHOTS, 0, 3)
+    reader.read_newest(6)
+    assert sorted(each.next_offset for each in reader.partitions[0].sorted()) == places[3:]
+    again = SnapshotReader.find(story.cluster, SNAPSHOTS, TIMEOUT_S)
+    assert again is not None
+    story.broker.delete_topic(SNAPSHOTS)
+    story.broker.create_topic(SNAPSHOTS, 1)
+    with pytest.raises(TopicChangedError):
+        again.read_newest(6)
 
 
 # -- members -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from kafka_marshal.errors import TopicChangedError
 from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.ports import Cluster
 from rationalizer import World
@@ -209,6 +210,19 @@ class SnapshotReader:
         return first, end
 
     def _take(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
-            for offset, _, value in entries:
-                self.partitions[cp].take(offset, value)
+        try:
+            for cp, entries in read_range(self._cluster, self._topic, ranges, self._timeout_s):
+                for offset, _, value in entries:
+                    self.partitions[cp].take(offset, value)
+        except TopicChangedError:
+            if not self._was_cut(ranges):
+                raise
+            self._take({cp: (max(first, self.starts[cp]), end) for cp, (first, end) in ranges.items()})
+
+    def _was_cut(self, ranges: Mapping[int, tuple[int, int]]) -> bool:
+        """Whether old snapshots were removed as they were to be read, by a prune, and no more than that."""
+        before = dict(self.starts)
+        marks = self._cluster.watermarks([(self._topic, cp) for cp in ranges], self._timeout_s)
+        self.starts.update({cp: low for (_, cp), (low, _) in marks.items()})
+        is_the_same = all(marks.get((self._topic, cp), (0, -1))[1] >= end for cp, (_, end) in ranges.items())
+        return is_the_same and any(self.starts[cp] > before[cp] for cp in ranges)
