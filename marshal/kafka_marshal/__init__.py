@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.work.stuck import Stuck
     from kafka_marshal.errors import (
         AdminError,
+        ArchiveError,
         CheckpointEndedError,
         ClaimTimeoutError,
         ClientReplacedError,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "AdminError",
+    "ArchiveError",
     "Attempt",
     "Balanced",
     "Batch",
@@ -149,10 +151,10 @@ _LATER = {
     "engine.work.lanes": "HeldBack",
     "engine.work.stuck": "Stuck",
     "errors": (
-        "AdminError CheckpointEndedError ClaimTimeoutError ClientReplacedError ClosedError ConfigurationError "
-        "CoordinationTopicError GroupError GroupPausedError HeldError KafkaUnavailableError LeaseLostError "
-        "MarshalError PartitionStuckError PositionLostError ProduceError StateError StateMissingError StateSplitError "
-        "TransactionError TransactionFencedError"
+        "AdminError ArchiveError CheckpointEndedError ClaimTimeoutError ClientReplacedError ClosedError "
+        "ConfigurationError CoordinationTopicError GroupError GroupPausedError HeldError KafkaUnavailableError "
+        "LeaseLostError MarshalError PartitionStuckError PositionLostError ProduceError StateError "
+        "StateMissingError StateSplitError TransactionError TransactionFencedError"
     ),
     "metrics.rows": "Metrics",
     "types": "Delivery LeaseInfo Start TopicPartition",
