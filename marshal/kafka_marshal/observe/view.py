@@ -253,7 +253,7 @@ class View:
     def follow(self, seconds: float, until: Callable[[], bool] = lambda: False, step_s: float = 0.0) -> None:
         """Apply records that come within this time, or until the condition holds; learn the broker's time from them.
 
-        step_s: after records, the next are read so much later.
+        step_s: how long after records the next ones are read.
         """
         deadline = time.monotonic() + seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
