@@ -222,8 +222,8 @@ def test_an_own_beat_is_read_as_soon_as_it_is_in_the_log(groups: Groups) -> None
     before = a.member()
     assert before is not None
     last_beat = before.last_beat
+    beat = GroupHeartbeat(*driver.engine.ids, a.consumer.member_id, a.consumer.generation)
     with driver.locked() as engine:
-        beat = GroupHeartbeat(*engine.ids, a.consumer.member_id, a.consumer.generation)
         engine.take(AppendRecord(groups.home, beat), driver.now_ms())
     wait_until(lambda: before.last_beat > last_beat)
 
