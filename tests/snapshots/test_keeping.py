@@ -6,17 +6,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
 from kafka_marshal.adapters.memory import broker, readers
 from kafka_marshal.admin import Admin
 from kafka_marshal.errors import AuthorizationError, ConfigurationError, KafkaUnavailableError, TopicChangedError
-from kafka_marshal.node import log_guard, log_keeper
+from kafka_marshal.node import log_guard, log_keeper, replica
 from kafka_marshal.node.fork_guard import Life
 from kafka_marshal.node.kept import LEAST_KEEP_MS, check_keep, keep_of, keep_settings
 from kafka_marshal.node.log_guard import LogGuard
 from kafka_marshal.node.log_keeper import LogKeeper
+from kafka_marshal.node.log_reader import read_range
 from kafka_marshal.observe.log_size import measure
 from kafka_marshal.observe.text import span
 from kafka_marshal.snapshots import prune
@@ -211,6 +213,19 @@ def test_s3_a_start_reads_snapshots_that_are_left_as_old_ones_are_removed(story:
     story.broker.create_topic(SNAPSHOTS, 1)
     with pytest.raises(TopicChangedError):
         again.read_newest(6)
+
+
+def test_s3_a_start_passes_a_first_record_over_that_is_removed_meanwhile(
+    story: Story, now_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = days(story, now_ms, [9, 8, 7, 1])
+
+    def cut_first(*args: Any, **options: Any) -> Any:
+        story.cut(places[0])
+        return read_range(*args, **options)
+
+    monkeypatch.setattr(replica, "read_range", cut_first)
+    assert starts_true(story) == places[-2]
 
 
 # -- members -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
 from operator import itemgetter
 
-from kafka_marshal.errors import KafkaUnavailableError
+from kafka_marshal.errors import KafkaUnavailableError, TopicChangedError
 from kafka_marshal.logs import log
 from kafka_marshal.node.checks import TopicChecks
 from kafka_marshal.node.coordination_topic import ADDRESSES_S, check_one_cluster, check_topic
@@ -129,8 +129,12 @@ class Replica:
         passed = [cp for cp, world in self.worlds.items() if world.next_offset > 0 and self.starts[cp].log_start == 0]
         if passed and sum(world.lease_count for world in self.worlds.values()) < TELLING_LEASES:
             first = dict.fromkeys(passed, (0, 1))
-            for cp, entries in read_range(self._cluster, self.topic, first, timeout_s):
-                self.checks.marker(cp, entries[0][2])
+            try:
+                for cp, entries in read_range(self._cluster, self.topic, first, timeout_s):
+                    self.checks.marker(cp, entries[0][2])
+            except TopicChangedError:  # a prune has just removed the first record: as if it had before
+                if all(low == 0 for low, _ in self.start.marks(passed).values()):
+                    raise
 
     def _go_back(self) -> None:
         """Start the refuted CPs again, further back, and continue to read from there (*blocking*)."""
