@@ -292,6 +292,11 @@ def test_a_topic_with_its_snapshots(
     ran = kafka("audit", dump, "--snapshots", tmp_path / "snapshots.jsonl", "--json")
     assert {each["partition"]: each["digest"] for each in ran.json["partitions"]} == digests
     assert sum(each["snapshots"] for each in ran.json["partitions"]) == stored >= 4
+    assert kafka("archive", "--to", tmp_path / "archive").status == 0
+    assert kafka("prune", "--keep", "2", "--yes").status == 0
+    joined = kafka("audit", "--from-kafka", "--archive", tmp_path / "archive", "--json")
+    assert (joined.status, joined.json["records"]) == (0, ran.json["records"])
+    assert {each["partition"]: each["digest"] for each in joined.json["partitions"]} == digests
     cp = max(worlds, key=lambda each: worlds[each].next_offset)
     append(cluster, snapshots_topic(log_topic), {cp: forged(worlds[cp])})
     ran = kafka("audit", "--from-kafka")
