@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.claims.leases import LeaseState
-from kafka_marshal.engine.engine import Engine
-from kafka_marshal.engine.groups.client import GroupClient
+
+if TYPE_CHECKING:
+    from kafka_marshal.engine.engine import Engine
+    from kafka_marshal.engine.groups.client import GroupClient
 
 __all__ = ["AWAITED", "Awaited", "awaited"]
 
