@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         BeginCheckpoint,
         ClaimingMessages,
         ClaimingPartition,
+        ClaimingShare,
         CommitEntry,
         CommitOffsets,
         CommitRanges,
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
         ReleaseGroup,
         ReleasingPartition,
         Rollback,
+        SettleOffsets,
+        SettlingMessages,
         Tick,
         TopicsChanged,
         Upgrade,
@@ -101,6 +104,9 @@ __all__ = [
     "AnswerBarrier",
     "Rollback",
     "KeepCheckpoint",
+    "ClaimingShare",
+    "SettlingMessages",
+    "SettleOffsets",
     "Tick",
     "Upgrade",
     # bytes and places
@@ -130,9 +136,10 @@ _LATER = {
     "state": "SnapshotError",
     "wire.codec": "MalformedError RejectedValueError UnknownTypeError UnsupportedVersionError decode encode",
     "wire.records": (
-        "AnswerBarrier BeatEntry BeginCheckpoint ClaimingMessages ClaimingPartition CommitEntry CommitOffsets "
-        "CommitRanges ConfigureGroup ForgetGroup GroupHeartbeat Heartbeat HeartbeatBatch InvalidRecordError JoinGroup "
-        "KeepCheckpoint LeaveGroup Record ReleaseGroup ReleasingPartition Rollback Tick TopicsChanged Upgrade"
+        "AnswerBarrier BeatEntry BeginCheckpoint ClaimingMessages ClaimingPartition ClaimingShare CommitEntry "
+        "CommitOffsets CommitRanges ConfigureGroup ForgetGroup GroupHeartbeat Heartbeat HeartbeatBatch "
+        "InvalidRecordError JoinGroup KeepCheckpoint LeaveGroup Record ReleaseGroup ReleasingPartition Rollback "
+        "SettleOffsets SettlingMessages Tick TopicsChanged Upgrade"
     ),
     "world": "World",
 }

@@ -50,6 +50,9 @@ ALREADY_STARTED: Final = "ALREADY_STARTED"
 INDIVIDUAL_COMMIT_NOT_ALLOWED: Final = "INDIVIDUAL_COMMIT_NOT_ALLOWED"
 OUT_OF_ORDER: Final = "OUT_OF_ORDER"
 
+NOTHING_TO_TAKE: Final = "NOTHING_TO_TAKE"
+WRONG_MODE: Final = "WRONG_MODE"
+
 NO_SUCH_BARRIER: Final = "NO_SUCH_BARRIER"
 ALREADY_ANSWERED: Final = "ALREADY_ANSWERED"
 BARRIER_OPEN: Final = "BARRIER_OPEN"
@@ -76,24 +79,35 @@ def _named(has: Callable[[Kind], bool]) -> str:
     return ", ".join(kind.name for kind in KINDS.values() if has(kind))
 
 
+#: What a record is rejected with before its plane has a say (E6, G1).
+BEFORE_THE_PLANES: Final = frozenset({MALFORMED, WRONG_PARTITION, PAUSED, WRONG_KIND})
+
 _ANY = "any"
 _OF_GROUPS = _named(lambda kind: kind.belongs is not Belongs.EVERYWHERE or kind.name == "ConfigureGroup")
 _BEATS = "Heartbeat, ReleasingPartition, batch entry"
-_WITH_EPOCH = "Heartbeat, ReleasingPartition, ClaimingMessages, CommitRanges, batch entry"
-_OF_MEMBERS = "JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, AnswerBarrier"
+_WITH_EPOCH = "Heartbeat, ReleasingPartition, ClaimingMessages, CommitRanges, batch entry, SettlingMessages"
+_OF_MEMBERS = "JoinGroup, GroupHeartbeat, LeaveGroup, CommitOffsets, TopicsChanged, AnswerBarrier, SettleOffsets"
 _ENTRY = "entry of CommitOffsets"
 _CUT = "entry of AnswerBarrier"
 _ENTRIES = f"{_ENTRY}, {_CUT}"
+_SETTLED = "entry of SettlingMessages, entry of SettleOffsets"
 
 #: All outcomes: rejections in the order in which they are checked (E6), after what is accepted.
 TABLE: Final[tuple[CodeRow, ...]] = (
-    CodeRow(OK, _ANY, True, "The record has taken effect.", "C3-C12, G11-G14, P4, T3"),
+    CodeRow(OK, _ANY, True, "The record has taken effect.", "B3, C3-C12, G11-G14, H3, P4, T3"),
     CodeRow(
         ALREADY_HELD,
-        "ClaimingPartition",
+        "ClaimingPartition, ClaimingShare",
         True,
-        "The sender holds the lease already and it is not stale; nothing changed.",
-        "C3",
+        "The sender holds the lease, or this share of it, already and it is not stale; nothing changed.",
+        "B3, C3",
+    ),
+    CodeRow(
+        NOTHING_TO_TAKE,
+        "SettlingMessages",
+        True,
+        "No message was free, or the take was a repeat. A beat, and its entries count.",
+        "B5, H3",
     ),
     CodeRow(
         OFFSET_REGRESSION,
@@ -106,15 +120,15 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         REPOSITIONED,
         f"{_BEATS}, {_ENTRY}",
         True,
-        "The pausing client's last_offset (through) replaced the progress, and that changed it.",
+        "The pausing client's last_offset (through) replaced the progress, and that changed it, or a hole went.",
         "C11, G21",
     ),
     CodeRow(
         DUPLICATE_COMMIT,
-        f"CommitRanges, {_ENTRIES}",
+        f"CommitRanges, {_ENTRIES}, {_SETTLED}",
         True,
         "What lies above stable was all done before; nothing changed.",
-        "P4",
+        "H3, P4",
     ),
     CodeRow(
         ALREADY_MEMBER,
@@ -125,11 +139,12 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         PARTIAL,
-        "HeartbeatBatch, CommitOffsets, AnswerBarrier",
+        "HeartbeatBatch, CommitOffsets, AnswerBarrier, SettlingMessages, SettleOffsets",
         None,
-        "At least one entry was rejected; a batch is accepted where another entry was, CommitOffsets always. Of an "
-        "AnswerBarrier no entry counts then: its sender has not answered, though it lives.",
-        "D2, G14, X5",
+        "At least one entry was rejected; a batch is accepted where another entry was, and so is what an operator "
+        "settles; CommitOffsets, and what an owner settles, always. Of an AnswerBarrier no entry counts then: its "
+        "sender has not answered, though it lives.",
+        "D2, G14, H3, H4, X5",
     ),
     CodeRow(
         ALREADY_ANSWERED,
@@ -158,10 +173,10 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         PAUSED,
-        _named(lambda kind: kind.during_pause is DuringPause.REJECTED),
+        _named(lambda kind: kind.during_pause in (DuringPause.REJECTED, DuringPause.HANDS_IN_WITHOUT_TAKE)),
         False,
-        "Another client has the group paused.",
-        "C10",
+        "Another client has the group paused. Of a SettlingMessages: and it takes.",
+        "C10, H3",
     ),
     CodeRow(
         WRONG_KIND,
@@ -172,13 +187,29 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         HELD,
-        "ClaimingPartition",
+        "ClaimingPartition, ClaimingShare",
         False,
-        "The lease has a holder that is not stale. Also shows that the sender waits for work.",
-        "C3, C4",
+        "The lease has a holder that is not stale, or a share that is not stale and that the claim overlaps. Of a "
+        "ClaimingPartition it also shows that the sender waits for work.",
+        "B3, C3, C4",
     ),
-    CodeRow(NOT_HELD, _WITH_EPOCH, False, "The lease has no holder.", "C5, C7"),
-    CodeRow(FENCED, _WITH_EPOCH, False, "The lease has another holder, or another epoch.", "C5, C7"),
+    CodeRow(NOT_HELD, _WITH_EPOCH, False, "The lease has no holder, and no share.", "B2, C5, C7"),
+    CodeRow(
+        FENCED,
+        f"{_WITH_EPOCH}, SettleOffsets, {_SETTLED}",
+        False,
+        "The lease has another holder or share, or another epoch. Of an entry that settles: it is not the sender's, "
+        "or it changed since the sender looked; of what an operator settles: no entry was accepted.",
+        "B2, C5, C7, H2, H3, H4",
+    ),
+    CodeRow(
+        WRONG_MODE,
+        "ClaimingShare, ClaimingMessages, SettlingMessages, SettleOffsets, BeginCheckpoint",
+        False,
+        "The lease, or the group, is used in another mode. Of a ClaimingShare: holes without keys, or keys at "
+        "different places, are left from another mode. Holes and checkpoints exclude each other.",
+        "B2, B3, H3, H4, X4",
+    ),
     CodeRow(
         NOT_FRESH,
         "Heartbeat",
@@ -203,11 +234,12 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         ILLEGAL_GENERATION,
-        f"GroupHeartbeat, LeaveGroup, CommitOffsets, AnswerBarrier, Rollback, {_ENTRIES}",
+        f"GroupHeartbeat, LeaveGroup, CommitOffsets, AnswerBarrier, SettleOffsets, Rollback, {_ENTRIES}, "
+        "entry of SettleOffsets",
         None,
         "A generation above the group's; of an entry, older than what it commits to. A heartbeat of an older "
         "generation is accepted: the sender has a new one to read. Of a Rollback: not the group's.",
-        "G10, G13, G14, X8",
+        "G10, G13, G14, H4, X8",
     ),
     CodeRow(
         REPLACED, "JoinGroup", False, "A later instance of this client, which the sender had not seen, is there.", "G11"
@@ -215,7 +247,14 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     CodeRow(UNKNOWN_PARTITIONING_STRATEGY, "JoinGroup", False, "The strategy is not one of G17's.", "G11, G17"),
     CodeRow(INCONSISTENT_PARTITIONING_STRATEGY, "JoinGroup", False, "The other members have another strategy.", "G11"),
     CodeRow(SESSION_TIMEOUT_TOO_HIGH, "JoinGroup", False, "The session is above the group's setting.", "G11, G19"),
-    CodeRow(GROUP_FULL, "JoinGroup", False, "There are 1,000 other members.", "G11"),
+    CodeRow(
+        GROUP_FULL,
+        "JoinGroup, ClaimingShare",
+        False,
+        "There are 1,000 other members. Of a ClaimingShare: pieces of done_through, and two for each share, would be "
+        "more than 2,000.",
+        "B3, G11",
+    ),
     CodeRow(
         TOO_MANY_PARTITIONS,
         "JoinGroup, TopicsChanged",
@@ -225,36 +264,36 @@ TABLE: Final[tuple[CodeRow, ...]] = (
     ),
     CodeRow(
         NOT_ASSIGNED,
-        _ENTRIES,
+        f"{_ENTRIES}, entry of SettleOffsets",
         False,
         "The sender does not own all of these keys, or may not commit like that.",
-        "G14, G21",
+        "G14, G21, H4",
     ),
     CodeRow(ALREADY_STARTED, _ENTRY, False, "A start for a partition that has progress: continue from that.", "G14"),
     CodeRow(
         INDIVIDUAL_COMMIT_NOT_ALLOWED,
-        _ENTRIES,
+        f"{_ENTRIES}, entry of SettleOffsets",
         False,
-        "Ranges, where the group does not accept individual commits.",
-        "G14",
+        "Ranges, or messages that are opened or parked, where the group does not accept individual commits.",
+        "G14, H4",
     ),
     CodeRow(
         OUT_OF_ORDER, _ENTRY, False, "The record is in order, and these ranges would leave a gap below them.", "K8"
     ),
     CodeRow(
         INDIVIDUAL_COMMIT_TOO_OLD,
-        f"CommitRanges, {_ENTRIES}",
+        f"CommitRanges, {_ENTRIES}, {_SETTLED}",
         False,
-        "All of the ranges lie at or below stable.",
-        "P4",
+        "All of the ranges lie at or below stable. Of a message that is opened or parked: it is done already.",
+        "H3, P4",
     ),
     CodeRow(
         MAX_INDIVIDUAL_COMMIT_REACHED,
-        f"CommitRanges, {_ENTRIES}",
+        f"CommitRanges, {_ENTRIES}, {_SETTLED}",
         False,
-        "More intervals (60,000, or the group's setting) or pieces (2,000) would be left than may be. Of a lease the "
-        "whole record is rejected, in a coordinated group the entry.",
-        "P5, G15",
+        "More intervals (60,000, or the group's setting), pieces (2,000) or holes (10,000) would be left than may be. "
+        "Of a CommitRanges the whole record is rejected, else the entry.",
+        "P5, G15, H5",
     ),
     CodeRow(
         UNKNOWN_CHECKPOINT,
@@ -271,8 +310,8 @@ TABLE: Final[tuple[CodeRow, ...]] = (
         GROUP_ACTIVE,
         "ForgetGroup, CommitOffsets, BeginCheckpoint, KeepCheckpoint",
         False,
-        "A lease of the group is held and not stale; a member is there that is not overdue, or the sender has not "
-        "paused it. Of the first BeginCheckpoint and of an end: a member is there.",
+        "A lease of the group has a holder, or a share, that is not stale; a member is there that is not overdue, or "
+        "the sender has not paused it. Of the first BeginCheckpoint and of an end: a member is there.",
         "C16, G21, X4, X9",
     ),
 )

@@ -14,6 +14,7 @@ from typing import Final
 
 from rationalizer import codes, limits
 from rationalizer.groups import transitions as groups
+from rationalizer.leases.share_transitions import SHARE_COLUMNS, SHARE_TRANSITIONS
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import LEVELS, SUPPORTED_LEVEL, Level
 from rationalizer.wire.records import KINDS, Belongs, Kind
@@ -30,6 +31,8 @@ def parts() -> dict[str, list[str]]:
         "leases": _transitions(),
         "groups": _group_transitions(),
         "checkpoints": _checkpoint_transitions(),
+        "shares": _share_transitions(),
+        "settled": _settle_transitions(),
         "outcomes": _codes(),
         "limits": _limits(),
     }
@@ -167,6 +170,38 @@ def _checkpoint_transitions() -> list[str]:
     )
 
 
+def _share_transitions() -> list[str]:
+    return _table(
+        ("record", *SHARE_COLUMNS.values(), "effect on the lease", "rules"),
+        [
+            (
+                f"{row.record} (epoch nil)" if row.nil_epoch else row.record,
+                *(
+                    "; or ".join(f"`{code}`" for code in getattr(row, column)) or "chapter 3"
+                    for column in SHARE_COLUMNS
+                ),
+                row.effect,
+                row.rule,
+            )
+            for row in SHARE_TRANSITIONS
+        ],
+    )
+
+
+def _settle_transitions() -> list[str]:
+    return _table(
+        ("record", *groups.SETTLE_COLUMNS.values(), "rules"),
+        [
+            (
+                f"{row.record}, {row.who.value}",
+                *("; or ".join(map(_ending, getattr(row, column))) or "–" for column in groups.SETTLE_COLUMNS),
+                row.rule,
+            )
+            for row in groups.SETTLE_TRANSITIONS
+        ],
+    )
+
+
 def _ending(ending: groups.Ending) -> str:
     if ending.effect is groups.Effect.NOTHING:
         return f"`{ending.code}`"
@@ -210,6 +245,11 @@ def _limits() -> list[str]:
         ("periodic checkpoints of a group", limits.MAX_KEPT, "X6"),
         ("pinned checkpoints of a group", limits.MAX_PINNED, "X9"),
         ("weight of older versions of a group", limits.MAX_OLD_WEIGHT, "X6"),
+        ("holes of a partition", limits.MAX_HOLES, "H5"),
+        ("entries of a SettlingMessages or SettleOffsets", limits.MAX_SETTLED_ENTRIES, "section 7b"),
+        ("offsets of an entry, or of a take", limits.MAX_SETTLED_OFFSETS, "section 7b"),
+        ("offsets of all entries of a record", limits.MAX_SETTLED_TOGETHER, "section 7b"),
+        ("pieces of done_through, and two for each share", limits.MAX_KEY_PIECES, "B3, G15"),
         ("bytes of a part of a snapshot", limits.MAX_PART_BYTES, "S2"),
         ("parts of a snapshot", limits.MAX_SNAPSHOT_PARTS, "S2"),
         ("offsets between two snapshots, least", limits.SNAPSHOT_INTERVAL, "S2"),

@@ -49,6 +49,16 @@ class DoneThrough:
         return min(self._dones) if self._steps is None else self._steps[0][0]
 
     @property
+    def highest(self) -> int:
+        """The largest offset of all pieces."""
+        return max(self._dones) if self._steps is None else self._steps[-1][0]
+
+    def lowest_of(self, lo: int, hi: int) -> int:
+        """The smallest offset of the key hashes lo … hi."""
+        left = bisect_right(self._los, lo) - 1
+        return min(self._dones[left : bisect_right(self._los, hi, left)])
+
+    @property
     def _ladder(self) -> list[tuple[int, int]]:
         """(offset, lo) of every piece, ascending: made when it is asked for, after an edit of many pieces."""
         if self._steps is None:

@@ -27,7 +27,15 @@ from rationalizer.log_hash import Entry, LogHash, RunningHash, is_digest
 from rationalizer.snapshot_log import due
 from rationalizer.state import GROUP, LEASE, PAUSE
 from rationalizer.travel import Travels
-from rationalizer.wire.records import AnswerBarrier, BeginCheckpoint, JoinGroup, KeepCheckpoint, Rollback
+from rationalizer.wire.records import (
+    AnswerBarrier,
+    BeginCheckpoint,
+    ClaimingShare,
+    JoinGroup,
+    KeepCheckpoint,
+    Rollback,
+    SettlingMessages,
+)
 from rationalizer.world import World
 
 FORMAT: Final = 1
@@ -331,6 +339,10 @@ class Replay:
                 line["barrier"] = outcome.barrier
             if outcome.of_group and outcome.is_a(JoinGroup):
                 line["member"] = outcome.member
+            if outcome.judged and outcome.is_a(ClaimingShare):
+                line["share"] = outcome.share
+            if outcome.judged and outcome.is_a(SettlingMessages):
+                line["taken"] = None if outcome.taken is None else list(outcome.taken)
             yield line
 
     def state(self) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Final
 from rationalizer import codes
 from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.outcome import Outcome
-from rationalizer.wire.records import KINDS, Belongs, ForgetGroup, Heartbeat, ReleasingPartition
+from rationalizer.wire.records import KINDS, Belongs, ClaimingShare, ForgetGroup, Heartbeat, ReleasingPartition
 from rationalizer.world import World
 
 __all__ = ["BEFORE", "End", "LeaseKey", "Owners", "Span"]
@@ -170,8 +170,11 @@ class Owners:
             span.last_beat = lease.last_beat
             return None
         if lease.client_id is None or lease.instance_id is None:
-            if span is not None and outcome.message is not None:
-                span.wordless = outcome.message.last_offset is None  # only a ReleasingPartition frees a lease
+            if outcome.is_a(ClaimingShare):  # a stale holder goes (B3)
+                self.free(key, *at, End.REPLACED)
+                return self.now[key]
+            if span is not None and outcome.is_a(ReleasingPartition) and outcome.message is not None:
+                span.wordless = outcome.message.last_offset is None
             is_evicted = span is not None and span.wordless and span.evictor != ""
             self.free(key, *at, End.EVICTED if is_evicted else End.RELEASED)
         else:

@@ -14,6 +14,8 @@ from itertools import compress, islice
 from operator import itemgetter
 from typing import Final
 
+from rationalizer.limits import MAX_OFFSET
+
 _FIRST: Final = itemgetter(0)
 _LAST: Final = itemgetter(1)
 
@@ -82,6 +84,16 @@ class Intervals:
         place = bisect_left(self.lasts, offset)
         return place < len(self.firsts) and self.firsts[place] <= offset
 
+    def holds(self, first: int, last: int) -> bool:
+        """Whether all of first … last is in the set."""
+        place = bisect_left(self.lasts, first)
+        return place < len(self.firsts) and self.firsts[place] <= first and last <= self.lasts[place]
+
+    def meets(self, first: int, last: int) -> bool:
+        """Whether an offset of first … last is in the set."""
+        place = bisect_left(self.lasts, first)
+        return place < len(self.firsts) and self.firsts[place] <= last
+
     def copy(self) -> Intervals:
         """The same set, to be changed by itself."""
         copy = Intervals()
@@ -104,6 +116,11 @@ class Intervals:
         if place < len(self.firsts) and self.firsts[place] <= offset + 1:
             return self.lasts[place]
         return offset
+
+    def next_first(self, offset: int) -> int:
+        """Where the lowest interval above an offset begins; above all offsets if there is none."""
+        place = bisect_right(self.firsts, offset)
+        return self.firsts[place] if place < len(self.firsts) else MAX_OFFSET + 1
 
     def drop_through(self, offset: int) -> None:
         """Take out everything at or below `offset`."""

@@ -49,6 +49,13 @@ LEVELS: Final = (
         records=("BeginCheckpoint", "AnswerBarrier", "Rollback", "KeepCheckpoint"),
         state=("group.checkpoints", "checkpoints", "barrier", "dated", "version"),
     ),
+    Level(
+        4,
+        "open messages, shared partitions",
+        (0, 3),
+        records=("ClaimingShare", "SettlingMessages", "SettleOffsets"),
+        state=("lease.shares", "lease.holes", "progress.holes", "share", "hole"),
+    ),
 )
 
 #: The level every CP starts at.
@@ -76,6 +83,9 @@ GROUPS_LEVEL: Final = level_of_record("JoinGroup")
 
 #: Checkpoints of a group came with this level.
 CHECKPOINTS_LEVEL: Final = level_of_record("BeginCheckpoint")
+
+#: Holes and shares came with this level.
+SHARING_LEVEL: Final = level_of_record("SettlingMessages")
 
 
 def can_follow(release: tuple[int, ...], level: int) -> bool:

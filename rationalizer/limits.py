@@ -83,7 +83,8 @@ MAX_INTERVALS: Final = 60_000
 MAX_MEMBERS: Final = 1_000
 MAX_GROUP_PARTITIONS: Final = 100_000
 
-#: Pieces of done_through that one partition of a coordinated group may have (G15): twice its most members.
+#: Pieces of done_through that one partition of a coordinated group may have (G15): twice its most members. Of a lease:
+#: these, and two for each share (B3), so that sharers cut no more.
 MAX_KEY_PIECES: Final = 2_000
 
 #: Log time that a barrier can be open for (X3): below 100 ms no member could answer; an hour is longer than any drain.
@@ -99,6 +100,19 @@ MAX_OLD_WEIGHT: Final = 1_000_000
 
 #: Offsets from here on are marks, and no message's (P12).
 FIRST_MARK: Final = 1 << 62
+
+#: Entries of one SettlingMessages or SettleOffsets, offsets of one entry or take, and of all entries of a record
+#: together: bound what one record can touch.
+MAX_SETTLED_ENTRIES: Final = 10_000
+MAX_SETTLED_OFFSETS: Final = 1_000_000
+MAX_SETTLED_TOGETHER: Final = 10_000_000
+
+#: Deliveries that an entry can say a message has had, and bytes of the reason for which it is parked.
+MAX_ATTEMPTS: Final = 1_000_000
+MAX_REASON_BYTES: Final = 64
+
+#: Holes of one partition (H5): what a handler failed on is to be seen, not to fill the state.
+MAX_HOLES: Final = 10_000
 
 #: Key hashes are 0 … MAX_KEY_HASH (P7): xxHash64 less its lowest bit, so that they fit Kafka's int64.
 MAX_KEY_HASH: Final = 2**63 - 1

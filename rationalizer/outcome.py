@@ -6,6 +6,7 @@ import builtins
 from dataclasses import dataclass, field
 from typing import Any
 
+from rationalizer import codes
 from rationalizer.wire.codec import build
 from rationalizer.wire.records import Kind, Record
 from rationalizer.wire.unpacking import Message
@@ -22,7 +23,9 @@ class Outcome:
     judged by the rules of coordinated groups; then `generation` is the group's afterwards, None where the CP knows no
     such group, `member` the id of the member that a JoinGroup made, or joined again as, and `silent` who was found
     overdue and is no member any more (G8): (client_id, for how many ms it had been silent). `checkpoint`, `barrier`: of
-    a record about checkpoints, the group's newest and its open barrier afterwards; None: there is none.
+    a record about checkpoints, the group's newest and its open barrier afterwards; None: there is none. `share`: the
+    epoch of the share that a ClaimingShare was granted, or held already. `taken`: (first, last) of what a
+    SettlingMessages took.
     """
 
     accepted: bool
@@ -37,6 +40,8 @@ class Outcome:
     silent: tuple[tuple[str, int], ...] = ()
     checkpoint: int | None = None
     barrier: int | None = None
+    share: int | None = None
+    taken: tuple[int, int] | None = None
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -46,6 +51,11 @@ class Outcome:
         Cheaper than `record`; built at every call.
         """
         return None if self._read is None else self._read[0].named(self._read[1])
+
+    @property
+    def judged(self) -> bool:
+        """Whether it got as far as the rules of its type: E6's checks, the pause and the kind let it pass."""
+        return self._read is not None and self.code not in codes.BEFORE_THE_PLANES
 
     def is_a(self, *kinds: builtins.type[Record]) -> bool:
         """Whether the record is of one of these types; False too if it was rejected before its type was known."""

@@ -25,17 +25,19 @@ Entries = Iterator[Entry]
 class ApplyContext:
     """Where a record stands in the log, and what holds there besides the plane's own state.
 
-    `offset` and `log_time` are the record's. `pausing`: its client has its group paused at this log time (C11).
+    `offset` and `log_time` are the record's. `pausing`: its client has its group paused at this log time (C11);
+    `paused`: another client has.
     `silent`: what the record's plane says of members that it found overdue (D2).
     One context serves a World's whole life: read it while the record is judged, don't keep it.
     """
 
-    __slots__ = ("log_time", "offset", "pausing", "silent")
+    __slots__ = ("log_time", "offset", "paused", "pausing", "silent")
 
     def __init__(self) -> None:
         self.offset = 0
         self.log_time = 0
         self.pausing = False
+        self.paused = False
         self.silent: tuple[tuple[str, int], ...] = ()
 
 
@@ -48,6 +50,10 @@ class Verdict(NamedTuple):
     entries: tuple[str, ...] | None = None
     #: The member that an accepted JoinGroup is about (D2).
     member: str | None = None
+    #: The epoch of the share that a ClaimingShare is about (D2).
+    share: int | None = None
+    #: What a SettlingMessages took (D2).
+    taken: tuple[int, int] | None = None
 
 
 class Bounds(NamedTuple):

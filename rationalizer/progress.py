@@ -1,4 +1,4 @@
-"""Progress: what of one data partition is done for one group (P1-P10).
+"""Progress: what of one data partition is done for one group (P1-P10), and what of it is open all the same (H1).
 
 Three facts make a record with offset o and key hash h done (P2):
 
@@ -15,17 +15,19 @@ One progress has one form (P10), so that replicas agree byte for byte:
 It follows that the lowest piece *is* stable. A partition that is not shared by key has one piece, so its
 done_through and stable are one number: `pieces` is then None, and most of this module has nothing to do.
 
-−1 is the position below every offset: nothing is done (P2).
+−1 is the position below every offset: nothing is done (P2). A record that lies in a hole is not done, whatever these
+three say (H1); they know no holes, and only the records of section 7b, and a new position, change holes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rationalizer import codes
 from rationalizer.done_through import DoneThrough, KeyPiece
+from rationalizer.holes import NO_KEY, Hole, Holes
 from rationalizer.intervals import Intervals, union
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES, NOTHING_DONE
 
@@ -40,16 +42,17 @@ _MOST_GROWTH: Final = 2
 class Progress:
     """What is done. Mutators answer with an outcome's code and change nothing where they reject.
 
-    `stable` and `granted` are offsets, −1 for none.
+    `stable` and `granted` are offsets, −1 for none; `holes` is None where there are none.
     """
 
-    __slots__ = ("granted", "intervals", "pieces", "stable")
+    __slots__ = ("granted", "holes", "intervals", "pieces", "stable")
 
     def __init__(self) -> None:
         self.stable: int = NOTHING_DONE
         self.granted: int = NOTHING_DONE
         self.intervals = _NO_RANGES
         self.pieces: DoneThrough | None = None
+        self.holes: Holes | None = None
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -83,13 +86,38 @@ class Progress:
         edit = self.pieces.plan(lo, hi, offset)
         return edit is None or self.pieces.has_room(edit, MAX_KEY_PIECES)
 
+    @property
+    def open(self) -> list[Hole]:
+        """The holes, ascending."""
+        return [] if self.holes is None else list(self.holes)
+
     def is_done(self, offset: int, key_hash: int | None = None) -> bool:
-        """Whether the record at `offset` is done (P2); without a key hash: whether it is for every key."""
+        """Whether the record at `offset` is done (H1); without a key hash: whether it is for every key."""
+        if self.holes is not None and self.holes.at(offset) is not None:
+            return False
+        return self.has_passed(offset, key_hash)
+
+    def has_passed(self, offset: int, key_hash: int | None = None) -> bool:
+        """Whether P2 says that the record at `offset` is done, which knows no holes."""
         if offset <= self.stable or offset in self.intervals:
             return True
         if self.pieces is None or key_hash is None:
             return False
         return offset <= self.pieces.at(key_hash)
+
+    def has_passed_some(self, first: int, last: int, key_hash: int) -> bool:
+        """Whether `has_passed` some of these offsets, for this key hash; NO_KEY: for some key."""
+        if first <= self.stable or self.intervals.meets(first, last):
+            return True
+        if self.pieces is None:
+            return False
+        return first <= (self.pieces.highest if key_hash == NO_KEY else self.pieces.at(key_hash))
+
+    def floor(self, keys: Iterable[tuple[int, int]]) -> int:
+        """`done_through` of the key hash of these ranges for which least is done; of none: stable."""
+        if self.pieces is None:
+            return self.stable
+        return min([self.pieces.lowest_of(lo, hi) for lo, hi in keys], default=self.stable)
 
     def is_in_order(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether stable would be at the largest offset of `ranges`, or above, if they were done (K8)."""
@@ -110,6 +138,8 @@ class Progress:
             copy.intervals = self.intervals.copy()
         if self.pieces is not None:
             copy.pieces = self.pieces.copy()
+        if self.holes is not None:
+            copy.holes = Holes(self.holes)
         return copy
 
     # -- changing --------------------------------------------------------------------------------------
@@ -133,8 +163,20 @@ class Progress:
         return codes.OK
 
     def reposition(self, offset: int) -> str:
-        """Put the position at `offset`, back or forward (C11): REPOSITIONED, or OK where nothing changed."""
-        if offset == self.stable and self.granted == NOTHING_DONE and self.pieces is None and not self.intervals.firsts:
+        """Put the position at `offset`, back or forward (C11): REPOSITIONED, or OK where nothing changed.
+
+        What is parked at or below it stays; all other holes go.
+        """
+        kept = None if self.holes is None else self.holes.parked_through(offset)
+        same = kept is None or len(kept) == len(self.open)
+        self.holes = Holes(kept) if kept else None
+        if (
+            same
+            and offset == self.stable
+            and self.granted == NOTHING_DONE
+            and self.pieces is None
+            and not self.intervals.firsts
+        ):
             return codes.OK
         self.stable = offset
         self.granted = NOTHING_DONE

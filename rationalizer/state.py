@@ -65,7 +65,8 @@ class Field:
     row: Callable[[Any, int], object] | None = None
     #: The value as D3 has it, at a log time; None: as it is.
     json: Callable[[Any, int], object] | None = None
-    #: Of a field that a later level added than its part: the value with which it is left out.
+    #: Of a field that a later level added than its part: the value with which it is left out, as the thing has it.
+    #: What one level added to a part comes together: all of it, or nothing.
     default: object = None
 
 
@@ -95,6 +96,8 @@ class Part:
         #: All at once: a state may have a hundred thousand leases.
         self._get: Callable[[Any], tuple[Any, ...]] = attrgetter(*(field.path or field.name for field in self._first))
         self._converted = tuple([(at, field.row) for at, field in enumerate(self._first) if field.row is not None])
+        #: By level: what it added, all of it.
+        self._added = {at: [field for field, level in self.later if level == at] for at in {at for _, at in self.later}}
         self._shown = tuple([each for each in map(self._to_show, entries) if each is not None])
 
     def row(self, thing: Any, level: int) -> Sequence[Any]:
@@ -106,27 +109,43 @@ class Part:
         for at, convert in self._converted:
             row[at] = convert(row[at], level)
         kept = len(row)
-        for field, since in self.later:
+        for since, fields in sorted(self._added.items()):
             if since <= level:
-                value = self._getters[field.name](thing)
-                row.append(value if field.row is None else field.row(value, level))
-                kept = kept if value == field.default else len(row)
+                used = False
+                for field in fields:
+                    value = self._getters[field.name](thing)
+                    used = used or value != field.default
+                    row.append(value if field.row is None else field.row(value, level))
+                kept = len(row) if used else kept
         return row[:kept]
 
     def rows(self, things: Iterable[Any], level: int) -> list[Sequence[Any]]:
         """`row` of each."""
-        if not self._converted and not self.later:
+        if self._converted:
+            return [self.row(thing, level) for thing in things]
+        added = [field for field, since in self.later if since <= level]
+        if not added:
             return list(map(self._get, things))
-        return [self.row(thing, level) for thing in things]
+        # Few leases use what later levels added: all others are read by C code alone.
+        listed = list(things)
+        rows: list[Sequence[Any]] = list(map(self._get, listed))
+        for field in added:
+            getter = self._getters[field.name]
+            used = [at for at, value in enumerate(map(getter, listed)) if value != field.default]
+            for at in used:
+                rows[at] = self.row(listed[at], level)
+        return rows
 
     def shown(self, thing: Any, log_time: int) -> dict[str, Any]:
         """The thing as D3 has it at this log time."""
         found = {key: get(thing, log_time) for key, get in self._shown}
         if self.later:
             added = dict(self.added(thing))
-            for field, _ in self.later:
-                if field.name not in added and field.key is not None:
-                    del found[field.key or field.name]
+            for fields in self._added.values():
+                if not any(field.name in added for field in fields):
+                    for field in fields:
+                        if field.key is not None:
+                            del found[field.key or field.name]
         return found
 
     def _to_show(self, entry: Field | Shown) -> tuple[str, Callable[[Any, int], object]] | None:
@@ -190,6 +209,7 @@ def _is_array(value: object) -> bool:
 
 
 _ARRAY: Final = Rule(_is_array, "an array")
+_ARRAY_OR_NONE: Final = Rule(lambda value: value is None or _is_array(value), "an array")
 _ANY: Final = Rule(lambda value: True, "anything")
 _POSITION: Final = Rule(ok.is_position, "an int, −1 … 2^63−1")
 _METADATA: Final = Rule(ok.is_metadata, "nil or text")
@@ -213,6 +233,50 @@ PAUSE: Final = Part(
     Field("expires", ok.TIME),
 )
 
+
+def _of_holder(name: str) -> Callable[[Any, int], object]:
+    """What a lease that never had a holder has not."""
+    return lambda lease, _: getattr(lease, name) if lease.was_held else None
+
+
+#: A share of a lease: `Share`.
+SHARE: Final = Part(
+    "share",
+    Field("epoch", ok.EPOCH),
+    Field("client_id", ok.ID, key=None),
+    Field("instance_id", ok.ID, key=None),
+    Shown("holder", lambda share, _: {"client": share.client_id, "instance": share.instance_id}),
+    Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
+    Field("last_beat", ok.TIME),
+    Shown("freshness", lambda share, log_time: share.freshness(log_time)),
+    Field("lo", _POSITION, key=None),
+    Field("hi", _POSITION, key=None),
+    Shown("keys", lambda share, _: None if share.by_batches else [share.lo, share.hi]),
+)
+
+#: Offsets that are open: `Hole`.
+HOLE: Final = Part(
+    "hole",
+    Field("first", ok.MESSAGE_OFFSET),
+    Field("last", ok.MESSAGE_OFFSET),
+    Field("owner", _POSITION, json=_or_null),
+    Field("since", ok.OFFSET),
+    Field("attempts", ok.OFFSET),
+    Field("key_hash", _POSITION, json=_or_null),
+    Field("reason", ok.REASON_OR_NIL, key="parked"),
+)
+
+
+def _rows_of(part: Part) -> Callable[[Any, int], object]:
+    return lambda things, level: [] if things is None else part.rows(things, level)
+
+
+def _json_of(part: Part) -> Callable[[Any, int], object]:
+    return lambda things, log_time: [] if things is None else [part.shown(thing, log_time) for thing in things]
+
+
+_HOLES: Final = Field("holes", _ARRAY_OR_NONE, "progress.holes", row=_rows_of(HOLE), json=_json_of(HOLE))
+
 #: A lease of a claimed group: `Lease`.
 LEASE: Final = Part(
     "lease",
@@ -222,12 +286,17 @@ LEASE: Final = Part(
     Field("client_id", _or_nil(ok.ID), key=None),
     Field("instance_id", _or_nil(ok.ID), key=None),
     Shown("holder", _holder),
-    Field("epoch", ok.EPOCH),
-    Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL),
-    Field("last_beat", ok.TIME),
+    Field("epoch", ok.EPOCH, key=None),
+    Shown("epoch", _of_holder("epoch")),
+    Field("heartbeat_interval_ms", ok.HEARTBEAT_INTERVAL_OR_NONE, key=None),
+    Shown("heartbeat_interval_ms", _of_holder("heartbeat_interval_ms")),
+    Field("last_beat", ok.TIME, key=None),
+    Shown("last_beat", _of_holder("last_beat")),
     Shown("freshness", lambda lease, log_time: lease.freshness(log_time)),
     *_DONE,
     Field("granted", _POSITION, "progress.granted", json=_or_null),
+    Field("shares", _ARRAY_OR_NONE, row=_rows_of(SHARE), json=_json_of(SHARE)),
+    _HOLES,
 )
 
 #: What ConfigureGroup sets (G19): `Settings`.
@@ -261,6 +330,7 @@ PROGRESS: Final = Part(
     Field("initial", _POSITION, json=_or_null),
     *_DONE,
     Field("metadata", _METADATA),
+    _HOLES,
 )
 
 

@@ -19,7 +19,7 @@ judge (plane.py); what is about a group or the log as a whole is judged here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from rationalizer import codes
 from rationalizer import snapshot as canonical
@@ -38,9 +38,6 @@ from rationalizer.wire.unpacking import Message
 
 #: (verdict, kind if known, fields if well formed)
 _Replayed = tuple[Verdict, Kind | None, Message | None]
-
-#: What a record is rejected with before its plane has a say (E6, G1).
-_BEFORE_THE_PLANES: Final = frozenset({codes.MALFORMED, codes.WRONG_PARTITION, codes.PAUSED, codes.WRONG_KIND})
 
 
 class World:
@@ -174,14 +171,14 @@ class World:
             return Outcome(False, codes.UPGRADE_REQUIRED, None, None, self.log_time)
         self._check_position(offset, timestamp_ms, value)
         verdict, kind, message = self._replay(offset, timestamp_ms, value)
-        code, accepted, entries, member = verdict
+        code, accepted, entries, member, share, taken = verdict
         if code != codes.UPGRADE_REQUIRED:
             self.count(code, accepted)
         if message is None or kind is None:
             return Outcome(accepted, code, kind.name if kind else None, None, self.log_time)
         epoch = generation = checkpoint = barrier = None
         plane = self._plane_of.get(kind.type)
-        of_group = plane is self._planes.groups and code not in _BEFORE_THE_PLANES
+        of_group = plane is self._planes.groups and code not in codes.BEFORE_THE_PLANES
         if plane is not None and code != codes.WRONG_PARTITION:
             epoch = plane.epoch(kind, message)
             generation = plane.generation(message[4]) if of_group else None
@@ -200,6 +197,8 @@ class World:
             self._context.silent if of_group else (),
             checkpoint,
             barrier,
+            share,
+            taken,
             (kind, message),
         )
 
@@ -215,10 +214,10 @@ class World:
         while (record := fast_path(remaining, self, self._pauses)) is not None:
             offset, timestamp_ms, value = record
             self._check_position(offset, timestamp_ms, value)
-            (code, accepted, _, _), _, _ = self._replay(offset, timestamp_ms, value)
-            if code == codes.UPGRADE_REQUIRED:
+            verdict, _, _ = self._replay(offset, timestamp_ms, value)
+            if verdict.code == codes.UPGRADE_REQUIRED:
                 return
-            self.count(code, accepted)
+            self.count(verdict.code, verdict.accepted)
 
     def apply_beats(
         self, records: Iterator[Entry], heard: Heard | None = None, see: SeeBeats | None = None
@@ -280,7 +279,7 @@ class World:
             del self._pauses[group_id]
             pause = None
         pausing = pause is not None and pause.client_id == message[3]
-        if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED:
+        if pause is not None and not pausing and _is_refused(kind, message):
             return Verdict(codes.PAUSED, False), kind, message
         if plane is not None and any(other.knows(group_id) for other in self._planes.all if other is not plane):
             return Verdict(codes.WRONG_KIND, False), kind, message
@@ -288,6 +287,7 @@ class World:
         context.offset = offset
         context.log_time = self.log_time
         context.pausing = pausing
+        context.paused = pause is not None and not pausing
         context.silent = ()
         answer = self._handlers[kind.type](message, context)
         if type(answer) is str:
@@ -327,3 +327,10 @@ class World:
     def _tick(self, message: Message, context: ApplyContext) -> str:
         """T3: log time has moved, and that is all."""
         return codes.OK
+
+
+def _is_refused(kind: Kind, message: Message) -> bool:
+    """Whether another client's pause rejects this record (C10)."""
+    if kind.during_pause is DuringPause.HANDS_IN_WITHOUT_TAKE:
+        return message[-1] is not None
+    return kind.during_pause is DuringPause.REJECTED

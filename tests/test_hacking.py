@@ -20,6 +20,7 @@ from kafka_marshal.pipeline.audit.observer import Observer
 from rationalizer import Upgrade, World, encode
 from rationalizer.groups.machine import GroupPlane
 from rationalizer.leases.machine import LeasePlane
+from rationalizer.leases.share_transitions import SHARE_TRANSITIONS
 from rationalizer.leases.transitions import TRANSITIONS
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.plane import handlers_of
@@ -42,12 +43,12 @@ def test_every_record_type_is_exported() -> None:
 
 
 def test_every_record_type_about_one_lease_has_its_rows_in_the_table_of_transitions() -> None:
-    assert {row.record for row in TRANSITIONS} == OF_ONE_LEASE
+    assert {row.record for row in TRANSITIONS} | {row.record for row in SHARE_TRANSITIONS} == OF_ONE_LEASE
 
 
 def test_every_record_type_has_an_oracle_row() -> None:
     assert {number: name for number, (name, _) in layout.known_types(SUPPORTED_LEVEL).items()} == OF_THE_ORACLE
-    assert set(layout.NAMES_ONE_LEASE) == OF_ONE_LEASE
+    assert set(layout.NAMES_ONE_LEASE) == OF_ONE_LEASE & set(OF_THE_ORACLE.values())
 
 
 def type_of(value: bytes | None) -> str | None:

@@ -151,27 +151,27 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (21, 5_150),
+    "admin": (21, 5_180),
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (30, 7_490),
     "client": (46, 9_600),
-    "engine": (74, 15_030),
+    "engine": (74, 15_150),
     "kafka_marshal": (19, 2_760),
     "metrics": (8, 1_750),
     "node": (30, 4_680),
-    "observe": (20, 4_560),
-    "pipeline": (37, 7_520),
-    "rationalizer": (54, 9_300),
+    "observe": (21, 4_700),
+    "pipeline": (37, 7_590),
+    "rationalizer": (61, 11_040),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
-    "testing": (50, 10_600),
+    "testing": (50, 10_620),
     "ui": (16, 4_450),
     "watchdog": (5, 1_000),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (470, 94_610)
+MOST_OF_ALL = (478, 96_750)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
+from rationalizer.canonical_holes import load_holes
 from rationalizer.groups.assignors import NOBODY, STRATEGIES
 from rationalizer.groups.canonical_checkpoints import check_barrier, load_checkpoints, read_dated
 from rationalizer.groups.group import Group, Member, PartitionProgress, Settings
 from rationalizer.groups.pieces import NEVER, Piece, TopicPieces
+from rationalizer.holes import NO_KEY
 from rationalizer.leases.canonical import load_progress
 from rationalizer.levels import GROUPS_LEVEL
 from rationalizer.limits import (
@@ -173,7 +175,9 @@ def _add_progress(named: str, kept: PartitionProgress, row: object, bounds: Boun
     said = PROGRESS.read(row, bounds.level, f"progress of {named}")
     kept.initial = said.initial
     kept.metadata = said.metadata
-    kept.progress = load_progress(named, said.done_through, said.ranges, NOTHING_DONE)
-    PROGRESS.restore_added(kept, said)
+    kept.progress = load_progress(named, said.done_through, said.ranges, NOTHING_DONE, bounds)
+    holes = kept.progress.holes = load_holes(named, said.holes, (), bounds)
+    keyed = holes is None or all(hole.key_hash != NO_KEY for hole in holes)
+    want(keyed, f"{named} has a hole without a key, as only leases have")
     many = len(said.done_through) > MAX_KEY_PIECES
     want(not many, f"{named} has more than {MAX_KEY_PIECES:,} pieces of done_through")

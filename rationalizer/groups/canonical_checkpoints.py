@@ -114,8 +114,8 @@ def _barrier(named: str, group: Group, row: object, newest: Kept, bounds: Bounds
 
 def _version(which: str, row: object, bounds: Bounds) -> Version:
     said = VERSION.read(row, bounds.level, f"version of {which}")
-    progress = load_progress(which, said.done_through, said.ranges, NOTHING_DONE)
-    saved = load_progress(f"{which}, as saved,", said.states, (), NOTHING_DONE)
+    progress = load_progress(which, said.done_through, said.ranges, NOTHING_DONE, bounds)
+    saved = load_progress(f"{which}, as saved,", said.states, (), NOTHING_DONE, bounds)
     fits = saved.piece_count <= MAX_KEY_PIECES and progress.piece_count <= MAX_KEY_PIECES
     want(fits, f"{which} has a version of more than {MAX_KEY_PIECES:,} pieces")
     want(saved.stable >= NOT_SAVED, f"{which} has states of no checkpoint")

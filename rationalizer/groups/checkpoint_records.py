@@ -31,6 +31,8 @@ class CheckpointRecords(Judging):
         if checkpoints is None:
             if group.members:
                 return Verdict(codes.GROUP_ACTIVE, False)
+            if group.hole_count():
+                return Verdict(codes.WRONG_MODE, False)
             barriers.start(group, context.offset, context.log_time, keep, hold)
             return Verdict(codes.OK, True)
         if checkpoints.barrier is not None:

@@ -345,9 +345,20 @@ class Group:
         return self.weight - before + sum([max(1, count) for count in after.values()])
 
     def size(self) -> int:
-        """How many members, partitions with pieces or progress, checkpoints and versions there are (S2)."""
+        """How many members, partitions with pieces or progress, holes, checkpoints and versions there are (S2)."""
         dated = 0 if self.checkpoints is None else self.checkpoints.size()
-        return len(self.members) + len(self.partitions()) + dated
+        return len(self.members) + len(self.partitions()) + self.hole_count() + dated
+
+    def hole_count(self) -> int:
+        """How many holes all its partitions have."""
+        return sum(
+            [
+                len(kept.progress.holes)
+                for of_topic in self.progress.values()
+                for kept in of_topic.values()
+                if kept.progress.holes is not None
+            ]
+        )
 
     def _watch(self, member: Member) -> None:
         member.watched = member.deadline

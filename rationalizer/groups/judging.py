@@ -66,6 +66,13 @@ class Judging:
         barriers.note_owners(group)
         self._weight += group.weight
 
+    def _lives(self, group: Group, sender: Member, witness: Witness, context: ApplyContext) -> None:
+        """A record of types 17, 19 and 29 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
+        others = settle(group, witness, context)
+        group.beat(sender, context.log_time)
+        if witness.gone or others:
+            self._rebalance(group, context, witness.gone, others)
+
 
 def slots_of(sender: Member | None) -> frozenset[int]:
     """The sender's slot, if there is a sender."""

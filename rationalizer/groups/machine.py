@@ -1,4 +1,4 @@
-"""The group plane: coordinated groups (section 5), and their checkpoints (section 7).
+"""The group plane: coordinated groups (section 5), their checkpoints (section 7) and open messages (section 7b).
 
 The life of a group, as the log moves it. Every arrow is one record; none waits for another:
 
@@ -28,10 +28,10 @@ from rationalizer import codes
 from rationalizer.groups import barriers
 from rationalizer.groups.assignors import STRATEGIES
 from rationalizer.groups.canonical import load_groups
-from rationalizer.groups.checkpoint_records import CheckpointRecords
 from rationalizer.groups.commits import Commits, Starts, reposition_entry
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.judging import of_entries, settle, slots_of
+from rationalizer.groups.settle_records import SettleRecords
 from rationalizer.groups.witness import NOBODY_GOES, NOTHING, Witness, witness_of, witness_of_positions
 from rationalizer.limits import HEAD_FIELDS, MAX_GROUP_PARTITIONS, MAX_MEMBERS
 from rationalizer.plane import ApplyContext, Bounds, Verdict
@@ -45,7 +45,7 @@ from rationalizer.wire.unpacking import Message
 _NAMESPACE: Final = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
 
 
-class GroupPlane(CheckpointRecords):
+class GroupPlane(SettleRecords):
     """The coordinated groups of one CP, by group_id: those it is the home of, and marks of others (G2)."""
 
     __slots__ = ("part",)
@@ -312,13 +312,6 @@ class GroupPlane(CheckpointRecords):
 
     def _is_home(self, group_id: str) -> bool:
         return route_group(group_id, self._partitions) == self._partition
-
-    def _lives(self, group: Group, sender: Member, witness: Witness, context: ApplyContext) -> None:
-        """A record of types 17 and 19 is accepted: the overdue go, with a rebalance, and the sender beats (G9)."""
-        others = settle(group, witness, context)
-        group.beat(sender, context.log_time)
-        if witness.gone or others:
-            self._rebalance(group, context, witness.gone, others)
 
     def _too_many(self, group: Group, topics: Topics, leaving: AbstractSet[int], reported: Topics) -> bool:
         """Whether the groups of this CP would subscribe to too many partitions (G11).

@@ -16,6 +16,7 @@ from rationalizer.codes import (
     ALREADY_ANSWERED,
     ALREADY_MEMBER,
     BARRIER_OPEN,
+    FENCED,
     GROUP_ACTIVE,
     ILLEGAL_GENERATION,
     NEWEST_CHECKPOINT,
@@ -27,6 +28,7 @@ from rationalizer.codes import (
     UNKNOWN_CHECKPOINT,
     UNKNOWN_CONSUMER,
     WRONG_KIND,
+    WRONG_MODE,
 )
 
 __all__ = [
@@ -38,6 +40,9 @@ __all__ = [
     "Ending",
     "MOVES",
     "Move",
+    "SETTLE_COLUMNS",
+    "SETTLE_TRANSITIONS",
+    "SettleTransition",
     "TRANSITIONS",
     "Transition",
     "Who",
@@ -74,6 +79,8 @@ class Effect(Enum):
     LEFT = "leaves"
     NEW_TOPICS = "beat; rebalance"
     COMMITTED = "beat; commits"
+    SETTLED = "beat; entries"
+    SETTLED_BY_OPERATOR = "entries"
     MADE_AND_REPOSITIONED = "made; repositions"
     REPOSITIONED = "repositions"
     MADE = "made"
@@ -140,6 +147,8 @@ _OF_LEASES: Final = (
     "ClaimingMessages",
     "HeartbeatBatch",
     "CommitRanges",
+    "ClaimingShare",
+    "SettlingMessages",
 )
 
 TRANSITIONS: Final[tuple[Transition, ...]] = (
@@ -253,6 +262,7 @@ _KEEPS: Final = (
     *(*_refused(TOO_MANY_CHECKPOINTS), *_refused(GROUP_ACTIVE)),
 )
 _ENDS: Final = _does(Effect.ENDED)
+_HOLES: Final = _refused(WRONG_MODE)
 _STARTS: Final = (*_does(Effect.COMMITTED), *_does(Effect.COMMITTED, PARTIAL))
 _POSITIONS: Final = (*_does(Effect.REPOSITIONED), *_does(Effect.REPOSITIONED, PARTIAL), *_refused(GROUP_ACTIVE))
 _FORGETS: Final = (*_does(Effect.FORGOTTEN), *_refused(GROUP_ACTIVE))
@@ -262,7 +272,7 @@ CHECKPOINT_TRANSITIONS: Final[tuple[CheckpointTransition, ...]] = (
         "BeginCheckpoint",
         Who.ANYONE,
         _NO_CHECKPOINT,
-        (*_does(Effect.FIRST), *_NO_CHECKPOINT, *_refused(GROUP_ACTIVE)),
+        (*_does(Effect.FIRST), *_NO_CHECKPOINT, *_refused(GROUP_ACTIVE), *_HOLES),
         (*_does(Effect.OPENED), *_does(Effect.COMPLETED), *_NO_CHECKPOINT),
         (*_NO_CHECKPOINT, *_refused(BARRIER_OPEN)),
         "X4, X6",
@@ -284,6 +294,38 @@ CHECKPOINT_TRANSITIONS: Final[tuple[CheckpointTransition, ...]] = (
     CheckpointTransition("CommitOffsets", Who.WITH_ID, (), (), _STARTS, _STARTS, "X2, X10"),
     CheckpointTransition("CommitOffsets", Who.PAUSING, (), (), _POSITIONS, _refused(GROUP_ACTIVE), "G21, X10"),
     CheckpointTransition("ForgetGroup", Who.PAUSING, (), (), _FORGETS, _FORGETS, "C16"),
+)
+
+
+#: A group, as the fields of a SettleTransition, and their heads.
+SETTLE_COLUMNS: Final = {**COLUMNS, "dated": "takes checkpoints"}
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTransition:
+    """One row: a record that settles, and its endings by the state of its group."""
+
+    record: str
+    who: Who
+    unknown: tuple[Ending, ...]
+    ready: tuple[Ending, ...]
+    stranger: tuple[Ending, ...]
+    member: tuple[Ending, ...]
+    dated: tuple[Ending, ...]
+    rule: str
+
+
+_SETTLED: Final = (*_does(Effect.SETTLED), *_does(Effect.SETTLED, PARTIAL), *_BUG)
+_BY_OPERATOR: Final = (
+    *_does(Effect.SETTLED_BY_OPERATOR),
+    *_does(Effect.SETTLED_BY_OPERATOR, PARTIAL),
+    *_refused(FENCED),
+)
+
+SETTLE_TRANSITIONS: Final[tuple[SettleTransition, ...]] = (
+    SettleTransition("SettleOffsets", Who.WITH_ID, _NO_MEMBER, _NO_MEMBER, _NO_MEMBER, _SETTLED, _HOLES, "G10, H4"),
+    SettleTransition("SettleOffsets", Who.WITHOUT_ID, _NO_MEMBER, _BY_OPERATOR, _BY_OPERATOR, (), _HOLES, "H2, H4"),
+    SettleTransition("SettleOffsets", Who.PAUSING, _NO_MEMBER, _BY_OPERATOR, _BY_OPERATOR, (), _HOLES, "H2, H4"),
 )
 
 

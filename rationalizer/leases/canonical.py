@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
+from rationalizer.canonical_holes import load_holes
+from rationalizer.holes import NO_KEY
 from rationalizer.intervals import Intervals
 from rationalizer.leases.lease import Lease
-from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH
+from rationalizer.leases.shares import Share, Shares
+from rationalizer.levels import SHARING_LEVEL
+from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, MAX_KEY_PIECES
 from rationalizer.plane import Bounds
 from rationalizer.progress import Progress
 from rationalizer.routing import route_lease
-from rationalizer.state import LEASE, want, want_ascending
+from rationalizer.state import LEASE, SHARE, want, want_ascending
 from rationalizer.wire import wellformed as ok
 
 __all__ = ["load_leases", "load_progress"]
@@ -39,12 +44,59 @@ def _lease(row: object, bounds: Bounds) -> Lease:
     lease.heartbeat_interval_ms = said.heartbeat_interval_ms
     lease.last_beat = said.last_beat
     want(lease.last_beat <= bounds.log_time, f"the last beat of {named} lies after the log time")
-    lease.progress = load_progress(named, said.done_through, said.ranges, said.granted)
-    LEASE.restore_added(lease, said)
+    lease.progress = load_progress(named, said.done_through, said.ranges, said.granted, bounds)
+    if not lease.was_held:
+        _check_never_held(named, lease, bounds)
+    lease.shares = _shares(named, lease, said.shares, bounds)
+    owners = [] if lease.shares is None or not lease.shares.by_batches else [share.epoch for share in lease.shares]
+    holes = lease.progress.holes = load_holes(named, said.holes, owners, bounds)
+    if lease.shares is not None and not lease.shares.by_batches:
+        want(holes is None or not holes.has_unkeyed(), f"{named} is shared by keys, and has holes without keys")
     return lease
 
 
-def load_progress(named: str, pieces: tuple[Any, ...], ranges: tuple[Any, ...], granted: int) -> Progress:
+def _check_never_held(named: str, lease: Lease, bounds: Bounds) -> None:
+    """Only a lease that was shared can be there without a holder ever."""
+    want(bounds.level >= SHARING_LEVEL, f"heartbeat_interval_ms of {named} is that of no holder")
+    bare = not lease.held and lease.epoch == 0 and lease.last_beat == 0 and lease.progress.granted < 0
+    want(bare, f"{named} never had a holder, and has something of one")
+
+
+def _shares(named: str, lease: Lease, rows: tuple[Any, ...] | None, bounds: Bounds) -> Shares | None:
+    if not rows:
+        return None
+    want(not lease.held, f"{named} has a holder and shares")
+    shares = [_share(named, lease, row, bounds) for row in rows]
+    want_ascending(f"shares of {named}", [share.epoch for share in shares])
+    by_batches = {share.by_batches for share in shares}
+    want(len(by_batches) == 1, f"{named} is shared by keys and by batches")
+    pieces = lease.progress.piece_count
+    if by_batches == {True}:
+        owners = {(share.client_id, share.instance_id) for share in shares}
+        want(len(owners) == len(shares), f"an instance has two shares by batches of {named}")
+        want(pieces == 1, f"{named} is shared by batches, and its keys are at different places")
+    else:
+        keys = sorted((share.lo, share.hi) for share in shares)
+        apart = all(hi < lo for (_, hi), (lo, _) in pairwise(keys))
+        want(apart, f"the keys of the shares of {named} overlap")
+    want(2 * len(shares) < MAX_KEY_PIECES, f"{named} has too many shares")
+    return Shares(shares)
+
+
+def _share(named: str, lease: Lease, row: object, bounds: Bounds) -> Share:
+    said = SHARE.read(row, bounds.level, f"share of {named}")
+    share = Share(*said)
+    good = share.lo == share.hi == NO_KEY or 0 <= share.lo <= share.hi
+    want(good, f"the keys of a share of {named} are no range")
+    is_later = share.epoch > lease.epoch or not lease.was_held
+    want(is_later and share.epoch < bounds.next_offset, f"a share of {named} began when it could not")
+    want(share.last_beat <= bounds.log_time, f"the last beat of a share of {named} lies after the log time")
+    return share
+
+
+def load_progress(
+    named: str, pieces: tuple[Any, ...], ranges: tuple[Any, ...], granted: int, bounds: Bounds
+) -> Progress:
     """The progress of a snapshot, made through its own mutators: what comes out in another form is invalid."""
     want(_are_triples(pieces), f"done_through of {named} is no list of pieces")
     want(_are_pairs(ranges), f"the ranges of {named} are invalid")
@@ -55,7 +107,9 @@ def load_progress(named: str, pieces: tuple[Any, ...], ranges: tuple[Any, ...], 
         want(granted <= progress.stable, f"granted of {named} is above stable")
         progress.granted = granted
         return progress
-    want(len(ranges) <= MAX_INTERVALS, f"{named} has more than {MAX_INTERVALS:,} ranges")
+    # What is settled is done, whatever limits say (H5).
+    fits = len(ranges) <= MAX_INTERVALS or bounds.level >= SHARING_LEVEL
+    want(fits, f"{named} has more than {MAX_INTERVALS:,} ranges")
     _restore_pieces(named, progress, pieces)
     want(granted <= progress.stable, f"granted of {named} is above stable")
     progress.granted = granted

@@ -9,19 +9,17 @@ time against the holder's own heartbeat interval, HI (C1, C2):
 
 from __future__ import annotations
 
-from typing import Literal
-
+from rationalizer.leases.shares import Freshness, Share, Shares, freshness_at
 from rationalizer.limits import STALE_AFTER_INTERVALS
 from rationalizer.progress import Progress
-
-Freshness = Literal["free", "fresh", "unknown", "stale"]
 
 
 class Lease:
     """One lease as its CP knows it (section 3). Live state: read it, don't write it.
 
     `client_id` and `instance_id` name the holder, both None while the lease is free. `epoch` is the fencing
-    token (C9), `heartbeat_interval_ms` the holder's own (C2), `last_beat` in log time (C6).
+    token (C9), `heartbeat_interval_ms` the holder's own (C2), `last_beat` in log time (C6); all three are 0 before the
+    first holder. `shares` is None where there are none: it has a holder, or shares, or neither (B1).
     """
 
     __slots__ = (
@@ -33,6 +31,7 @@ class Lease:
         "last_beat",
         "partition",
         "progress",
+        "shares",
         "topic",
     )
 
@@ -46,6 +45,12 @@ class Lease:
         self.heartbeat_interval_ms = 0
         self.last_beat = 0
         self.progress = Progress()
+        self.shares: Shares | None = None
+
+    @property
+    def was_held(self) -> bool:
+        """Whether it has a holder, or had one: then `epoch` is one."""
+        return self.heartbeat_interval_ms > 0
 
     @property
     def held(self) -> bool:
@@ -68,12 +73,20 @@ class Lease:
         """How the lease stands at this log time: "free" without a holder, else by its age (C1)."""
         if self.client_id is None:
             return "free"
-        age = log_time - self.last_beat
-        if age < self.heartbeat_interval_ms:
-            return "fresh"
-        if age <= STALE_AFTER_INTERVALS * self.heartbeat_interval_ms:
-            return "unknown"
-        return "stale"
+        return freshness_at(log_time - self.last_beat, self.heartbeat_interval_ms)
+
+    @property
+    def longest(self) -> Lease | Share | None:
+        """The holder, or the share that goes stale last: until then no claim of the whole lease is granted (C3)."""
+        if self.client_id is not None:
+            return self
+        return None if self.shares is None else max(self.shares, key=_deadline)
+
+    def is_taken(self, log_time: int) -> bool:
+        """Whether a claim of the whole lease is refused at this log time: a holder, or a share, is not stale (C3)."""
+        if self.client_id is not None:
+            return not self.is_stale(log_time)
+        return self.shares is not None and not self.shares.all_stale(log_time)
 
     def __repr__(self) -> str:
         holder = f"{self.client_id}/{self.instance_id}" if self.held else "free"
@@ -81,3 +94,7 @@ class Lease:
             f"Lease({self.group_id!r}, {self.topic!r}, {self.partition}, {holder}, epoch={self.epoch}, "
             f"last_beat={self.last_beat}, stable={self.progress.stable})"
         )
+
+
+def _deadline(share: Share) -> int:
+    return share.deadline

@@ -1,4 +1,4 @@
-"""The partition plane: leases, earliest claim wins (section 3).
+"""The partition plane: leases, earliest claim wins (section 3), held whole by one instance or in parts by many (7b).
 
 The life of a lease, as the log moves it:
 
@@ -12,7 +12,7 @@ The life of a lease, as the log moves it:
 
 `transitions.py` has all of it as one table. Stale is no state but a matter of log time (C1): a late beat revives
 a lease that no other client took (C6). Every record that carries an epoch is judged against the holder first
-(`Lease.is_held_by`), and a rejected record changes nothing.
+(`Lease.is_held_by`), then against the shares (`sharing.share_of`), and a rejected record changes nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ from rationalizer import codes
 from rationalizer.leases.canonical import load_leases
 from rationalizer.leases.fast_path import BeatsFastPath
 from rationalizer.leases.lease import Lease
+from rationalizer.leases.sharing import (
+    SharingRecords,
+    beat_share,
+    end_shares,
+    refusal,
+    release_share,
+    share_of,
+)
 from rationalizer.limits import HEAD_FIELDS
 from rationalizer.plane import ApplyContext, Bounds, FastPath
 from rationalizer.routing import are_routed_to, route_lease
@@ -32,22 +40,19 @@ from rationalizer.state import LEASE
 from rationalizer.wire.records import Belongs, Kind
 from rationalizer.wire.unpacking import Message
 
-LeaseKey = tuple[str, str, int]
-
 #: Of a batch of more entries, the leases are not looked up before they are hashed: above this that only costs.
 FEW_ENTRIES: Final = 256
 
 
-class LeasePlane:
+class LeasePlane(SharingRecords):
     """The leases of one CP. `leases` is keyed by (group_id, topic, partition)."""
 
-    __slots__ = ("_keys_of_group", "_partition", "_partitions", "fast_path", "leases", "part")
+    __slots__ = ("_partition", "_partitions", "fast_path", "part")
 
     def __init__(self, partition: int, partitions: int) -> None:
+        super().__init__()
         self.part = LEASES
-        self.leases: dict[LeaseKey, Lease] = {}
         self.fast_path: FastPath = BeatsFastPath(self.leases).run
-        self._keys_of_group: dict[str, list[LeaseKey]] = {}
         self._partition = partition
         self._partitions = partitions
 
@@ -68,11 +73,11 @@ class LeasePlane:
         return are_routed_to(self._partition, entries, self._partitions)
 
     def epoch(self, kind: Kind, message: Message) -> int | None:
-        """The epoch of the one lease that a record names (D2)."""
+        """The epoch of the one lease that a record names (D2); None: it never had a holder."""
         if kind.belongs is not Belongs.LEASE:
             return None
         lease = self.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
-        return None if lease is None else lease.epoch
+        return lease.epoch if lease is not None and lease.was_held else None
 
     def generation(self, group_id: str) -> None:
         """A claimed group has none."""
@@ -86,8 +91,8 @@ class LeasePlane:
         return group_id in self._keys_of_group
 
     def size(self) -> int:
-        """How many leases there are (S2)."""
-        return len(self.leases)
+        """How many leases, shares and holes there are (S2)."""
+        return len(self.leases) + self.shares_and_holes()
 
     def rows(self, level: int) -> list[Sequence[Any]]:
         """All leases, sorted by (group, topic, partition)."""
@@ -99,27 +104,18 @@ class LeasePlane:
             self.add(lease)
 
     def is_active(self, group_id: str, context: ApplyContext) -> bool:
-        """Whether a lease of the group is held and not stale (C16)."""
-        return any(
-            self.leases[key].held and not self.leases[key].is_stale(context.log_time)
-            for key in self._keys_of_group.get(group_id, ())
-        )
+        """Whether a lease of the group has a holder, or a share, that is not stale (C16)."""
+        return any(self.leases[key].is_taken(context.log_time) for key in self._keys_of_group.get(group_id, ()))
 
     def forget(self, group_id: str) -> None:
         """Drop the group's leases (C16)."""
         for key in self._keys_of_group.pop(group_id, ()):
             del self.leases[key]
 
-    def add(self, lease: Lease) -> None:
-        """Take in a lease that is not there yet."""
-        key = (lease.group_id, lease.topic, lease.partition)
-        self.leases[key] = lease
-        self._keys_of_group.setdefault(lease.group_id, []).append(key)
-
     # -- record by record ------------------------------------------------------------------------------
 
     def _claiming_partition(self, message: Message, context: ApplyContext) -> str:
-        """C3: granted where the lease is free or stale."""
+        """C3: granted if the lease is free or stale, and all shares of it are (B4)."""
         _, _, instance_id, client_id, group_id, topic, partition, heartbeat_interval_ms = message
         lease = self.leases.get((group_id, topic, partition))
         if lease is None:
@@ -128,6 +124,10 @@ class LeasePlane:
         elif lease.held and not lease.is_stale(context.log_time):
             mine = lease.client_id == client_id and lease.instance_id == instance_id
             return codes.ALREADY_HELD if mine else codes.HELD
+        elif lease.shares is not None:
+            if not lease.shares.all_stale(context.log_time):
+                return codes.HELD
+            end_shares(lease, list(lease.shares))
         lease.client_id = client_id
         lease.instance_id = instance_id
         lease.epoch = context.offset
@@ -164,7 +164,7 @@ class LeasePlane:
             if lease is None:
                 answer(not_held)
             elif not mine or epoch != lease.epoch:
-                answer(_refusal(lease))
+                answer(_beat(lease, instance_id, client_id, epoch, last_offset, context))
             elif last_offset is None or not simple or last_offset < progress.stable:
                 lease.last_beat = log_time
                 answer(_record_offset(lease, last_offset, context))
@@ -179,7 +179,10 @@ class LeasePlane:
         _, _, instance_id, client_id, group_id, topic, partition, epoch, last_offset = message
         lease = self.leases.get((group_id, topic, partition))
         if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
-            return _refusal(lease)
+            share = share_of(lease, instance_id, client_id, epoch)
+            if lease is None or share is None:
+                return refusal(lease)
+            return release_share(lease, share, last_offset)
         lease.client_id = None
         lease.instance_id = None
         return _record_offset(lease, last_offset, context)
@@ -189,17 +192,22 @@ class LeasePlane:
         _, _, instance_id, client_id, group_id, topic, partition, epoch, proposal = message
         lease = self.leases.get((group_id, topic, partition))
         if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
-            return _refusal(lease)
+            if share_of(lease, instance_id, client_id, epoch) is not None:
+                return codes.WRONG_MODE
+            return refusal(lease)
         if lease.is_stale(context.log_time):
             return codes.STALE
         return lease.progress.grant(proposal)
 
     def _commit_ranges(self, message: Message, context: ApplyContext) -> str:
-        """P3-P5, by a holder that may be stale (C6)."""
+        """P3-P5, by a holder, or a share, that may be stale (C6, B2)."""
         _, _, instance_id, client_id, group_id, topic, partition, epoch, ranges = message
         lease = self.leases.get((group_id, topic, partition))
-        if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
-            return _refusal(lease)
+        if lease is None or not (
+            lease.is_held_by(instance_id, client_id, epoch)
+            or share_of(lease, instance_id, client_id, epoch) is not None
+        ):
+            return refusal(lease)
         return lease.progress.commit(ranges)
 
     def _take_over(self, message: Message, context: ApplyContext) -> str:
@@ -218,17 +226,15 @@ class LeasePlane:
         return _record_offset(lease, last_offset, context)
 
 
-def _refusal(lease: Lease | None) -> str:
-    """Why a record that carries an epoch is rejected where `Lease.is_held_by` says no (C5)."""
-    return codes.NOT_HELD if lease is None or lease.client_id is None else codes.FENCED
-
-
 def _beat(
     lease: Lease | None, instance_id: str, client_id: str, epoch: int, last_offset: int | None, context: ApplyContext
 ) -> str:
     """One heartbeat, by itself or in a batch (C5)."""
     if lease is None or not lease.is_held_by(instance_id, client_id, epoch):
-        return _refusal(lease)
+        share = share_of(lease, instance_id, client_id, epoch)
+        if lease is None or share is None:
+            return refusal(lease)
+        return beat_share(lease, share, last_offset, context.log_time)
     lease.last_beat = context.log_time
     return _record_offset(lease, last_offset, context)
 

@@ -1,4 +1,4 @@
-"""What participants can append: the record types of sections 3, 5 and 7, as frozen values that check themselves.
+"""What participants can append: the record types of sections 3, 5, 7 and 7b, as frozen values that check themselves.
 
 A record that can be built is one that every reader accepts as well formed (E2); building any other raises
 InvalidRecordError, which is the writer's mistake. (What is wrong with a value *read* is another exception,
@@ -367,6 +367,67 @@ class KeepCheckpoint(Record):
     action: int
 
 
+# -- holes and shares (section 7b) -----------------------------------------------------------------------
+
+#: Offsets that are done: (first, last), both included.
+Done = tuple[tuple[int, int], ...]
+#: Offsets that wait for their next try: (first, last, key hash or None, attempts).
+Opened = tuple[tuple[int, int, int | None, int], ...]
+#: Messages that are set aside: (offset, key hash, attempts, reason).
+Parked = tuple[tuple[int, int, int, str], ...]
+#: Messages that a sharer asks for: (count, the last offset that its reader may read, at most once).
+Take = tuple[int, int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingShare(Record):
+    """I want a part of this lease (B3): the key hashes lo … hi, or, without both, batches.
+
+    `start`: where the lease begins if the CP does not know it; None: at the earliest offset.
+    """
+
+    TYPE: ClassVar[int] = 22
+    topic: str
+    partition: int
+    heartbeat_interval_ms: int
+    lo: int | None = None
+    hi: int | None = None
+    start: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettlingMessages(Record):
+    """These messages of a lease are done, opened or parked (H3), and `take`: the next batch for me (B5).
+
+    `epoch`: of the lease or of a share; None: as an operator. `seen`: the next offset of the sender's replica.
+    """
+
+    TYPE: ClassVar[int] = 28
+    topic: str
+    partition: int
+    epoch: int | None
+    seen: int
+    done: Done = ()
+    open: Opened = ()
+    parked: Parked = ()
+    take: Take | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettleOffsets(Record):
+    """These messages of a coordinated group are done, opened or parked (H4); with member_id "": as an operator."""
+
+    TYPE: ClassVar[int] = 29
+    member_id: str
+    generation: int
+    seen: int
+    topic: str
+    partition: int
+    done: Done = ()
+    open: Opened = ()
+    parked: Parked = ()
+
+
 class Belongs(Enum):
     """How a kind of record finds its CP (L3)."""
 
@@ -381,6 +442,7 @@ class DuringPause(Enum):
 
     REJECTED = "rejected"
     HANDS_IN = "passes: it hands work in"
+    HANDS_IN_WITHOUT_TAKE = "with a take rejected; else passes: it hands work in"
     NOT_OF_THE_GROUP = "passes: it is not about the group"
 
 
@@ -390,7 +452,7 @@ _HEAD: Final = ("version", "type", "instance_id", "client_id", "group_id")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row of the tables of sections 3, 5 and 7. `whole`: what must hold of all own fields together."""
+    """One row of the tables of sections 3, 5, 7 and 7b. `whole`: what must hold of all own fields together."""
 
     type: int
     name: str
@@ -493,6 +555,27 @@ KINDS: Final[dict[int, Kind]] = {
         ),
         _kind(Rollback, Belongs.GROUP, DuringPause.REJECTED, ok.GENERATION, ok.OFFSET),
         _kind(KeepCheckpoint, Belongs.GROUP, DuringPause.REJECTED, ok.OFFSET, ok.KEEPING),
+        _kind(
+            ClaimingShare,
+            Belongs.LEASE,
+            DuringPause.REJECTED,
+            *(*_LEASE, ok.HEARTBEAT_INTERVAL, ok.KEY_OR_NIL, ok.KEY_OR_NIL, ok.START_OR_NIL),
+            whole=ok.BOTH_KEYS,
+        ),
+        _kind(
+            SettlingMessages,
+            Belongs.LEASE,
+            DuringPause.HANDS_IN_WITHOUT_TAKE,
+            *(*_LEASE, ok.EPOCH_OR_NIL, ok.SEEN, ok.DONE, ok.OPENED, ok.PARKED, ok.TAKE_OR_NIL),
+            whole=ok.SETTLES_LEASE,
+        ),
+        _kind(
+            SettleOffsets,
+            Belongs.GROUP,
+            DuringPause.HANDS_IN,
+            *(ok.MEMBER_ID_OR_NONE, ok.GENERATION, ok.SEEN, *_LEASE, ok.DONE, ok.OPENED, ok.PARKED),
+            whole=ok.SETTLES_GROUP,
+        ),
         _kind(Tick, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP),
         _kind(Upgrade, Belongs.EVERYWHERE, DuringPause.NOT_OF_THE_GROUP, ok.LEVEL),
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rationalizer.limits import (
+    FIRST_MARK,
+    MAX_ATTEMPTS,
     MAX_BARRIER_TIMEOUT_MS,
     MAX_COMMIT_ENTRIES,
     MAX_COMMIT_RANGES,
@@ -27,7 +29,11 @@ from rationalizer.limits import (
     MAX_PARTITION,
     MAX_PARTITION_COUNT,
     MAX_PATTERN_BYTES,
+    MAX_REASON_BYTES,
     MAX_SESSION_TIMEOUT_MS,
+    MAX_SETTLED_ENTRIES,
+    MAX_SETTLED_OFFSETS,
+    MAX_SETTLED_TOGETHER,
     MAX_SHARED_TOPICS,
     MAX_TIME_MS,
     MAX_TOPIC_BYTES,
@@ -237,6 +243,99 @@ PERIODIC: Final = 1
 PINNED: Final = 2
 
 
+# -- holes and shares (section 7b) -------------------------------------------------------------------------
+
+is_message_offset = _between(0, FIRST_MARK - 1)
+_are_attempts = _between(0, MAX_ATTEMPTS)
+_is_count = _between(1, MAX_SETTLED_OFFSETS)
+
+
+def is_reason(value: object) -> bool:
+    """Why a message is parked."""
+    return _is_text(value, MAX_REASON_BYTES)
+
+
+def _is_key_or_nil(value: object) -> bool:
+    return value is None or is_offset(value)
+
+
+def _is_message_offset_or_nil(value: object) -> bool:
+    return value is None or is_message_offset(value)
+
+
+def _are_spans(entries: Any) -> bool:
+    """Arrays, at most 10,000; each has first and last, or one offset, in front."""
+    return type(entries) is tuple and len(entries) <= MAX_SETTLED_ENTRIES and set(map(type, entries)) <= {tuple}
+
+
+def _is_span(first: object, last: object) -> bool:
+    if type(first) is not int or type(last) is not int:
+        return False
+    return 0 <= first <= last < min(FIRST_MARK, first + MAX_SETTLED_OFFSETS)
+
+
+def are_done(value: Any) -> bool:
+    """0 … 10,000 [first, last]."""
+    return _are_spans(value) and all(len(entry) == 2 and _is_span(*entry) for entry in value)
+
+
+def are_opened(value: Any) -> bool:
+    """0 … 10,000 [first, last, key_hash or nil, attempts]; a key hash is that of one offset."""
+    return _are_spans(value) and all(
+        len(entry) == 4
+        and _is_span(entry[0], entry[1])
+        and (entry[2] is None or (is_offset(entry[2]) and entry[0] == entry[1]))
+        and _are_attempts(entry[3])
+        for entry in value
+    )
+
+
+def are_parked(value: Any) -> bool:
+    """0 … 10,000 [offset, key_hash, attempts, reason]."""
+    return _are_spans(value) and all(
+        len(entry) == 4
+        and is_message_offset(entry[0])
+        and is_offset(entry[1])
+        and _are_attempts(entry[2])
+        and is_reason(entry[3])
+        for entry in value
+    )
+
+
+def _is_take_or_nil(value: Any) -> bool:
+    if value is None:
+        return True
+    if type(value) is not tuple or len(value) != 3:
+        return False
+    count, up_to, at_most_once = value
+    return bool(_is_count(count) and is_message_offset(up_to) and _is_bool(at_most_once))
+
+
+def _is_within_limits(done: Any, opened: Any, parked: Any) -> bool:
+    """Whether one record may have all of these entries, each of which is well formed."""
+    if len(done) + len(opened) + len(parked) > MAX_SETTLED_ENTRIES:
+        return False
+    spans: int = sum([last - first + 1 for first, last in done]) + sum([last - first + 1 for first, last, *_ in opened])
+    return spans + len(parked) <= MAX_SETTLED_TOGETHER
+
+
+def _has_both_keys_or_neither(own: Any) -> bool:
+    *_, lo, hi, _ = own
+    return (lo is None and hi is None) or (lo is not None and hi is not None and lo <= hi)
+
+
+def _settles_lease(own: Any) -> bool:
+    *_, epoch, _, done, opened, parked, take = own
+    if epoch is None and (take is not None or not (done or opened or parked)):
+        return False
+    return _is_within_limits(done, opened, parked)
+
+
+def _settles_group(own: Any) -> bool:
+    member_id, *_, done, opened, parked = own
+    return bool(member_id or done or opened or parked) and _is_within_limits(done, opened, parked)
+
+
 def are_shared_topics(value: object) -> bool:
     """What `accept_range_fetch` may be: at most 100 topics, as a set (G19)."""
     if type(value) is not tuple or not set(map(type, value)) <= {str}:
@@ -284,6 +383,10 @@ HEARTBEAT_INTERVAL: Final = Rule(
     _between(MIN_HEARTBEAT_INTERVAL_MS, MAX_HEARTBEAT_INTERVAL_MS),
     f"an int, {MIN_HEARTBEAT_INTERVAL_MS} … {MAX_HEARTBEAT_INTERVAL_MS:,} (ms)",
 )
+HEARTBEAT_INTERVAL_OR_NONE: Final = Rule(
+    lambda value: HEARTBEAT_INTERVAL.holds(value) or (type(value) is int and value == 0),
+    f"{HEARTBEAT_INTERVAL.wants}, or 0",
+)
 TIME: Final = Rule(_between(0, MAX_TIME_MS), "an int, 0 … 2^63−1 (ms of log time)")
 LEVEL: Final = Rule(_between(1, MAX_LEVEL), "an int, 1 … 2^31−1")
 BEAT_ENTRIES: Final = Rule(are_beat_entries, f"an array of at least one entry, each {BEAT_ENTRY_WANTS}")
@@ -323,6 +426,35 @@ ANSWER_ENTRIES: Final = Rule(
 )
 KEEPING: Final = Rule(_between(RETIRE, END), f"{RETIRE} (retire), {PIN} (pin) or {END} (end)")
 KIND: Final = Rule(_between(PASSING, PINNED), f"{PASSING} (passing), {PERIODIC} (periodic) or {PINNED} (pinned)")
+MESSAGE_OFFSET: Final = Rule(is_message_offset, "an int, 0 … 2^62−1")
+KEY_OR_NIL: Final = Rule(_is_key_or_nil, "nil or an int, 0 … 2^63−1")
+START_OR_NIL: Final = Rule(_is_message_offset_or_nil, "nil or an int, 0 … 2^62−1")
+_SPAN_WANTS: Final = f"0 <= first <= last <= 2^62−1, at most {MAX_SETTLED_OFFSETS:,} offsets"
+DONE: Final = Rule(are_done, f"an array of [first, last], {_SPAN_WANTS}")
+OPENED: Final = Rule(
+    are_opened,
+    f"an array of [first, last, key_hash, attempts], {_SPAN_WANTS}, key_hash nil or, of one offset, 0 … 2^63−1, "
+    f"attempts 0 … {MAX_ATTEMPTS:,}",
+)
+PARKED: Final = Rule(
+    are_parked,
+    f"an array of [offset, key_hash, attempts, reason], offset 0 … 2^62−1, key_hash 0 … 2^63−1, attempts 0 … "
+    f"{MAX_ATTEMPTS:,}, reason 1 … {MAX_REASON_BYTES} UTF-8 bytes without control characters",
+)
+TAKE_OR_NIL: Final = Rule(
+    _is_take_or_nil,
+    f"nil or [count, up_to, at_most_once], count 1 … {MAX_SETTLED_OFFSETS:,}, up_to 0 … 2^62−1, a boolean",
+)
+#: What must hold of all own fields of a ClaimingShare, a SettlingMessages, a SettleOffsets.
+BOTH_KEYS: Final = Rule(_has_both_keys_or_neither, "lo and hi must both be nil, or lo <= hi")
+_TOGETHER: Final = (
+    f"done, open and parked may have {MAX_SETTLED_ENTRIES:,} entries and {MAX_SETTLED_TOGETHER:,} offsets together"
+)
+SETTLES_LEASE: Final = Rule(_settles_lease, f"with epoch nil entries are due, and no take; {_TOGETHER}")
+SETTLES_GROUP: Final = Rule(_settles_group, f'with member_id "" entries are due; {_TOGETHER}')
+REASON_OR_NIL: Final = Rule(
+    lambda value: value is None or is_reason(value), f"nil or 1 … {MAX_REASON_BYTES} UTF-8 bytes"
+)
 SETTINGS: Final = Rule(
     are_settings,
     "a map of accept_individual_commit (a boolean), accept_range_fetch (an array of at most "

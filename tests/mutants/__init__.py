@@ -18,6 +18,7 @@ from tests.mutants.lanes import LANES
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutation import Mutation, StaleMutationError, apply, mutated
 from tests.mutants.rules import RULES
+from tests.mutants.sharing import SHARING
 from tests.mutants.short_cut import SHORT_CUT
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
@@ -27,5 +28,5 @@ __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
     *(MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT),
-    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SINKS + TRANSACTIONS),
+    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + SINKS + TRANSACTIONS),
 )

@@ -36,7 +36,13 @@ from tests.mutants.lane_stories import LANE_STORIES
 from tests.mutants.oracle import OracleJudge, difference, state_difference
 from tests.mutants.progress import progress_differs
 from tests.mutants.stories import MORE_STORIES, STORIES
-from tests.mutants.transaction_proofs import CHECKPOINT_SCRIPTS, TRANSACTION_SCRIPTS, reads_uncommitted, script_differs
+from tests.mutants.transaction_proofs import (
+    CHECKPOINT_SCRIPTS,
+    SHARING_SCRIPTS,
+    TRANSACTION_SCRIPTS,
+    reads_uncommitted,
+    script_differs,
+)
 from tests.mutants.transaction_stories import TRANSACTION_STORIES
 from tests.rationalizer.checkpoint_stories import CHECKPOINT_STORIES, LONG
 from tests.rationalizer.dumps import dump_differs
@@ -119,7 +125,7 @@ class Sizes:
 
 def units(sizes: Sizes) -> list[Unit]:
     """All of them, in the order in which they are run: what catches most comes first."""
-    rules = [*_exhaustive(), *_logs(sizes.logs), *_groups(sizes.groups)]
+    rules = [*_exhaustive(), *_logs(sizes.logs), *_groups(sizes.groups), *_sharing()]
     return [*rules, *_simulation(sizes), *_sinks(sizes.sinks), *_faults(sizes.points)]
 
 
@@ -133,6 +139,11 @@ def _first(found: Iterable[str]) -> str:
 def _exhaustive() -> Iterator[Unit]:
     yield Unit("exhaustive", "every order of claims", _every_order)
     yield Unit("exhaustive", "every order of groups", _every_order_of_groups)
+
+
+def _sharing() -> Iterator[Unit]:
+    for path in SHARING_SCRIPTS:
+        yield Unit("sharing", path.name, partial(script_differs, path))
 
 
 def _every_order() -> str:

@@ -20,9 +20,9 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "fresh at exactly HI",
-        "freshness",
-        "if age < self.heartbeat_interval_ms:",
-        "if age <= self.heartbeat_interval_ms:",
+        "freshness_at",
+        "if age < heartbeat_interval_ms:",
+        "if age <= heartbeat_interval_ms:",
         "C1",
     ),
     Mutation(
@@ -148,9 +148,9 @@ RULES: tuple[Mutation, ...] = (
     # Pauses, forgetting.
     Mutation(
         "claims pass a pause",
-        "_replay",
-        "if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED:",
-        "if pause is not None and not pausing and kind.during_pause is DuringPause.REJECTED and kind.type != 2:",
+        "_is_refused",
+        "return kind.during_pause is DuringPause.REJECTED",
+        "return kind.during_pause is DuringPause.REJECTED and kind.type != 2",
         "C10",
     ),
     Mutation(
@@ -204,9 +204,9 @@ RULES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a group at work is forgotten",
-        "LeasePlane.is_active",
-        "self.leases[key].held and not self.leases[key].is_stale(context.log_time)",
-        'self.leases[key].freshness(context.log_time) == "fresh"',
+        "Lease.is_taken",
+        "return not self.is_stale(log_time)",
+        'return self.freshness(log_time) == "fresh"',
         "C16",
     ),
     Mutation(
@@ -405,8 +405,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "the short cut goes on beyond an Upgrade",
         "apply_many",
-        "if code == codes.UPGRADE_REQUIRED:",
-        "if code == codes.UPGRADE_REQUIRED and self.required_level is None:",
+        "if verdict.code == codes.UPGRADE_REQUIRED:",
+        "if verdict.code == codes.UPGRADE_REQUIRED and self.required_level is None:",
         "E4",
     ),
     Mutation(

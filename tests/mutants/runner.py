@@ -22,6 +22,7 @@ from tests.mutants.group_members import GROUP_MEMBERS
 from tests.mutants.groups import GROUPS
 from tests.mutants.lanes import LANES
 from tests.mutants.mutation import ROOT, Mutation, apply
+from tests.mutants.sharing import SHARING
 from tests.mutants.sinks import SINKS
 from tests.mutants.transactions import TRANSACTIONS
 from tests.sinks.conftest import binary
@@ -85,6 +86,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
         return ("counting", "members")
     if mutation in CHECKPOINTS:
         return ("checkpoints",)
+    if mutation in SHARING:
+        return ("sharing",)
     if mutation in GROUPS:
         return ("exhaustive", "groups", "fuzz", "logs", "simulation", "members")
     if mutation is not None and mutation.file.startswith(SHELL):

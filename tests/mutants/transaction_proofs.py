@@ -12,9 +12,10 @@ from kafka_marshal.adapters.kafka import committed
 from kafka_marshal.adapters.kafka.errors import Troubles
 from tests.scripts.blocks import Blocks
 from tests.scripts.members import Members
+from tests.scripts.replica import Replica
 from tests.scripts.runner import SCRIPTS, played
 
-__all__ = ["CHECKPOINT_SCRIPTS", "TRANSACTION_SCRIPTS", "reads_uncommitted", "script_differs"]
+__all__ = ["CHECKPOINT_SCRIPTS", "SHARING_SCRIPTS", "TRANSACTION_SCRIPTS", "reads_uncommitted", "script_differs"]
 
 #: Those of rules M.
 TRANSACTION_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("m")] + SCRIPTS["transactions"]
@@ -23,10 +24,15 @@ TRANSACTION_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("m")] +
 CHECKPOINT_SCRIPTS = [x for x in SCRIPTS["engine"] if x.name.startswith("x")]
 
 
+#: Those of shares and open messages.
+SHARING_SCRIPTS = SCRIPTS["sharing"]
+
+
 def script_differs(path: Path) -> str:
     """The first line that the script's commands print otherwise; "": all is as it says."""
     says = path.read_text(encoding="utf-8")
-    prints = played(says, (Blocks if path in SCRIPTS["transactions"] else Members)().play)
+    player = Replica if path in SHARING_SCRIPTS else Blocks if path in SCRIPTS["transactions"] else Members
+    prints = played(says, player().play)
     lines = zip(says.splitlines(), [*prints.splitlines(), *[""] * len(says)], strict=False)
     return next((f"{theirs!r} in place of {ours!r}" for ours, theirs in lines if ours != theirs), "")
 

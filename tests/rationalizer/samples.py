@@ -14,6 +14,7 @@ from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.wire.wellformed import Rule
+from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 
 __all__ = ["OTHERS", "fields_of", "other_records"]
 
@@ -38,8 +39,8 @@ SAMPLES: dict[Rule, Sequence[Any]] = {
     ok.KEEPING: (0, 1, 2),
 }
 
-#: The kinds that levels above those with writers added.
-OTHERS = [kind for kind in KINDS.values() if kind.level > CHECKPOINTS_LEVEL]
+#: The kinds that levels above those with writers added, as far as the oracle knows them.
+OTHERS = [kind for kind in KINDS.values() if CHECKPOINTS_LEVEL < kind.level <= HIGHEST_LEVEL]
 
 
 def fields_of(number: int, choose: Callable[[Sequence[Any]], Any]) -> list[Any]:

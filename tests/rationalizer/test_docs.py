@@ -70,6 +70,7 @@ def test_the_codes_of_accepted_records() -> None:
         "DUPLICATE_COMMIT",
         "ALREADY_MEMBER",
         "ALREADY_ANSWERED",
+        "NOTHING_TO_TAKE",
     } == codes.ACCEPTED
 
 

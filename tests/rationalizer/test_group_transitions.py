@@ -8,6 +8,7 @@ from rationalizer.groups.transitions import (
     CHECKPOINT_TRANSITIONS,
     COLUMNS,
     MOVES,
+    SETTLE_TRANSITIONS,
     TRANSITIONS,
     Effect,
     Ending,
@@ -54,6 +55,8 @@ OF_STRANGERS = {
     "ClaimingMessages": "c1 claims messages flights:0 to=5",
     "HeartbeatBatch": "c1 beats batch flights:0",
     "CommitRanges": "c1 commits flights:0 0-5",
+    "ClaimingShare": "c1 shares flights:0",
+    "SettlingMessages": "c1 settles flights:0 done=5",
     "Tick": "c1 ticks",
     "Upgrade": "c1 upgrades level=2",
 }
@@ -123,6 +126,7 @@ def test_the_machine_does_what_the_cell_says(row: Transition, column: str, endin
 
 def test_every_record_type_has_its_row() -> None:
     rows = {row.record for row in TRANSITIONS} | {row.record for row in CHECKPOINT_TRANSITIONS}
+    rows |= {row.record for row in SETTLE_TRANSITIONS}
     assert rows == {kind.name for kind in KINDS.values()}
 
 

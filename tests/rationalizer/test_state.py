@@ -13,12 +13,14 @@ from rationalizer.state import (
     CHECKPOINTS,
     DATED,
     GROUP,
+    HOLE,
     LEASE,
     MEMBER,
     PARTITION,
     PAUSE,
     PROGRESS,
     SETTINGS,
+    SHARE,
     VERSION,
     Field,
     Part,
@@ -26,7 +28,7 @@ from rationalizer.state import (
 )
 from rationalizer.wire import wellformed as ok
 
-PARTS = (LEASE, PAUSE, GROUP, SETTINGS, MEMBER, PARTITION, PROGRESS, VERSION, DATED, BARRIER, CHECKPOINTS)
+PARTS = (LEASE, PAUSE, GROUP, SETTINGS, MEMBER, PARTITION, PROGRESS, VERSION, DATED, BARRIER, CHECKPOINTS, SHARE, HOLE)
 FLAG, COUNT = ok.BOOLEAN, ok.OFFSET
 LATER = 7
 
@@ -63,15 +65,16 @@ def test_below_its_level_a_field_is_not_written(part: Part, level: int) -> None:
     assert [list(row) for row in part.rows([thing(True, 5)], level)] == [["t", 3]]
 
 
-def test_from_its_level_on_it_is_written_unless_it_has_its_default(part: Part) -> None:
+def test_from_its_level_on_what_it_added_is_written_unless_all_has_its_default(part: Part) -> None:
     assert list(part.row(thing(), LATER)) == ["t", 3]
-    assert list(part.row(thing(True), LATER)) == ["t", 3, True]
+    assert list(part.row(thing(True), LATER)) == ["t", 3, True, 0]
     assert list(part.row(thing(count=5), LATER + 1)) == ["t", 3, False, 5]
+    assert list(map(list, part.rows([thing(), thing(True)], LATER))) == [["t", 3], ["t", 3, True, 0]]
 
 
 def test_json_shows_it_where_it_has_another_value_than_its_default(part: Part) -> None:
     assert part.shown(thing(), 9) == {"topic": "t", "age": 9, "topic_partition": 3}
-    assert part.shown(thing(count=5), 9) == {"topic": "t", "age": 9, "topic_partition": 3, "count": [5]}
+    assert part.shown(thing(count=5), 9) == {"topic": "t", "age": 9, "topic_partition": 3, "flag": False, "count": [5]}
     assert list(part.added(thing(True))) == [("flag", True)]
 
 

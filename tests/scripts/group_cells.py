@@ -11,10 +11,12 @@ from rationalizer import ConfigureGroup, JoinGroup, Outcome, Record, World
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.transitions import (
     CHECKPOINT_TRANSITIONS,
+    SETTLE_TRANSITIONS,
     TRANSITIONS,
     CheckpointTransition,
     Effect,
     Ending,
+    SettleTransition,
     Transition,
     Who,
 )
@@ -28,17 +30,21 @@ __all__ = [
     "GroupCell",
     "GroupCellMet",
     "Seen",
+    "SettleCell",
+    "SettleCellMet",
     "cell_of",
     "checkpoint_cell_of",
     "codes_of",
     "ending_of",
     "moves_of",
+    "settle_cell_of",
 ]
 
-OF_MEMBERS = ("JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged", "CommitOffsets")
+OF_MEMBERS = ("JoinGroup", "GroupHeartbeat", "LeaveGroup", "TopicsChanged", "CommitOffsets", "SettleOffsets")
 LARGE = 1_000
 ROWS = {(row.record, row.who): row for row in TRANSITIONS}
 CHECKPOINT_ROWS = {(row.record, row.who): row for row in CHECKPOINT_TRANSITIONS}
+SETTLE_ROWS = {(row.record, row.who): row for row in SETTLE_TRANSITIONS}
 
 
 class GroupCell(NamedTuple):
@@ -59,6 +65,16 @@ class CheckpointCell(NamedTuple):
 
 
 CheckpointCellMet = tuple[CheckpointTransition, str, Ending]
+
+
+class SettleCell(NamedTuple):
+    """A row of the table of what settles, and the name of a column."""
+
+    row: SettleTransition
+    column: str
+
+
+SettleCellMet = tuple[SettleTransition, str, Ending]
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,7 @@ class Seen:
         return cls(state, group.generation, group.strategy, dict(group.counts), members, everything, *taken)
 
 
-def codes_of(cell: GroupCell | CheckpointCell) -> set[str]:
+def codes_of(cell: GroupCell | CheckpointCell | SettleCell) -> set[str]:
     """What a record can end with in it; all other codes are of checks that the table leaves out."""
     return {ending.code for ending in getattr(cell.row, cell.column)}
 
@@ -127,6 +143,19 @@ def checkpoint_cell_of(world: World, record: Record, log_time: int) -> Checkpoin
     if column == "open" and group is not None and _closes(group, record, name, log_time):
         column = "some"
     return CheckpointCell(row, column) if getattr(row, column) else None
+
+
+def settle_cell_of(world: World, record: Record, log_time: int) -> SettleCell | None:
+    """Where the table of what settles has this record; None where another table says."""
+    name, group = type(record).__name__, world.group(record.group_id)
+    who = _who(record, name, _is_pausing(world, record, log_time))
+    row = SETTLE_ROWS.get((name, who))
+    if row is None or not _is_here(world, record.group_id):
+        return None
+    if group is None:
+        return SettleCell(row, "unknown")
+    column = "dated" if group.checkpoints is not None else _column(group, record, name, who, log_time)
+    return SettleCell(row, column)
 
 
 def _closes(group: Group, record: Record, name: str, log_time: int) -> bool:
@@ -172,18 +201,18 @@ def _is_pausing(world: World, record: Record, log_time: int) -> bool:
 def _who(record: Record, name: str, pausing: bool) -> Who:
     if name == "ForgetGroup":
         return Who.PAUSING if pausing else Who.NOT_PAUSING
-    if name not in ("JoinGroup", "CommitOffsets"):
+    if name not in ("JoinGroup", "CommitOffsets", "SettleOffsets"):
         return Who.ANYONE
     if record.own_fields()[0]:
         return Who.WITH_ID
-    return Who.PAUSING if name == "CommitOffsets" and pausing else Who.WITHOUT_ID
+    return Who.PAUSING if name != "JoinGroup" and pausing else Who.WITHOUT_ID
 
 
 def _column(group: Group, record: Record, name: str, who: Who, log_time: int) -> str:
     sender = _sender(group, record, who) if name in OF_MEMBERS else None
     if sender is not None and not _has_left(group, record, name, log_time, sender):
         return "member"
-    buries = name in ("JoinGroup", "ForgetGroup") or who is Who.PAUSING
+    buries = name in ("JoinGroup", "ForgetGroup") or (name == "CommitOffsets" and who is Who.PAUSING)
     left = [each for each in group.members.values() if not (buries and each.is_overdue(log_time))]
     return "stranger" if left else "ready"
 
@@ -232,6 +261,8 @@ def _effect(record: Record, before: Seen, after: Seen, offset: int, outcome_code
             return Effect.FORGOTTEN
         case "ReleaseGroup":
             return Effect.PAUSED
+        case "SettleOffsets":
+            return Effect.SETTLED if record.own_fields()[0] else Effect.SETTLED_BY_OPERATOR
         case "BeginCheckpoint" if not before.takes:
             return Effect.FIRST
         case "BeginCheckpoint":

@@ -54,7 +54,7 @@ from rationalizer.groups.pieces import Piece
 from rationalizer.levels import FIRST_LEVEL, GROUPS_LEVEL
 from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.progress import Progress
-from rationalizer.state import MEMBER, PARTITION, PROGRESS, Part
+from rationalizer.state import MEMBER, PARTITION, Part
 from rationalizer.wire.records import KINDS
 from rationalizer.wire.wellformed import (
     COMMIT,
@@ -69,6 +69,7 @@ from rationalizer.wire.wellformed import (
     RETIRE,
     START,
 )
+from tests.scripts.sharing_records import hole_words
 
 __all__ = [
     "ACTIONS",
@@ -402,7 +403,7 @@ def _done_words(kept: PartitionProgress, dated: bool) -> list[str]:
     words = _progress_words(kept.progress)
     words += [f"initial={kept.initial}"] if kept.initial >= 0 else []
     words += [f"metadata={kept.metadata!r}"] if kept.metadata is not None and not dated else []
-    return words + added_words(PROGRESS, kept)
+    return words + hole_words(kept.progress)
 
 
 def _progress_words(progress: Progress) -> list[str]:

@@ -10,7 +10,8 @@
     pauses until=+5000                  ReleaseGroup, its expiry counted from the clock; until=900 is a time
     forgets, ticks, upgrades level=2    ForgetGroup, Tick, Upgrade
 
-and those of coordinated groups as `group_records.py` has them. Each may have epoch= and group= (else g).
+and those of coordinated groups as `group_records.py` has them, those about shares and open messages as
+`sharing_records.py`. Each may have epoch= and group= (else g).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from rationalizer import (
     Tick,
     Upgrade,
 )
-from rationalizer.state import LEASE
-from tests.scripts.group_records import Groups, added_words, group_record_of, group_words_of
+from tests.scripts.group_records import Groups, group_record_of, group_words_of
+from tests.scripts.sharing_records import Sharing, hole_words, share_words, sharing_record_of, sharing_words_of
 
 __all__ = ["Epoch", "lease_name", "lease_words", "options_of", "record_of", "spans", "words_of"]
 
@@ -48,8 +49,10 @@ OF_TWO_WORDS = (
     "commits offsets",
     "lets go",
     "rolls back",
+    "settles offsets",
 )
 NO_GROUPS = Groups()
+NO_SHARING = Sharing()
 MANY_RANGES = 6
 #: Offsets from here on say which topic the position is of (P12).
 FIRST_MARK = 1 << 62
@@ -69,6 +72,7 @@ def record_of(
     now: int,
     epoch: Epoch,
     groups: Groups = NO_GROUPS,
+    sharing: Sharing = NO_SHARING,
 ) -> Record:
     """The record that (instance, client) appends; what it needs of the options is taken out of them."""
     length = 2 if " ".join(words[:2]) in OF_TWO_WORDS else 1
@@ -86,7 +90,7 @@ def record_of(
             return ReleaseGroup(*ids, now + int(until) if until[0] == "+" else int(until))
         case "beats batch":
             return HeartbeatBatch(*ids, tuple(_entry(group, word, epoch) for word in about))
-    record = group_record_of(ids, verb, about, options, groups)
+    record = sharing_record_of(ids, verb, about, options, sharing) or group_record_of(ids, verb, about, options, groups)
     if record is not None:
         return record
     if not about:
@@ -147,17 +151,20 @@ def words_of(record: Record, epoch: Epoch, began: int, groups: Groups = NO_GROUP
             return f"forgets{ids}"
         case Tick():
             return f"ticks{ids}"
-    words = group_words_of(record, groups)
+    words = sharing_words_of(record) or group_words_of(record, groups)
     if words is not None:
         return f"{words}{ids}"
     raise AssertionError(f"no words for {type(record).__name__}")
 
 
-def lease_words(lease: Lease, log_time: int, holder: str) -> str:
+def lease_words(
+    lease: Lease, log_time: int, holder: str, name_of: Callable[[str, str], str] = lambda instance, client: client
+) -> str:
     """flights:0 a1 fresh age=0 epoch=0 hi=1000 stable=5 ranges=8-9 granted=5"""
     progress = lease.progress
-    words = [f"{lease.topic}:{lease.partition}", holder, lease.freshness(log_time), f"age={lease.age(log_time)}"]
-    words += [f"epoch={lease.epoch}", f"hi={lease.heartbeat_interval_ms}"]
+    words = [f"{lease.topic}:{lease.partition}", holder, lease.freshness(log_time)]
+    if lease.was_held:
+        words += [f"age={lease.age(log_time)}", f"epoch={lease.epoch}", f"hi={lease.heartbeat_interval_ms}"]
     words.append("stable=none" if progress.stable < 0 else f"stable={progress.stable}")
     ranges = progress.ranges
     if ranges:
@@ -165,7 +172,8 @@ def lease_words(lease: Lease, log_time: int, holder: str) -> str:
         words.append(f"ranges={several}" if len(ranges) <= MANY_RANGES else f"ranges={len(ranges)} of them")
     if progress.granted >= 0:
         words.append(f"granted={progress.granted}")
-    return " ".join(word for word in [*words, *added_words(LEASE, lease)] if word)
+    words += [*share_words(lease, log_time, name_of), *hole_words(progress)]
+    return " ".join(word for word in words if word)
 
 
 def spans(offsets: list[int]) -> str:

@@ -33,14 +33,17 @@ from rationalizer import (
     BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingShare,
     CommitRanges,
     Heartbeat,
+    HeartbeatBatch,
     KeepCheckpoint,
     Lease,
     Outcome,
     Record,
     ReleasingPartition,
     Rollback,
+    SettlingMessages,
     Upgrade,
     World,
     encode,
@@ -52,14 +55,17 @@ from tests.scripts.group_cells import (
     CheckpointCellMet,
     GroupCellMet,
     Seen,
+    SettleCellMet,
     cell_of,
     checkpoint_cell_of,
     codes_of,
     ending_of,
     moves_of,
+    settle_cell_of,
 )
 from tests.scripts.group_records import Groups, checkpoint_words, counts_of, group_words
 from tests.scripts.records import lease_name, lease_words, options_of, record_of
+from tests.scripts.sharing_records import CODES, ShareCell, Sharing, share_cell_of
 
 __all__ = ["CellMet", "Replica"]
 
@@ -71,6 +77,15 @@ Key = tuple[str, str, int]
 
 ROWS = {(row.record, row.sender, row.nil_epoch): row for row in TRANSITIONS}
 FEW_ENTRIES = 12
+OF_ONE_LEASE = (
+    Heartbeat,
+    ClaimingPartition,
+    ReleasingPartition,
+    ClaimingMessages,
+    CommitRanges,
+    ClaimingShare,
+    SettlingMessages,
+)
 #: The codes in the table's cells; all others are of pauses, progress and values.
 LEASE_CODES = {code for row in TRANSITIONS for code in (row.free, row.fresh, row.unknown, row.stale)}
 
@@ -78,8 +93,8 @@ LEASE_CODES = {code for row in TRANSITIONS for code in (row.free, row.fresh, row
 class Replica:
     """One CP as a script writes it; also what was met on the way.
 
-    `cells`, `group_cells`, `checkpoint_cells`: of the tables of transitions; `moves`: of states of a group; `ends`:
-    (record type, code).
+    `cells`, `group_cells`, `checkpoint_cells`, `settle_cells`, `share_cells`: of the tables of transitions; `moves`: of
+    states of a group; `ends`: (record type, code).
     """
 
     def __init__(self) -> None:
@@ -87,6 +102,8 @@ class Replica:
         self.cells: set[CellMet] = set()
         self.group_cells: set[GroupCellMet] = set()
         self.checkpoint_cells: set[CheckpointCellMet] = set()
+        self.settle_cells: set[SettleCellMet] = set()
+        self.share_cells: set[ShareCell] = set()
         self.moves: set[tuple[str, str]] = set()
         self.ends: set[tuple[str, str]] = set()
         #: What each log holds: (CP, CPs, its records).
@@ -104,6 +121,7 @@ class Replica:
             *(self._member_id, self._generation, lambda: self.world.next_offset, self._named),
             *(self._newest, self._barrier),
         )
+        self.sharing = Sharing(self._own_epoch, lambda: self.world.next_offset, self._member_id, self._generation)
         self.logs.append((partition, partitions, []))
         if level > 1:
             self._apply("", self.now, encode(Upgrade("admin", "admin", "g", level)))
@@ -139,7 +157,9 @@ class Replica:
         yield self._judge(who, stamp, self._record(self.names[who], words, options))
 
     def _record(self, sender: tuple[str, str], words: list[str], options: dict[str, str]) -> Record:
-        record = record_of(sender, words, options, self.now, self._epoch, self.groups)
+        record = record_of(
+            *(sender, words, options, self.now, lambda key: self._own_epoch(key, sender)), self.groups, self.sharing
+        )
         if options:
             raise ValueError(f"{', '.join(options)} means nothing here")
         return record
@@ -180,12 +200,20 @@ class Replica:
         lease = self.world.lease(*key)
         return 0 if lease is None else lease.epoch
 
+    def _own_epoch(self, key: Key, sender: tuple[str, str]) -> int:
+        lease = self.world.lease(*key)
+        for share in () if lease is None or lease.shares is None else lease.shares:
+            if share.is_of(*sender):
+                return share.epoch
+        return self._epoch(key)
+
     # -- judging ---------------------------------------------------------------------------------------
 
     def _judge(self, who: str, stamp: int, record: Record) -> str:
         log_time, world = max(stamp, self.world.log_time), self.world
         cell, of_group = self._cell(record, log_time), cell_of(world, record, log_time)
         of_checkpoints = checkpoint_cell_of(world, record, log_time)
+        of_shares, of_settling = share_cell_of(world, record, log_time), settle_cell_of(world, record, log_time)
         earlier = Seen.of(world, record.group_id, world.log_time)
         before = Seen.of(world, record.group_id, log_time)
         line = self._apply(who, stamp, encode(record))
@@ -198,6 +226,10 @@ class Replica:
             self.group_cells.add((*of_group, ending))
         if of_checkpoints is not None and ending.code in codes_of(of_checkpoints):
             self.checkpoint_cells.add((*of_checkpoints, ending))
+        if of_settling is not None and ending.code in codes_of(of_settling):
+            self.settle_cells.add((*of_settling, ending))
+        if of_shares is not None and self.outcome.code in CODES[of_shares[0].record, of_shares[0].nil_epoch]:
+            self.share_cells.add((*of_shares, self.outcome.code))
         if cell is not None and self.outcome.code in LEASE_CODES:
             self.cells.add((*cell, self.outcome.code))
         return line
@@ -212,7 +244,7 @@ class Replica:
         outcome = self.outcome
         if outcome.member is not None and (record := outcome.record) is not None:
             self.member_ids[record.group_id, (record.instance_id, record.client_id)] = outcome.member
-        entry = f"entry of {outcome.type}" if outcome.of_group else "batch entry"
+        entry = "batch entry" if outcome.is_a(HeartbeatBatch) else f"entry of {outcome.type}"
         self.ends |= {(outcome.type or "any", outcome.code), *((entry, code) for code in outcome.entries or ())}
         became = "accepted" if outcome.accepted else "rejected"
         if self.world.required_level is not None:
@@ -225,15 +257,17 @@ class Replica:
         if outcome.is_a(BeginCheckpoint, AnswerBarrier, Rollback, KeepCheckpoint):
             line += "" if outcome.checkpoint is None else f" checkpoint={outcome.checkpoint}"
             line += "" if outcome.barrier is None else f" barrier={outcome.barrier}"
+        line += "" if outcome.share is None else f" share={outcome.share}"
+        line += "" if outcome.taken is None else f" took {outcome.taken[0]}-{outcome.taken[1]}"
         return f"{line}: {_codes(outcome.entries)}" if outcome.entries else line
 
     def _cell(self, record: Record, log_time: int) -> Cell | None:
         """Where the table of transitions has this record; None where it names no lease that was ever held."""
-        if not isinstance(record, Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges):
+        if not isinstance(record, OF_ONE_LEASE) or isinstance(record, ClaimingShare | SettlingMessages):
             return None
         key = (record.group_id, record.topic, record.partition)
         lease, epoch = self.world.lease(*key), getattr(record, "epoch", None)
-        if lease is None:
+        if lease is None or lease.shares is not None or key not in self.last_holders:
             return None
         instance, client = self.last_holders[key]
         sender = Sender.HOLDER
@@ -256,7 +290,7 @@ class Replica:
         for pause in world.pauses():
             yield f"{pause.group_id} paused by {pause.client_id} until {pause.expires}"
         for lease in world.leases():
-            yield f"{lease.group_id} {lease_words(lease, world.log_time, self._holder(lease))}"
+            yield f"{lease.group_id} {self._lease((lease.group_id, lease.topic, lease.partition))}"
         for group in world.groups():
             yield from group_words(group, world.log_time, self._name)
 
@@ -300,7 +334,10 @@ class Replica:
         lease = self.world.lease(*key)
         if lease is None:
             return f"{key[1]}:{key[2]} never claimed"
-        return lease_words(lease, self.world.log_time, self._holder(lease))
+        return lease_words(lease, self.world.log_time, self._holder(lease), self._name_of)
+
+    def _name_of(self, instance: str, client: str) -> str:
+        return next((name for name, ids in self.names.items() if ids == (instance, client)), client)
 
     def _name(self, member: Member) -> str:
         ids = (member.instance_id, member.client_id)

@@ -15,9 +15,8 @@ __all__ = ["FOLDER", "SCRIPTS", "ScriptError", "difference", "played"]
 
 FOLDER = Path(__file__).parent
 #: By folder ("": those of a replica).
-SCRIPTS = {
-    name: sorted((FOLDER / name).glob("*.txt")) for name in ("", "groups", "checkpoints", "engine", "transactions")
-}
+_FOLDERS = ("", "groups", "checkpoints", "sharing", "engine", "transactions")
+SCRIPTS = {name: sorted((FOLDER / name).glob("*.txt")) for name in _FOLDERS}
 RULE = "----"
 
 #: Plays one command line, and gives what it prints.
