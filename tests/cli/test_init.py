@@ -220,7 +220,7 @@ def test_a_topic_of_an_older_release_keeps_its_level_until_it_is_upgraded(
 
 
 @pytest.mark.parametrize(
-    ("instance", "is_old"), [("h/17/0.2.0/x", False), ("h/17/0.1.0/x", True), ("old-1", True), ("h/17/0/x", True)]
+    ("instance", "is_old"), [("h/17/0.3.0/x", False), ("h/17/0.2.0/x", True), ("old-1", True), ("h/17/0/x", True)]
 )
 def test_upgrade_names_members_whose_release_does_not_know_the_level(
     kafka: Command, make: Callable[..., None], cluster: KafkaCluster, log_topic: str, instance: str, is_old: bool
@@ -245,18 +245,18 @@ def test_members_of_level_two_are_named_before_checkpoints_come(
     make(1)
     join = (10_000_000, 600_000, "sticky", False, "", (("t", 2),))
     joins = [
-        JoinGroup(f"h/17/{number}/x", client, "g", "", *join) for client, number in (("old", "0.1.4"), ("new", "0.2.0"))
+        JoinGroup(f"h/17/{number}/x", client, "g", "", *join) for client, number in (("old", "0.2.4"), ("new", "0.3.0"))
     ]
     first: list[tuple[int, Record]] = [(0, marker("init-1", 1)), (0, Upgrade("u", "u", "u", 2))]
     appended(cluster, log_topic, *first, *((0, each) for each in joins))
     looked = kafka("upgrade", "--dry-run", "--json").json
     assert (looked["level"], looked["partitions"]) == (SUPPORTED_LEVEL, [0])
-    assert [(each["client"], each["release"]) for each in looked["old_members"]] == [("old", "0.1.4")]
+    assert [(each["client"], each["release"]) for each in looked["old_members"]] == [("old", "0.2.4")]
     assert "Checkpoints need level 3." in kafka("upgrade", "--help").out
     refused = kafka("upgrade", "--yes")
     assert refused.status == 1
-    assert "1 member would stop at level 3" in refused.err
-    assert "warning: old of group g (at h:17, release 0.1.4) would stop for good." in refused.err
+    assert f"1 member would stop at level {SUPPORTED_LEVEL}" in refused.err
+    assert "warning: old of group g (at h:17, release 0.2.4) would stop for good." in refused.err
     assert kafka("checkpoints", "g", "--start").status == 1, "not before the upgrade"
     assert kafka("upgrade", "--yes", "--force").status == 0
     assert kafka("status", "--json").json["groups"][0]["members"] == 2, "nothing else changes"

@@ -13,6 +13,7 @@ from rationalizer import (
     BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingShare,
     CommitEntry,
     CommitOffsets,
     CommitRanges,
@@ -28,6 +29,8 @@ from rationalizer import (
     ReleaseGroup,
     ReleasingPartition,
     Rollback,
+    SettleOffsets,
+    SettlingMessages,
     Tick,
     TopicsChanged,
     Upgrade,
@@ -55,6 +58,20 @@ RECORDS: list[tuple[Record, str]] = [
     (HeartbeatBatch(*A, (BeatEntry("t", 3, 0, 5), BeatEntry("t", 4, 0, None))), "beats for t/3=5, t/4"),
     (CommitRanges(*A, "t", 3, 0, ((1, 1), (4, 9))), "has done 1, 4-9 of t/3"),
     (ForgetGroup(*A), "forgets the group"),
+    (ClaimingShare(*A, "t", 3, 3000), "claims a share of t/3, by batches (beats every 3.0 s or sooner)"),
+    (ClaimingShare(*A, "t", 3, 3000, 0, 9), "claims a share of t/3, key hashes 0 to 9 (beats every 3.0 s or sooner)"),
+    (ClaimingShare(*A, "t", 3, 3000, 0, 2**63 - 1), "claims a share of t/3, all keys (beats every 3.0 s or sooner)"),
+    (SettlingMessages(*A, "t", 3, 7, 9), "of t/3: beats"),
+    (
+        SettlingMessages(*A, "t", 3, 7, 9, ((1, 4), (6, 6)), ((5, 5, 1, 2),), (), (50, 99, True)),
+        "of t/3: has done 1-4, 6; opens 5 after 2 deliveries; takes up to 50 messages, at most once",
+    ),
+    (SettlingMessages(*A, "t", 3, None, 9, open=((5, 5, None, 0),)), "as an operator, of t/3: opens 5 again"),
+    (
+        SettleOffsets(*A, "g-1", 7, 9, "t", 3, (), ((5, 5, 1, 1),), ((6, 1, 5, "Bad"), (8, 1, 5, "Bad"))),
+        "of t/3: opens 5 after 1 delivery; parks 6, 8 (Bad)",
+    ),
+    (SettleOffsets(*A, "", 0, 9, "t", 3, ((5, 5),)), "as an operator, of t/3: has done 5"),
     (JoinGroup(*A, "", 7, 10_000, "sticky", False, "", (("t", 3), ("u", 1))), "joins for t, u: sticky, session 10 s"),
     (
         JoinGroup(*A, "g-1", 7, 10_000, "range", True, "t.*", (("t", 3),)),
@@ -211,8 +228,32 @@ def test_why_each_code() -> None:
     assert told[26][1]
     seen = {code for code, _ in told}
     others = {codes.WRONG_PARTITION, codes.MAX_INDIVIDUAL_COMMIT_REACHED}
-    assert seen | others == {row.code for row in codes.TABLE} - OF_COORDINATED - OF_CHECKPOINTS
+    assert seen | others == {row.code for row in codes.TABLE} - OF_COORDINATED - OF_CHECKPOINTS - OF_SHARING
     assert all(why for code, why in told if code != "OK")
+
+
+#: Outcomes of shares and open messages: in the test below.
+OF_SHARING = {codes.NOTHING_TO_TAKE, codes.WRONG_MODE}
+
+
+@pytest.mark.usefixtures("environment")
+def test_why_each_code_of_shares_and_open_messages() -> None:
+    tell, lease = Story(), ("t", 0)
+    tell(Upgrade("1", "admin", "g", 4), 1000)
+    assert tell(ClaimingShare(*A, *lease, 1000, None, None, 0), 1000) == ("OK", "granted, epoch 1")
+    assert tell(ClaimingShare(*A, *lease, 1000), 1000) == ("ALREADY_HELD", "a shares it")
+    assert tell(ClaimingShare(*B, *lease, 1000, 0, 5), 1000) == ("HELD", "a shares it")
+    assert tell(ClaimingPartition(*B, *lease, 1000), 1000) == ("HELD", "a shares it")
+    assert tell(SettlingMessages(*A, *lease, 1, 5, take=(10, 99, False)), 1000) == ("OK", "took 0-9")
+    assert tell(SettlingMessages(*A, *lease, 1, 5, take=(10, 99, False)), 1000)[0] == "NOTHING_TO_TAKE"
+    settled = SettlingMessages(*A, *lease, 1, 7, ((0, 3), (50, 60)), ((4, 6, None, 0),), ((7, 9, 5, "Bad"),))
+    assert tell(settled, 1000) == ("PARTIAL", "50-60 FENCED")
+    assert tell(SettlingMessages(*B, *lease, 1, 9, ((0, 3),)), 1000) == ("FENCED", "a shares it")
+    assert tell(SettlingMessages(*B, *lease, None, 9, ((4, 5), (70, 70))), 1000) == ("PARTIAL", "70 FENCED")
+    assert tell(SettlingMessages(*B, *lease, None, 9, ((70, 70),)), 1000) == ("FENCED", "70 FENCED")
+    assert tell(ClaimingMessages(*A, *lease, 1, 50), 1000)[0] == "WRONG_MODE"
+    assert tell(ReleasingPartition(*A, *lease, 1, None), 1000) == ("OK", "")
+    assert tell(SettlingMessages(*A, *lease, 1, 9, ((4, 5),)), 1000) == ("NOT_HELD", "nobody holds it")
 
 
 class GroupStory(Story):

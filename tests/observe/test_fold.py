@@ -260,6 +260,8 @@ NOT_OF_WORKERS = {
     "ReleaseGroup",
     "ReleasingPartition",
     "Rollback",
+    "SettleOffsets",
+    "SettlingMessages",
     "Tick",
     "Upgrade",
 }

@@ -13,7 +13,7 @@ from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
-from kafka_marshal.admin.transfer import progress_of_all, refuse_transactional
+from kafka_marshal.admin.transfer import progress_of_all, refuse_open, refuse_transactional
 from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -241,6 +241,7 @@ def saved_in(worlds: Mapping[int, World], group_id: str) -> list[Saved]:
         "more was changed. Set the positions to Kafka's first: kafka-consumer-groups --describe shows them, and "
         "kafka-marshal release-group GROUP --partition TOPIC:PARTITION=OFFSET sets them",
     )
+    refuse_open(group_id, found)
     saved = []
     for key in sorted(found):
         kept = None if group is None else group.kept(*key)

@@ -26,6 +26,7 @@ __all__ = [
     "planned_export",
     "planned_import",
     "progress_of_all",
+    "refuse_open",
     "refuse_transactional",
 ]
 
@@ -100,6 +101,7 @@ def planned_export(
         found,
         "Kafka's own group of this name has the exact offsets already: begin with them. Nothing was changed",
     )
+    refuse_open(group_id, found)
     targets = {key: found[key].stable + 1 for key in sorted(found)}
     lost = lost_positions(cluster, targets, found.get)
     there = cluster.topic_info({topic for topic, _ in targets}, LOOKUP_TIMEOUT_S)
@@ -123,6 +125,19 @@ def refuse_transactional(group_id: str, found: Mapping[TopicPartition, Progress]
     if marked:
         some = ", ".join(marked[:3]) + (f" and {len(marked) - 3} more" if len(marked) > 3 else "")
         raise AdminError(f"group {group_id!r} processes in transactions ({some}). {text}")
+
+
+def refuse_open(group_id: str, found: Mapping[TopicPartition, Progress]) -> None:
+    """Raise AdminError if messages are open (H1): what they are moved to has no place for them."""
+    some = [(key, progress.open) for key, progress in sorted(found.items()) if progress.holes is not None]
+    if some:
+        listed = ", ".join(f"{topic} [{partition}]" for (topic, partition), _ in some[:3])
+        more = f" and {len(some) - 3} more" if len(some) > 3 else ""
+        count = sum(hole.last - hole.first + 1 for _, holes in some for hole in holes)
+        raise AdminError(
+            f"group {group_id!r} has {count:,} open messages ({listed}{more}): set aside, or not finished. They would "
+            "count as done, and be lost. Nothing was changed. Finish them with the release that opened them first"
+        )
 
 
 def empty_kafka_group(cluster: Cluster, group_id: str) -> KafkaGroup:

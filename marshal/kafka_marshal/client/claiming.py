@@ -57,9 +57,12 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
     with driver.locked() as engine:
         held = engine.leases.peers.lease(key)
         refused = manual.is_proven and held is not None and kafka_counts(held.progress)
-        if manual.is_proven and not refused:
+        is_open = manual.is_proven and held is not None and held.progress.holes is not None
+        if manual.is_proven and not refused and not is_open:
             return Lease(driver, manual)
         engine.take(ReleaseLease(manual), driver.now_ms())
+        if is_open and not refused:
+            raise _open(engine.settings.group_id, topic, partition)
         if refused:
             raise _transactional(engine.settings.group_id, topic, partition)
         driver.upkeep.levels.check(manual.lease.cp)
@@ -104,6 +107,15 @@ def _transactional(group_id: str, topic: str, partition: int) -> ConfigurationEr
     )
 
 
+def _open(group_id: str, topic: str, partition: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"{topic} [{partition}]: messages are open in it, which a newer release has set aside, or has not finished. A "
+        "lease claimed by hand would pass over them; it was released, and nothing was done. Run a worker of that "
+        "release. Or give up those that are not parked, and set its position: "
+        f"kafka-marshal release-group {quote(group_id)} --partition {topic}:{partition}=OFFSET"
+    )
+
+
 def _refusal(driver: Driver, manual: ManualLease) -> Exception:
     topic, partition = manual.key
     where = f"{topic} [{partition}]"
@@ -121,6 +133,15 @@ def _refusal(driver: Driver, manual: ManualLease) -> Exception:
             expires=pause.expires,
         )
     held = world.lease(group_id, topic, partition)
+    sharer = None if held is None or held.held else held.longest
+    if sharer is not None:
+        return HeldError(
+            f"{where}: shared by {sharer.client_id!r}, and maybe others. Nothing was claimed. It falls free when all "
+            "of them have released it, or are silent for two heartbeat intervals",
+            holder=sharer.client_id or "",
+            since=sharer.last_beat,
+            freshness=sharer.freshness(world.log_time),
+        )
     if held is not None and held.held:
         info = lease_info(held, world)
         return HeldError(

@@ -133,7 +133,9 @@ class Engine:
                 self.worlds,
                 self.outbox,
                 self._rng,
-                Host(self.leases.lets_all_go, self.leases.drain, self.unblock, self.answered_late),
+                Host(
+                    self.leases.lets_all_go, self.leases.drain, self.unblock, self.answered_late, self.messages_opened
+                ),
                 settings.start != "earliest",
             )
             consumer = self._consumer(number, subscription, settings, member)
@@ -155,6 +157,11 @@ class Engine:
         self.groups.pop(consumer.number, None)
         if not consumer.callbacks_running:
             self._numbered[consumer.number - 1] = None
+
+    def messages_opened(self, key: Key, now: float) -> None:
+        """A record has opened, parked or settled messages of a partition (H3, H4)."""
+        for consumer in self.consumers.values():
+            consumer.positions.messages_opened(key, now)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""

@@ -16,6 +16,7 @@ from kafka_marshal.engine.effects import Key, SavedPiece
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import Message
 from rationalizer import Progress
+from rationalizer.holes import Hole
 
 __all__ = [
     "DRAINED",
@@ -69,6 +70,7 @@ class Loss(StrEnum):
     HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
     POSITION = "the stored position is not in the partition's log"
     KAFKA_OFFSET = "the group's offset in Kafka stands in the way"
+    OPEN = "messages of it are open, which this release does not handle"
     TOPIC_GONE = "the topic was deleted"
     EVICTED = "an operator took it away (kafka-marshal evict)"
     ENDED = "this Marshal has ended"
@@ -229,6 +231,9 @@ class PartitionView(Protocol):
 
     def progress(self, key: Key) -> Progress | None:
         """The progress of the group; None: no member ever held it."""
+
+    def open(self, key: Key) -> Sequence[Hole]:
+        """Its open messages, of the keys that this member has: this release passes over none, and handles none (H1)."""
 
     def is_held(self, key: Key) -> bool:
         """Whether a member holds it, and so reports its own progress."""

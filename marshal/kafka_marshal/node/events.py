@@ -33,6 +33,7 @@ _AGAIN_FROM_CUT = "Others continue from its last cut: what was done since is don
 _LOSS_MEANS_TOO = {
     Loss.POSITION.value: "No member works on it until its position is set; messages in flight are not committed",
     Loss.KAFKA_OFFSET.value: "This member delivers nothing of it; messages in flight are not committed",
+    Loss.OPEN.value: "This member delivers nothing of it; messages in flight are not committed",
     Loss.TOPIC_GONE.value: "Messages in flight are not committed",
     Loss.RESET.value: _AGAIN,
 }

@@ -36,6 +36,7 @@ _OF_WORKERS: Final = frozenset(
         "AnswerBarrier",
         "ClaimingMessages",
         "ClaimingPartition",
+        "ClaimingShare",
         "CommitOffsets",
         "CommitRanges",
         "GroupHeartbeat",
@@ -47,7 +48,7 @@ _OF_WORKERS: Final = frozenset(
 )
 
 #: A worker that is refused these is alive; a refused beat may be an old one.
-_REQUESTS: Final = frozenset({"ClaimingMessages", "ClaimingPartition", "JoinGroup"})
+_REQUESTS: Final = frozenset({"ClaimingMessages", "ClaimingPartition", "ClaimingShare", "JoinGroup"})
 
 #: The sender of a claim with this outcome repeats it: it waits.
 _WAITS: Final = (codes.HELD, codes.PAUSED)

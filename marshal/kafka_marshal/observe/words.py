@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import split
+from kafka_marshal.observe import sharing_words
 from kafka_marshal.observe.cuts import waits_for
 from kafka_marshal.observe.rows import place_text
 from kafka_marshal.observe.text import count, span, time_text
@@ -17,6 +18,7 @@ from rationalizer import (
     BeginCheckpoint,
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingShare,
     CommitOffsets,
     CommitRanges,
     ConfigureGroup,
@@ -31,6 +33,8 @@ from rationalizer import (
     ReleaseGroup,
     ReleasingPartition,
     Rollback,
+    SettleOffsets,
+    SettlingMessages,
     Tick,
     TopicsChanged,
     Upgrade,
@@ -67,7 +71,18 @@ _OF_GROUP = (
     CommitOffsets,
     TopicsChanged,
     ConfigureGroup,
+    SettleOffsets,
     *_OF_CHECKPOINTS,
+)
+#: Records that name one lease.
+_OF_A_LEASE = (
+    Heartbeat,
+    ClaimingPartition,
+    ReleasingPartition,
+    ClaimingMessages,
+    CommitRanges,
+    ClaimingShare,
+    SettlingMessages,
 )
 
 #: The most leases or ranges that are listed.
@@ -84,6 +99,8 @@ def is_beat(outcome: Outcome, record: Record | None) -> bool:
         return False
     if isinstance(record, Heartbeat):
         return record.epoch is not None
+    if isinstance(record, (SettlingMessages, SettleOffsets)):
+        return not (record.done or record.open or record.parked or getattr(record, "take", None))
     if isinstance(record, CommitOffsets):
         return bool(record.member_id) and all(entry.action not in (LET_GO, START) for entry in record.entries)
     return isinstance(record, (HeartbeatBatch, GroupHeartbeat, Tick))
@@ -276,6 +293,9 @@ _WORDS: dict[type[Record], Callable[..., str]] = {
     AnswerBarrier: _answer,
     Rollback: _rollback,
     KeepCheckpoint: _keep,
+    ClaimingShare: sharing_words.claim_share,
+    SettlingMessages: sharing_words.settling,
+    SettleOffsets: sharing_words.settle_offsets,
     Tick: _tick,
     Upgrade: _upgrade,
 }
@@ -294,7 +314,7 @@ def reason(outcome: Outcome, record: Record | None, value: bytes | None, world: 
 
 def _reason(outcome: Outcome, record: Record, world: World, before: Span | None) -> str:
     lease = None
-    if isinstance(record, (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, CommitRanges)):
+    if isinstance(record, _OF_A_LEASE):
         lease = world.lease(record.group_id, record.topic, record.partition)
     match outcome.code:
         case codes.OK | codes.REPOSITIONED:
@@ -305,6 +325,8 @@ def _reason(outcome: Outcome, record: Record, world: World, before: Span | None)
             pause = world.pause(record.group_id)
             by = f"{pause.client_id} has the group paused until {time_text(pause.expires)}" if pause else ""
             return by or _MEANS[outcome.code]
+        case codes.NOTHING_TO_TAKE:
+            return "nothing was free to take"
         case codes.PARTIAL:
             return _partial(outcome, record)
         case codes.WRONG_KIND:
@@ -314,6 +336,8 @@ def _reason(outcome: Outcome, record: Record, world: World, before: Span | None)
         case _ if isinstance(record, _OF_GROUP):
             return _about_group(outcome, record, world)
         case _ if lease is not None:
+            if isinstance(record, SettlingMessages) and record.epoch is None:
+                return sharing_words.reason_of_settling(outcome, record)
             evicts = isinstance(record, ReleasingPartition) and record.epoch == lease.epoch
             return _about_lease(outcome.code, lease, world, evicts=evicts and record.client_id != lease.client_id)
         case codes.NOT_HELD:
@@ -334,6 +358,10 @@ def _unreadable(value: bytes | None, level: int) -> str:
 
 def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> str:
     match record:
+        case SettlingMessages() | SettleOffsets():
+            return sharing_words.reason_of_settling(outcome, record)
+        case ClaimingShare():
+            return f"granted, epoch {outcome.share}"
         case ClaimingPartition():
             text = f"granted, epoch {outcome.epoch}"
             if before is not None and before.held:
@@ -353,7 +381,7 @@ def _ok(outcome: Outcome, record: Record, world: World, before: Span | None) -> 
 def _wrong_partition(record: Record, world: World) -> str:
     if isinstance(record, HeartbeatBatch):
         return "not all of its leases belong to this partition of the log"
-    if isinstance(record, (Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, CommitRanges)):
+    if isinstance(record, _OF_A_LEASE):
         home = route_lease(record.topic, record.partition, world.partitions)
     else:
         home = route_group(record.group_id, world.partitions)
@@ -361,6 +389,8 @@ def _wrong_partition(record: Record, world: World) -> str:
 
 
 def _partial(outcome: Outcome, record: Record) -> str:
+    if isinstance(record, (SettlingMessages, SettleOffsets)):
+        return sharing_words.reason_of_settling(outcome, record)
     if not isinstance(record, (HeartbeatBatch, CommitOffsets, AnswerBarrier)) or outcome.entries is None:
         return _MEANS[codes.PARTIAL]
     entries: tuple[BeatEntry | CommitEntry, ...] = record.entries
@@ -447,6 +477,8 @@ def _about_lease(code: str, lease: Lease, world: World, *, evicts: bool) -> str:
     holder, age = lease.client_id, span(lease.age(world.log_time))
     progress = lease.progress
     match code:
+        case codes.HELD | codes.FENCED | codes.ALREADY_HELD if lease.shares is not None:
+            return sharing_words.holders_of(lease)
         case codes.HELD:
             return f"{holder} holds it, epoch {lease.epoch}, last beat {age} before"
         case codes.FENCED:

@@ -19,6 +19,7 @@ from kafka_marshal.errors import ClientReplacedError
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingShare,
     ForgetGroup,
     Heartbeat,
     HeartbeatBatch,
@@ -26,6 +27,7 @@ from rationalizer import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SettlingMessages,
     World,
     codes,
 )
@@ -35,6 +37,9 @@ __all__ = ["LeaseRecords"]
 
 class Host(Protocol):
     """The engine, as far as claims need it."""
+
+    def messages_opened(self, key: Key, now: float) -> None:
+        """A record has opened, parked or settled messages of a partition."""
 
     def unblock(self, keys: Collection[Key]) -> None:
         """An offset was set for these partitions, or the group was forgotten and starts again."""
@@ -125,6 +130,12 @@ class LeaseRecords:
                 self._look_again()
             case ForgetGroup() if outcome.accepted:
                 self._forgotten(cp, now)
+            case ClaimingShare() if outcome.accepted:
+                self._share_applied(record, now)
+            case SettlingMessages(topic=topic, partition=partition) if outcome.accepted:
+                self.peers.heard((topic, partition), now)
+                self._host.messages_opened((topic, partition), now)
+                self._look_again((topic, partition))
             case _:
                 pass
         if record is not None and (key := _key_of(record)) is not None:
@@ -319,6 +330,12 @@ class LeaseRecords:
         lease = self.book.leases.pop(key)
         lease.state = LeaseState.LOST
         lease.owner.released(now)
+
+    def _share_applied(self, record: ClaimingShare, now: float) -> None:
+        """A lease is shared from now on: held, for those that want all of it (B4)."""
+        key = (record.topic, record.partition)
+        self.peers.shared(key, now)
+        self._look_again(key)
 
     def _grant_applied(self, record: ClaimingMessages, outcome: Outcome, now: float) -> None:
         key = (record.topic, record.partition)

@@ -15,6 +15,7 @@ from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
 from rationalizer import ClaimingMessages, CommitRanges, Progress
+from rationalizer.holes import Hole
 
 __all__ = ["ClaimsClient", "Prior"]
 
@@ -68,6 +69,10 @@ class LeaseView:
     def progress(self, key: Key) -> Progress | None:
         lease = self._peers.lease(key)
         return None if lease is None else lease.progress
+
+    def open(self, key: Key) -> Sequence[Hole]:
+        progress = self.progress(key)
+        return () if progress is None else progress.open
 
     def is_held(self, key: Key) -> bool:
         lease = self._peers.lease(key)

@@ -104,6 +104,12 @@ class Peers:
             self._told.discard(first)
         self._met.setdefault(instance_id, now)
 
+    def shared(self, key: Key, now: float) -> None:
+        """A share was granted: the lease has no holder, and is not free."""
+        self.heard(key, now)
+        self.claimed.add(key)
+        self._hold(key, None)
+
     def freed(self, client_id: str, key: Key, now: float) -> None:
         """A lease has no holder any more. A client that released its last lease has left: drop its requests."""
         self._free_since[key] = now
@@ -160,8 +166,8 @@ class Peers:
     def refused(self, key: Key, now: float) -> None:
         """Our claim was rejected as HELD or NOT_FRESH: log time now shows how long the holder has been silent."""
         lease = self.lease(key)
-        if lease is not None:
-            self._heard[key] = now - lease.age(self._worlds[self.cp_of(key)].log_time)
+        if lease is not None and (kept_by := lease.longest) is not None:
+            self._heard[key] = now - (self._worlds[self.cp_of(key)].log_time - kept_by.last_beat)
 
     def opens_at(self, key: Key, now: float) -> float:
         """When (own clock, ms) a claim is worth sending: ≤ now if the lease is open."""
@@ -170,22 +176,25 @@ class Peers:
     def look(self, key: Key, now: float, enough: float = inf) -> tuple[float, str | None]:
         """When a claim is worth sending, as in ``opens_at``, and the client_id of the holder until then (None: free).
 
+        Of a lease that is shared: of the sharer that is the last to go stale.
+
         enough: a caller that wants the earliest of many times passes the earliest so far. A time that is not before
         it comes back without jitter.
         """
         cp = self.cp_of(key)
         world = self._worlds[cp]
         lease = world.lease(self._settings.group_id, *key)
-        if lease is None or lease.client_id is None:
+        kept_by = None if lease is None else lease.longest
+        if kept_by is None:
             return 0.0, None
-        hi = lease.heartbeat_interval_ms
-        age = lease.age(world.log_time)
+        hi = kept_by.heartbeat_interval_ms
+        age = world.log_time - kept_by.last_beat
         if age > 2 * hi:
-            return 0.0, lease.client_id
+            return 0.0, kept_by.client_id
         opens_at = self._goes_stale_at(key, hi, age, now, self._moved.get(cp, now))
         if opens_at >= enough:
-            return opens_at, lease.client_id
-        return opens_at + self._jitter(key, hi), lease.client_id
+            return opens_at, kept_by.client_id
+        return opens_at + self._jitter(key, hi), kept_by.client_id
 
     def opening(self, keys: Iterable[Key], cp: int, now: float, before: float) -> list[Key]:
         """The held leases of one CP that a claim may win before that time (own clock, ms); ``look`` returns when."""
@@ -194,9 +203,9 @@ class Peers:
         found = []
         for key in keys:
             lease = world.lease(group_id, *key)
-            if lease is not None and lease.client_id is not None:
-                hi = lease.heartbeat_interval_ms
-                opens_at = self._goes_stale_at(key, hi, lease.age(log_time), now, moved)
+            if lease is not None and (kept_by := lease.longest) is not None:
+                hi = kept_by.heartbeat_interval_ms
+                opens_at = self._goes_stale_at(key, hi, log_time - kept_by.last_beat, now, moved)
                 if opens_at < before and opens_at + self._jitter(key, hi) < before:
                     found.append(key)
         return found

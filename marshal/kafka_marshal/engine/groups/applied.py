@@ -26,6 +26,7 @@ from rationalizer import (
     Outcome,
     ReleaseGroup,
     Rollback,
+    SettleOffsets,
     Tick,
     codes,
 )
@@ -56,6 +57,8 @@ class Host(NamedTuple):
     unblock: Callable[[Collection[Key]], object]
     #: The log answered a grant of a partition that is no longer ours: key, None, last offset, accepted (C13).
     answered_late: Callable[[Key, None, int, bool], object]
+    #: A record has opened, parked or settled messages of a partition (H4).
+    messages_opened: Callable[[Key, float], object]
 
 
 class AppliedRecords:
@@ -115,6 +118,8 @@ class AppliedRecords:
         if outcome.is_a(ForgetGroup) and outcome.accepted:
             self._host.unblock(list(self._work.blocked))
         self._verify(outcome, own, now)
+        if outcome.is_a(SettleOffsets) and outcome.accepted:
+            self._host.messages_opened((message.topic, message.partition), now)
         if outcome.is_a(CommitOffsets) and outcome.entries is not None:
             if not message.member_id:
                 self._positions_set(message.entries, outcome)

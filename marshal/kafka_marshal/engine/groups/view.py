@@ -11,6 +11,7 @@ from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.plane import PAUSED
 from rationalizer import Piece, Progress, World
+from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["GroupView", "covers", "meant_for", "owned_by", "owned_since", "span_of", "tokens_of"]
@@ -48,6 +49,12 @@ class GroupView:
         group = self._member.group
         kept = None if group is None else group.kept(*key)
         return None if kept is None else kept.progress
+
+    def open(self, key: Key) -> Sequence[Hole]:
+        progress, piece = self.whole_progress(key), self._pieces.get(key)
+        holes = () if progress is None else progress.open
+        keys = None if piece is None else piece.keys
+        return [hole for hole in holes if keys is None or keys.lo <= hole.key_hash <= keys.hi]
 
     def is_held(self, key: Key) -> bool:
         me = self._member.me  # this member reports what it owns, whether or not it works on it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from shlex import quote
 
 from kafka_marshal.engine.effects import Callback, Key, LookUp, StartFetch
@@ -14,6 +14,7 @@ from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.taking_over import TakeOvers
 from kafka_marshal.engine.work.topic_mark import TopicMarks, kafka_counts, split
 from kafka_marshal.types import Start
+from rationalizer.holes import Hole
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
 __all__ = ["Positions"]
@@ -60,6 +61,10 @@ class Positions:
             self._consumer.enter(assignment, Stage.IDENTIFYING)
             self._transactional(assignment, now)
             return
+        elif open_messages := self._in_the_way(assignment):
+            self._consumer.enter(assignment, Stage.IDENTIFYING)
+            self._open(assignment, open_messages, now)
+            return
         elif self._needs_start(assignment):
             self._consumer.enter(assignment, Stage.LOCATING)
             start = self._consumer.settings.start if assignment.origin.is_new else "earliest"
@@ -74,6 +79,20 @@ class Positions:
         return not self._consumer.settings.transactions and kafka_counts(
             self._consumer.source.view.progress(assignment.key)
         )
+
+    def _in_the_way(self, assignment: Assignment) -> list[Hole]:
+        """Open messages that this release can't pass: all but those that are parked below its position (H1)."""
+        position = assignment.buffer.fetch_next
+        holes = self._consumer.source.view.open(assignment.key)
+        return [hole for hole in holes if not hole.is_parked or hole.last >= position]
+
+    def messages_opened(self, key: Key, now: float) -> None:
+        """Messages were opened, parked or settled by a record: hold back what this release can't pass, or try again."""
+        assignment = self._consumer.assignments.get(key)
+        if assignment is None or assignment.over or not assignment.lease.held:
+            self.unblock([key])  # what still stands in the way is found again
+        elif open_messages := self._in_the_way(assignment):
+            self._open(assignment, open_messages, now)
 
     def _needs_start(self, assignment: Assignment) -> bool:
         """Whether to ask the leader where to begin, instead of beginning at offset 0 or the known position."""
@@ -255,6 +274,20 @@ class Positions:
             f"kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
         )
         self._give_up(assignment, position, text, Loss.KAFKA_OFFSET, now)
+
+    def _open(self, assignment: Assignment, holes: Sequence[Hole], now: float) -> None:
+        """Another release has left open messages that must not be passed over (H1)."""
+        topic, partition = assignment.key
+        position, first = assignment.buffer.fetch_next, holes[0]
+        which = f"offset {first.first}" if first.first == first.last else f"offsets {first.first} to {first.last}"
+        more = f", and {len(holes) - 1:,} more" if len(holes) > 1 else ""
+        text = (
+            f"{topic} [{partition}]: messages are open that this release does not handle ({which}{more}): a newer one "
+            "has set them aside, or has not finished them. Nothing of this partition is handed out here, and nothing "
+            "is lost. Run a worker of that release. Or give them up: set the position, which closes all that are not "
+            f"parked: kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
+        )
+        self._give_up(assignment, position, text, Loss.OPEN, now)
 
     def _give_up(self, assignment: Assignment, position: int, text: str, loss: Loss, now: float) -> None:
         """Deliver nothing until the position is set."""

@@ -6,7 +6,7 @@ it is left behind after a timeout (``time_out``), and the next owner gets it aga
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
 from kafka_marshal.engine.plane import OVERDUE, Loss
@@ -20,6 +20,11 @@ from kafka_marshal.engine.work.tracker import beyond
 from rationalizer.limits import MAX_COMMIT_RANGES
 
 __all__ = ["Revocation"]
+
+#: Losses after which what was done is reported, with the release.
+_GIVES_BACK: Final = (
+    *(Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN, Loss.TOPIC_GONE),
+)
 
 
 class Ending(Mover, Protocol):
@@ -164,9 +169,9 @@ class Revocation:
         if was_claiming:
             return
         self._consumer.outbox.add(StopFetch(self._consumer.number, assignment.key))
-        if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET):
+        if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN):
             self._consumer.call(Callback.REVOKE if reason == Loss.HANDED_OVER else Callback.LOST, assignment)
-        if reason in (Loss.UNPROVEN, Loss.HANDLER_TIMEOUT, Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE):
+        if reason in _GIVES_BACK:
             last_offset = self._unreported(assignment)
             self._consumer.source.reports.give_back(assignment.lease, last_offset)
 

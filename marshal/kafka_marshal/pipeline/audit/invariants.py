@@ -67,6 +67,7 @@ class Watched:
         "key",
         "last_beat",
         "ranges",
+        "shares",
         "stable",
     )
 
@@ -83,6 +84,8 @@ class Watched:
         self.granted: int = NOTHING_DONE
         #: Offsets done above stable.
         self.ranges: Intervals = Intervals()
+        #: (instance, client) by epoch, of every share that was granted and not released since the last whole holder.
+        self.shares: dict[int, tuple[str, str]] = {}
 
     @classmethod
     def of(cls, lease: Lease) -> Watched:
@@ -97,6 +100,13 @@ class Watched:
         self.interval, self.last_beat = lease.heartbeat_interval_ms, lease.last_beat
         self.stable, self.granted = lease.progress.stable, lease.progress.granted
         self.ranges = Intervals.of(lease.progress.ranges)
+        self.shares = {share.epoch: (share.instance_id, share.client_id) for share in lease.shares or ()}
+        if not lease.was_held:
+            self.epoch = -1
+
+    def has_share(self, instance: str, client: str, epoch: int | None) -> bool:
+        """Whether an epoch is that of a share of this instance (B2)."""
+        return epoch is not None and self.shares.get(epoch) == (instance, client)
 
     def is_stale(self, log_time: int) -> bool:
         """C1."""

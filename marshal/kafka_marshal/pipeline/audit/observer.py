@@ -14,6 +14,7 @@ from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingShare,
     CommitRanges,
     ForgetGroup,
     Heartbeat,
@@ -21,10 +22,12 @@ from rationalizer import (
     Lease,
     ReleaseGroup,
     ReleasingPartition,
+    SettlingMessages,
     World,
     codes,
 )
 from rationalizer.history import BEFORE, End, LeaseKey, Owners, Span
+from rationalizer.intervals import Intervals
 from rationalizer.wire.records import KINDS
 
 __all__ = ["Loose", "Observer", "ownership_row"]
@@ -98,6 +101,8 @@ class Observer:
             ReleasingPartition.TYPE: self._release,
             ClaimingMessages.TYPE: self._grant,
             CommitRanges.TYPE: self._commit,
+            ClaimingShare.TYPE: self._claim_share,
+            SettlingMessages.TYPE: self._settle,
         }
 
     def replay(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
@@ -186,7 +191,10 @@ class Observer:
                 watched = self._watched[key] = Watched(key)
                 if self._groups.knows(key[0]):
                     self._violation(Kind.TWO_KINDS, watched, "a lease of a coordinated group was granted (G1)")
-            self._judges[kind](watched, message, code)
+            if watched.has_share(message.instance_id, message.client_id, getattr(message, "epoch", None)):
+                self._of_share(kind, watched, message)
+            else:
+                self._judges[kind](watched, message, code)
         return key
 
     def _other_record(self, kind: int, message: Any, accepted: bool, entries: tuple[str, ...] | None) -> None:
@@ -226,6 +234,7 @@ class Observer:
             if not watched.is_held_by(client, instance):
                 self._violation(Kind.TWO_OWNERS, watched, f"{client}/{instance} was confirmed as the lease's holder")
             return
+        watched.shares.clear()
         if watched.client is not None and not watched.is_stale(self._log_time):
             age = self._log_time - watched.last_beat
             self._violation(
@@ -277,6 +286,42 @@ class Observer:
         self._rows_of_done(watched, client, instance, epoch, "range", list(done.ranges))
         marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
         self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(marks)])
+
+    def _claim_share(self, watched: Watched, message: Any, code: str) -> None:
+        """B3: the share's epoch is this offset."""
+        if code == codes.ALREADY_HELD:
+            return
+        client, instance = message.client_id, message.instance_id
+        if watched.client is not None and not watched.is_stale(self._log_time):
+            age = self._log_time - watched.last_beat
+            why = f"{client}/{instance} was granted a share {age} ms after the last beat of the lease's holder (B3)"
+            self._violation(Kind.TWO_OWNERS, watched, why)
+        if watched.client is not None:
+            self._note(self._owners.free(watched.key, self._offset, self._log_time, End.REPLACED))
+            watched.client = watched.instance = None
+        watched.shares[self._offset] = (instance, client)
+        self._follow(watched)
+
+    def _settle(self, watched: Watched, message: Any, code: str) -> None:
+        """H3, by the holder, or by an operator."""
+        client, instance, epoch = message.client_id, message.instance_id, message.epoch
+        if epoch is not None:
+            if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
+                self._stale(watched, client, instance, epoch)
+            watched.last_beat = self._log_time
+        self._follow(watched)
+
+    def _of_share(self, kind: int, watched: Watched, message: Any) -> None:
+        """A record of a sharer took effect (B2)."""
+        if kind == ReleasingPartition.TYPE:
+            del watched.shares[message.epoch]
+        self._follow(watched)
+
+    def _follow(self, watched: Watched) -> None:
+        """What shares and holes do to the progress is the world's to say; but it does not go back."""
+        lease = self.world.lease(*watched.key)
+        if lease is not None and lease.progress.stable >= watched.stable:
+            watched.stable, watched.ranges = lease.progress.stable, Intervals.of(lease.progress.ranges)
 
     def _forget(self, group: str) -> None:
         """C16."""
@@ -385,7 +430,8 @@ class Observer:
         if watched is None:
             watched = self._watched[key] = Watched(key)
         progress = lease.progress
-        if lease.epoch != watched.epoch or lease.instance_id != watched.instance or lease.client_id != watched.client:
+        epoch = lease.epoch if lease.was_held else -1
+        if epoch != watched.epoch or lease.instance_id != watched.instance or lease.client_id != watched.client:
             self._other_holder(watched, lease)
         if progress.stable != watched.stable or progress.granted != watched.granted:
             self._other_progress(watched, lease)

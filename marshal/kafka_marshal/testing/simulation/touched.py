@@ -13,12 +13,14 @@ from rationalizer import (
     BeatEntry,
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingShare,
     CommitRanges,
     Heartbeat,
     HeartbeatBatch,
     Outcome,
     Record,
     ReleasingPartition,
+    SettlingMessages,
     codes,
 )
 
@@ -31,14 +33,29 @@ def touched(record: Record, outcome: Outcome) -> list[tuple[Key, str]]:
         case HeartbeatBatch(entries=entries):
             answers = zip(entries, outcome.entries or (), strict=True)
             return [(key_of(entry), code) for entry, code in answers if code in codes.ACCEPTED]
-        case Heartbeat() | ClaimingPartition() | ReleasingPartition() | ClaimingMessages() | CommitRanges():
+        case (
+            Heartbeat()
+            | ClaimingPartition()
+            | ReleasingPartition()
+            | ClaimingMessages()
+            | CommitRanges()
+            | ClaimingShare()
+            | SettlingMessages()
+        ):
             return [(key_of(record), outcome.code)]
         case _:
             return []
 
 
 def key_of(
-    record: Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | CommitRanges | BeatEntry,
+    record: Heartbeat
+    | ClaimingPartition
+    | ReleasingPartition
+    | ClaimingMessages
+    | CommitRanges
+    | ClaimingShare
+    | SettlingMessages
+    | BeatEntry,
 ) -> Key:
     """The partition of a record or an entry."""
     return record.topic, record.partition
