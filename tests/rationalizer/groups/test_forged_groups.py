@@ -187,6 +187,10 @@ FORGED: dict[str, tuple[bytes, str]] = {
     "progress of three": (_with((PROGRESS, _at(PROGRESS)[:-1])), "progress of"),
     "a start below all": (_with(((*PROGRESS, 0), -2)), "initial of a progress of"),
     "metadata too long": (_with(((*PROGRESS, 3), "x" * 256)), "metadata"),
+    "a hole without a key": (
+        _with(((4,), 4), (PROGRESS, [*_at(PROGRESS), [[5, 5, -1, 0, 1, -1, None]]])),
+        "hole without a key",
+    ),
     "key pieces with gaps": (_with(((*PROGRESS, 1), _at((*PROGRESS, 1))[1:])), "gaps"),
     "ranges that touch": (_with(((*PROGRESS, 2), [[20, 21], [22, 30]])), "one form"),
     "neighbours that are one": (
