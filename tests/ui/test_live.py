@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,11 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.observe.log import Source
+from kafka_marshal.ui import folding
+from kafka_marshal.ui.archive import Archive, read_kafka
 from rationalizer import ClaimingPartition, Heartbeat, Record, encode, route_lease
 from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command, start
 from tests.client.conftest import wait_until
 from tests.ui.conftest import Answer, get
+from tests.ui.test_kept import answers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -195,6 +200,30 @@ def test_a_restart_reads_only_what_is_new(kafka: Command, append: Append, data: 
     append(ClaimingPartition(*B, data, 0, LONG_MS))
     log, more = shown()
     assert (log["to_read"], more["events"][1:]) == (1, events["events"])
+
+
+def test_a_log_in_kafka_is_folded_side_by_side(
+    append: Append, data: str, kafka_bootstrap: str, log_topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "processes", lambda: 2)
+    for number in range(6):
+        append(ClaimingPartition(*A, data, number, LONG_MS))
+
+    def read(at_least: int) -> Archive:
+        monkeypatch.setattr(folding, "AT_LEAST", at_least)
+        archive, stop = Archive(log_topic, is_live=True), threading.Event()
+        source = Source(log_topic, 10.0, lambda: (kafka_bootstrap, {}))
+        thread = threading.Thread(target=read_kafka, args=(archive, source, stop))
+        thread.start()
+        wait_until(lambda: archive.complete, 60)
+        stop.set()
+        thread.join()
+        assert archive.problem == ""
+        return archive
+
+    found = [read(at_least).whole for at_least in (0, 1_000)]
+    assert all(each is not None and len(each.events) == 6 + 2 for each in found)
+    assert answers(found[0]) == answers(found[1])  # type: ignore[arg-type]
 
 
 def test_without_kafka_it_ends_with_3_and_a_port_that_is_taken_is_named(command: Command) -> None:
