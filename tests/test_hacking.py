@@ -28,12 +28,14 @@ from rationalizer.wire.records import KINDS
 from tests.campaigns.fuzz.author import UNKNOWN_TYPES, Author
 from tests.rationalizer.group_author import write_group_log
 from tests.rationalizer.oracle import layout
+from tests.rationalizer.sharers import write_sharing_log
 from tests.rationalizer.strategies import by_seed, write_log
 from tests.test_house_rules import MODULES, PYTHON_FILES, ROOT, named, nodes_of, tree_of
 
 NAMES = {number: kind.name for number, kind in KINDS.items()}
 #: Those that the oracle knows, and its author writes.
 OF_THE_ORACLE = {number: kind.name for number, kind in KINDS.items() if kind.level <= layout.HIGHEST_LEVEL}
+WRITE = (write_log, write_group_log, write_sharing_log)
 TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 OF_ONE_LEASE = {kind.name for kind in KINDS.values() if kind.names_lease}
 
@@ -59,7 +61,7 @@ def type_of(value: bytes | None) -> str | None:
 
 
 def test_every_record_type_is_written_by_the_oracles_author_and_by_the_fuzzs() -> None:
-    log = write_log(by_seed(0), 400)[0] + write_group_log(by_seed(0), 400)[0]
+    log = [entry for write in WRITE for entry in write(by_seed(0), 400)[0]]
     fuzz = Author(0, 0, 1)
     for values in ([value for _, _, value in log], [fuzz.next() for _ in range(3_000)]):
         written = {type_of(value) for value in values}
@@ -70,7 +72,7 @@ def test_every_record_type_is_written_by_the_oracles_author_and_by_the_fuzzs() -
 def test_the_audit_follows_every_record_type() -> None:
     """The audit would report a record type that changes a lease or a group and that it does not know as a violation."""
     accepted: set[str | None] = set()
-    for write in (write_log, write_group_log):
+    for write in WRITE:
         for seed in range(5):
             log, _ = write(by_seed(seed), 160)
             observer = Observer(World(0, 1), lambda table, rows: None)

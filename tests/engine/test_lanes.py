@@ -200,7 +200,7 @@ def test_x16_a_run_that_ends_closes_gaps_where_a_cut_may_have_none(bench: Bench)
 
 
 def test_c10_a_run_that_ends_begins_nothing_in_a_pause(bench: Bench) -> None:
-    """Found by the simulation: a member that is told to stop within a pause began messages below a gap."""
+    """Found by the simulation: a member that had to stop within a pause began messages below a gap."""
     share = bench.assignment()
     share.lease.is_cut_whole = True  # type: ignore[misc]
     a, b = bench.spread(share, records("ab"))

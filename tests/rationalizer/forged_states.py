@@ -12,6 +12,7 @@ from tests.rationalizer.oracle import is_state, parse
 from tests.rationalizer.oracle.lease_states import MOST_RANGES
 from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.spelling import EVERYTHING_ODD, Raw, paths, replaced, spell
+from tests.rationalizer.sharers import write_sharing_log
 from tests.rationalizer.strategies import LARGEST, by_seed, write_log
 
 __all__ = ["restore_differs"]
@@ -20,6 +21,8 @@ __all__ = ["restore_differs"]
 LENGTH, GROUP_LENGTH = 40, 80
 #: One log in this number is of coordinated groups.
 GROUPS_EVERY = 2
+#: Of the others, one in this number is of leases that several share, and such as have open messages.
+SHARING_EVERY, SHARING_LENGTH = 3, 120
 #: Of a group that takes no checkpoints.
 PARTS = range(7)
 #: This number of each.
@@ -33,6 +36,8 @@ def restore_differs(seed: int) -> str:
     cp, cps = ((0, 1), (1, 2))[seed // GROUPS_EVERY % 2]
     if of_groups:
         _, after = write_group_log(by_seed(seed), GROUP_LENGTH, cp, cps)
+    elif seed % SHARING_EVERY == 0:
+        _, after = write_sharing_log(by_seed(seed), SHARING_LENGTH, cp, cps)
     else:
         _, after = write_log(by_seed(seed), LENGTH, cp, cps)
     tree: Any = parse(after.snapshot())
@@ -68,7 +73,7 @@ def _forged(tree: Any, source: Random) -> bytes:
     """Valid or almost valid progress with key ranges, then one or two values changed at any depth; rarely the bytes."""
     for place in range(len(tree[5])):
         if source.random() < 0.5:
-            tree = replaced(tree, (5, place), [*tree[5][place][:8], *_progress(source)])
+            tree = replaced(tree, (5, place), [*tree[5][place][:8], *_progress(source), *tree[5][place][11:]])
     for place, group in enumerate(tree[7]):
         if group[6] and source.random() < 0.3:
             number = source.randrange(len(group[6]))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rationalizer.levels import SHARING_LEVEL
+from tests.rationalizer import samples
 from tests.rationalizer.checkpoint_author import CheckpointHand
 from tests.rationalizer.group_values import edge_of
 from tests.rationalizer.oracle import OracleWorld, shortest
@@ -16,9 +18,11 @@ from tests.rationalizer.oracle.checkpoints import Barrier
 from tests.rationalizer.oracle.groups import Group, Member, Piece
 from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, home_of_group
 from tests.rationalizer.oracle.world import LeaseKey, Who
-from tests.rationalizer.samples import OTHERS, fields_of
+from tests.rationalizer.sharers import SettlingHand
 from tests.rationalizer.strategies import LARGEST, Author, Choose, Entry, home_keys, record
 
+#: Those without a writer here.
+OTHERS = [kind for kind in samples.OTHERS if kind.level > SHARING_LEVEL]
 CLAIMED = "claims"
 TOPICS = ("t", "u", "é")
 PATTERNS = ("^t", "^[tu]$")
@@ -56,6 +60,7 @@ class GroupAuthor(Author):
         #: In logs about groups that take none, records of checkpoints are odd.
         self.takes = choose((True, False)) if takes is None else takes
         self.hand = CheckpointHand(self)
+        self.settling = SettlingHand(self)
         self.claimed = CLAIMED
         self.keys: list[LeaseKey] = [(CLAIMED, *pair) for pair in pairs] + [(name, *pairs[0]) for name in self.home[:2]]
 
@@ -384,7 +389,7 @@ class GroupAuthor(Author):
     def other(self) -> bytes:
         """A type without its own writer, mostly of a group that there is."""
         group, number = self.known(), self.choose([kind.type for kind in OTHERS])
-        fields = fields_of(number, self.choose)
+        fields = samples.fields_of(number, self.choose)
         fields += self.choose(([],) * 9 + ([0],))  # one too many
         return self.record(number, self.sender(group)[0], group.name, *fields)
 
@@ -413,6 +418,9 @@ class GroupAuthor(Author):
             return self.hand.value()
         if self.world.level > 1 and self.choose((True,) + (False,) * 14):
             return self.hand.odd()
+        settles = not self.takes and any(group.progress for group in self.world.groups.values())
+        if self.world.level > 3 and self.choose((True,) + (False,) * (3 if settles else 80)):
+            return self.settling.value()
         if OTHERS and self.world.level > 1 and self.choose((True,) + (False,) * 9):
             return self.other()
         empty = self.temper == "empty"

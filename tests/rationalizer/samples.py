@@ -14,7 +14,6 @@ from rationalizer.levels import CHECKPOINTS_LEVEL
 from rationalizer.wire import wellformed as ok
 from rationalizer.wire.records import KINDS, Belongs
 from rationalizer.wire.wellformed import Rule
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 
 __all__ = ["OTHERS", "fields_of", "other_records"]
 
@@ -37,10 +36,18 @@ SAMPLES: dict[Rule, Sequence[Any]] = {
     ok.ANSWER: (0, 1, 2),
     ok.ANSWER_ENTRIES: ((),),
     ok.KEEPING: (0, 1, 2),
+    ok.MEMBER_ID_OR_NONE: ("g-nobody", ""),
+    ok.KEY_OR_NIL: (None, 0, 2**63 - 1),
+    ok.START_OR_NIL: (None, 5),
+    ok.SEEN: (0, 7, 2**63 - 1),
+    ok.DONE: ((), ((0, 4), (2, 9))),
+    ok.OPENED: ((), ((5, 5, 7, 1), (6, 9, None, 0))),
+    ok.PARKED: ((), ((5, 7, 5, "ValueError"),)),
+    ok.TAKE_OR_NIL: (None, (5, 40, False)),
 }
 
-#: The kinds that levels above those with writers added, as far as the oracle knows them.
-OTHERS = [kind for kind in KINDS.values() if CHECKPOINTS_LEVEL < kind.level <= HIGHEST_LEVEL]
+#: The kinds that levels above those with writers in the fuzz and the small scope added.
+OTHERS = [kind for kind in KINDS.values() if kind.level > CHECKPOINTS_LEVEL]
 
 
 def fields_of(number: int, choose: Callable[[Sequence[Any]], Any]) -> list[Any]:

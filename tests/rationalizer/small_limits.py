@@ -1,4 +1,4 @@
-"""Limits of section 7 that are made so small that logs meet them, in the product and in the oracle alike."""
+"""Limits of sections 7 and 7b that are made so small that logs meet them, in the product and in the oracle alike."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ __all__ = ["small_limits"]
 LIMITS: dict[str, tuple[tuple[str, ...], int]] = {
     "MAX_PINNED": (("MOST_PINNED",), 2),
     "MAX_OLD_WEIGHT": (("MOST_WEIGHT",), 40),
-    "MAX_KEY_PIECES": (("MOST_STATES", "MOST_PIECES"), 4),
+    "MAX_KEY_PIECES": (("MOST_STATES", "MOST_PIECES", "MOST_PARTS"), 4),
+    "MAX_HOLES": (("MOST_HOLES",), 4),
 }
 
 
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set them wherever they were imported."""
-    for name, (of_oracle, value) in LIMITS.items():
+def small_limits(monkeypatch: pytest.MonkeyPatch, **other: int) -> None:
+    """Set them wherever they were imported; other: values in place of those here."""
+    for name, (of_oracle, usual) in LIMITS.items():
+        value = other.get(name, usual)
         for top, names in (("rationalizer.", (name,)), ("tests.rationalizer.oracle.", of_oracle)):
             there = [(module, each) for module in _modules(top) for each in names if hasattr(module, each)]
             assert there, f"no module of {top} has {names}"

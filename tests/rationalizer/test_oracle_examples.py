@@ -12,7 +12,6 @@ import pytest
 
 from tests.rationalizer.oracle import NotMsgpackError, SetProgress, parse, progress_from, shortest
 from tests.rationalizer.oracle.dump import replay
-from tests.rationalizer.oracle.layout import HIGHEST_LEVEL
 
 EXAMPLES = Path(__file__).parent / "examples"
 OF_LEASES = ["digest", "earliest_claim_wins", "ranges_merge"]
@@ -39,13 +38,21 @@ OF_CHECKPOINTS = [
     "checkpoint_rollback",
     "checkpoint_shares",
 ]
-NAMES = sorted([*OF_LEASES, *OF_GROUPS, *OF_CHECKPOINTS])
-#: Of a level that the oracle does not know.
-OTHERS = [path.name.split(".")[0] for path in EXAMPLES.glob("sharing_*.dump.jsonl") if HIGHEST_LEVEL < 4]
+OF_SHARING = [
+    "sharing_at_most_once",
+    "sharing_batches",
+    "sharing_group",
+    "sharing_keys",
+    "sharing_modes",
+    "sharing_parks",
+    "sharing_positions",
+    "sharing_silence",
+]
+NAMES = sorted([*OF_LEASES, *OF_GROUPS, *OF_CHECKPOINTS, *OF_SHARING])
 
 
 def test_all_examples_are_here() -> None:
-    assert sorted(path.name.split(".")[0] for path in EXAMPLES.glob("*.dump.jsonl")) == sorted([*NAMES, *OTHERS])
+    assert sorted(path.name.split(".")[0] for path in EXAMPLES.glob("*.dump.jsonl")) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

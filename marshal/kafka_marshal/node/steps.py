@@ -19,7 +19,7 @@ from kafka_marshal.ports import TailBatch
 from kafka_marshal.runtime import Condition, Runtime
 from rationalizer import CommitOffsets, CommitRanges, GroupHeartbeat, Heartbeat, HeartbeatBatch, Outcome
 
-__all__ = ["WAITS", "Steps", "Waits", "step_ms"]
+__all__ = ["LONGEST_STEP_MS", "MANY_RECORDS", "WAITS", "Steps", "Waits", "step_ms"]
 
 #: The longest step (ms): five fetches a second. A fetch takes the broker some 100 µs, so that is half a thousandth of
 #: a core.

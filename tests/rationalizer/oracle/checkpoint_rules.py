@@ -170,6 +170,8 @@ def begin(group: Group | None, record: Judged, moment: Moment) -> Verdict:
     if known is None:
         if group.members:
             return Verdict(False, "GROUP_ACTIVE", group)
+        if any(progress.holes for progress in group.progress.values()):  # section 7b
+            return Verdict(False, "WRONG_MODE", group)
         first = Checkpoints(
             keep or 1,
             hold,

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from rationalizer import Lease, Outcome, World
-from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
 
 OUTCOME_FIELDS = ("accepted", "code", "type", "epoch", "log_time", "entries")
 #: Of records about coordinated groups; None in all others, and in a release that knows level 1 only.
-GROUP_FIELDS = ("generation", "member", "checkpoint", "barrier")
+GROUP_FIELDS = ("generation", "member", "checkpoint", "barrier", "share", "taken")
 
 
 def outcome_fields(outcome: Outcome | OracleOutcome) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def _lease(lease: Lease | OracleLease, now: int) -> dict[str, Any]:
     if isinstance(lease, OracleLease):
         client, instance = lease.holder or (None, None)
         group, topic, partition = lease.key
-        done = [(0, LARGEST_HASH, lease.progress.stable)]
+        done = lease.done_through
         ranges = list(lease.progress.ranges)
     else:
         client, instance = lease.client_id, lease.instance_id

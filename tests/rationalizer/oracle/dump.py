@@ -9,7 +9,6 @@ from typing import Any
 
 from tests.rationalizer.oracle.groups import shown
 from tests.rationalizer.oracle.layout import HIGHEST_LEVEL, OF_CHECKPOINTS, is_int
-from tests.rationalizer.oracle.progress import LARGEST_HASH
 from tests.rationalizer.oracle.world import OracleLease, OracleOutcome, OracleWorld
 
 Outcome = dict[str, Any]
@@ -93,6 +92,11 @@ def outcome_line(partition: int, offset: int, outcome: OracleOutcome) -> Outcome
     }
     if outcome.entries is not None:
         line["entries"] = list(outcome.entries)
+    passed = outcome.code not in ("MALFORMED", "UNSUPPORTED_VERSION", "WRONG_PARTITION", "PAUSED", "WRONG_KIND")
+    if outcome.type == "ClaimingShare" and passed:
+        line["share"] = outcome.share
+    if outcome.type == "SettlingMessages" and passed:
+        line["taken"] = None if outcome.taken is None else list(outcome.taken)
     if outcome.of_a_group:
         line["generation"] = outcome.generation
     if outcome.of_a_group and outcome.type == "JoinGroup":
@@ -108,20 +112,27 @@ def _number(offset: int) -> int | None:
 
 def _lease(world: OracleWorld, lease: OracleLease) -> dict[str, Any]:
     group, topic, partition = lease.key
+    was_held = lease.heartbeat_interval_ms > 0
+    shares, holes = lease.added
     return {
         "partition": world.partition,
         "group": group,
         "topic": topic,
         "topic_partition": partition,
         "holder": {"client": lease.holder[0], "instance": lease.holder[1]} if lease.holder else None,
-        "epoch": lease.epoch,
-        "heartbeat_interval_ms": lease.heartbeat_interval_ms,
-        "last_beat": lease.last_beat,
+        "epoch": lease.epoch if was_held else None,
+        "heartbeat_interval_ms": lease.heartbeat_interval_ms if was_held else None,
+        "last_beat": lease.last_beat if was_held else None,
         "freshness": lease.freshness(world.log_time),
         "stable": _number(lease.progress.stable),
-        "done_through": [[0, LARGEST_HASH, _number(lease.progress.stable)]],
+        "done_through": [[low, high, _number(offset)] for low, high, offset in lease.done_through],
         "ranges": [list(span) for span in lease.progress.ranges],
         "granted": _number(lease.progress.granted),
+        **(
+            {"shares": [each.shown(world.log_time) for each in shares], "holes": [each.shown() for each in holes]}
+            if shares or holes
+            else {}
+        ),
     }
 
 

@@ -6,11 +6,11 @@ home (G2).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.rationalizer.oracle.assigning import STRATEGIES
+from tests.rationalizer.oracle.assigning import STRATEGIES, TopicPartition
 from tests.rationalizer.oracle.checkpoint_rules import (
     after_the_barrier,
     answer,
@@ -21,6 +21,7 @@ from tests.rationalizer.oracle.checkpoint_rules import (
     settled,
 )
 from tests.rationalizer.oracle.groups import Group, Member, Piece, in_order, member_id_of, rebalance, tidy
+from tests.rationalizer.oracle.holes import Settler, settle
 from tests.rationalizer.oracle.judging import (
     ACCEPTED,
     Entry,
@@ -68,6 +69,13 @@ def judge_after_the_barrier(group: Group | None, record: Judged, moment: Moment)
         return configure(group, record, moment)
     if record.type == "CommitOffsets" and record.fields[0] == "":
         return reposition(group, record, moment)
+    if record.type == "SettleOffsets":
+        if group is None:
+            return Verdict(False, "UNKNOWN_CONSUMER", group)
+        if group.checkpoints is not None:
+            return Verdict(False, "WRONG_MODE", group)
+        if record.fields[0] == "":
+            return settle_of_an_operator(group, record, moment)
     # The rest is for a member alone: "no sender: UNKNOWN_CONSUMER" (G10, G13)
     sender = sender_of(group, record)
     if group is None or sender is None:
@@ -81,6 +89,8 @@ def judge_after_the_barrier(group: Group | None, record: Judged, moment: Moment)
         return leave(group, sender, moment)
     if record.type == "GroupHeartbeat":
         return heartbeat(group, sender, record, moment)
+    if record.type == "SettleOffsets":
+        return settle_of_a_member(group, sender, record, moment)
     assert record.type == "CommitOffsets"
     return commit(group, sender, record, moment)
 
@@ -274,6 +284,67 @@ def let_go(group: Group, touched: Collection[Piece], entry: Entry) -> Group:
     return replace(group, pieces={place: parts for place, parts in pieces.items() if parts})
 
 
+# H4.
+
+
+def settle_of_a_member(group: Group, sender: Member, record: Judged, moment: Moment) -> Verdict:
+    """H4, G9: a beat, and the overdue go; then the entries."""
+    _, generation, seen, topic, partition, *entries = record.fields
+    group = after_the_overdue(group, sender, moment)
+    pieces = group.pieces.get((topic, partition), ())
+    mine = [piece for piece in pieces if piece.owner == sender.slot]
+
+    def refuses(hashes: Sequence[int], makes: bool) -> str | None:
+        having = [[piece for piece in mine if piece.low <= key_hash <= piece.high] for key_hash in hashes]
+        if not all(having):
+            return "NOT_ASSIGNED"
+        if any(piece.since > generation for some in having for piece in some):
+            return "ILLEGAL_GENERATION"
+        if makes and not group.settings.accept_individual_commit:
+            return "INDIVIDUAL_COMMIT_NOT_ALLOWED"
+        return None
+
+    keys = [(piece.low, piece.high) for piece in mine] or [(0, LARGEST_HASH)]
+    by = Settler(
+        lambda _: True, lambda key_hash: key_hash is not None, min(seen, moment.offset), moment.offset, keys, refuses
+    )
+    codes, after = settle_entries(group, (topic, partition), entries, by)
+    return Verdict(True, "OK" if all(settles(code) for code in codes) else "PARTIAL", after, entries=codes)
+
+
+def settle_of_an_operator(group: Group, record: Judged, moment: Moment) -> Verdict:
+    """H4, with ""; the pausing client makes holes, too, while the group has no member."""
+    _, _, seen, topic, partition, *entries = record.fields
+    may_make = moment.pausing and not group.members
+    by = Settler(
+        lambda _: True,
+        lambda key_hash: may_make and key_hash is not None,
+        min(seen, moment.offset),
+        moment.offset,
+    )
+    codes, after = settle_entries(group, (topic, partition), entries, by)
+    if not any(map(settles, codes)):
+        return Verdict(False, "FENCED", group, entries=codes)
+    return Verdict(True, "OK" if all(map(settles, codes)) else "PARTIAL", after, entries=codes)
+
+
+def settles(code: str) -> bool:
+    """Whether an entry with this code is accepted."""
+    return code in ("OK", "DUPLICATE_COMMIT")
+
+
+def settle_entries(
+    group: Group, place: TopicPartition, entries: list[list[Any]], by: Settler
+) -> tuple[tuple[str, ...], Group]:
+    """H3; "a hole gives its partition progress, as ranges do"."""
+    before = group.progress.get(place, KeyedProgress())
+    done, open_, parked = entries
+    codes, after = settle(before, done, open_, parked, by)
+    if after == before:
+        return codes, group
+    return codes, replace(group, progress={**group.progress, place: after})
+
+
 # G19, G21, C16.
 
 
@@ -318,7 +389,8 @@ def reposition_entry(group: Group, entry: Entry) -> tuple[str, Group]:
     before = group.progress.get(entry.place, KeyedProgress())
     after = before if entry.through is None else before.repositioned(entry.through)
     # C11: REPOSITIONED "where done_through, ranges or granted changed by it, else OK"
-    code = "OK" if (before.through, before.ranges) == (after.through, after.ranges) else "REPOSITIONED"
+    was, now = ((each.through, each.ranges, each.holes) for each in (before, after))
+    code = "OK" if was == now else "REPOSITIONED"
     return code, with_progress(group, entry, after.noted(entry.metadata))
 
 

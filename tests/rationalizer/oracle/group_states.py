@@ -37,6 +37,7 @@ from tests.rationalizer.oracle.layout import (
 )
 from tests.rationalizer.oracle.lease_states import is_progress
 from tests.rationalizer.oracle.progress import LARGEST_HASH
+from tests.rationalizer.oracle.sharing_states import are_holes
 
 UUID5 = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
@@ -97,7 +98,10 @@ def is_group(row: Any, next_offset: int, log_time: int, level: int) -> bool:
         # G12: what a member reports is subscribed to; what none does was forgotten by the rebalance
         and [topic for topic, _ in topics] == in_order(topic for member in members for topic in member[7])
         and ascending([(place[0].encode(), place[1]) for place in places])
-        and all(is_place(place, generation_, dict(topics), members, takes_checkpoints) for place in places)
+        and all(
+            is_place(place, generation_, dict(topics), members, takes_checkpoints, next_offset, level)
+            for place in places
+        )
         and all(
             any(place[:2] == [topic, number] and place[2] for place in places)
             for topic, count in topics
@@ -158,7 +162,13 @@ def may_be_open(known: list[Any], places: list[Any]) -> bool:
 
 
 def is_place(
-    row: list[Any], generation: int, counts: dict[str, int], members: list[Any], takes_checkpoints: bool
+    row: list[Any],
+    generation: int,
+    counts: dict[str, int],
+    members: list[Any],
+    takes_checkpoints: bool,
+    next_offset: int,
+    level: int,
 ) -> bool:
     """A partition that is listed: it has pieces or progress."""
     topic, number, pieces, progress = row
@@ -178,7 +188,7 @@ def is_place(
     touching = [(one, other) for one, other in pairwise(pieces) if one[1] + 1 == other[0]]
     if any(one[2:] == other[2:] for one, other in touching):
         return False
-    return takes_checkpoints or progress is None or is_keyed_progress(progress)
+    return takes_checkpoints or progress is None or is_keyed_progress(progress, next_offset if level >= 4 else 0)
 
 
 def subscribes(member: list[Any], topic: str, members: list[Any]) -> bool:
@@ -202,8 +212,14 @@ def is_piece(row: Any, generation: int, slots: list[int], subscribers: list[int]
     )
 
 
-def is_keyed_progress(row: Any) -> bool:
-    """[initial, [[lo, hi, offset or −1]], [[first, last]], metadata or nil]."""
+def is_keyed_progress(row: Any, next_offset: int) -> bool:
+    """[initial, [[lo, hi, offset or −1]], [[first, last]], metadata or nil]; with holes where next_offset is not 0."""
+    if isinstance(row, list) and len(row) == 5 and next_offset:
+        *row, holes = row
+        if not a_list(holes) or not holes or not are_holes(holes, set(), next_offset):
+            return False
+        if any(hole[5] == -1 for hole in holes):  # H4
+            return False
     if not fits(row, [int_between(-1, LARGEST_OFFSET), a_list, a_list, some_metadata]) or not a_last_offset(row[0]):
         return False
     return is_progress(row[1], row[2], -1) and len(row[1]) <= MOST_PIECES

@@ -415,6 +415,7 @@ def _shown_partition(group: Group, place: TopicPartition) -> dict[str, Any]:
             "done_through": [[low, high, _or_null(offset)] for low, high, offset in progress.through],
             "ranges": [list(span) for span in progress.ranges],
             "metadata": progress.metadata,
+            **({"holes": [hole.shown() for hole in progress.holes]} if progress.holes else {}),
         }
     return {
         "topic": place[0],

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from tests.rationalizer.oracle.holes import Holes
 from tests.rationalizer.oracle.progress import LARGEST_HASH, Span, merged
 
 Through: TypeAlias = tuple[int, int, int]  # lo, hi, offset or −1
@@ -19,12 +20,13 @@ MOST_PIECES = 2_000
 
 @dataclass(frozen=True)
 class KeyedProgress:
-    """P1 without `granted`, which a group does not know; and the two that G14 adds."""
+    """P1 without `granted`, which a group does not know; the two that G14 adds; and H1's open messages."""
 
     initial: int = -1
     through: tuple[Through, ...] = ((0, LARGEST_HASH, -1),)
     ranges: tuple[Span, ...] = ()
     metadata: str | None = None
+    holes: Holes = ()
 
     @property
     def stable(self) -> int:
@@ -54,8 +56,9 @@ class KeyedProgress:
         return replace(self._in_order([(0, LARGEST_HASH, offset)], self.ranges), initial=offset)
 
     def repositioned(self, offset: int) -> KeyedProgress:
-        """G21, as C11: done_through for every key, ranges empty, `initial` and metadata kept."""
-        return replace(self, through=((0, LARGEST_HASH, offset),), ranges=())
+        """G21, as C11: done_through for every key, ranges empty; `initial`, metadata and parked holes stay."""
+        stay = tuple(hole for hole in self.holes if hole.reason is not None and hole.last <= offset)
+        return replace(self, through=((0, LARGEST_HASH, offset),), ranges=(), holes=stay)
 
     def noted(self, metadata: str | None) -> KeyedProgress:
         """G14: metadata, if not nil, replaces the partition's."""
@@ -86,6 +89,7 @@ class KeyedProgress:
             [list(piece) for piece in self.through],
             [list(span) for span in self.ranges],
             self.metadata,
+            *([[hole.row() for hole in self.holes]] if self.holes else []),
         ]
 
 

@@ -156,6 +156,67 @@ def no_or_some_commits(item: Any) -> bool:
     return item == [] or some_commits(item)
 
 
+# The fields of section 7b.
+
+an_open_offset = int_between(0, 2**62 - 1)  # "marks lie above"
+attempts = int_between(0, 1_000_000)
+a_reason = text_up_to(64)
+MOST_ENTRIES = 10_000
+MOST_OFFSETS_OF_ONE, MOST_OFFSETS = 1_000_000, 10_000_000
+
+
+def some_done(item: Any) -> bool:
+    """Any number of [first, last]."""
+    checks = [an_open_offset, an_open_offset]
+    return isinstance(item, list) and all(fits(entry, checks) and entry[0] <= entry[1] for entry in item)
+
+
+def some_open(item: Any) -> bool:
+    """Any number of [first, last, key_hash or nil, attempts]; "key_hash only where first = last"."""
+    checks = [an_open_offset, an_open_offset, or_nil(a_hash), attempts]
+    return isinstance(item, list) and all(
+        fits(entry, checks) and entry[0] <= entry[1] and (entry[2] is None or entry[0] == entry[1]) for entry in item
+    )
+
+
+def some_parked(item: Any) -> bool:
+    """Any number of [offset, key_hash, attempts, reason]."""
+    checks = [an_open_offset, a_hash, attempts, a_reason]
+    return isinstance(item, list) and all(fits(entry, checks) for entry in item)
+
+
+def not_too_many(done: list[Any], open_: list[Any], parked: list[Any]) -> bool:
+    """What the three have together; "an offset counts for each entry that names it"."""
+    offsets = [entry[1] - entry[0] + 1 for entry in done + open_] + [1] * len(parked)
+    if len(offsets) > MOST_ENTRIES or sum(offsets) > MOST_OFFSETS:
+        return False
+    return all(count <= MOST_OFFSETS_OF_ONE for count in offsets)
+
+
+def a_take(item: Any) -> bool:
+    """[count, up_to, at_most_once]."""
+    return fits(item, [int_between(1, 1_000_000), an_open_offset, a_bool])
+
+
+def share_is_sound(fields: list[Any]) -> bool:
+    """Type 22: lo ≤ hi, "both nil or neither"."""
+    low, high = fields[3:5]
+    return (low is None) == (high is None) and (low is None or low <= high)
+
+
+def settling_is_sound(fields: list[Any]) -> bool:
+    """Type 28."""
+    epoch, (done, open_, parked, take) = fields[2], fields[4:]
+    says_something = bool(done or open_ or parked)
+    return not_too_many(done, open_, parked) and (epoch is not None or (take is None and says_something))
+
+
+def settled_is_sound(fields: list[Any]) -> bool:
+    """Type 29."""
+    member_id, (done, open_, parked) = fields[0], fields[5:]
+    return not_too_many(done, open_, parked) and (member_id != "" or bool(done or open_ or parked))
+
+
 TYPES: dict[int, tuple[str, list[Check]]] = {
     1: ("Heartbeat", [a_topic, a_partition, or_nil(an_epoch), or_nil(a_last_offset)]),
     2: ("ClaimingPartition", [a_topic, a_partition, an_interval]),
@@ -185,16 +246,40 @@ CHECKPOINT_TYPES: dict[int, tuple[str, list[Check]]] = {
     25: ("Rollback", [a_generation, an_id_or_none]),
     27: ("KeepCheckpoint", [an_id_or_none, int_between(0, 2)]),
 }
+SHARING_TYPES: dict[int, tuple[str, list[Check]]] = {
+    22: (
+        "ClaimingShare",
+        [a_topic, a_partition, an_interval, or_nil(a_hash), or_nil(a_hash), or_nil(an_open_offset)],
+    ),
+    28: (
+        "SettlingMessages",
+        [a_topic, a_partition, or_nil(an_epoch), a_seen, some_done, some_open, some_parked, or_nil(a_take)],
+    ),
+    29: (
+        "SettleOffsets",
+        [a_member_id_or_none, a_generation, a_seen, a_topic, a_partition, some_done, some_open, some_parked],
+    ),
+}
+#: What these say of their fields together.
+TOGETHER: dict[str, Check] = {
+    "ClaimingShare": share_is_sound,
+    "SettlingMessages": settling_is_sound,
+    "SettleOffsets": settled_is_sound,
+}
 # What each level adds (E6).
-TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES, 3: CHECKPOINT_TYPES}
+TYPES_OF_LEVEL = {1: TYPES, 2: GROUP_TYPES, 3: CHECKPOINT_TYPES, 4: SHARING_TYPES}
 
 HIGHEST_LEVEL = max(TYPES_OF_LEVEL)
 # What each level above 2 adds to the state of a group, at the end of its row (S1, D3): default, and check. A row is
 # without what has its default at its end.
 GROUP_STATE_OF_LEVEL: dict[int, dict[str, tuple[Any, Check]]] = {}
 OF_CHECKPOINTS = tuple(name for name, _ in CHECKPOINT_TYPES.values())
-OF_COORDINATED_GROUPS = (*(name for name, _ in GROUP_TYPES.values()), *OF_CHECKPOINTS)
-NAMES_ONE_LEASE = ("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges")
+OF_COORDINATED_GROUPS = (*(name for name, _ in GROUP_TYPES.values()), *OF_CHECKPOINTS, "SettleOffsets")
+OF_SHARED_LEASES = ("ClaimingShare", "SettlingMessages")
+NAMES_ONE_LEASE = (
+    *("Heartbeat", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "CommitRanges"),
+    *OF_SHARED_LEASES,
+)
 
 
 @dataclass(frozen=True)
@@ -279,6 +364,8 @@ def judge(value: bytes | None, level: int, cp: int, partitions: int) -> Judged:
     if name == "JoinGroup" and fields[5] == "" and fields[6] == []:  # "empty only beside a pattern"
         return Judged("MALFORMED", name)
     if name == "AnswerBarrier" and fields[3] == 0 and fields[4] != []:  # "entries beside answer 0"
+        return Judged("MALFORMED", name)
+    if name in TOGETHER and not TOGETHER[name](fields):
         return Judged("MALFORMED", name)
     code = None if _at_home(name, group, fields, cp, partitions) else "WRONG_PARTITION"
     return Judged(code, name, instance, client, group, tuple(fields))

@@ -20,6 +20,7 @@ from tests.rationalizer.oracle.layout import (
 )
 from tests.rationalizer.oracle.lease_states import is_progress
 from tests.rationalizer.oracle.msgpack_by_hand import NotMsgpackError, parse, shortest
+from tests.rationalizer.oracle.sharing_states import are_shares_and_holes
 
 
 def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -> bool:
@@ -36,7 +37,7 @@ def is_state(data: bytes, partitions: int, highest_level: int = HIGHEST_LEVEL) -
         return False
     _, cp, next_offset, log_time, known_level, leases, pauses, groups = tree
     return (
-        all(_is_lease(row, next_offset, log_time) for row in leases)
+        all(_is_lease(row, next_offset, log_time, known_level) for row in leases)
         and all(home_of_lease(row[1], row[2], partitions) == cp for row in leases)
         and all(fits(row, [an_id, an_id, int_between(log_time + 1, LARGEST_OFFSET)]) for row in pauses)
         and _ascends([tuple(row[:3]) for row in leases])
@@ -55,10 +56,20 @@ def _ascends(names: list[Any]) -> bool:
     return names == sorted(set(names))
 
 
-def _is_lease(row: Any, next_offset: int, log_time: int) -> bool:
+def _is_lease(row: Any, next_offset: int, log_time: int, level: int) -> bool:
+    if not isinstance(row, list):
+        return False
+    row, added = row[:11], row[11:]
     name, holder = [an_id, a_topic, a_partition], [or_nil(an_id), or_nil(an_id)]
     epoch, last_beat = int_between(0, min(next_offset - 1, LARGEST_OFFSET)), int_between(0, log_time)
     progress = [_any_list, _any_list, int_between(-1, LARGEST_OFFSET)]
-    if not fits(row, [*name, *holder, epoch, an_interval, last_beat, *progress]):
+    interval = an_interval
+    if level >= 4 and row[3:8] == [None, None, 0, 0, 0]:  # it never had a holder
+        interval = int_between(0, 0)
+    if not fits(row, [*name, *holder, epoch, interval, last_beat, *progress]):
         return False
-    return (row[3] is None) == (row[4] is None) and is_progress(*row[8:])
+    if (row[3] is None) != (row[4] is None) or not is_progress(*row[8:]):
+        return False
+    if row[6] == 0 and row[10] != -1:  # nothing was granted (C12)
+        return False
+    return added == [] or (level >= 4 and are_shares_and_holes(row, added, next_offset, log_time))

@@ -8,13 +8,17 @@ from typing import Any, TypeAlias
 
 import xxhash
 
+from tests.rationalizer.oracle import shares as of_shares
 from tests.rationalizer.oracle.group_rules import judge_at_home, may_be_forgotten
 from tests.rationalizer.oracle.groups import Group, canonical
+from tests.rationalizer.oracle.holes import Hole
 from tests.rationalizer.oracle.judging import Moment
+from tests.rationalizer.oracle.keyed import KeyedProgress
 from tests.rationalizer.oracle.layout import (
     HIGHEST_LEVEL,
     OF_CHECKPOINTS,
     OF_COORDINATED_GROUPS,
+    OF_SHARED_LEASES,
     Judged,
     home_of_group,
     judge,
@@ -34,6 +38,7 @@ OF_CLAIMED_GROUPS = (
     "ClaimingMessages",
     "HeartbeatBatch",
     "CommitRanges",
+    *OF_SHARED_LEASES,
 )
 
 
@@ -58,6 +63,18 @@ class OracleLease:
     heartbeat_interval_ms: int
     last_beat: int
     progress: OracleProgress
+    #: Of a lease that shares or holes have touched; the others say the same as it.
+    shared: of_shares.SharedLease | None = None
+
+    @property
+    def done_through(self) -> list[tuple[int, int, int]]:
+        """P1."""
+        return [(0, LARGEST_HASH, self.progress.stable)] if self.shared is None else [*self.shared.progress.through]
+
+    @property
+    def added(self) -> tuple[list[of_shares.Share], list[Hole]]:
+        """What level 4 adds."""
+        return ([], []) if self.shared is None else ([*self.shared.shares], [*self.shared.progress.holes])
 
     def freshness(self, now: int) -> str:
         """C1, and "free" without a holder."""
@@ -72,8 +89,10 @@ class OracleLease:
         """S1."""
         client, instance = self.holder or (None, None)
         head = [*self.key, client, instance, self.epoch, self.heartbeat_interval_ms, self.last_beat]
-        done = [[0, LARGEST_HASH, self.progress.stable]]
-        return [*head, done, [list(span) for span in self.progress.ranges], self.progress.granted]
+        done = [list(piece) for piece in self.done_through]
+        shares, holes = ([each.row() for each in some] for some in self.added)
+        more = [shares, holes] if shares or holes else []
+        return [*head, done, [list(span) for span in self.progress.ranges], self.progress.granted, *more]
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,9 @@ class OracleOutcome:
     #: Of types 23, 24, 25 and 27, after the record: the newest checkpoint, and the open barrier.
     checkpoint: int | None = None
     barrier: int | None = None
+    #: Of types 22 and 28.
+    share: int | None = None
+    taken: tuple[int, int] | None = None
 
 
 class OracleWorld:
@@ -114,6 +136,7 @@ class OracleWorld:
         self.stamps: list[int] = [0]
         self.offsets: list[int] = [-1]
         self.facts: dict[LeaseKey, list[Fact]] = {}
+        self.shared: dict[LeaseKey, of_shares.SharedLease] = {}  # leases that were in facts before
         self.groups: dict[str, Group] = {}  # coordinated ones, marks too (G2)
         self.pause_records: list[OraclePause] = []  # every accepted ReleaseGroup, in order
         self.outcomes: list[OracleOutcome] = []
@@ -145,6 +168,12 @@ class OracleWorld:
 
     def lease(self, key: LeaseKey) -> OracleLease | None:
         """The lease by the facts; None if it was never claimed here, or forgotten since."""
+        if key in self.shared:
+            its = self.shared[key]
+            progress = OracleProgress(its.progress.stable, its.progress.ranges, its.granted)
+            return OracleLease(
+                key, its.holder, its.epoch, its.heartbeat_interval_ms, its.last_beat, progress, shared=its
+            )
         facts = self.facts.get(key)
         if not facts:
             return None
@@ -168,7 +197,7 @@ class OracleWorld:
 
     def leases(self) -> list[OracleLease]:
         """Every lease, in canonical order."""
-        keys = sorted(self.facts, key=lambda key: (key[0].encode(), key[1].encode(), key[2]))
+        keys = sorted({*self.facts, *self.shared}, key=lambda key: (key[0].encode(), key[1].encode(), key[2]))
         return [lease for lease in map(self.lease, keys) if lease is not None]
 
     def pause(self, group: str) -> OraclePause | None:
@@ -183,7 +212,7 @@ class OracleWorld:
 
     def kind(self, group: str) -> str | None:
         """G1: claimed, coordinated, or neither (None)."""
-        if any(key[0] == group for key in self.facts):
+        if any(key[0] == group for key in {*self.facts, *self.shared}):
             return "claimed"
         return "coordinated" if group in self.groups else None
 
@@ -227,10 +256,14 @@ class OracleWorld:
             accepted = False
         elif judged.type == "HeartbeatBatch":
             accepted, code, entries = self._batch(judged)
+        elif judged.type in OF_SHARED_LEASES:
+            outcome = self._of_a_shared_lease(judged)
+            self.outcomes.append(outcome)
+            return outcome
         else:
             accepted, code = self._apply_one(judged)
         named = self.lease(judged.lease_key) if judged.lease_key else None
-        epoch = named.epoch if named else None
+        epoch = named.epoch if named and named.heartbeat_interval_ms else None
         outcome = OracleOutcome(accepted, code, judged.type, epoch, self.log_time, entries)
         self.outcomes.append(outcome)
         return outcome
@@ -239,10 +272,72 @@ class OracleWorld:
         """C10: whether a pause by another client stands against this record."""
         if record.type in ("Tick", "Upgrade", "ReleasingPartition", "CommitRanges", "LeaveGroup", "CommitOffsets"):
             return False
-        if record.type in ("BeginCheckpoint", "AnswerBarrier"):  # section 7
+        if record.type in ("BeginCheckpoint", "AnswerBarrier", "SettleOffsets"):  # sections 7 and 7b
             return False
+        if record.type == "SettlingMessages" and record.fields[7] is None:
+            return False
+        return self._paused_by_another(record)
+
+    def _paused_by_another(self, record: Judged) -> bool:
         pause = self.pause(record.group)
         return pause is not None and pause.client != record.client
+
+    def _at(self, record: Judged) -> of_shares.At:
+        pausing, paused_by_another = self._pausing(record), self._paused_by_another(record)
+        return of_shares.At(self.offsets[-1], self.log_time, pausing, paused_by_another)
+
+    def _of_a_shared_lease(self, record: Judged) -> OracleOutcome:
+        """Types 22 and 28; the first that is accepted takes the lease out of the facts."""
+        key = (record.group, record.fields[0], record.fields[1])
+        known = self.shared.get(key)
+        if known is None and key in self.facts:
+            found = self._known(key)
+            raised = KeyedProgress(through=((0, LARGEST_HASH, found.progress.stable),), ranges=found.progress.ranges)
+            known = of_shares.SharedLease(
+                found.holder,
+                found.epoch,
+                found.heartbeat_interval_ms,
+                found.last_beat,
+                raised,
+                found.progress.granted,
+            )
+        judge_it = of_shares.claim_share if record.type == "ClaimingShare" else of_shares.settle_messages
+        answer = judge_it(known, record, self._at(record))
+        if answer.accepted:
+            assert answer.lease is not None
+            self.shared[key] = answer.lease
+            self.facts.pop(key, None)
+        after = self.lease(key)
+        epoch = after.epoch if after and after.heartbeat_interval_ms else None
+        return OracleOutcome(
+            answer.accepted,
+            answer.code,
+            record.type,
+            epoch,
+            self.log_time,
+            answer.entries,
+            share=answer.share,
+            taken=answer.taken,
+        )
+
+    def _of_a_known_shared_lease(self, record: Judged, key: LeaseKey) -> tuple[bool, str]:
+        """Types 2, 3, 4 and 7 (1 and 6 are in _heartbeat)."""
+        lease, at = self.shared[key], self._at(record)
+        if record.type == "ClaimingPartition":
+            answer = of_shares.claim(lease, record, at)
+        elif record.type == "ReleasingPartition":
+            answer = of_shares.release(lease, record, at)
+        elif record.type == "ClaimingMessages":
+            answer = of_shares.grant(lease, record, at)
+        else:
+            answer = of_shares.commit(lease, record)
+        return self._take_up(key, answer)
+
+    def _take_up(self, key: LeaseKey, answer: of_shares.Answer) -> tuple[bool, str]:
+        if answer.accepted:
+            assert answer.lease is not None
+            self.shared[key] = answer.lease
+        return answer.accepted, answer.code
 
     def _of_the_other_kind(self, record: Judged) -> bool:
         """G1: types 1–4, 6 and 7 on a coordinated group, 16–21 and 23–27 on a claimed one."""
@@ -300,6 +395,9 @@ class OracleWorld:
             return True, "OK"
         if record.type == "ForgetGroup":
             return self._forget(record)
+        key = (record.group, record.fields[0], record.fields[1])
+        if key in self.shared and record.type != "Heartbeat":
+            return self._of_a_known_shared_lease(record, key)
         if record.type == "ClaimingPartition":
             return self._claim(record)
         topic, partition, epoch, what = record.fields
@@ -349,6 +447,9 @@ class OracleWorld:
 
     def _heartbeat(self, record: Judged, key: LeaseKey, epoch: int | None, last_offset: int | None) -> tuple[bool, str]:
         """C5 with an epoch, C7 without."""
+        if key in self.shared:
+            answer = of_shares.heartbeat(self.shared[key], record, self._at(record), epoch, last_offset)
+            return self._take_up(key, answer)
         if epoch is None:
             refusal = self._refusal_of_takeover(record, key)
         else:
@@ -422,7 +523,10 @@ class OracleWorld:
         mine = [lease for lease in self.leases() if lease.key[0] == record.group]
         if any(lease.freshness(self.log_time) in ("fresh", "unknown") for lease in mine):
             return False, "GROUP_ACTIVE"
+        if any(not share.is_stale(self.log_time) for lease in mine for share in lease.added[0]):
+            return False, "GROUP_ACTIVE"
         for lease in mine:
-            del self.facts[lease.key]
+            self.facts.pop(lease.key, None)
+            self.shared.pop(lease.key, None)
         self.pause_records = [pause for pause in self.pause_records if pause.group != record.group]
         return True, "OK"
