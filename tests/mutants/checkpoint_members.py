@@ -50,7 +50,7 @@ CHECKPOINT_MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "the answer goes before the states are safe",
         "Answering._is_due",
-        "return now >= one.answer_by or not any(cut.waits for cut in one.cuts.values())",
+        "return now >= one.answer_by or self._is_nearly_over(one) or not any(cut.waits for cut in one.cuts.values())",
         "return True",
         "X13",
     ),

@@ -300,8 +300,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "a prune goes beyond the newest snapshot",
         "_plan",
-        "cut = fit[-1] if fit else None",
-        "cut = checked[-1] + 1 if fit else None",
+        "cut = old[-1] if old else None",
+        "cut = checked[-1] + 1 if old else None",
         "S2",
     ),
     # Who gets what.
