@@ -81,7 +81,7 @@ class FolderFiles(Files):
     def __init__(self, path: str, *, make: bool = True) -> None:
         """make: the folder, if only its parent is there. Raises ConfigurationError if it is not there then."""
         self._path = Path(path).absolute()
-        self.name = str(self._path)
+        self.name: str = str(self._path)
         try:
             if not self._path.is_dir():
                 if not make:
@@ -169,7 +169,7 @@ class BucketFiles(Files):
             raise ConfigurationError(
                 f"{url!r} is a URL of a store that fsspec can't reach here: {error}. Nothing was written"
             ) from error
-        self.name = url.rstrip("/")
+        self.name: str = url.rstrip("/")
         self._options = arguments.a_mapping("storage_options", storage_options)
         self._opened: tuple[int, Any, str] | None = None
 

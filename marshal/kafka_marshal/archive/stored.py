@@ -183,7 +183,7 @@ class Archive:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self.name = files.name
+        self.name: str = files.name
         self._last: StoredFile | None = None
 
     @classmethod
@@ -280,7 +280,7 @@ class Draft:
         self.world = world
         self.first = first
         self.state: bytes | None = world.snapshot() if first else None
-        self.since = world.log_time
+        self.since: int = world.log_time
         self.entries: list[LogEntry] = []
 
     def take(self, entries: Sequence[LogEntry]) -> None:
