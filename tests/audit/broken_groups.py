@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rationalizer import Group, Lease, Outcome, World, codes
+from rationalizer import CommitOffsets, Group, Lease, Outcome, World, codes
 from rationalizer.groups.pieces import NEVER, Piece
 from rationalizer.progress import Progress
 
@@ -129,7 +129,7 @@ class Credulous(Meddler):
     """Accepts a commit whose sender does not own the keys."""
 
     def meddle(self, outcome: Outcome, group: Group, offset: int) -> Outcome:
-        if outcome.entries == (codes.NOT_ASSIGNED,) and outcome.message is not None:
+        if outcome.entries == (codes.NOT_ASSIGNED,) and outcome.is_a(CommitOffsets) and outcome.message is not None:
             group.keep("t", 0).progress.through(outcome.message.entries[0][5] or 0)
             return replace(outcome, code=codes.OK, entries=(codes.OK,))
         return outcome

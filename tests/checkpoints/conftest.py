@@ -31,7 +31,8 @@ def s3() -> Iterator[dict[str, Any]]:
     server.start()
     host, port = server.get_host_and_port()
     options = {"key": "a", "secret": "b", "endpoint_url": f"http://{host}:{port}"}
-    fsspec.filesystem("s3", use_listings_cache=False, **options).mkdir("states")
+    # A second server of this process has the same buckets.
+    fsspec.filesystem("s3", use_listings_cache=False, **options).makedirs("states", exist_ok=True)
     yield options
     server.stop()
 

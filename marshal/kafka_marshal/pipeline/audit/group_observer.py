@@ -464,7 +464,7 @@ class GroupObserver:
             if progress.stable < done.stable or _is_less(progress.done_through, keyed):
                 why = f"stable is {progress.stable}, and was {done.stable}; by key: {_text(progress.done_through)}"
                 self._report(Kind.PROGRESS_BACK, done.key, owner, f"{why}, and was {_text(keyed)}")
-            elif any(not all(map(progress.is_done, ends)) for ends in done.ranges.pairs()):
+            elif any(not all(map(progress.has_passed, ends)) for ends in done.ranges.pairs()):
                 self._report(Kind.PROGRESS_BACK, done.key, owner, "offsets that were done out of order are so no more")
             elif progress.stable > done.stable and message is not None:
                 self._done_rows(done, message, None, "shared", done.through(progress.stable))

@@ -23,12 +23,14 @@ from rationalizer.wire.wellformed import LET_GO
 __all__ = ["Event", "WatchedGroup", "WatchedMember"]
 
 JOIN, BEAT, LEAVE, COMMIT, TOPICS, CONFIGURE = range(16, 22)
+SETTLE = 29
 
 #: Cause of a rebalance by record type.
 _REASONS = {
     BEAT: "died",
     LEAVE: "left",
     COMMIT: "died",
+    SETTLE: "died",
     TOPICS: "topics changed",
     CONFIGURE: "configured",
     ANSWER: "died",
@@ -149,12 +151,14 @@ class WatchedGroup:
         if "member_id" not in message._fields:  # it has no sender, and removes no member
             return event
         named = message.member_id
+        if kind == SETTLE and not named:  # an operator's (H4)
+            return event
         event.slot = self._sender(kind, message)
         sender = f"{message.client_id}/{message.instance_id}"
         if event.slot is None and named:
             event.stale = f"a record of {sender} took effect, which is no member under the id {named}"
             return event
-        if kind in (BEAT, LEAVE, COMMIT, ANSWER):
+        if kind in (BEAT, LEAVE, COMMIT, ANSWER, SETTLE):
             event.generation = message.generation
             if event.slot is not None and event.generation > self.generation:
                 event.stale = f"a record of {sender} with generation {event.generation} took effect"
