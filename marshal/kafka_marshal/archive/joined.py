@@ -45,7 +45,7 @@ class ArchivedLog(Log):
         self._archive = archive
         if cluster is not None:
             super().__init__(cluster, topic, timeout_s)
-            self.topic_id = cluster.topic_info([topic], timeout_s)[topic].topic_id
+            self.topic_id: str = cluster.topic_info([topic], timeout_s)[topic].topic_id
         else:
             self._be_alone(topic)
         self._refuse_another()
@@ -66,7 +66,7 @@ class ArchivedLog(Log):
     def _be_alone(self, topic: str) -> None:
         said = next(self._archive.read(run.parts[-1].name) for runs in self.runs.values() for run in runs)
         self.topic: str = topic
-        self.topic_id: str = said.topic_id
+        self.topic_id = said.topic_id
         self.partitions: int = said.partitions
         ends = {cp: runs[-1].end for cp, runs in self.runs.items() if runs}
         self.starts: dict[int, int] = {cp: ends.get(cp, 0) for cp in range(said.partitions)}
