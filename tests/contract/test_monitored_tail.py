@@ -130,7 +130,7 @@ def test_what_may_wait_behind_a_flood_is_not_missing(memory: MemoryCluster, monk
     monkeypatch.setattr(memory.runtime, "monotonic", lambda: now[0], raising=False)
     tail = MonitoredTail(memory, "log", {0: 0, 1: 0}, {0: 10_000, 1: 10_000})
     batches = [TailBatch({0: [(n, 1, None)]}, is_full=True) for n in range(6)] + [TailBatch({0: [(6, 1, None)]})]
-    monkeypatch.setattr(tail.tail, "read", lambda timeout_s: batches.pop(0))
+    monkeypatch.setattr(tail.tail, "read", lambda timeout_s, **_: batches.pop(0))
     for _ in range(6):
         tail.read(0.2)
         now[0] += PATIENCE_S / 2

@@ -318,11 +318,11 @@ def test_kills_of_drivers_come_at_every_stage() -> None:
 
 def test_rounds_are_small_where_rows_are_few() -> None:
     assert [DemoOptions(rows=rows).round_size for rows in (None, 0, 1_000, 120_000, 300_000)] == [
-        12_000,
-        12_000,
+        20_000,
+        20_000,
         500,
-        5_000,
-        12_000,
+        7_500,
+        18_750,
     ]
     assert DemoOptions(batch_size=7).round_size == 7
     assert (DemoOptions().crew_size, DemoOptions(plain=True).crew_size, DemoOptions(workers=5).crew_size) == (2, 3, 5)

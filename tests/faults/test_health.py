@@ -138,9 +138,9 @@ def test_a_short_poll_reports_it_too_and_each_outage_is_reported_once(
     tail = marshal._driver.replica.tail
     go_on, read = threading.Event(), tail.read
 
-    def stuck(timeout_s: float) -> Any:
+    def stuck(timeout_s: float, **more: Any) -> Any:
         go_on.wait()
-        return read(timeout_s)
+        return read(timeout_s, **more)
 
     for outage in (1, 2):
         go_on.clear()

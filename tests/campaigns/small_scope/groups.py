@@ -37,6 +37,7 @@ from rationalizer.wire.records import (
     GroupHeartbeat,
     JoinGroup,
     LeaveGroup,
+    SettleOffsets,
     TopicsChanged,
 )
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
@@ -265,7 +266,7 @@ def _of_admin(world: World, group: Group | None) -> Iterator[Record]:
 def _check(before: World, after: World, record: Record, outcome: Outcome) -> None:
     pause = before.pause(GROUP)
     paused_by = pause.client_id if pause is not None and after.log_time < pause.expires else None
-    passes = isinstance(record, LeaveGroup | CommitOffsets | Tick)
+    passes = isinstance(record, LeaveGroup | CommitOffsets | SettleOffsets | Tick)
     if paused_by not in (None, record.client_id) and not passes and outcome.code != codes.PAUSED:
         raise BrokenError(f"the group is paused by {paused_by} (C10), and {record} was {outcome.code}")
     was, now = before.group(GROUP), after.group(GROUP)

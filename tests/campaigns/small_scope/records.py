@@ -75,6 +75,7 @@ _ELSEWHERE = frozenset(
         codes.WRONG_PARTITION,
         codes.WRONG_KIND,
         codes.MAX_INDIVIDUAL_COMMIT_REACHED,
+        codes.WRONG_MODE,
     ]
 )
 
