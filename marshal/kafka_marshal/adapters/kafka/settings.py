@@ -174,9 +174,6 @@ _OWN: Mapping[Role, Mapping[str, object]] = {
         "enable.partition.eof": True,
         "fetch.min.bytes": 1,
         "fetch.wait.max.ms": TAIL_FETCH_WAIT_MS,
-        # The next fetch goes out once all is taken that the last one brought: so a pause after that comes before it.
-        # A replay is as fast as with more fetched ahead.
-        "queued.min.messages": 1,
         "fetch.queue.backoff.ms": 1,
     },
     Role.DATA: {
