@@ -152,10 +152,10 @@ def _picture(
     pauses = [pause for each in groups for pause in each.pauses]
     is_lost = any(each.lost for each in groups)
     size = sizes.read(view, sum(each.living for each in groups))
-    headline = _headline(groups, folded)
+    of_the_log = Section((), (), None if members or group is not None else f"{view.replica.topic}: {size.text}")
     return Picture(
-        headline=headline if members or group is not None else f"{headline}\n{view.replica.topic}: {size.text}",
-        sections=[*sections, Section(_PAUSES, _pause_rows(view, groups), None)],
+        headline=_headline(groups, folded),
+        sections=[*sections, Section(_PAUSES, _pause_rows(view, groups), None), of_the_log],
         notes=notes,
         json={
             "topic": view.replica.topic,
