@@ -10,7 +10,6 @@ from rationalizer.groups.checkpoint_records import CheckpointRecords
 from rationalizer.groups.group import Group, Member
 from rationalizer.groups.judging import of_entries
 from rationalizer.groups.pieces import Piece
-from rationalizer.groups.witness import NOTHING
 from rationalizer.holes import NO_KEY
 from rationalizer.plane import ApplyContext, Verdict
 from rationalizer.progress import Progress
@@ -43,10 +42,7 @@ class SettleRecords(CheckpointRecords):
             _, sender, witness = found
             if generation > group.generation:
                 return Verdict(codes.ILLEGAL_GENERATION, False)
-            if witness is NOTHING:
-                group.beat(sender, context.log_time)
-            else:
-                self._lives(group, sender, witness, context)
+            self._lives(group, sender, witness, context)
         kept = group.kept(topic, partition)
         progress = Progress() if kept is None else kept.progress
         if member_id:

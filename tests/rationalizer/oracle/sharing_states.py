@@ -17,9 +17,6 @@ from tests.rationalizer.oracle.layout import (
     or_nil,
 )
 
-#: B3.
-MOST_PARTS = 2_000
-
 
 def a_list(item: Any) -> bool:
     """Any list."""
