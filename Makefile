@@ -90,10 +90,11 @@ sim: $(VENV)/.stamp-setup ## the simulation: SEEDS stories each of claims, of co
 DEPTH  ?= 8
 MOST   ?= 1000000
 
-exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH records of claims (8: a million states), MOST states of groups, real members' moves
+exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH records of claims (8: a million states), MOST states of groups and of shares, real members' moves
 	$(PY) -m tests.campaigns.small_scope --depth $(DEPTH) $(ARGS)
 	$(PY) -m tests.campaigns.small_scope --groups --most $(MOST) $(ARGS)
 	$(PY) -m tests.campaigns.small_scope --checkpoints --most $(MOST) $(ARGS)
+	$(PY) -m tests.campaigns.small_scope --sharing --most $(MOST) $(ARGS)
 	$(PY) -m tests.campaigns.small_scope --engine $(ARGS)
 
 INPUTS ?= 1000000

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from rationalizer import codes
 from rationalizer.wire.codec import build
 from rationalizer.wire.records import Kind, Record
 from rationalizer.wire.unpacking import Message
+
+
+class Added(NamedTuple):
+    """What few records have: those of level 3 the first two, of level 4 the others (D2)."""
+
+    checkpoint: int | None = None
+    barrier: int | None = None
+    share: int | None = None
+    taken: tuple[int, int] | None = None
+
+
+NOTHING_ADDED: Final = Added()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +34,8 @@ class Outcome:
     HeartbeatBatch that passed the pause, and for CommitOffsets that counts as its sender's. `of_group`: whether it was
     judged by the rules of coordinated groups; then `generation` is the group's afterwards, None where the CP knows no
     such group, `member` the id of the member that a JoinGroup made, or joined again as, and `silent` who was found
-    overdue and is no member any more (G8): (client_id, for how many ms it had been silent). `checkpoint`, `barrier`: of
-    a record about checkpoints, the group's newest and its open barrier afterwards; None: there is none. `share`: the
-    epoch of the share that a ClaimingShare was granted, or held already. `taken`: (first, last) of what a
-    SettlingMessages took.
+    overdue and is no member any more (G8): (client_id, for how many ms it had been silent). `added` is what few types
+    have besides: `checkpoint`, `barrier`, `share`, `taken`.
     """
 
     accepted: bool
@@ -38,11 +48,29 @@ class Outcome:
     generation: int | None = None
     member: str | None = None
     silent: tuple[tuple[str, int], ...] = ()
-    checkpoint: int | None = None
-    barrier: int | None = None
-    share: int | None = None
-    taken: tuple[int, int] | None = None
+    #: One field, not four: an outcome is made for every record that a member reads.
+    added: Added = NOTHING_ADDED
     _read: tuple[Kind, Message] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The group's newest checkpoint, of a record about checkpoints."""
+        return self.added.checkpoint
+
+    @property
+    def barrier(self) -> int | None:
+        """The group's open barrier, of a record about checkpoints."""
+        return self.added.barrier
+
+    @property
+    def share(self) -> int | None:
+        """The epoch of the share that a ClaimingShare was granted, or held already."""
+        return self.added.share
+
+    @property
+    def taken(self) -> tuple[int, int] | None:
+        """(first, last) of what a SettlingMessages took."""
+        return self.added.taken
 
     @property
     def message(self) -> Any:

@@ -27,7 +27,7 @@ from rationalizer.groups.group import Group
 from rationalizer.leases.lease import Lease
 from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, SUPPORTED_LEVEL
 from rationalizer.limits import HEAD_FIELDS, MAX_OFFSET, MAX_PARTITION, MAX_TIME_MS
-from rationalizer.outcome import Outcome
+from rationalizer.outcome import NOTHING_ADDED, Added, Outcome
 from rationalizer.pause import Pause
 from rationalizer.plane import ApplyContext, Bounds, Entry, Heard, Plane, SeeBeats, Verdict, handlers_of
 from rationalizer.planes import Planes
@@ -176,14 +176,15 @@ class World:
             self.count(code, accepted)
         if message is None or kind is None:
             return Outcome(accepted, code, kind.name if kind else None, None, self.log_time)
-        epoch = generation = checkpoint = barrier = None
+        epoch = generation = None
+        added = NOTHING_ADDED if share is None and taken is None else Added(share=share, taken=taken)
         plane = self._plane_of.get(kind.type)
         of_group = plane is self._planes.groups and code not in codes.BEFORE_THE_PLANES
         if plane is not None and code != codes.WRONG_PARTITION:
             epoch = plane.epoch(kind, message)
             generation = plane.generation(message[4]) if of_group else None
             if of_group and kind.level == CHECKPOINTS_LEVEL:
-                checkpoint, barrier = plane.checkpoint(message[4])
+                added = Added(*plane.checkpoint(message[4]))
         return Outcome(
             accepted,
             code,
@@ -195,10 +196,7 @@ class World:
             generation,
             member,
             self._context.silent if of_group else (),
-            checkpoint,
-            barrier,
-            share,
-            taken,
+            added,
             (kind, message),
         )
 
@@ -214,10 +212,10 @@ class World:
         while (record := fast_path(remaining, self, self._pauses)) is not None:
             offset, timestamp_ms, value = record
             self._check_position(offset, timestamp_ms, value)
-            verdict, _, _ = self._replay(offset, timestamp_ms, value)
-            if verdict.code == codes.UPGRADE_REQUIRED:
+            (code, accepted, _, _, _, _), _, _ = self._replay(offset, timestamp_ms, value)
+            if code == codes.UPGRADE_REQUIRED:
                 return
-            self.count(verdict.code, verdict.accepted)
+            self.count(code, accepted)
 
     def apply_beats(
         self, records: Iterator[Entry], heard: Heard | None = None, see: SeeBeats | None = None
@@ -274,20 +272,21 @@ class World:
         if plane is not None and not plane.belongs(kind, message):
             return Verdict(codes.WRONG_PARTITION, False), kind, message
         group_id = message[4]
-        pause = self._pauses.get(group_id)
+        pause, pausing, paused = self._pauses.get(group_id), False, False
         if pause is not None and self.log_time >= pause.expires:  # log time never goes back
             del self._pauses[group_id]
-            pause = None
-        pausing = pause is not None and pause.client_id == message[3]
-        if pause is not None and not pausing and _is_refused(kind, message):
-            return Verdict(codes.PAUSED, False), kind, message
+        elif pause is not None:
+            pausing = pause.client_id == message[3]
+            paused = not pausing
+            if paused and _is_refused(kind, message):
+                return Verdict(codes.PAUSED, False), kind, message
         if plane is not None and any(other.knows(group_id) for other in self._planes.all if other is not plane):
             return Verdict(codes.WRONG_KIND, False), kind, message
         context = self._context
         context.offset = offset
         context.log_time = self.log_time
         context.pausing = pausing
-        context.paused = pause is not None and not pausing
+        context.paused = paused
         context.silent = ()
         answer = self._handlers[kind.type](message, context)
         if type(answer) is str:

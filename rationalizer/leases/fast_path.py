@@ -52,6 +52,7 @@ class BeatsFastPath:
         leases, unpack, heartbeat, max_offset, max_time = self._leases, unpackb, _HEARTBEAT, MAX_OFFSET, MAX_TIME_MS
         next_offset, log_time = log.next_offset, log.log_time
         beats = 0
+        watched = heard is not None or see is not None
         try:
             for record in records:
                 offset, timestamp_ms, value = record
@@ -90,9 +91,6 @@ class BeatsFastPath:
                     if timestamp_ms > log_time:
                         log.log_time = log_time = timestamp_ms
                     lease.last_beat = log_time
-                    beaten: Beaten = [(lease, done)]
-                    if heard is not None:
-                        heard[group_id, client_id, instance_id] = log_time, offset
                 elif start == _BATCH and len(value) <= _MAX_BATCH_BYTES:
                     beaten = self._simple_batch(value, pauses)
                     if not beaten:
@@ -103,14 +101,15 @@ class BeatsFastPath:
                         lease.last_beat = log_time
                         if moved is not None and moved > lease.progress.stable:
                             lease.progress.stable = moved
-                    if heard is not None:
-                        heard[lease.group_id, lease.client_id or "", lease.instance_id or ""] = log_time, offset
                 else:
                     return record
                 log.next_offset = next_offset = offset + 1
                 beats += 1
-                if see is not None:
-                    see(offset, log_time, beaten)
+                if watched:
+                    if heard is not None:
+                        heard[lease.group_id, lease.client_id or "", lease.instance_id or ""] = log_time, offset
+                    if see is not None:
+                        see(offset, log_time, beaten if start == _BATCH else [(lease, done)])
             return None
         finally:
             if beats:

@@ -77,7 +77,7 @@ class LeasePlane(SharingRecords):
         if kind.belongs is not Belongs.LEASE:
             return None
         lease = self.leases.get((message[4], message[HEAD_FIELDS], message[HEAD_FIELDS + 1]))
-        return lease.epoch if lease is not None and lease.was_held else None
+        return None if lease is None or not lease.heartbeat_interval_ms else lease.epoch
 
     def generation(self, group_id: str) -> None:
         """A claimed group has none."""

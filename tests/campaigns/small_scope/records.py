@@ -326,6 +326,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--checkpoints", action="store_true", help="explore groups that take checkpoints, from each beginning"
     )
+    parser.add_argument(
+        "--sharing", action="store_true", help="explore shares and open messages beside the oracle, from each beginning"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side (all processors)")
     parser.add_argument("--json", type=Path, help="write the figures to this file, each search to its part")
     options = parser.parse_args(arguments)
@@ -340,6 +343,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             sys.stdout.write(tell_all(options.depth, options.most, options.jobs))
             return 0
+        if options.sharing:
+            from tests.campaigns.small_scope.sharing import tell_sharing
+
+            told, missing = tell_sharing(options.depth, options.most, options.jobs)
+            sys.stdout.write(told + "".join(f"not met: {name} {code}\n" for name, code in missing))
+            return int(bool(missing))
         if options.groups:
             from tests.campaigns.small_scope.groups import GROUP_DEPTH, explore_groups
 
