@@ -151,13 +151,13 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (21, 5_180),
+    "admin": (25, 5_930),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (30, 7_490),
+    "cli": (31, 7_860),
     "client": (46, 9_600),
     "engine": (74, 15_150),
-    "kafka_marshal": (19, 2_760),
+    "kafka_marshal": (19, 2_770),
     "metrics": (8, 1_750),
     "node": (30, 4_680),
     "observe": (21, 4_700),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (478, 96_750)
+MOST_OF_ALL = (483, 97_900)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -31,6 +31,7 @@ __all__ = [
     "a_flag",
     "a_function",
     "a_mapping",
+    "a_rate",
     "a_result",
     "a_whole",
     "an_instance",
@@ -112,6 +113,15 @@ def seconds(name: str, value: object, *, above: float | None = None, below: floa
         raise wrong(name, "at least 0 seconds" if above is None else f"above {above:g} seconds", value)
     if number >= below:
         raise wrong(name, f"below {below:g} seconds", value)
+    return number
+
+
+def a_rate(name: str, value: object) -> float:
+    """A finite number above 0 (no bool)."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    number = float(value) if is_number else nan  # type: ignore[arg-type]
+    if not isfinite(number) or number <= 0:
+        raise wrong(name, "a number above 0", value)
     return number
 
 

@@ -136,6 +136,8 @@ def test_no_kafka_named_is_wrong_use_and_names_the_ways(command: Command) -> Non
         ["who", "g", "t", "0"],
         ["dump"],
         ["dead-letters", "t"],
+        ["open-messages", "g"],
+        ["redrive", "g", "--all"],
         ["evict", "g", "t", "0", "--yes"],
         ["forget-group", "g", "--yes"],
         ["release-group", "g", "--to", "earliest", "--yes"],
@@ -405,7 +407,7 @@ def complete(*words: str) -> list[str]:
 
 
 def test_what_is_completed() -> None:
-    assert set(complete("kafka-marshal", "re")) == {"replay", "release-group"}
+    assert set(complete("kafka-marshal", "re")) == {"replay", "release-group", "redrive"}
     assert "--until" in complete("kafka-marshal", "replay", "--u")
     assert "--bootstrap" in complete("kafka-marshal", "status", "--b")
 

@@ -17,6 +17,10 @@
 ``checkpoint_work`` checkpoints of a group: taken, pinned, retired, listed
 ``rollback``        a group put back to a checkpoint; the first checkpoint, and the end of them
 ``dead_letters``    dead-letter topics, read without committing anything
+``setting_aside``   the methods of :class:`Admin` about open messages
+``open_messages``   what is open: set aside, waiting for its next try, in a batch
+``settling``        redrive, discard and park, record by record
+``point_reads``     single messages, read by their offsets
 ``stored_message``  one message of a data topic, by its offset
 ``topic``           the coordination topic, created or completed: the work of ``init``
 ``prune``           old log and old snapshots, removed up to a checked snapshot
@@ -32,9 +36,11 @@ from kafka_marshal.admin.dead_letters import DeadLetters
 from kafka_marshal.admin.groups import PausedPartition
 from kafka_marshal.admin.members import InHand
 from kafka_marshal.admin.move_plans import MovePlan
+from kafka_marshal.admin.open_messages import OpenMessage
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target
 from kafka_marshal.admin.rollback import Rewound, RolledBack
+from kafka_marshal.admin.settling import Settled
 from kafka_marshal.admin.stored_message import StoredMessage
 from kafka_marshal.admin.topic import TopicReport
 from kafka_marshal.snapshots.prune import PrunedPartition, PrunePlan
@@ -47,6 +53,7 @@ __all__ = [
     "KeptCheckpoint",
     "Move",
     "MovePlan",
+    "OpenMessage",
     "Pause",
     "PausedPartition",
     "PrunePlan",
@@ -54,6 +61,7 @@ __all__ = [
     "Repeat",
     "Rewound",
     "RolledBack",
+    "Settled",
     "StoredMessage",
     "TakenCheckpoint",
     "Target",

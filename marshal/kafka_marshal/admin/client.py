@@ -30,6 +30,7 @@ from kafka_marshal.admin.positions import (
     stands_at,
 )
 from kafka_marshal.admin.session import Session, group_in, kind_in, progress_in
+from kafka_marshal.admin.setting_aside import OpenMessages
 from kafka_marshal.admin.stored_message import StoredMessages
 from kafka_marshal.admin.topic import TopicReport, prepare, set_keep, upgrade
 from kafka_marshal.client.options import check_log_name
@@ -64,7 +65,7 @@ MAX_PARTITIONS = 10_000
 MAX_PAUSE_S = 366 * 86_400
 
 
-class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages, LogArchive):
+class Admin(GroupMoves, GroupCheckpoints, DeadLetterTopics, StoredMessages, OpenMessages, LogArchive):
     """Steers groups from outside, through the log. It holds nothing open between calls.
 
     ``client_id`` names the pausing client. By default it is unique (see the attribute): an Admin created later with it

@@ -19,11 +19,54 @@ from kafka_marshal.cli.options import Options, read_text, read_time
 if TYPE_CHECKING:
     from kafka_marshal.admin import Target
 
-__all__ = ["PartitionTarget", "to_option", "targets_in_file", "targets_option"]
+__all__ = [
+    "PartitionTarget",
+    "place_option",
+    "places_option",
+    "targets_in_file",
+    "targets_option",
+    "to_option",
+    "topic_partitions",
+]
+
+_PLACE = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10}):(?P<offset>[0-9]{1,19})")
+_TOPIC_PARTITION = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10})")
 
 _PARTITION = re.compile(r"(?P<topic>[^:=]+)(?::(?P<partition>[0-9]+))?(?:=(?P<position>.+))?")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def place_option(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int, int]:
+    """The callback of a message: its topic, partition and offset."""
+    found = _PLACE.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(
+            f"{value!r} is not of the form TOPIC:PARTITION:OFFSET, such as flights:3:1200", context, parameter
+        )
+    return found["topic"], int(found["partition"]), int(found["offset"])
+
+
+def places_option(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, int, int], ...]:
+    """The callback of several messages."""
+    return tuple(place_option(context, parameter, value) for value in values)
+
+
+def topic_partitions(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, int], ...]:
+    """The callback of several partitions."""
+    found = []
+    for value in values:
+        match = _TOPIC_PARTITION.fullmatch(value)
+        if match is None:
+            raise click.BadParameter(
+                f"{value!r} is not of the form TOPIC:PARTITION, such as flights:3", context, parameter
+            )
+        found.append((match["topic"], int(match["partition"])))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

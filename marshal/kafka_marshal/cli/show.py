@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.failures import DONE
 from kafka_marshal.cli.names import complete_topic_colon
 from kafka_marshal.cli.output import print_json, say, say_warning
+from kafka_marshal.cli.positions import place_option
 from kafka_marshal.observe.payload import MOST_BYTES, Form, bytes_json, short, shown
 from kafka_marshal.observe.text import count, span, time_text
 
@@ -20,22 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-_PLACE = re.compile(r"(?P<topic>[^:]+):(?P<partition>[0-9]{1,10}):(?P<offset>[0-9]{1,19})")
-
 _STAMPS = {"create": "by the producer's clock", "append": "by the broker's clock, as it was appended"}
 
 
-def _place(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int, int]:
-    found = _PLACE.fullmatch(value)
-    if found is None:
-        raise click.BadParameter(
-            f"{value!r} is not of the form TOPIC:PARTITION:OFFSET, such as flights:3:1200", context, parameter
-        )
-    return found["topic"], int(found["partition"]), int(found["offset"])
-
-
 @command()
-@click.argument("place", callback=_place, metavar="TOPIC:PARTITION:OFFSET", shell_complete=complete_topic_colon)
+@click.argument("place", callback=place_option, metavar="TOPIC:PARTITION:OFFSET", shell_complete=complete_topic_colon)
 @click.option(
     "--as",
     "form",

@@ -1,0 +1,276 @@
+"""Open messages settled from outside: freed for another try (redrive), done without one (discard), or set aside (park).
+
+Each entry is a compare-and-set against what our replica shows: of several operators, and of the copies of one record,
+one is accepted. So an operation that was interrupted anywhere is done again, and finds what is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final, Literal
+
+from kafka_marshal.admin.open_messages import Holding, Place, holdings_of, state_of
+from kafka_marshal.admin.point_reads import read_at
+from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, lost_positions
+from kafka_marshal.admin.session import Session
+from kafka_marshal.errors import AdminError
+from kafka_marshal.observe.names import names_of, no_group
+from kafka_marshal.ports import TopicPartition
+from rationalizer import Record, SettleOffsets, SettlingMessages, codes, key_hash
+from rationalizer.holes import NO_KEY, Hole
+from rationalizer.wire.records import Opened, Parked
+
+__all__ = ["BY_AN_OPERATOR", "Action", "Settled", "Wish", "settle"]
+
+Action = Literal["redrive", "discard", "park"]
+
+#: The reason of a message that an operator sets aside.
+BY_AN_OPERATOR: Final = "OPERATOR"
+
+#: Entries of one record. With a rate, as many as are due in this time (s).
+MOST_ENTRIES = 1_000
+STEP_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What was done with open messages, or would be (``dry_run``)."""
+
+    group: str
+    action: Action
+    #: (topic, partition, offset) of each message that was redriven, discarded, or set aside.
+    messages: tuple[Place, ...]
+    #: By redrive: messages that are not in the topic any more. Nothing can deliver them; they count as done now.
+    gone: tuple[Place, ...] = ()
+    #: Messages that were asked for and left as they are, and why.
+    left: Mapping[Place, str] = field(default_factory=dict)
+    #: How many messages of the group were set aside when it began, by reason.
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which messages: these places, or (None) all that are parked; those with this reason, if there is one."""
+
+    places: tuple[Place, ...] | None
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be done, as the log was when it was made."""
+
+    todo: list[tuple[Place, Holding]] = field(default_factory=list)
+    left: dict[Place, str] = field(default_factory=dict)
+    gone: set[Place] = field(default_factory=set)
+    #: Of messages to be parked whose hole has no key hash.
+    hashes: dict[Place, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+#: Called after each record that the log has shown. For tests.
+passed: Callable[[], None] = lambda: None  # noqa: E731
+
+
+def settle(
+    session: Session,
+    action: Action,
+    wish: Wish,
+    *,
+    rate: float | None = None,
+    reason: str = BY_AN_OPERATOR,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Settled:
+    """Settle these messages (*blocking*). Raises AdminError if the log does not answer; what it says was done is."""
+    with session.locked():
+        if session.kind() is None:
+            known = names_of(session.worlds.values())
+            raise AdminError(f"{no_group(session.group_id, known)} Nothing was changed")
+        holdings = holdings_of(session.worlds, session.group_id)
+    plan = _plan(holdings, action, wish)
+    if action == "redrive":
+        _find_gone(session, plan)
+    elif action == "park":
+        _find_hashes(session, plan)
+    if dry_run:
+        done = tuple(place for place, _ in plan.todo if place not in plan.gone)
+        return Settled(session.group_id, action, done, tuple(sorted(plan.gone)), plan.left, plan.reasons)
+    return _Work(session, action, plan, reason, rate, progress).carry_out()
+
+
+def _plan(holdings: Sequence[Holding], action: Action, wish: Wish) -> _Plan:
+    plan = _Plan(reasons=Counter(each.hole.reason for each in holdings if each.hole.reason is not None))
+    if wish.places is None:
+        plan.todo = [
+            ((each.topic, each.partition, each.hole.first), each)
+            for each in holdings
+            if each.hole.is_parked and wish.reason in (None, each.hole.reason)
+        ]
+        return plan
+    by_key = {key: list(of_key) for key, of_key in groupby(holdings, key=lambda each: each.key)}
+    for place in sorted(set(wish.places)):
+        found = next(
+            (each for each in by_key.get(place[:2], ()) if each.hole.first <= place[2] <= each.hole.last), None
+        )
+        why = _why_not(action, None if found is None else found.hole)
+        if found is None or why:
+            plan.left[place] = why
+        else:
+            plan.todo.append((place, found))
+    return plan
+
+
+def _why_not(action: Action, hole: Hole | None) -> str:
+    """Why a message can't be settled in this way; "": it can."""
+    if hole is None:
+        return "it is not open: done, or not reached yet"
+    state = state_of(hole)
+    if state == "acquired":
+        return "a worker has it in its batch"
+    if action == "redrive" and state == "waiting":
+        return "it waits for its next try already"
+    return f"it is set aside already ({hole.reason})" if action == "park" and state == "parked" else ""
+
+
+def _find_gone(session: Session, plan: _Plan) -> None:
+    """Which messages retention took. Raises AdminError if another message would be delivered in place of one."""
+    keys = sorted({place[:2] for place, _ in plan.todo})
+    marks = session.cluster.watermarks(keys, LOOKUP_TIMEOUT_S)
+    with session.locked():
+        found = {key: session.progress(key) for key in keys}
+    lost = {key: "the topic does not exist any more, or it has no leader" for key in keys if key not in marks}
+    lost |= lost_positions(session.cluster, keys, found.get)
+    if lost:
+        (topic, partition), why = min(lost.items())
+        raise AdminError(
+            f"{topic} [{partition}]: {why}. Its open messages can't be delivered. Nothing was changed. If the topic is "
+            "gone for good, discard them, or set the position: kafka-marshal release-group"
+        )
+    plan.gone = {place for place, each in plan.todo if place[2] < marks[each.key][0]}
+
+
+def _find_hashes(session: Session, plan: _Plan) -> None:
+    """The key hash of each message whose hole has none: read from Kafka."""
+    wanted: dict[TopicPartition, list[int]] = {}
+    for place, each in plan.todo:
+        if each.hole.key_hash == NO_KEY:
+            wanted.setdefault(each.key, []).append(place[2])
+    found = read_at(session.cluster, wanted, lambda each: key_hash(each.key(), each.offset()), LOOKUP_TIMEOUT_S)
+    plan.hashes = found.found
+    for place, each in plan.todo:
+        if each.hole.key_hash == NO_KEY and place not in found.found:
+            why = found.unread.get(each.key)
+            plan.left[place] = f"its key could not be read ({why})" if why else "it is not in the topic any more"
+    plan.todo = [(place, each) for place, each in plan.todo if place not in plan.left]
+
+
+class _Work:
+    """Carries out a plan, record by record."""
+
+    def __init__(
+        self,
+        session: Session,
+        action: Action,
+        plan: _Plan,
+        reason: str,
+        rate: float | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._session = session
+        self._action = action
+        self._plan = plan
+        self._reason = reason
+        self._rate = rate
+        self._progress = progress
+        self._done: list[Place] = []
+        self._gone: list[Place] = []
+
+    def carry_out(self) -> Settled:
+        """Append one record after the other."""
+        begun = self._session.now_ms()
+        sent = 0
+        for chunk in self._chunks():
+            if self._rate is not None:
+                self._session.wait_for(lambda: False, begun + sent / self._rate * 1000)
+            self._settle(chunk)
+            sent += len(chunk)
+            if self._progress is not None:
+                self._progress(sent, len(self._plan.todo))
+            passed()
+        found = tuple(self._done), tuple(self._gone), self._plan.left, self._plan.reasons
+        return Settled(self._session.group_id, self._action, *found)
+
+    def _chunks(self) -> Iterator[list[tuple[Place, Holding]]]:
+        most = MOST_ENTRIES if self._rate is None else max(1, min(MOST_ENTRIES, int(self._rate * STEP_S)))
+        for _, of_key in groupby(self._plan.todo, key=lambda each: each[0][:2]):
+            todo = list(of_key)
+            for at in range(0, len(todo), most):
+                yield todo[at : at + most]
+
+    def _settle(self, chunk: list[tuple[Place, Holding]]) -> None:
+        session, plan = self._session, self._plan
+        cp, key = chunk[0][1].cp, chunk[0][1].key
+        with session.locked():
+            seen = session.worlds[cp].next_offset
+            is_claimed = session.kind() == "claimed"
+            progress = session.progress(key)
+            holes = None if progress is None else progress.holes
+            now = {place: None if holes is None else holes.at(place[2]) for place, _ in chunk}
+        todo: list[tuple[Place, Hole]] = []
+        for place, was in chunk:
+            hole = now[place]
+            if hole is None or hole.since != was.hole.since or hole.owner != was.hole.owner:
+                plan.left[place] = _changed(hole)
+            else:
+                todo.append((place, hole))
+        ends = [place for place, _ in todo if self._action == "discard" or place in plan.gone]
+        others = [(place, hole) for place, hole in todo if place not in set(ends)]
+        done = tuple((place[2], place[2]) for place in ends)
+        opened: Opened = ()
+        parked: Parked = ()
+        if self._action == "redrive":
+            opened = tuple((place[2], place[2], None, 0) for place, _ in others)
+        else:
+            parked = tuple(
+                (place[2], plan.hashes.get(place, hole.key_hash), hole.attempts, self._reason) for place, hole in others
+            )
+        if todo:
+            record: Record
+            if is_claimed:
+                record = SettlingMessages(*session.ids, *key, None, seen, done, opened, parked)
+            else:
+                record = SettleOffsets(*session.ids, "", 0, seen, *key, done, opened, parked)
+            self._note(cp, record, [*ends, *(place for place, _ in others)])
+
+    def _note(self, cp: int, record: Record, places: list[Place]) -> None:
+        """Append the record, and note what was accepted."""
+        session = self._session
+        (asked,) = session.ask((cp, record))
+        if asked.outcome is None or asked.outcome.entries is None:
+            why = "did not show the record in time" if asked.outcome is None else f"refused it ({asked.outcome.code})"
+            topic, partition, _ = places[0]
+            raise AdminError(
+                f"{topic} [{partition}]: the log {why}. {len(self._done) + len(self._gone):,} of "
+                f"{len(self._plan.todo):,} messages were settled before that"
+                + ("; those of this record may be or not" if asked.outcome is None else "")
+                + ". Do it again: each is settled once"
+            )
+        with session.locked():
+            progress = session.progress(places[0][:2])
+            holes = None if progress is None else progress.holes
+            now = [None if holes is None else holes.at(place[2]) for place in places]
+        for place, code, hole in zip(places, asked.outcome.entries, now, strict=True):
+            if code == codes.OK:
+                (self._gone if place in self._plan.gone else self._done).append(place)
+            elif code == codes.MAX_INDIVIDUAL_COMMIT_REACHED:
+                self._plan.left[place] = "its partition has as many open messages as it may have"
+            else:
+                self._plan.left[place] = _changed(hole)
+
+
+def _changed(now: Hole | None) -> str:
+    return "it changed meanwhile: " + ("it is not open any more" if now is None else f"it is {state_of(now)} now")

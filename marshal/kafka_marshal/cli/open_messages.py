@@ -1,0 +1,347 @@
+"""`open-messages`, `redrive`, `discard`, `park`: messages that were set aside, or wait for their next try."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kafka_marshal.cli.app import command
+from kafka_marshal.cli.connection import admin_of, id_argument, note
+from kafka_marshal.cli.failures import DONE, NO
+from kafka_marshal.cli.names import complete_group, complete_place
+from kafka_marshal.cli.options import Options
+from kafka_marshal.cli.output import (
+    Cell,
+    Column,
+    ask,
+    is_terminal,
+    print_json,
+    print_json_line,
+    print_table,
+    progress,
+    say,
+    say_warning,
+)
+from kafka_marshal.cli.positions import places_option, topic_partitions
+from kafka_marshal.observe.payload import bytes_json, utf8
+from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin import OpenMessage, Settled
+
+    Place = tuple[str, int, int]
+
+__all__ = ["discard", "open_messages", "park", "redrive"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_NOT_DONE = "Nothing was changed."
+
+#: The most characters of a key or of a message, on a terminal.
+_SHOWN = 40
+
+#: The most messages named one by one, where they were left as they are.
+_LISTED = 20
+
+_COLUMNS = (
+    Column("topic", fold=True, least=6),
+    Column("partition", right=True),
+    Column("offset", right=True),
+    Column("key", fold=True, least=6),
+    Column("deliveries", right=True),
+    Column("state"),
+    Column("reason", fold=True, least=10),
+    Column("since"),
+    Column("by", fold=True, least=6),
+    Column("message", fold=True, from_width=130, least=10),
+)
+
+_DOES = {"redrive": "is redriven", "discard": "counts as done", "park": "is set aside"}
+_DO = {"redrive": "are redriven", "discard": "count as done", "park": "are set aside"}
+
+
+@command("open-messages")
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@click.argument(
+    "partitions", metavar="[TOPIC:PARTITION]...", nargs=-1, callback=topic_partitions, shell_complete=complete_place
+)
+@click.option("--parked", is_flag=True, help="Only those that were set aside.")
+@click.pass_obj
+def open_messages(options: Options, group: str, partitions: tuple[tuple[str, int], ...], parked: bool) -> int:
+    r"""Messages of GROUP that are not done though its positions may be beyond them.
+
+    Those set aside after their last try (parked), those that wait for their next try, and those in a worker's batch:
+    with their keys, how often each was delivered, why it was set aside, since when, and by which client. A message
+    that retention took is marked. `show` prints one whole, `redrive` has it tried again, `discard` counts it as done.
+    Nothing is changed.
+
+    \b
+    Exit status: 0, also if there are none; 1 the log knows no such group; 2 wrong use; 3 no Kafka.
+    """
+    with admin_of(options) as admin:
+        found = admin.open_messages(group, partitions or None, parked=parked)
+    if options.json:
+        for each in found:
+            print_json_line(_json(each))
+        return DONE
+    if is_terminal():
+        say(f"{group}: {_counted(found)}")
+    if found or not is_terminal():
+        print_table(_COLUMNS, _rows(found))
+    if unread := sorted({(each.topic, each.partition, each.unread) for each in found if each.unread}):
+        listed = "; ".join(f"{topic} [{partition}]: {why}" for topic, partition, why in unread[:_LISTED])
+        say_warning(f"keys could not be read. {listed}")
+    if is_terminal() and found:
+        at = _at(found[0])
+        say(f"Look into one: kafka-marshal show {at}. Try it again: kafka-marshal redrive {group} {at}")
+    return DONE
+
+
+def _counted(found: Sequence[OpenMessage]) -> str:
+    """How many in which state, by reason."""
+    states = Counter(each.state for each in found)
+    reasons = Counter(each.reason or "" for each in found if each.state == "parked")
+    parts = []
+    if states["parked"]:
+        why = ", ".join(f"{amount:,} {reason}" for reason, amount in reasons.most_common())
+        parts.append(f"{states['parked']:,} set aside ({why})")
+    parts += [f"{states['waiting']:,} waiting for the next try"] if states["waiting"] else []
+    parts += [f"{states['acquired']:,} in workers' batches"] if states["acquired"] else []
+    return ", ".join(parts) or "no open messages"
+
+
+def _rows(found: Sequence[OpenMessage]) -> Iterator[list[str | Cell]]:
+    """A row for each message; those of a batch that follow each other have one."""
+    now_ms = int(local_ms())
+
+    def batch(item: tuple[int, OpenMessage]) -> object:
+        number, each = item
+        alone = each.key_hash is not None or each.state != "acquired"
+        return (each.topic, each.partition, each.since, number if alone else each.offset - number, alone)
+
+    for _, several in groupby(enumerate(found), key=batch):
+        run = [each for _, each in several]
+        first, last = run[0], run[-1]
+        message = "removed by retention" if first.gone else _text(first.value)
+        yield [
+            first.topic,
+            str(first.partition),
+            str(first.offset) if first is last else f"{first.offset}-{last.offset}",
+            Cell("-", "dim") if first.gone or first.key is None else _cell(_text(first.key)),
+            str(first.delivery_count),
+            "gone" if first.gone else first.state,
+            first.reason or "-",
+            "-" if first.time is None else Cell(time_text(first.time), short=clock_text(first.time, now_ms)),
+            first.client or "-",
+            _cell(message),
+        ]
+
+
+def _text(value: bytes | None) -> str:
+    if value is None:
+        return "-"
+    text = utf8(value)
+    return f"0x{value.hex()}" if text is None else text or '""'
+
+
+def _cell(text: str) -> Cell:
+    return Cell(text, short=text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")
+
+
+def _at(message: OpenMessage) -> str:
+    return ":".join(map(str, message.place))
+
+
+def _json(message: OpenMessage) -> dict[str, object]:
+    return {
+        "group": message.group,
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "key_hash": message.key_hash,
+        "delivery_count": message.delivery_count,
+        "state": message.state,
+        "reason": message.reason,
+        "since": message.since,
+        "time": message.time,
+        "client": message.client,
+        **bytes_json("key", message.key),
+        "gone": message.gone,
+    }
+
+
+# -- what changes something ----------------------------------------------------------------------------------
+
+
+def _which(doing: str) -> Callable[[_F], _F]:
+    """The arguments and options that say which messages."""
+
+    def add(function: _F) -> _F:
+        for option in (
+            click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing."),
+            click.option("--reason", metavar="R", help=f"{doing} all that were set aside for this reason."),
+            click.option("--all", "everything", is_flag=True, help=f"{doing} all that were set aside."),
+            click.argument(
+                "places",
+                metavar="[TOPIC:PARTITION:OFFSET]...",
+                nargs=-1,
+                callback=places_option,
+                shell_complete=complete_place,
+            ),
+            click.argument("group", callback=id_argument, shell_complete=complete_group),
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+def _wish(places: tuple[Place, ...], everything: bool, reason: str | None) -> dict[str, Any]:
+    """What redrive and discard take."""
+    if bool(places) + everything + (reason is not None) != 1:
+        raise click.UsageError(
+            "say which messages: --all, --reason R, or TOPIC:PARTITION:OFFSET of each. (kafka-marshal open-messages "
+            "lists them.)"
+        )
+    return {"messages": list(places) or ("all" if everything else None), "reason": reason}
+
+
+@command()
+@_which("Redrive")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N messages a second.")
+@click.pass_obj
+def redrive(
+    options: Options,
+    group: str,
+    places: tuple[Place, ...],
+    everything: bool,
+    reason: str | None,
+    dry_run: bool,
+    rate: float | None,
+) -> int:
+    r"""Free messages of GROUP that were set aside: their owners handle them again, with all their tries.
+
+    Each is freed once: the same command continues after an interruption, and two at a time share the work. A message
+    that fails again is set aside again. One that retention took can't be delivered: it counts as done, and is named.
+
+    \b
+    Exit status: 0 done, also if there was none; 1 a message named was not set aside, or the group is unknown; 2 wrong
+    use; 3 no Kafka.
+    """
+    wish = _wish(places, everything, reason)
+    options.if_interrupted = (
+        "Nothing was changed." if dry_run else "Some may be redriven; the same command continues with the rest."
+    )
+    with admin_of(options) as admin, progress("redriving") as show:
+        done = admin.redrive(group, **wish, rate=rate, dry_run=dry_run, progress=show)
+    return _report(options, done, dry_run)
+
+
+@command()
+@_which("Discard")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.pass_obj
+def discard(
+    options: Options,
+    group: str,
+    places: tuple[Place, ...],
+    everything: bool,
+    reason: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    r"""Count messages of GROUP as done that were set aside, or wait for their next try: no worker gets them any more.
+
+    It asks first. The messages stay in their topic until retention removes them. The log keeps who discarded them.
+
+    \b
+    Exit status: 0 done, also if there was none; 1 not confirmed, a message named is not open, or the group is unknown;
+    2 wrong use, or no --yes; 3 no Kafka.
+    """
+    wish = _wish(places, everything, reason)
+    with admin_of(options) as admin:
+        planned = admin.discard(group, **wish, dry_run=True)
+        if dry_run or not planned.messages:
+            return _report(options, planned, dry_run)
+        amount = count(len(planned.messages), "message")
+        if not ask(f"Discard {amount} of group {group}? No worker gets {_them(planned)} again.", yes):
+            note(options, _NOT_DONE)
+            return NO
+        options.if_interrupted = "Some may be discarded; the same command continues with the rest."
+        with progress("discarding") as show:
+            done = admin.discard(group, **wish, progress=show)
+    return _report(options, done, False)
+
+
+@command()
+@click.argument("group", callback=id_argument, shell_complete=complete_group)
+@click.argument(
+    "places",
+    metavar="TOPIC:PARTITION:OFFSET...",
+    nargs=-1,
+    required=True,
+    callback=places_option,
+    shell_complete=complete_place,
+)
+@click.option("--reason", default=None, metavar="R", help="Why, for open-messages (OPERATOR).")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@click.pass_obj
+def park(options: Options, group: str, places: tuple[Place, ...], reason: str | None, dry_run: bool) -> int:
+    r"""Set messages of GROUP aside that keep failing, so that their keys continue without them.
+
+    Only a message whose tries are in the log can be set aside: open-messages shows it as waiting. `redrive` has it
+    tried again later.
+
+    \b
+    Exit status: 0 done; 1 a message does not wait for its next try, or the group is unknown; 2 wrong use; 3 no Kafka.
+    """
+    with admin_of(options) as admin:
+        chosen = {} if reason is None else {"reason": reason}
+        done = admin.park(group, list(places), dry_run=dry_run, **chosen)
+    return _report(options, done, dry_run)
+
+
+def _them(done: Settled) -> str:
+    return "it" if len(done.messages) == 1 else "them"
+
+
+def _report(options: Options, done: Settled, dry_run: bool) -> int:
+    status = NO if done.left else DONE
+    if options.json:
+        print_json(
+            {
+                "group": done.group,
+                "done": not dry_run,
+                "messages": [_place_json(place) for place in done.messages],
+                "gone": [_place_json(place) for place in done.gone],
+                "left": [{**_place_json(place), "why": why} for place, why in done.left.items()],
+            }
+        )
+        return status
+    would = "would be done: " if dry_run else ""
+    for place, why in list(done.left.items())[:_LISTED]:
+        say(f"{':'.join(map(str, place))} is left as it is: {why}.")
+    if len(done.left) > _LISTED:
+        say(f"… and {len(done.left) - _LISTED:,} more are left as they are (--json lists all).")
+    if done.gone:
+        amount = count(len(done.gone), "message is", "messages are")
+        some = ", ".join(":".join(map(str, place)) for place in done.gone[:_LISTED])
+        say(f"{would}{amount} not in the topic any more (retention), and can't be delivered: done now. {some}")
+    what = _DOES if len(done.messages) == 1 else _DO
+    if done.messages or not (done.left or done.gone):
+        say(f"{would}{count(len(done.messages), 'message')} of group {done.group} {what[done.action]}.")
+    if not (done.messages or done.left or done.gone):
+        listed = ", ".join(f"{reason} ({amount:,})" for reason, amount in Counter(done.reasons).most_common(_LISTED))
+        say_warning(
+            f"set aside in group {done.group}: {listed}." if listed else f"group {done.group} has set none aside."
+        )
+    return status
+
+
+def _place_json(place: Place) -> dict[str, object]:
+    topic, partition, offset = place
+    return {"topic": topic, "partition": partition, "offset": offset}

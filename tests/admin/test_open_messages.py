@@ -1,0 +1,313 @@
+"""Open messages from outside: seen, redriven, discarded, set aside. The members are raw records on a log in memory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kafka_marshal import Admin
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.admin import settling
+from kafka_marshal.admin.groups import caught_up
+from kafka_marshal.admin.open_messages import OpenMessage
+from kafka_marshal.admin.session import Session
+from kafka_marshal.admin.settling import Settled
+from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.node.coordination_topic import required_settings
+from rationalizer import (
+    ClaimingPartition,
+    CommitEntry,
+    Heartbeat,
+    Progress,
+    Record,
+    SettleOffsets,
+    SettlingMessages,
+    Upgrade,
+    decode,
+    encode,
+    key_hash,
+    route_group,
+    route_lease,
+)
+from rationalizer.levels import SUPPORTED_LEVEL
+from rationalizer.marker import marker
+from tests.fleet import Fleet
+
+TOPIC, DATA, GROUP = "__marshal", "orders", "delays"
+CPS, MESSAGES = 2, 20
+#: Parked: offset → reason. One waits for its third try.
+PARKED = {3: "ValueError", 5: "KeyError", 9: "ValueError", 11: "ValueError"}
+WAITING = 7
+
+Kind = str
+
+
+def key_of(offset: int) -> bytes:
+    return b"k%d" % (offset % 5)
+
+
+class Place:
+    """A log of two partitions, a data topic of one, and open messages that a raw member has left."""
+
+    def __init__(self, kind: Kind, *, key: Callable[[int], bytes | None] = key_of) -> None:
+        self.kind = kind
+        self.cluster = MemoryCluster()
+        self.cluster.create_topic(TOPIC, CPS, 1, required_settings(1), 10)
+        for cp in range(CPS):
+            self.append(marker("m", CPS), cp)
+            self.append(Upgrade("m", "m", "m", SUPPORTED_LEVEL), cp)
+        self.cluster.broker.create_topic(DATA, 1)
+        for offset in range(MESSAGES):
+            self.cluster.broker.produce(DATA, 0, b"value %d" % offset, key=key_of(offset))
+        self.cp = route_lease(DATA, 0, CPS) if kind == "claimed" else route_group(GROUP, CPS)
+        self.fleet = Fleet(GROUP, CPS, self.append)
+        self.ids = ("w1/1", "w1", GROUP)
+        self.generation = 0
+        if kind == "claimed":
+            self.epoch = self.append(ClaimingPartition(*self.ids, DATA, 0, 60_000), self.cp)
+        else:
+            self.fleet.configure()
+            self.generation = self.fleet.join("w1", {DATA: 1}, session=60_000)
+        self.park(PARKED)
+        self.settle(opened=((WAITING, WAITING, self.hash_of(WAITING), 2),))
+        if kind == "claimed":
+            self.append(Heartbeat(*self.ids, DATA, 0, self.epoch, MESSAGES - 1), self.cp)
+        else:
+            self.fleet.commit("w1", self.generation, CommitEntry(DATA, 0, through=MESSAGES - 1))
+        self.admin = Admin.on_cluster(lambda: self.cluster.connect("admin"), client_id="ann")
+
+    def append(self, record: Record, cp: int = 0) -> int:
+        return self.cluster.broker.produce(TOPIC, cp, encode(record))
+
+    def hash_of(self, offset: int) -> int:
+        return key_hash(key_of(offset), offset)
+
+    def park(self, reasons: dict[int, str]) -> int:
+        """The member parks these after five tries."""
+        return self.settle(parked=tuple((at, self.hash_of(at), 5, reason) for at, reason in reasons.items()))
+
+    def settle(self, opened: Any = (), parked: Any = (), done: Any = ()) -> int:
+        """The member settles."""
+        if self.kind == "claimed":
+            record: Record = SettlingMessages(*self.ids, DATA, 0, self.epoch, 2**40, done, opened, parked)
+        else:
+            member = self.fleet.ids("w1")
+            record = SettleOffsets(*member, self.generation, 2**40, DATA, 0, done, opened, parked)
+        return self.append(record, self.cp)
+
+    def progress(self) -> Progress:
+        with caught_up(self.cluster.connect("look"), TOPIC, 10) as replica:
+            world = replica.worlds[self.cp]
+            if self.kind == "claimed":
+                lease = world.lease(GROUP, DATA, 0)
+                assert lease is not None
+                return lease.progress.copy()
+            group = world.group(GROUP)
+            assert group is not None
+            kept = group.kept(DATA, 0)
+            assert kept is not None
+            return kept.progress.copy()
+
+    def holes(self) -> dict[int, str | None]:
+        """Offset → why it is parked; None: it waits."""
+        return {hole.first: hole.reason for hole in self.progress().open}
+
+    def written(self) -> Iterator[SettlingMessages | SettleOffsets]:
+        """What operators have written."""
+        log = self.cluster.broker.log(TOPIC, self.cp)
+        assert log is not None
+        for message in log.messages:
+            record = decode(message.value(), SUPPORTED_LEVEL)
+            if isinstance(record, SettlingMessages | SettleOffsets) and record.client_id == "ann":
+                yield record
+
+    def places(self, *offsets: int) -> list[tuple[str, int, int]]:
+        return [(DATA, 0, offset) for offset in offsets]
+
+
+@pytest.fixture(params=["claimed", "coordinated"])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.param)
+
+
+def offsets(places: tuple[tuple[str, int, int], ...]) -> list[int]:
+    return [offset for _, _, offset in places]
+
+
+def test_open_messages_are_listed_with_what_kafka_says_of_them(place: Place) -> None:
+    found = place.admin.open_messages(GROUP)
+    assert [each.offset for each in found] == [3, 5, 7, 9, 11]
+    first, waiting = found[0], found[2]
+    assert isinstance(first, OpenMessage)
+    assert (first.group, first.topic, first.partition, first.key_hash) == (GROUP, DATA, 0, place.hash_of(3))
+    assert (first.state, first.reason, first.delivery_count, first.client) == ("parked", "ValueError", 5, "w1")
+    assert (first.key, first.value, first.gone, first.unread) == (b"k3", b"value 3", False, "")
+    assert first.time is not None
+    assert (waiting.state, waiting.reason, waiting.delivery_count, waiting.key) == ("waiting", None, 2, b"k2")
+    assert [each.offset for each in place.admin.open_messages(GROUP, parked=True)] == [3, 5, 9, 11]
+    assert place.admin.open_messages(GROUP, [(DATA, 1)]) == []
+    with pytest.raises(AdminError, match="no group 'delay'; did you mean 'delays'"):
+        place.admin.open_messages("delay")
+    assert list(place.written()) == []
+
+
+def test_what_retention_took_is_said_and_redriving_it_counts_it_as_done(place: Place) -> None:
+    place.cluster.broker.delete_records(DATA, 0, 5)
+    assert [(each.offset, each.gone, each.key) for each in place.admin.open_messages(GROUP)][:2] == [
+        (3, True, None),
+        (5, False, b"k0"),
+    ]
+    planned = place.admin.redrive(GROUP, "all", dry_run=True)
+    assert list(place.written()) == []
+    done = place.admin.redrive(GROUP, "all")
+    assert done == planned
+    assert (offsets(done.messages), offsets(done.gone)) == ([5, 9, 11], [3])
+    assert place.holes() == {5: None, 7: None, 9: None, 11: None}
+    assert place.progress().is_done(3)
+
+
+def test_only_those_that_are_meant_are_redriven(place: Place) -> None:
+    done = place.admin.redrive(GROUP, place.places(5, WAITING, 2, 5))
+    assert offsets(done.messages) == [5]
+    assert {place[2]: why for place, why in done.left.items()} == {
+        WAITING: "it waits for its next try already",
+        2: "it is not open: done, or not reached yet",
+    }
+    assert offsets(place.admin.redrive(GROUP, reason="ValueError").messages) == [3, 9, 11]
+    assert set(place.holes().values()) == {None}
+    assert place.admin.redrive(GROUP, "all").messages == ()
+    assert all(hole.attempts == 0 for hole in place.progress().open if hole.first != WAITING)
+
+
+def test_discarded_messages_count_as_done_those_that_wait_too(place: Place) -> None:
+    done = place.admin.discard(GROUP, place.places(WAITING, 9))
+    assert (done.action, offsets(done.messages)) == ("discard", [WAITING, 9])
+    assert place.holes() == {3: "ValueError", 5: "KeyError", 11: "ValueError"}
+    assert offsets(place.admin.discard(GROUP, "all").messages) == [3, 5, 11]
+    assert place.progress().holes is None
+    assert place.progress().is_done(MESSAGES - 1)
+
+
+def test_a_message_that_keeps_failing_is_set_aside(place: Place) -> None:
+    done = place.admin.park(GROUP, place.places(WAITING, 3))
+    assert offsets(done.messages) == [WAITING]
+    assert list(done.left.values()) == ["it is set aside already (ValueError)"]
+    assert place.holes()[WAITING] == "OPERATOR"
+    [hole] = [hole for hole in place.progress().open if hole.first == WAITING]
+    assert (hole.attempts, hole.key_hash) == (2, place.hash_of(WAITING))
+    place.admin.redrive(GROUP, place.places(WAITING))
+    place.admin.park(GROUP, place.places(WAITING), reason="a bad one")
+    assert place.holes()[WAITING] == "a bad one"
+
+
+@pytest.mark.parametrize("action", ["redrive", "discard"])
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_an_operator_that_is_killed_between_two_records_is_followed_by_another(
+    place: Place, action: str, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    shown = 0
+
+    def passed() -> None:
+        nonlocal shown
+        shown += 1
+        if shown == before:
+            raise Killed
+
+    monkeypatch.setattr(settling, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(settling, "passed", passed)
+    act = getattr(place.admin, action)
+    with pytest.raises(Killed):
+        act(GROUP, "all")
+    assert len([reason for reason in place.holes().values() if reason]) == len(PARKED) - before
+    done = act(GROUP, "all")
+    assert offsets(done.messages) == list(PARKED)[before:]
+    settled = Counter(entry[0] for record in place.written() for entry in (*record.open, *record.done))
+    assert settled == Counter(list(PARKED))  # each once
+
+
+def test_of_two_operators_one_redrives_each_message(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has looked, and then finds that the first was faster, in part: nothing is freed twice."""
+    other = Admin.on_cluster(lambda: place.cluster.connect("other"), client_id="bob")
+    freed: list[Settled] = []
+
+    def passed() -> None:
+        monkeypatch.setattr(settling, "passed", lambda: None)
+        freed.append(other.redrive(GROUP, place.places(5, 9)))
+        place.park({9: "Again"})  # its owner has tried it, and failed again
+
+    monkeypatch.setattr(settling, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(settling, "passed", passed)
+    done = place.admin.redrive(GROUP, "all")
+    assert offsets(freed[0].messages) == [5, 9]
+    assert offsets(done.messages) == [3, 11]
+    assert [at[2] for at in done.left] == [5, 9]
+    assert all(why.startswith("it changed meanwhile: it is ") for why in done.left.values())
+    assert place.holes()[9] == "Again"
+
+
+def test_a_copy_of_a_record_that_comes_late_frees_nothing_again(place: Place) -> None:
+    place.admin.redrive(GROUP, place.places(3))
+    [record] = place.written()
+    place.park({3: "Again"})
+    place.append(record, place.cp)
+    assert place.holes()[3] == "Again"
+
+
+def test_a_rate_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    begun = time.time() * 1000
+    real = Session.wait_for
+
+    def wait_for(self: Any, met: Callable[[], object], until: float) -> bool:
+        if met.__name__ == "<lambda>" and not met():
+            waits.append(until)
+        return real(self, met, min(until, begun))
+
+    monkeypatch.setattr(Session, "wait_for", wait_for)
+    shown: list[tuple[int, int]] = []
+    done = place.admin.redrive(GROUP, "all", rate=2, progress=lambda *at: shown.append(at))
+    assert len(done.messages) == 4
+    assert shown == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    paced = sorted(set(waits))
+    assert [round(at - paced[0]) for at in paced][-1] >= 1500
+
+
+def test_the_log_names_the_operator(place: Place) -> None:
+    place.admin.redrive(GROUP, place.places(3))
+    [found] = [each for each in place.admin.open_messages(GROUP) if each.offset == 3]
+    assert (found.state, found.client, found.delivery_count) == ("waiting", "ann", 0)
+
+
+def test_what_makes_no_sense_is_refused(place: Place) -> None:
+    admin = place.admin
+    refused: list[Callable[[], object]] = [
+        lambda: admin.redrive(GROUP),
+        lambda: admin.redrive(GROUP, place.places(3), reason="ValueError"),
+        lambda: admin.redrive(GROUP, "some"),  # type: ignore[arg-type]
+        lambda: admin.redrive(GROUP, [("orders", 0)]),  # type: ignore[list-item]
+        lambda: admin.redrive(GROUP, [("orders", 0, -1)]),
+        lambda: admin.redrive(GROUP, "all", rate=0),
+        lambda: admin.discard(GROUP, [("orders", -1, 3)]),
+        lambda: admin.park(GROUP, place.places(3), reason="x" * 65),
+    ]
+    for call in refused:
+        with pytest.raises(ConfigurationError, match="Nothing was changed"):
+            call()
+    with pytest.raises(AdminError, match=r"no group 'delay'; did you mean 'delays'.*Nothing was changed"):
+        admin.redrive("delay", "all")
+    assert list(place.written()) == []
+
+
+def test_another_topic_of_the_same_name_is_not_delivered_in_their_place(place: Place) -> None:
+    place.cluster.broker.delete_topic(DATA)
+    place.cluster.broker.create_topic(DATA, 1)
+    with pytest.raises(AdminError, match=r"position lost.*Nothing was changed"):
+        place.admin.redrive(GROUP, "all")
+    assert len(place.admin.discard(GROUP, "all").messages) == len(PARKED)

@@ -1,0 +1,146 @@
+"""`open-messages`, `redrive`, `discard` and `park` on a real Kafka."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal.adapters.kafka import KafkaCluster
+from rationalizer import ClaimingPartition, Heartbeat, SettlingMessages, key_hash
+from tests.cli.harness import Command, Terminal
+from tests.cli.test_kafka import A, Append, append, cluster
+
+__all__ = ["append", "cluster"]  # fixtures
+
+FIELDS = [
+    "group",
+    "topic",
+    "partition",
+    "offset",
+    "key_hash",
+    "delivery_count",
+    "state",
+    "reason",
+    "since",
+    "time",
+    "client",
+    "key",
+    "key_base64",
+    "gone",
+]
+
+
+@pytest.fixture
+def orders(topic_factory: Callable[..., str], kafka_bootstrap: str) -> str:
+    """A topic of one partition with ten messages; every other key is Zoë."""
+    topic = topic_factory(1)
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for number in range(10):
+        producer.produce(topic, b"\x1b[31m %d" % number, "Zoë" if number % 2 else None, 0)
+    assert producer.flush(30) == 0
+    return topic
+
+
+@pytest.fixture
+def parked(append: Append, orders: str) -> Append:
+    """1, 3 and 6 of it are set aside, 8 waits for its next try, all else is done."""
+    epoch = append(ClaimingPartition(*A, orders, 0, 60_000))
+    named = [(at, key_hash("Zoë".encode() if at % 2 else None, at)) for at in (1, 3, 6, 8)]
+    aside = tuple((*each, 5, "KeyError" if each[0] == 3 else "ValueError") for each in named[:3])
+    waiting = ((8, *named[3], 2),)
+    append(SettlingMessages(*A, orders, 0, epoch, 2**40, open=waiting, parked=aside))
+    append(Heartbeat(*A, orders, 0, epoch, 9))
+    return append
+
+
+def test_a_poison_message_is_found_and_redriven(
+    kafka: Command, parked: Append, orders: str, terminal: Callable[..., Terminal], cluster: KafkaCluster
+) -> None:
+    ran = kafka("open-messages", "g")
+    assert ran.status == 0, ran.err
+    rows = [[row[name] for name in ("offset", "key", "deliveries", "state", "reason", "by")] for row in ran.rows]
+    assert rows == [
+        ["1", "Zoë", "5", "parked", "ValueError", "a"],
+        ["3", "Zoë", "5", "parked", "KeyError", "a"],
+        ["6", "-", "5", "parked", "ValueError", "a"],
+        ["8", "-", "2", "waiting", "-", "a"],
+    ]
+    assert ran.rows[0]["message"] == "\\x1b[31m 1"
+    found = [json.loads(line) for line in kafka("open-messages", "g", f"{orders}:0", "--parked", "--json").lines]
+    assert [list(each) for each in found] == [FIELDS] * 3
+    assert (found[0]["state"], found[0]["key"], found[2]["key_hash"]) == ("parked", "Zoë", key_hash(None, 6))
+    shown = terminal(*kafka.before, "open-messages", "g").finish().decode()
+    assert "g: 3 set aside (2 ValueError, 1 KeyError), 1 waiting for the next try" in shown
+    assert f"kafka-marshal redrive g {orders}:0:1" in shown
+
+    planned = kafka("redrive", "g", "--reason", "ValueError", "--dry-run")
+    assert planned.lines == ["would be done: 2 messages of group g are redriven."]
+    ran = kafka("redrive", "g", f"{orders}:0:3", f"{orders}:0:4", "--json")
+    assert ran.status == 1
+    assert ran.json == {
+        "group": "g",
+        "done": True,
+        "messages": [{"topic": orders, "partition": 0, "offset": 3}],
+        "gone": [],
+        "left": [{"topic": orders, "partition": 0, "offset": 4, "why": "it is not open: done, or not reached yet"}],
+    }
+    cluster.delete_records({(orders, 0): 3}, 10)
+    assert kafka("open-messages", "g", "--parked").rows[0]["state"] == "gone"
+    ran = kafka("redrive", "g", "--all", "--rate", "50")
+    assert (ran.status, ran.lines) == (
+        0,
+        [
+            "1 message is not in the topic any more (retention), and can't be delivered: done now. " + f"{orders}:0:1",
+            "1 message of group g is redriven.",
+        ],
+    )
+    assert [row["offset"] for row in kafka("open-messages", "g").rows] == ["3", "6", "8"]
+    ran = kafka("redrive", "g", "--all")
+    assert (ran.status, ran.out) == (0, "0 messages of group g are redriven.\n")
+    assert "warning: group g has set none aside." in ran.err
+
+
+def test_a_message_is_set_aside_and_discarded(
+    kafka: Command, parked: Append, orders: str, terminal: Callable[..., Terminal]
+) -> None:
+    ran = kafka("park", "g", f"{orders}:0:8", f"{orders}:0:1")
+    assert (ran.status, ran.lines) == (
+        1,
+        [
+            f"{orders}:0:1 is left as it is: it is set aside already (ValueError).",
+            "1 message of group g is set aside.",
+        ],
+    )
+    ran = kafka("discard", "g", "--reason", "OPERATOR")
+    assert (ran.status, "Say --yes." in ran.err) == (2, True)
+    ran = kafka("discard", "g", "--reason", "Operator", "--yes")
+    assert (ran.status, ran.out) == (0, "0 messages of group g count as done.\n")
+    assert "set aside in group g: ValueError (2), KeyError (1), OPERATOR (1)." in ran.err
+    asking = terminal(*kafka.before, "discard", "g", f"{orders}:0:8")
+    asking.read_until(lambda found: b"Discard 1 message of group g? No worker gets it again." in found)
+    asking.type(b"n\n")
+    assert b"Nothing was changed." in asking.finish()
+    assert kafka("discard", "g", "--all", "--yes").lines == ["4 messages of group g count as done."]
+    assert kafka("open-messages", "g").rows == []
+    assert kafka("open-messages", "h").status == 1
+    log = [row for row in kafka("log", "--group", "g", "--json").lines if "SettlingMessages" in row]
+    assert "as an operator" in json.loads(log[-1])["what"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["redrive", "g"],
+        ["redrive", "g", "--all", "orders:0:1"],
+        ["discard", "g", "--all", "--reason", "x"],
+        ["park", "g"],
+        ["park", "g", "orders:0"],
+        ["open-messages", "g", "orders"],
+        ["redrive", "g", "--all", "--rate", "0"],
+    ],
+)
+def test_wrong_use(command: Command, args: list[str]) -> None:
+    assert command("--bootstrap", "127.0.0.1:1", *args).status == 2
