@@ -151,10 +151,10 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (25, 5_930),
+    "admin": (26, 6_200),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (31, 7_860),
+    "cli": (31, 7_900),
     "client": (46, 9_600),
     "engine": (74, 15_150),
     "kafka_marshal": (19, 2_770),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (483, 97_900)
+MOST_OF_ALL = (484, 98_250)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

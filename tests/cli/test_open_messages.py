@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.adapters.memory import MemoryMessage
+from kafka_marshal.client.dead_letters import headers_of
 from rationalizer import ClaimingPartition, Heartbeat, SettlingMessages, key_hash
 from tests.cli.harness import Command, Terminal
 from tests.cli.test_kafka import A, Append, append, cluster
@@ -130,6 +133,26 @@ def test_a_message_is_set_aside_and_discarded(
     assert "as an operator" in json.loads(log[-1])["what"]
 
 
+def test_dead_letters_are_redriven_in_transactions(
+    kafka: Command, append: Append, topic_factory: Callable[..., str], kafka_bootstrap: str
+) -> None:
+    dead, retry = topic_factory(1), topic_factory(1)
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for offset in (1, 2, 2):
+        source: Any = MemoryMessage("orders", 3, offset, b"k", b"v%d" % offset, (1, 0), None)
+        headers: Any = headers_of(source, "g", 7, 3, ValueError("no"))
+        producer.produce(dead, source.value(), source.key(), headers=headers)
+    producer.produce(dead, b"no letter")
+    assert producer.flush(30) == 0
+    ran = kafka("redrive", "g", "--from", dead, "--to", retry, "--json")
+    assert ran.status == 0, ran.err
+    numbers = {"redriven": 2, "repeats": 1, "passed_over": 0, "others": 1}
+    assert ran.json == {"group": "g", "done": True, "from": dead, "to": retry, "as": "g.redrive", **numbers}
+    assert kafka("show", f"{retry}:0:1", "--json").json["value"] == "v2"
+    ran = kafka("redrive", "g", "--from", dead, "--to", retry)
+    assert ran.lines == [f"0 dead letters are produced into {retry}, as group g.redrive."]
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -140,6 +163,8 @@ def test_a_message_is_set_aside_and_discarded(
         ["park", "g", "orders:0"],
         ["open-messages", "g", "orders"],
         ["redrive", "g", "--all", "--rate", "0"],
+        ["redrive", "g", "--from", "dead"],
+        ["redrive", "g", "--from", "dead", "--to", "retry", "--all"],
     ],
 )
 def test_wrong_use(command: Command, args: list[str]) -> None:

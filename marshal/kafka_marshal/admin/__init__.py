@@ -20,6 +20,7 @@
 ``setting_aside``   the methods of :class:`Admin` about open messages
 ``open_messages``   what is open: set aside, waiting for its next try, in a batch
 ``settling``        redrive, discard and park, record by record
+``redriving``       dead letters, produced into a topic in transactions
 ``point_reads``     single messages, read by their offsets
 ``stored_message``  one message of a data topic, by its offset
 ``topic``           the coordination topic, created or completed: the work of ``init``
@@ -39,6 +40,7 @@ from kafka_marshal.admin.move_plans import MovePlan
 from kafka_marshal.admin.open_messages import OpenMessage
 from kafka_marshal.admin.pause import Pause
 from kafka_marshal.admin.positions import Move, Target
+from kafka_marshal.admin.redriving import RedrivenLetters
 from kafka_marshal.admin.rollback import Rewound, RolledBack
 from kafka_marshal.admin.settling import Settled
 from kafka_marshal.admin.stored_message import StoredMessage
@@ -58,6 +60,7 @@ __all__ = [
     "PausedPartition",
     "PrunePlan",
     "PrunedPartition",
+    "RedrivenLetters",
     "Repeat",
     "Rewound",
     "RolledBack",

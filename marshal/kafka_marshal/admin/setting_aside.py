@@ -8,13 +8,16 @@ from typing import Any, Literal
 from kafka_marshal import arguments
 from kafka_marshal.admin.open_messages import OpenMessage, Place, describe, holdings_of, messages_of
 from kafka_marshal.admin.positions import check_name
+from kafka_marshal.admin.redriving import RedrivenLetters, plan_letters, redrive_letters
 from kafka_marshal.admin.session import Session, kind_in
 from kafka_marshal.admin.settling import BY_AN_OPERATOR, Settled, Wish, settle
+from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.replica import Replica
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.ports import Cluster, TopicPartition
+from kafka_marshal.topic_names import is_topic_name
 from rationalizer import InvalidRecordError, SettlingMessages, route_group, route_lease
 from rationalizer.limits import MAX_REASON_BYTES
 
@@ -26,6 +29,8 @@ class OpenMessages(OneProcess):
 
     topic: str
     _timeout_s: float
+    _heartbeat_interval_ms: int
+    _open_cluster: Callable[[], Cluster]
     _look: Callable[..., Any]
     _check_group: Callable[[str], None]
     _act: Callable[[str, Callable[[Session], Any]], Any]
@@ -141,7 +146,49 @@ class OpenMessages(OneProcess):
             group, lambda session: settle(session, "park", wish, reason=reason, dry_run=dry_run), dry_run, None
         )
 
+    def redrive_letters(
+        self,
+        group: str,
+        source: str,
+        to: str,
+        *,
+        reason: str | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> RedrivenLetters:
+        """Produce the dead letters of a group in the topic ``source`` into the topic ``to``: key, value and headers.
+
+        Each is produced in a transaction that also says that it was, by a group ``GROUP.redrive``: for readers of
+        committed messages none is there twice, and after an interruption another call continues. Copies of a letter
+        are left out. ``reason``: only letters with this class of exception; later calls begin behind the others, too,
+        which stay in ``source``. ``rate``, ``dry_run`` and ``progress`` as in :meth:`redrive`.
+        Raises AdminError if there is no such topic, MarshalError.
+        """
+        self._check_group(group)
+        for name, topic in (("source", source), ("to", to)):
+            if not is_topic_name(arguments.text(name, topic)):
+                raise arguments.wrong(name, "the name of a topic", topic)
+        if reason is not None:
+            arguments.text("reason", reason)
+        if rate is not None:
+            rate = arguments.a_rate("rate", rate)
+        arguments.a_flag("dry_run", dry_run)
+        cluster = self._open_cluster()
+        try:
+            plan = plan_letters(cluster, group, source, to, reason, self._timeout_s, progress if dry_run else None)
+            if dry_run:
+                return plan.found
+            return redrive_letters(self._open_member, cluster, plan, rate, progress)
+        finally:
+            cluster.close()
+
     # Inside.
+
+    def _open_member(self, group: str) -> Marshal:
+        return Marshal.on_cluster(
+            self._open_cluster(), group_id=group, topic=self.topic, heartbeat_interval_ms=self._heartbeat_interval_ms
+        )
 
     def _wish(self, group: str, messages: object, reason: str | None) -> Wish:
         self._check_group(group)

@@ -12,7 +12,7 @@ import click
 from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, id_argument, note
 from kafka_marshal.cli.failures import DONE, NO
-from kafka_marshal.cli.names import complete_group, complete_place
+from kafka_marshal.cli.names import complete_any_topic, complete_group, complete_place
 from kafka_marshal.cli.options import Options
 from kafka_marshal.cli.output import (
     Cell,
@@ -213,6 +213,12 @@ def _wish(places: tuple[Place, ...], everything: bool, reason: str | None) -> di
 @command()
 @_which("Redrive")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N messages a second.")
+@click.option(
+    "--from", "source", metavar="DEAD_TOPIC", help="Instead: GROUP's dead letters.", shell_complete=complete_any_topic
+)
+@click.option(
+    "--to", metavar="TOPIC", help="With --from: produce them into this topic.", shell_complete=complete_any_topic
+)
 @click.pass_obj
 def redrive(
     options: Options,
@@ -222,16 +228,31 @@ def redrive(
     reason: str | None,
     dry_run: bool,
     rate: float | None,
+    source: str | None,
+    to: str | None,
 ) -> int:
     r"""Free messages of GROUP that were set aside: their owners handle them again, with all their tries.
 
     Each is freed once: the same command continues after an interruption, and two at a time share the work. A message
     that fails again is set aside again. One that retention took can't be delivered: it counts as done, and is named.
 
+    With --from and --to: produce the dead letters of GROUP into another of its topics, with key, value and headers, in
+    transactions of a group GROUP.redrive. Each is there once, for readers of committed messages; the same command
+    continues after an interruption, and takes what is new. With --reason others stay, and later runs begin
+    behind them.
+
     \b
     Exit status: 0 done, also if there was none; 1 a message named was not set aside, or the group is unknown; 2 wrong
     use; 3 no Kafka.
     """
+    if (source is None) != (to is None):
+        raise click.UsageError("dead letters need both: --from DEAD_TOPIC --to TOPIC.")
+    if source is not None and to is not None:
+        if places or everything:
+            raise click.UsageError(
+                "--from takes all dead letters, or with --reason some: name no messages, and not --all."
+            )
+        return _redrive_letters(options, group, source, to, reason, rate, dry_run)
     wish = _wish(places, everything, reason)
     options.if_interrupted = (
         "Nothing was changed." if dry_run else "Some may be redriven; the same command continues with the rest."
@@ -303,6 +324,31 @@ def park(options: Options, group: str, places: tuple[Place, ...], reason: str | 
         chosen = {} if reason is None else {"reason": reason}
         done = admin.park(group, list(places), dry_run=dry_run, **chosen)
     return _report(options, done, dry_run)
+
+
+def _redrive_letters(
+    options: Options, group: str, source: str, to: str, reason: str | None, rate: float | None, dry_run: bool
+) -> int:
+    options.if_interrupted = "Some may be redriven; the same command continues with the rest."
+    with admin_of(options) as admin, progress("redriving") as show:
+        done = admin.redrive_letters(group, source, to, reason=reason, rate=rate, dry_run=dry_run, progress=show)
+    if options.json:
+        fields = {name: getattr(done, name) for name in ("redriven", "repeats", "passed_over", "others")}
+        print_json({"group": group, "done": not dry_run, "from": source, "to": to, "as": done.group, **fields})
+        return DONE
+    would = "would be done: " if dry_run else ""
+    letters = count(done.redriven, "dead letter is", "dead letters are")
+    say(f"{would}{letters} produced into {to}, as group {done.group}.")
+    if done.repeats:
+        say(f"{count(done.repeats, 'copy of an earlier letter is', 'copies of earlier letters are')} left out.")
+    if done.passed_over:
+        whose = "of another group" if reason is None else "of another group, or with another reason"
+        say_warning(
+            f"{count(done.passed_over, 'letter')} {whose}: left in {source}. Later runs for {group} begin behind them."
+        )
+    if done.others:
+        say_warning(f"{count(done.others, 'record')} of {source} without a message that can be produced: left out.")
+    return DONE
 
 
 def _them(done: Settled) -> str:
