@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-__all__ = ["NO_KEY", "NO_OWNER", "Edit", "Hole", "Holes"]
+__all__ = ["NO_KEY", "NO_OWNER", "Edit", "Hole", "Holes", "Open", "first_open", "lag_of"]
 
 #: In place of the epoch of a share by batches: the hole has no owner.
 NO_OWNER: Final = -1
@@ -197,3 +197,46 @@ def _merged(holes: Iterable[Hole]) -> list[Hole]:
                 continue
         merged.append(hole)
     return merged
+
+
+# -- what a group has before it ----------------------------------------------------------------------------
+
+
+class Open(Protocol):
+    """A hole, or a copy of it."""
+
+    @property
+    def first(self) -> int:
+        """The first offset."""
+
+    @property
+    def last(self) -> int:
+        """The last one."""
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it is set aside until an operator decides."""
+
+
+def first_open(position: int, holes: Iterable[Open]) -> int:
+    """What a group reads next: its position, or the lowest hole that is not parked, if that lies below it (H1)."""
+    return min([hole.first for hole in holes if not hole.is_parked and hole.first < position], default=position)
+
+
+def lag_of(holes: Iterable[Open], begin: int, end: int, stable: int, ranges: Sequence[tuple[int, int]]) -> int:
+    """What holes add to a lag (`intervals.lag`), which knows none; below 0 if more is parked than is open.
+
+    Messages that are open below stable, or in a range, count; parked ones do not, wherever they lie. begin, end: of
+    the partition's log. ranges: ascending.
+    """
+    found = 0
+    for hole in holes:
+        first, last = max(hole.first, begin), min(hole.last, end - 1)
+        at = max(first, stable + 1)
+        passed = max(0, min(last, stable) - first + 1)
+        place = max(0, bisect_right(ranges, (at, at)) - 1)
+        while place < len(ranges) and ranges[place][0] <= last:
+            passed += max(0, min(last, ranges[place][1]) - max(at, ranges[place][0]) + 1)
+            place += 1
+        found += passed - max(0, last - first + 1) if hole.is_parked else passed
+    return found

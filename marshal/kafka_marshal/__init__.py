@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         TransactionFencedError,
     )
     from kafka_marshal.metrics.rows import Metrics
-    from kafka_marshal.types import Delivery, LeaseInfo, Start, TopicPartition
+    from kafka_marshal.types import Delivery, LeaseInfo, OpenMessages, Progress, Start, TopicPartition
 
 __all__ = [
     "Admin",
@@ -101,6 +101,7 @@ __all__ = [
     "Metrics",
     "Move",
     "OffsetRange",
+    "OpenMessages",
     "PartitionStuckError",
     "Pause",
     "PausedPartition",
@@ -108,6 +109,7 @@ __all__ = [
     "Policy",
     "PositionLostError",
     "ProduceError",
+    "Progress",
     "RangeConsumer",
     "ReleaseIfBehind",
     "Restore",
@@ -157,7 +159,7 @@ _LATER = {
         "StateMissingError StateSplitError TransactionError TransactionFencedError"
     ),
     "metrics.rows": "Metrics",
-    "types": "Delivery LeaseInfo Start TopicPartition",
+    "types": "Delivery LeaseInfo OpenMessages Progress Start TopicPartition",
 }
 
 if not TYPE_CHECKING:

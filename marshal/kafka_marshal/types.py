@@ -12,7 +12,19 @@ from typing import Any, Literal, NamedTuple, Self
 
 from rationalizer.limits import MAX_KEY_HASH
 
-__all__ = ["Delivery", "Key", "LeaseInfo", "SharedEpoch", "Start", "Strategy", "Target", "TopicPartition", "WhenStuck"]
+__all__ = [
+    "Delivery",
+    "Key",
+    "LeaseInfo",
+    "OpenMessages",
+    "Progress",
+    "SharedEpoch",
+    "Start",
+    "Strategy",
+    "Target",
+    "TopicPartition",
+    "WhenStuck",
+]
 
 #: (topic, partition)
 Key = tuple[str, int]
@@ -68,6 +80,43 @@ class TopicPartition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class OpenMessages:
+    """Messages that progress has passed, and that are open all the same: offsets first … last (H1)."""
+
+    first: int
+    last: int
+    #: How often they were delivered.
+    delivery_count: int
+    #: client_id of the sharer that has them in flight; None: nobody has.
+    holder: str | None
+    #: Why they are set aside; None: they wait for their next try.
+    parked: str | None
+    #: The hash of the message's key; None: it is not known, and there may be several messages.
+    key_hash: int | None
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether they are set aside until an operator decides."""
+        return self.parked is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What of one partition is done for a group."""
+
+    #: What the group reads next; −1: it has not begun. Everything below is done or set aside.
+    offset: int
+    #: Up to this offset everything is done, or in ``open``; None: nothing is.
+    stable: int | None
+    #: (lo, hi, offset) of each part of the key hashes that differ: up to that offset all is done, or in ``open``.
+    keys: tuple[tuple[int, int, int | None], ...]
+    #: Done beyond stable, as inclusive intervals.
+    ranges: tuple[tuple[int, int], ...]
+    #: Open all the same, ascending.
+    open: tuple[OpenMessages, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """One lease at one moment, or one piece of a partition of a coordinated group (``kind``)."""
 
@@ -98,6 +147,8 @@ class LeaseInfo:
     hi: int = MAX_KEY_HASH
     #: client_id of the member that waits for it: its owner finishes what is in flight, and releases it.
     goes_to: str | None = None
+    #: Messages that are open though progress has passed them, of these keys (H1).
+    open: tuple[OpenMessages, ...] = ()
 
     @property
     def holder(self) -> str | None:

@@ -16,6 +16,7 @@ from kafka_marshal.observe.problems import places, problems_of
 from kafka_marshal.observe.rows import FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, partitions_of
 from kafka_marshal.observe.stuck import mark_held_back, mark_stuck
 from kafka_marshal.observe.view import View
+from kafka_marshal.types import OpenMessages
 from rationalizer import (
     ClaimingPartition,
     CommitEntry,
@@ -187,6 +188,10 @@ def row(**known: object) -> LeaseRow:
     return LeaseRow(group="g", topic="t", partition=0, **known)  # type: ignore[arg-type]
 
 
+def hole(first: int, last: int | None = None, *, parked: str | None = None) -> OpenMessages:
+    return OpenMessages(first, first if last is None else last, 1, None, parked, None)
+
+
 def test_lag() -> None:
     assert row(log_start=0, log_end=100, stable=39).lag == 60
     assert row(log_start=0, log_end=100).lag == 100
@@ -195,6 +200,16 @@ def test_lag() -> None:
     assert row(log_start=0, log_end=100, stable=39, ranges=((60, 69),)).lag == 50
     assert row(log_start=30, log_end=40, stable=9, ranges=((12, 19), (35, 36))).lag == 8, "retention took what was done"
     assert row(log_start=0, log_end=10, stable=39, stuck="position lost: the log ends at 10").lag is None
+
+
+def test_open_messages_are_lag_and_parked_ones_are_not() -> None:
+    opened = (hole(9, 11), hole(20, parked="Bad"), hole(45, parked="Bad"), hole(62), hole(95))
+    some = row(log_start=0, log_end=100, cp=0, stable=39, ranges=((60, 69),), open=opened)
+    assert some.lag == 50 + 3 + 1 - 1, "9 to 11 and 62 were passed; 45 is set aside, 95 counts anyway"
+    assert (some.open_messages, some.parked, some.next) == (5, 2, 9)
+    assert replace(some, log_start=11).lag == 50 + 1 + 1 - 1, "what retention took can't be done any more"
+    assert replace(some, open=opened[1:3]).next == 40
+    assert row(log_start=0, log_end=1, stable=None, open=(hole(0, parked="Bad"),)).lag == 0
     assert row(stable=39).lag is None, "no such partition"
 
 

@@ -13,15 +13,31 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from kafka_marshal import ConfigurationError, Marshal
+from kafka_marshal import ConfigurationError, Marshal, OpenMessages, Progress
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.client import offset_mirror
 from kafka_marshal.engine.groups import mirror
+from kafka_marshal.engine.work.topic_mark import mark_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
+from kafka_marshal.metrics.lag import GroupLag
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.ports import TopicPartition
-from rationalizer import Upgrade, encode
+from rationalizer import (
+    CommitEntry,
+    CommitOffsets,
+    ConfigureGroup,
+    JoinGroup,
+    LeaveGroup,
+    Outcome,
+    Record,
+    SettleOffsets,
+    Upgrade,
+    World,
+    codes,
+    encode,
+)
+from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import take, wait_until
 from tests.client.test_group import Groups, Joined, await_shared
 
@@ -110,6 +126,50 @@ def test_only_what_has_changed_is_committed_in_one_request_and_the_last_at_close
     assert taken == [(1, 20)]
     assert kafka.committed() == {0: 20, 1: 21}
     assert kafka.commits[-1] == {(TOPIC, 1): 21}
+
+
+def write_holes(kafka: Kafka) -> None:
+    """Of a member that has left: of partition 1 it passed 20 messages, 5 waits for a try, 7 is set aside."""
+    world = World(0, 1)
+    ids = ("m1", "m", "g")
+
+    def append(record: Record) -> Outcome:
+        offset, value = kafka.broker.produce("__marshal", 0, encode(record)), encode(record)
+        outcome = world.apply(offset, 1_000, value)
+        assert outcome.code == codes.OK, record
+        return outcome
+
+    append(Upgrade("x", "admin", "any", 4))
+    append(ConfigureGroup("x", "admin", "g", ()))
+    joined = append(JoinGroup(*ids, "", 0, SESSION, "sticky", False, "", ((TOPIC, 2),)))
+    assert joined.member is not None
+    assert joined.generation is not None
+    of = (*ids, joined.member, joined.generation)
+    append(SettleOffsets(*of, 99, TOPIC, 1, (), ((5, 5, 8, 1),), ((7, 9, 5, "Bad"),)))
+    mark = mark_of(kafka.topic_info([TOPIC], 1.0)[TOPIC].topic_id)
+    assert mark is not None
+    done = (CommitEntry(TOPIC, 1, through=19), CommitEntry(TOPIC, 1, ranges=((mark, mark),)))
+    append(CommitOffsets(*of, False, done))
+    append(LeaveGroup(*of))
+
+
+def test_what_is_open_comes_next_and_what_is_set_aside_does_not(kafka: Kafka) -> None:
+    write_holes(kafka)
+    a = kafka.member()
+    both = [(TOPIC, 0), (TOPIC, 1)]
+    wait_until(lambda: kafka.committed().get(1) == 5)
+    assert [each.offset for each in a.consumer.committed(both)][1] == 5
+    opened = (OpenMessages(5, 5, 1, None, None, 8), OpenMessages(7, 7, 5, None, "Bad", 9))
+    assert a.consumer.committed(both, ranges=True)[1] == Progress(5, 19, ((0, MAX_KEY_HASH, 19),), (), opened)
+    (lease,) = [each for each in a.marshal.world.leases() if each.partition == 1]
+    assert lease.open == opened
+    lag = {each["partition"]: each["lag"] for each in GroupLag(a.marshal._meter).read(closed=False)["partitions"]}
+    assert lag == {0: 20, 1: 1}
+    kafka.broker.produce("__marshal", 0, encode(SettleOffsets("o1", "o", "g", "", 0, 10**6, TOPIC, 1, ((5, 5),))))
+    wait_until(lambda: kafka.committed().get(1) == 20)
+    assert a.consumer.committed(both)[1].offset == 20, "what is set aside does not hold it back"
+    assert a.consumer.committed(both, ranges=True)[1].open == opened[1:]
+    a.marshal.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"mirror_offsets": False}])

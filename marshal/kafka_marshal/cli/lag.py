@@ -51,12 +51,12 @@ def lag(options: Options, group: str | None, window: int, watch: bool, interval:
 
     \b
     log end      the end of the partition's log: the next message's offset
-    next         the offset to read next: everything below it is done (Kafka's CURRENT-OFFSET)
+    next         the offset to read next: everything below it is done, or set aside (Kafka's CURRENT-OFFSET)
     beyond       messages done beyond that, out of order
     in flight    messages not done with later ones done (at least; the latest ones in flight don't show)
-    lag          messages in the log that are not done; "position lost" if the position lies beyond its end, or the
-                 topic was recreated. A total with a + omits what is not known. Of a partition that is shared by key
-                 (3 (0-33%): the first third) each owner's average share
+    lag          messages in the log that are neither done nor set aside; "position lost" if the position lies beyond
+                 its end, or the topic was recreated. A total with a + omits what is not known. Of a partition that is
+                 shared by key (3 (0-33%): the first third) each owner's average share
     msg/s        messages handled by the holder over the last --window of log time; -: not known
 
     Of a group that takes checkpoints all this is as of the newest, whose age is shown: what was done since counts with
@@ -124,6 +124,8 @@ def _total(group: GroupRow) -> dict[str, float | None]:
         "done_beyond": sum(row.beyond for row in rows),
         "in_flight": sum(row.in_flight for row in rows),
         "lag": behind,
+        "open_messages": sum(row.open_messages for row in rows),
+        "parked": sum(row.parked for row in rows),
         "messages_per_second": speed,
         "positions_lost": len(group.lost),
         "stuck": len(group.stuck),
@@ -143,6 +145,8 @@ def _headline(group: GroupRow, total: dict[str, float | None]) -> str:
         text += f", {speed:,.0f}/s"
     if total["positions_lost"]:
         text += f", {count(int(total['positions_lost']), 'position')} lost"
+    if total["parked"]:
+        text += f", {total['parked']:,.0f} set aside"
     if total["stuck"]:
         text += f", {count(int(total['stuck']), 'partition')} stuck"
     if group.checkpoints is not None:
@@ -197,6 +201,8 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "done_beyond": row.beyond,
         "in_flight": row.in_flight,
         "lag": row.lag,
+        "open_messages": row.open_messages,
+        "parked": row.parked,
         "deleted": row.deleted,
         "position_lost": row.lost,
         "stuck": row.stuck or None,

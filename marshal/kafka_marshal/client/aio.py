@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, cast, overload
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.adapters.message import Message
@@ -44,7 +44,7 @@ from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.runtime import THREADS
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Strategy, TopicPartition
+from kafka_marshal.types import Progress, Strategy, TopicPartition
 
 __all__ = ["Consumer", "GroupConsumer", "Marshal"]
 
@@ -496,9 +496,18 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
         """What this member works on, sorted."""
         return await self._calls(self.sync.pieces)
 
-    async def committed(self, partitions: Sequence[Any]) -> list[TopicPartition]:
-        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none)."""
-        return await self._calls(self.sync.committed, partitions)
+    @overload
+    async def committed(self, partitions: Sequence[Any], ranges: Literal[False] = False) -> list[TopicPartition]: ...
+
+    @overload
+    async def committed(self, partitions: Sequence[Any], ranges: Literal[True]) -> list[Progress]: ...
+
+    async def committed(self, partitions: Sequence[Any], ranges: bool = False) -> list[TopicPartition] | list[Progress]:
+        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
+
+        ``ranges=True``: all that is done of each, and which messages are open or set aside.
+        """
+        return await self._calls(lambda: self.sync.committed(partitions, ranges))  # type: ignore[call-overload]
 
     async def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
         """When this returns, the log has all that is done of this member's pieces."""

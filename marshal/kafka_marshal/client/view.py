@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.types import LeaseInfo
+from kafka_marshal.types import LeaseInfo, OpenMessages
 from rationalizer import Piece, Progress, route_lease
 from rationalizer.groups.history import done_in
+from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH
 
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
     from rationalizer import Group, Lease, World
 
-__all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info"]
+__all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info", "open_messages"]
 
 
 def lease_info(lease: Lease, world: World) -> LeaseInfo:
@@ -36,6 +37,23 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
         ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
         granted=progress.granted if progress.granted >= 0 else None,
         group_id=lease.group_id,
+        open=open_messages(progress.open, lease),
+    )
+
+
+def open_messages(holes: Iterable[Hole], lease: Lease | None = None) -> tuple[OpenMessages, ...]:
+    """Holes for users; lease: whose shares may own them."""
+    shares = {} if lease is None else {share.epoch: share.client_id for share in lease.shares or ()}
+    return tuple(
+        OpenMessages(
+            hole.first,
+            hole.last,
+            hole.attempts,
+            shares.get(hole.owner),
+            hole.reason,
+            None if hole.key_hash == NO_KEY else hole.key_hash,
+        )
+        for hole in holes
     )
 
 
@@ -89,6 +107,7 @@ def _piece_info(group: Group, topic: str, partition: int, piece: Piece, progress
         lo=piece.lo,
         hi=piece.hi,
         goes_to=None if owner is None or target is None or target is owner else target.client_id,
+        open=open_messages(hole for hole in progress.open if piece.lo <= hole.key_hash <= piece.hi),
     )
 
 

@@ -178,7 +178,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "kafka.consumer_group.lag",
         "gauge",
         "{message}",
-        "Offsets that are not done, of partitions that this member holds.",
+        "Offsets that are neither done nor set aside, of partitions that this member holds.",
         _PARTITION,
         _partition(lambda one: one.lag),
     ),

@@ -11,6 +11,7 @@ from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.metrics.measure import Meter, ranges_of
 from kafka_marshal.metrics.rows import PartitionMetrics
 from kafka_marshal.types import Key, Start
+from rationalizer.holes import lag_of
 from rationalizer.intervals import lag
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class PartitionLag(TypedDict):
 
     topic: str
     partition: int
-    #: Offsets that are not done; None: the partition has no leader.
+    #: Offsets that are neither done nor set aside; None: the partition has no leader.
     lag: int | None
     #: Of partitions that this member holds: the age of the next undone message; None: not known.
     lag_seconds: float | None
@@ -106,4 +107,6 @@ def _from_log(consumer: ConsumerEngine, key: Key, low: int, end: int) -> int:
     if done is None or done.stable < 0:
         start: Start = consumer.settings.start
         return lag(low, end) if start == "earliest" else 0
-    return lag(max(low, done.stable + 1), end, ranges_of(done))
+    ranges = list(ranges_of(done))
+    found = lag(max(low, done.stable + 1), end, ranges)
+    return max(0, found + lag_of(done.open, low, end, done.stable, ranges))

@@ -34,6 +34,7 @@ from kafka_marshal.metrics.rows import (
 )
 from kafka_marshal.types import Key
 from rationalizer import Progress, intervals
+from rationalizer.holes import Hole, lag_of
 
 if TYPE_CHECKING:
     from kafka_marshal.client.base import Membership
@@ -172,7 +173,7 @@ class Meter:
                 lease = assignment.lease
                 if not lease.held:
                     continue
-                offset, end, lag = _lag(assignment, _log_end(consumer, key))
+                offset, end, lag = _lag(assignment, _log_end(consumer, key), engine.source.view.open(key))
                 since = None if lag is None else self._since(key, assignment, offset, lag, wall)
                 if since is not None and lag:
                     oldest[key] = (offset, since)
@@ -264,7 +265,7 @@ def _log_end(consumer: Membership[Any], key: Key) -> int | None:
     return None
 
 
-def _lag(assignment: Assignment, log_end: int | None) -> tuple[int, int | None, int | None]:
+def _lag(assignment: Assignment, log_end: int | None, holes: Sequence[Hole]) -> tuple[int, int | None, int | None]:
     """The position, the log end, and the lag."""
     tracker = assignment.tracker
     end = log_end if log_end is not None else assignment.watch.log_end
@@ -274,7 +275,9 @@ def _lag(assignment: Assignment, log_end: int | None) -> tuple[int, int | None, 
     if end is None:
         return offset, None, None
     end = max(end, assignment.watch.asked_end, assignment.buffer.fetch_next, offset)
-    return offset, end, max(0, intervals.lag(offset, end, ranges_of(tracker.done)) - sum(_unreported(tracker)))
+    ranges = list(ranges_of(tracker.done))
+    lag = intervals.lag(offset, end, ranges) + lag_of(holes, 0, end, offset - 1, ranges)
+    return offset, end, max(0, lag - sum(_unreported(tracker)))
 
 
 def ranges_of(done: Progress) -> Iterator[tuple[int, int]]:

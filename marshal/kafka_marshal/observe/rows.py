@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
 from kafka_marshal.observe.text import span
+from rationalizer.holes import first_open, lag_of
 from rationalizer.intervals import lag
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.verdict import Verdict
+    from kafka_marshal.types import OpenMessages
 
 __all__ = [
     "DAY_MS",
@@ -173,6 +175,8 @@ class LeaseRow:
     cut: int | None = None
     #: What was done in this time (ms) is not in the log: progress moves at checkpoints only. Spans above are less it.
     as_of_ms: int = 0
+    #: Messages that are open though progress has passed them, of these keys.
+    open: tuple[OpenMessages, ...] = ()
 
     @property
     def place(self) -> str:
@@ -193,8 +197,8 @@ class LeaseRow:
 
     @property
     def next(self) -> int | None:
-        """The offset to read next; None: it was never claimed."""
-        return None if self.cp is None else self.position
+        """The offset to read next, maybe of a message that is open; None: it was never claimed."""
+        return None if self.cp is None else first_open(self.position, self.open)
 
     @property
     def beyond(self) -> int:
@@ -227,10 +231,22 @@ class LeaseRow:
 
     @property
     def lag(self) -> int | None:
-        """Offsets in the log that are not done; for a part of the keys, its average share."""
+        """Offsets in the log that are neither done nor set aside; for a part of the keys, its average share."""
         if self.log_end is None or self.log_start is None or self.lost:
             return None
-        return key_share(lag(max(self.position, self.log_start), self.log_end, self.ranges), self.lo, self.hi)
+        share = key_share(lag(max(self.position, self.log_start), self.log_end, self.ranges), self.lo, self.hi)
+        more = lag_of(self.open, self.log_start, self.log_end, self.position - 1, self.ranges) if self.open else 0
+        return max(0, share + more)
+
+    @property
+    def open_messages(self) -> int:
+        """How many messages are open though progress has passed them, or may, and are not set aside."""
+        return sum(each.last - each.first + 1 for each in self.open if not each.is_parked)
+
+    @property
+    def parked(self) -> int:
+        """How many messages are set aside."""
+        return sum(each.is_parked for each in self.open)
 
     @property
     def held(self) -> bool:

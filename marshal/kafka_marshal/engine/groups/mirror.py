@@ -1,6 +1,7 @@
 """Which of a group's positions to commit to the Kafka group of the same name, and when.
 
-Kafka's tools show lag from these offsets; no member reads them. Only offsets that the log shows as done are committed.
+Kafka's tools show lag from these offsets; no member reads them. Only offsets that the log shows as done are committed:
+below every message that is open, and not set aside.
 If the group takes checkpoints, the log shows them at checkpoints only. So its members commit what they have done since,
 too; a loss takes that back.
 One member commits each partition: the owner of its lowest keys or, if it has no owner, the member that did so last.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.types import Key
 from rationalizer import Group, Member, Progress
+from rationalizer.holes import first_open
 
 __all__ = ["LONGEST_RETRY_MS", "MIRROR_MS", "REFRESH_MS", "SETTLE_MS", "Mirror", "Position"]
 
@@ -76,7 +78,8 @@ class Mirror:
             if kept is None:
                 continue
             stable = self._live(key)
-            position = ((kept.progress.stable if stable is None else stable) + 1, kept.metadata or "")
+            offset = (kept.progress.stable if stable is None else stable) + 1
+            position = (first_open(offset, kept.progress.open), kept.metadata or "")
             is_due = last is None or last.position != position or now >= last.again_at
             if is_due and self._is_ours(group, me, key) and counts(key, kept.progress):
                 found[key] = position
