@@ -22,6 +22,7 @@ CALLS = {
         "opens_at",
         "lease",
         "progress",
+        "whole_progress",
         "state",
         "known_stable",
         "is_asked",
@@ -39,6 +40,8 @@ CALLS = {
 SHARED = {
     *("run.refused", "run.since", "run.holder", "lanes.handlers", "owner.is_ending", "engine.recorder"),
     *("lanes.open", "lanes.close", "lanes.reopened"),
+    # Open messages of a partition: this only looks.
+    *("engine.source.view.open", "self._member.view.open"),
 }
 
 
