@@ -7,9 +7,12 @@ import threading
 
 import pytest
 
-from kafka_marshal import ConfigurationError, HeldError, LeaseLostError
+from kafka_marshal import ConfigurationError, HeldError, LeaseLostError, Marshal
+from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import ClientReplacedError, ClosedError, ForkedError
+from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.pacing import Pacing
+from rationalizer import ClaimingPartition, ClaimingShare, Heartbeat, Record, SettlingMessages, encode
 from tests.client.conftest import HI, Scene, wait_until
 
 
@@ -199,3 +202,58 @@ def test_beats_do_not_gather_while_something_else_waits_for_its_answer(scene: Sc
             driver.effects.carry_out(driver.engine.take_effects())
             assert driver.pacing.beats_sent is gathers
             driver.pacing.unanswered -= others
+
+
+# -- in memory: what others have left -----------------------------------------------------------------------
+
+
+class Left:
+    """A log in which another worker was at work, and a lease of it to claim."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        create_topic(self.cluster, "__marshal", 1, 10)
+        self.cluster.broker.create_topic("t", 1)
+
+    def append(self, record: Record) -> int:
+        return self.cluster.broker.produce("__marshal", 0, encode(record))
+
+    def marshal(self) -> Marshal:
+        return Marshal.on_cluster(self.cluster, group_id="g", client_id="a", heartbeat_interval_ms=HI)
+
+
+B, PLACE, SEEN = ("b1", "b", "g"), ("t", 0), 2**62
+
+
+def test_b4_a_lease_that_others_share_is_held_until_all_have_gone() -> None:
+    left = Left()
+    left.append(ClaimingShare(*B, *PLACE, 600_000, start=0))
+    mine = left.append(ClaimingShare("c1", "c", "g", *PLACE, 100))
+    with left.marshal() as marshal:
+        with pytest.raises(HeldError, match="shared by 'b', and maybe others") as refused:
+            marshal.claim("t", 0, timeout=0)
+        assert refused.value.holder == "b"
+        left.append(SettlingMessages("c1", "c", "g", *PLACE, mine, SEEN, take=(5, 9, False)))
+        assert marshal.world.wait_for(lambda world: (x := world.lease("t", 0)) and x.open, 5)
+        (batch,) = marshal.world.leases()[0].open
+        assert (batch.first, batch.last, batch.holder, batch.delivery_count) == (0, 4, "c", 1)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_h1_what_is_set_aside_is_in_nobodys_way_and_what_is_open_is(passed: bool) -> None:
+    """Above the position what is set aside would be handled, too."""
+    left = Left()
+    epoch = left.append(ClaimingPartition(*B, *PLACE, 100))
+    left.append(SettlingMessages(*B, *PLACE, epoch, SEEN, open=((3, 4, None, 1),), parked=((5, 8, 5, "Bad"),)))
+    left.append(Heartbeat(*B, *PLACE, epoch, 9 if passed else 2))
+    with left.marshal() as marshal:
+        with pytest.raises(ConfigurationError, match=r"open in it \(offsets 3 to 4") as refused:
+            marshal.claim("t", 0, timeout=5)
+        assert "kafka-marshal discard g t:0:3" in str(refused.value)
+        left.append(SettlingMessages("o1", "o", "g", *PLACE, None, SEEN, ((3, 4),)))
+        assert marshal.world.wait_for(lambda world: (x := world.lease("t", 0)) and len(x.open) == 1, 5)
+        if passed:
+            assert marshal.claim("t", 0, timeout=5).last_offset == 9
+        else:
+            with pytest.raises(ConfigurationError, match=r"open in it \(offset 5\)"):
+                marshal.claim("t", 0, timeout=5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from shlex import quote
 
 from kafka_marshal.client.lease import Lease
@@ -16,7 +16,8 @@ from kafka_marshal.errors import ClaimTimeoutError, ConfigurationError, GroupPau
 from kafka_marshal.logs import log
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.topics import LOOKUP_TIMEOUT_S
-from rationalizer import ClaimingPartition, InvalidRecordError, codes, route_lease
+from rationalizer import ClaimingPartition, InvalidRecordError, Progress, codes, route_lease
+from rationalizer.holes import Hole
 
 __all__ = ["serve_claim"]
 
@@ -57,12 +58,12 @@ def serve_claim(driver: Driver, is_gone: Callable[[], bool], topic: str, partiti
     with driver.locked() as engine:
         held = engine.leases.peers.lease(key)
         refused = manual.is_proven and held is not None and kafka_counts(held.progress)
-        is_open = manual.is_proven and held is not None and held.progress.holes is not None
-        if manual.is_proven and not refused and not is_open:
+        in_the_way = _in_the_way(held.progress) if manual.is_proven and held is not None else []
+        if manual.is_proven and not refused and not in_the_way:
             return Lease(driver, manual)
         engine.take(ReleaseLease(manual), driver.now_ms())
-        if is_open and not refused:
-            raise _open(engine.settings.group_id, topic, partition)
+        if in_the_way and not refused:
+            raise _open(engine.settings.group_id, topic, partition, in_the_way)
         if refused:
             raise _transactional(engine.settings.group_id, topic, partition)
         driver.upkeep.levels.check(manual.lease.cp)
@@ -107,12 +108,20 @@ def _transactional(group_id: str, topic: str, partition: int) -> ConfigurationEr
     )
 
 
-def _open(group_id: str, topic: str, partition: int) -> ConfigurationError:
+def _in_the_way(progress: Progress) -> list[Hole]:
+    """Open messages that a caller who reads from the position on would miss, or handle though they are set aside."""
+    return [hole for hole in progress.open if not hole.is_parked or hole.last > progress.stable]
+
+
+def _open(group_id: str, topic: str, partition: int, holes: Sequence[Hole]) -> ConfigurationError:
+    first = holes[0]
+    which = f"offset {first.first}" if first.first == first.last else f"offsets {first.first} to {first.last}"
+    more = f", and {len(holes) - 1:,} more" if len(holes) > 1 else ""
     return ConfigurationError(
-        f"{topic} [{partition}]: messages are open in it, which a newer release has set aside, or has not finished. A "
-        "lease claimed by hand would pass over them; it was released, and nothing was done. Run a worker of that "
-        "release. Or give up those that are not parked, and set its position: "
-        f"kafka-marshal release-group {quote(group_id)} --partition {topic}:{partition}=OFFSET"
+        f"{topic} [{partition}]: messages are open in it ({which}{more}): they wait for another try, or are set aside "
+        "ahead of its position. Who reads it under a lease claimed by hand would miss the ones, and handle the others; "
+        f"it was released, and nothing was done. Let a worker with consumer([{topic!r}]) handle them. Or give them up: "
+        f"kafka-marshal discard {quote(group_id)} {topic}:{partition}:{first.first}"
     )
 
 
