@@ -155,7 +155,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (31, 7_900),
-    "client": (46, 9_600),
+    "client": (46, 9_610),
     "engine": (74, 15_150),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_750),

@@ -53,8 +53,8 @@ class Members:
             self.old.append(process)
         wait_until(lambda: all(map(self.handled, self.outs)), what="the old ones work")
         for out in self.outs:
-            options = {"group_id": out.name, "client_id": f"new-{out.name}", "heartbeat_interval_ms": HI}
-            marshal = Marshal(bootstrap, topic=log_topic, **options)
+            name = f"new-{out.name}"
+            marshal = Marshal(bootstrap, topic=log_topic, group_id=out.name, client_id=name, heartbeat_interval_ms=HI)
             leave.callback(marshal.terminate)
             if out.name == "claimed":
                 self.new.append((marshal, marshal.consumer([topic])))
@@ -72,7 +72,7 @@ def records_of(bootstrap: str, topic: str, cp: int) -> Iterator[tuple[int, int, 
     reader = KafkaConsumer({"bootstrap.servers": bootstrap, "group.id": "x", "enable.partition.eof": True})
     reader.assign([TopicPartition(topic, cp, 0)])
     while (message := reader.poll(10)) is not None and message.error() is None:
-        yield message.offset(), message.timestamp()[1], message.value()
+        yield message.offset() or 0, message.timestamp()[1], message.value()
     reader.close()
 
 
