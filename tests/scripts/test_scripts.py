@@ -21,9 +21,9 @@ import pytest
 
 from rationalizer import RejectedValueError, World, codes, decode
 from rationalizer.groups import transitions as of_groups
-from rationalizer.leases.share_transitions import SHARE_COLUMNS, SHARE_TRANSITIONS
+from rationalizer.leases.share_transitions import SHARE_COLUMNS, SHARE_TRANSITIONS, ShareTransition
 from rationalizer.leases.transitions import TRANSITIONS
-from rationalizer.levels import SUPPORTED_LEVEL
+from rationalizer.levels import SHARING_LEVEL, SUPPORTED_LEVEL
 from rationalizer.plane import Entry
 from rationalizer.wire.records import KINDS
 from tests.rationalizer.chapters import PROTOCOL
@@ -35,7 +35,7 @@ from tests.scripts.group_cells import CheckpointCellMet, GroupCellMet, SettleCel
 from tests.scripts.members import Members
 from tests.scripts.records import options_of, record_of, words_of
 from tests.scripts.replica import CellMet, Replica
-from tests.scripts.runner import SCRIPTS, ScriptError, difference, played
+from tests.scripts.runner import FOLDER, SCRIPTS, ScriptError, difference, played
 from tests.scripts.sharing_records import ShareCell
 
 ALL = [path for paths in SCRIPTS.values() for path in paths]
@@ -138,12 +138,7 @@ def test_each_cell_of_the_table_of_checkpoints_is_met() -> None:
 
 def test_each_cell_of_the_table_of_what_settles_is_met() -> None:
     """And each record in one ends as the table says, with that effect."""
-    table: set[SettleCellMet] = {
-        (row, column, ending)
-        for row in of_groups.SETTLE_TRANSITIONS
-        for column in of_groups.SETTLE_COLUMNS
-        for ending in getattr(row, column)
-    }
+    table = set(table_of_settling())
     met: set[SettleCellMet] = set().union(*(run(path)[1].settle_cells for path in OF_A_REPLICA))
     assert group_words(table - met) == [], "no script has these"
     assert group_words(met - table) == [], "the table does not have these"
@@ -151,13 +146,56 @@ def test_each_cell_of_the_table_of_what_settles_is_met() -> None:
 
 def test_each_cell_of_the_table_of_shares_is_met() -> None:
     """And each record in one ends as the table says."""
-    table: set[ShareCell] = {
-        (row, column, code) for row in SHARE_TRANSITIONS for column in SHARE_COLUMNS for code in getattr(row, column)
-    }
+    table = set(table_of_shares())
     met: set[ShareCell] = set().union(*(run(path)[1].share_cells for path in OF_A_REPLICA))
     found = [{(row.record, row.nil_epoch, *rest) for row, *rest in cells} for cells in (table - met, met - table)]
     assert sorted(found[0]) == [], "no script has these"
     assert sorted(found[1]) == [], "the table does not have these"
+
+
+#: The tables of chapter 7b, cell by cell, each with the scripts that have it; --rewrite-scripts writes it, too.
+CELLS = FOLDER / "sharing" / "cells.md"
+#: What a record of level 4 ends with before the tables have a say.
+BEFORE_THE_TABLES = (codes.WRONG_PARTITION, codes.PAUSED, codes.WRONG_KIND)
+
+
+def test_each_cell_of_chapter_7b_names_its_scripts(request: pytest.FixtureRequest) -> None:
+    wanted = {share_words(row, column, code): set[str]() for row, column, code in table_of_shares()}
+    wanted |= {settle_words(*cell): set() for cell in table_of_settling()}
+    of_level = sorted(kind.name for kind in KINDS.values() if kind.level == SHARING_LEVEL)
+    wanted |= {f"{name} | any | {code}": set() for name in of_level for code in BEFORE_THE_TABLES}
+    del wanted[f"SettleOffsets | any | {codes.PAUSED}"]  # it hands in
+    for path in OF_A_REPLICA:
+        replica = run(path)[1]
+        has = {share_words(row, column, code) for row, column, code in replica.share_cells}
+        has |= {settle_words(*cell) for cell in replica.settle_cells}
+        has |= {f"{name} | any | {code}" for name, code in replica.ends}
+        for cell in has & wanted.keys():
+            wanted[cell].add(path.stem)
+    lines = [f"| {cell} | {', '.join(sorted(found)) or 'none'} |" for cell, found in wanted.items()]
+    told = "\n".join(["| record | state | code | scripts |", "|---|---|---|---|", *lines]) + "\n"
+    if request.config.getoption("--rewrite-scripts"):
+        CELLS.write_text(told, encoding="utf-8")
+    assert [line for line in lines if line.endswith("| none |")] == []
+    assert CELLS.read_text(encoding="utf-8") == told
+
+
+def table_of_shares() -> list[ShareCell]:
+    columns = [(row, column) for row in SHARE_TRANSITIONS for column in SHARE_COLUMNS]
+    return [(row, column, code) for row, column in columns for code in getattr(row, column)]
+
+
+def table_of_settling() -> list[SettleCellMet]:
+    columns = [(row, column) for row in of_groups.SETTLE_TRANSITIONS for column in of_groups.SETTLE_COLUMNS]
+    return [(row, column, ending) for row, column in columns for ending in getattr(row, column)]
+
+
+def share_words(row: ShareTransition, column: str, code: str) -> str:
+    return f"{row.record}{', epoch nil' * row.nil_epoch} | {SHARE_COLUMNS[column]} | {code}"
+
+
+def settle_words(row: of_groups.SettleTransition, column: str, ending: of_groups.Ending) -> str:
+    return f"{row.record}, {row.who.value} | {of_groups.SETTLE_COLUMNS[column]} | {ending.code} ({ending.effect.value})"
 
 
 def group_words(cells: set[GroupCellMet] | set[CheckpointCellMet] | set[SettleCellMet]) -> list[str]:
