@@ -120,6 +120,14 @@ class Holes:
         for first in self._free:
             yield self._items[bisect_left(self._firsts, first)]
 
+    def of(self, owner: int) -> list[Hole]:
+        """The holes of an owner, in the order in which it got them."""
+        return [self._items[bisect_left(self._firsts, first)] for _, first in self._owned.get(owner, ())]
+
+    def owners(self) -> list[int]:
+        """The epochs of the sharers that have holes."""
+        return list(self._owned)
+
     def latest_of(self, owner: int) -> int:
         """The largest `since` of an owner's holes; −1: it has none."""
         owned = self._owned.get(owner)

@@ -155,8 +155,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (31, 7_900),
-    "client": (46, 9_610),
-    "engine": (74, 15_150),
+    "client": (47, 9_880),
+    "engine": (85, 17_050),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_750),
     "node": (30, 4_680),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (484, 98_250)
+MOST_OF_ALL = (496, 100_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -468,14 +468,15 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
     "kafka_marshal.engine.engine.Engine": (30, 15),
-    "kafka_marshal.engine.claims.peers.Peers": (26, 15),
+    "kafka_marshal.engine.claims.peers.Peers": (28, 15),
     "kafka_marshal.engine.groups.checkpoints.answering.Answering": (29, 13),
     "kafka_marshal.engine.groups.checkpoints.beginning.Beginning": (16, 17),
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
     "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 21),
-    "kafka_marshal.engine.work.consumer.ConsumerEngine": (31, 17),
+    "kafka_marshal.engine.work.assignment.Assignment": (27, 15),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (33, 17),
     "kafka_marshal.engine.work.delivery.Delivery": (30, 15),
     "kafka_marshal.engine.work.lanes.Lanes": (26, 14),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),

@@ -16,7 +16,7 @@ CEILINGS: dict[str, int] = {
     "marshal/kafka_marshal/engine": 4,
     "marshal/kafka_marshal/engine/claims": 1,
     "marshal/kafka_marshal/engine/groups": 5,
-    "marshal/kafka_marshal/engine/work": 14,
+    "marshal/kafka_marshal/engine/work": 20,
     "marshal/kafka_marshal/observe": 8,
 }
 

@@ -7,9 +7,12 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kafka_marshal import Consumer, Marshal
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.shared import ShareConsumer
 
 arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -44,6 +47,8 @@ with Marshal(
         }
         if session := arguments.get("session"):
             return marshal.group_consumer([arguments["topic"]], session_timeout_ms=session, **options)
+        if arguments.get("how") == "shared":
+            return marshal.consumer([arguments["topic"]], shared_batches=True, **options)
         return marshal.consumer([arguments["topic"]], claim_ahead=arguments.get("claim_ahead", False), **options)
 
     say("started", -1, -1)
@@ -54,6 +59,13 @@ with Marshal(
                     say("handled", batch.partition, message.offset() or 0, epoch=batch.epoch)
                     time.sleep(pause_s)
                 batch.done()
+        elif arguments.get("how") == "shared":
+            for shared in cast("ShareConsumer", consumer).batches(max_messages=arguments.get("max_messages", 50)):
+                for message in shared:
+                    of = {"token": shared.token, "count": shared.delivery_count}
+                    say("handled", shared.partition, message.offset() or 0, **of)
+                    time.sleep(pause_s)
+                shared.done()
         else:
             for message in consumer:
                 say("handled", message.partition() or 0, message.offset() or 0)

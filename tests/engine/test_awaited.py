@@ -9,9 +9,10 @@ import pytest
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine.awaited import AWAITED, Awaited, awaited
-from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions
+from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions, SharingOptions
 from tests.engine.groups.test_members import SESSION, join, net_of, works_on
 from tests.engine.harness import HI, Member, Net
+from tests.engine.sharers import TOPIC, shared_net
 
 #: Turns a scene: yields a member while it waits for this, and then once it does not.
 Scene = Iterator[Member]
@@ -51,6 +52,19 @@ def claiming() -> Scene:
     a.consumer("t")
     yield a
     net.run_until(lambda: len(a.held()) == 2)
+    net.run(HI)
+    yield a
+
+
+def taking_a_batch() -> Scene:
+    net = shared_net(end=0)
+    a = net.member("a")
+    a.consumer(TOPIC, sharing=SharingOptions())
+    net.run(HI)
+    net.data[TOPIC, 0].end = 10
+    a.fetch()
+    yield a
+    net.run_until(lambda: (a.work(), len(a.handled) == 10)[1])
     net.run(HI)
     yield a
 
@@ -161,6 +175,7 @@ SCENES: list[tuple[Awaited, Callable[[], Scene]]] = [
     (Awaited.RELEASE, releasing_a_lease),
     (Awaited.CHECKPOINT, a_checkpoint),
     (Awaited.PAUSE, a_pause),
+    (Awaited.BATCH, taking_a_batch),
 ]
 
 

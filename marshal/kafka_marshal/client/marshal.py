@@ -42,10 +42,11 @@ from kafka_marshal.client.options import (
     checked_transactions,
 )
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
+from kafka_marshal.client.shared import ShareConsumer, checked_sharing
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import EngineSettings
+from kafka_marshal.engine.settings import MAX_SHARES, EngineSettings
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.logs import Event
 from kafka_marshal.metrics.measure import Meter
@@ -267,6 +268,8 @@ class Marshal(Watched, OneProcess, WithBlock):
         transactions: bool = False,
         transaction_timeout: float = TRANSACTION_TIMEOUT_S,
         max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
+        shared_batches: bool = False,
+        max_shares: int = MAX_SHARES,
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
@@ -280,25 +283,22 @@ class Marshal(Watched, OneProcess, WithBlock):
         ``"latest"`` or a datetime. ``handler_timeout`` (seconds): a message in flight for longer costs the lease; if
         none of your threads has come back for that long, all partitions are released, and none is claimed until one
         comes back.
-        ``auto_done=False``: iterating marks nothing as done; call ``consumer.done(message)``.
-        ``claim_ahead=True`` (at most once): while a batch is handled, the next one is claimed already, if all of it is
-        there; faster if handlers wait. A crash loses up to two batches. A ``close()`` in between loses up to one, and
-        the rest of the one in flight; both are in ``unprocessed``.
-        ``max_bytes_in_flight``: the bytes of messages that this consumer keeps, by the sizes it has seen: half
-        fetched, half delivered and not done. At this limit batches are smaller than requested, and a partition with
-        messages in flight gets no more until some are done; one message of each partition is delivered in any case.
-        (librdkafka stores up to ``queued.max.messages.kbytes`` besides.)
+        ``auto_done=False``: iterating marks nothing as done; call ``done(message)``. ``claim_ahead=True`` (at most
+        once): the next batch is claimed while one is handled; a crash loses up to two, ``close()`` both in part.
+        ``max_bytes_in_flight``: the bytes of messages that this consumer keeps: half fetched, half delivered and not
+        done. At this limit batches are smaller, and a partition with messages in flight gets no more until some are
+        done; one message of each partition is delivered in any case.
         ``position_lost``: what to do with a partition whose log does not hold the group's position. ``"leave"``: no
         member works on it until the position is set; ``on_lost``, an ERROR log and ``lost_positions`` report it, and
         other partitions continue. ``"raise"``: the next call raises PositionLostError as well, once.
         ``partition_stuck``: the same for one that can't be read (``stuck``, PartitionStuckError).
         ``transactions=True``: what is produced and progress are committed to Kafka together, by ``transaction(batch)``
-        or ``run(…, transactions=True)``: exactly once for read_committed readers, see docs/transactions.md. Each
-        partition has a producer; at most ``max_transactional_producers`` are kept (4 threads, 8 descriptors and 0.5 MB
-        each), and the least recently used one is made again when it is needed. ``transaction_timeout`` (seconds): the
-        brokers end a transaction that its process does not; for as long, a frozen process can hold back readers.
-        The callbacks get (consumer, partitions) and run on a separate thread. Finish work and call ``done`` in
-        ``on_revoke``: a partition is released when it has returned and every message in flight is done.
+        or ``run(…, transactions=True)``: exactly once for read_committed readers, see docs/transactions.md. At most
+        ``max_transactional_producers`` are kept, one for a partition (4 threads, 8 descriptors, 0.5 MB each).
+        ``transaction_timeout`` (seconds): the brokers end a transaction whose process does not.
+        ``shared_batches=True``, ``max_shares``: many members work on one partition, each on a batch: docs/sharing.md.
+        The callbacks get (consumer, partitions), on a separate thread. Finish work and call ``done`` in ``on_revoke``:
+        a partition is released when it has returned and every message in flight is done.
         ``revoke_timeout`` (seconds; default: ``handler_timeout`` or, without one, 60): the longest wait for that. What
         is still in flight then is left behind and comes again at the next owner; ``on_lost`` is called and an ERROR
         is logged. If the reason for the release (a pause) ends before it, the partition stays: ``on_assign`` follows
@@ -321,7 +321,9 @@ class Marshal(Watched, OneProcess, WithBlock):
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
-        return self._made(lambda: Consumer(self, self._driver, options, settings))
+        kind = ShareConsumer if arguments.a_flag("shared_batches", shared_batches) else Consumer
+        chosen = checked_sharing(options, policy, max_shares) if shared_batches else options
+        return self._made(lambda: kind(self, self._driver, chosen, settings))
 
     def group_consumer(
         self,

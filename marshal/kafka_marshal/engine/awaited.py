@@ -28,6 +28,7 @@ class Awaited(StrEnum):
     RELEASE = "a partition that it releases: the reason may end, and the log has to show the release"
     CHECKPOINT = "the end of a barrier, or of a restore"
     PAUSE = "the end of the group's pause"
+    BATCH = "a batch, of messages that are free: what others take shows what is left"
 
 
 def _working(engine: Engine) -> Iterator[GroupClient]:
@@ -64,6 +65,10 @@ def _pause(engine: Engine, now: float) -> bool:
     return any(engine.peers.paused_until(cp, now) is not None for cp in engine.worlds)
 
 
+def _batch(engine: Engine, now: float) -> bool:
+    return any(consumer.awaits_batch(now) for consumer in engine.consumers.values())
+
+
 #: By what is awaited: whether it is.
 AWAITED: Mapping[Awaited, Callable[[Engine, float], bool]] = {
     Awaited.JOIN: _join,
@@ -72,6 +77,7 @@ AWAITED: Mapping[Awaited, Callable[[Engine, float], bool]] = {
     Awaited.RELEASE: _release,
     Awaited.CHECKPOINT: _checkpoint,
     Awaited.PAUSE: _pause,
+    Awaited.BATCH: _batch,
 }
 
 

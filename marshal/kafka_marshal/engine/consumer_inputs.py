@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.checkpoint_inputs import GoBack, StateRestored, StateReturned, StateSafe, TakeCheckpoint
 from kafka_marshal.engine.effects import Key, TakeOver
+from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.lanes import HeldBack, Lanes
 from kafka_marshal.engine.work.pull import Pull, Wanted
@@ -36,6 +37,7 @@ __all__ = [
     "Finish",
     "GiveBack",
     "GiveBackRanges",
+    "GiveBackRun",
     "GoBack",
     "Heard",
     "HoldUp",
@@ -52,6 +54,7 @@ __all__ = [
     "OpenLanes",
     "OpenRanges",
     "OutOfRange",
+    "ParkMessage",
     "Pause",
     "Reached",
     "Read",
@@ -77,6 +80,7 @@ __all__ = [
     "Turn",
     "UndoRun",
     "Untake",
+    "WantBatches",
 ]
 
 # A consumer's reader.
@@ -512,7 +516,10 @@ ConsumerInput = (
     Read
     | Fetched
     | Reached
+    | GiveBackRun
     | LogEnds
+    | ParkMessage
+    | WantBatches
     | OutOfRange
     | Recreated
     | ReadFailed

@@ -27,6 +27,7 @@ from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers
+from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Call, Effect, Key, LookUp, Outbox, TakeOver
 from kafka_marshal.engine.groups.applied import Host
 from kafka_marshal.engine.groups.client import GroupClient
@@ -34,6 +35,7 @@ from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
+from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -148,6 +150,9 @@ class Engine:
     def _consumer(
         self, number: int, subscription: Subscription, settings: ConsumerSettings, source: PartitionSource
     ) -> ConsumerEngine:
+        if isinstance(source, ShareSource):
+            about, ids = self.settings, self.topic_ids.want
+            return SharedConsumer(number, settings, subscription, source, about, self.outbox, ids, self._rng)
         return ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
@@ -260,7 +265,7 @@ class Engine:
         self.peers.log_time_moved(cp, now)
         if self._unknown_time.pop(cp, None) is not None or outcome.is_a(Tick):
             for source in self.leases.sources.values():
-                source.placement.log_time_moved(cp, now)
+                source.log_time_moved(cp, now)
         self.leases.applied(cp, offset, outcome, now, has_ended=self.failure is not None)
         if self.failure is None and outcome.message is not None:
             for member in self.groups.values():
@@ -417,9 +422,9 @@ _OF_A_MEMBER: dict[type[Input], Callable[..., object]] = {
 }
 _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.Read: lambda consumer, count, mean_bytes, _: consumer.delivery.memory.read(count, mean_bytes),
-    given.Fetched: lambda consumer, key, messages, _: consumer.delivery.fetched(key, messages),
-    given.Reached: ConsumerEngine.reached,
-    given.LogEnds: ConsumerEngine.log_ends,
+    given.Fetched: lambda consumer, *of: consumer.fetched(*of),
+    given.Reached: lambda consumer, *of: consumer.reached(*of),
+    given.LogEnds: lambda consumer, *of: consumer.log_ends(*of),
     given.OutOfRange: lambda consumer, *of: consumer.positions.out_of_range(*of),
     given.Recreated: lambda consumer, *of: consumer.positions.reader_found(*of),
     given.ReadFailed: lambda consumer, key, text, forbidden, now: consumer.positions.stuck.failed(
@@ -446,6 +451,9 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.Done: lambda consumer, *of: consumer.delivery.done(*of),
     given.DoneRun: lambda consumer, *of: consumer.delivery.done_run(*of),
     given.UndoRun: lambda consumer, *of: consumer.delivery.undo_run(*of),
+    given.WantBatches: lambda consumer, *of: consumer.wants(*of),
+    given.GiveBackRun: lambda consumer, *of: consumer.delivery.give_back_run(*of),
+    given.ParkMessage: lambda consumer, *of: consumer.delivery.park(*of),
     given.Reclaim: lambda consumer, *of: consumer.delivery.reclaim(*of),
     given.Regather: lambda consumer, now: consumer.hand.regather(consumer, now),
     given.SettleHand: lambda consumer, *of: consumer.hand.settle(consumer, *of),

@@ -16,7 +16,14 @@ from typing import Any, cast
 
 from kafka_marshal.engine import consumer_inputs, effects, inputs, policies
 from kafka_marshal.engine.policies import Policy
-from kafka_marshal.engine.settings import CheckpointOptions, ConsumerSettings, EngineSettings, GroupOptions, Why
+from kafka_marshal.engine.settings import (
+    CheckpointOptions,
+    ConsumerSettings,
+    EngineSettings,
+    GroupOptions,
+    SharingOptions,
+    Why,
+)
 from kafka_marshal.engine.work.lanes import HeldBack
 from kafka_marshal.engine.work.pull import Wanted
 from kafka_marshal.engine.work.ranges import OffsetRange
@@ -44,7 +51,17 @@ _ROWS: Mapping[str, type] = {
     for module in (inputs, consumer_inputs, effects, policies)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
-} | _named(CheckpointOptions, ConsumerSettings, EngineSettings, GroupOptions, HeldBack, OffsetRange, TopicInfo, Wanted)
+} | _named(
+    CheckpointOptions,
+    ConsumerSettings,
+    EngineSettings,
+    GroupOptions,
+    HeldBack,
+    OffsetRange,
+    SharingOptions,
+    TopicInfo,
+    Wanted,
+)
 _WORDS: Mapping[str, type[StrEnum]] = {
     "Callback": effects.Callback,
     "TakeOverStep": effects.TakeOverStep,

@@ -17,6 +17,7 @@ from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import Message
 from rationalizer import Progress
 from rationalizer.holes import Hole
+from rationalizer.wire.records import Done, Opened, Parked
 
 __all__ = [
     "DRAINED",
@@ -37,6 +38,7 @@ __all__ = [
     "PartitionReports",
     "PartitionSource",
     "PartitionView",
+    "Settles",
     "Work",
 ]
 
@@ -125,6 +127,9 @@ class Owner(Protocol):
 
     def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
         """Our ClaimingMessages was applied (C12)."""
+
+    def settled(self, taken: tuple[int, int] | None, now: float) -> None:
+        """Our SettlingMessages was applied as accepted; taken: the batch that it took (B5)."""
 
     def progress_to_report(self) -> int | None:
         """The last_offset for the next beat; None: no new progress."""
@@ -249,6 +254,19 @@ class PartitionView(Protocol):
 
     def closed(self, cp: int, now: float) -> str:
         """Why no partition of a CP can be held now; "": they can."""
+
+
+class Settles(Protocol):
+    """Entries of one record about open messages, as types 28 and 29 have them."""
+
+    @property
+    def done(self) -> Done: ...
+
+    @property
+    def open(self) -> Opened: ...
+
+    @property
+    def parked(self) -> Parked: ...
 
 
 class PartitionReports(Protocol):

@@ -24,6 +24,7 @@ __all__ = [
     "MARGIN_FLOOR_MS",
     "MAX_BATCH_ENTRIES",
     "MAX_IN_HAND_MESSAGES",
+    "MAX_SHARES",
     "REVOKE_RANGES_TIMEOUT_MS",
     "REVOKE_TIMEOUT_MS",
     "TURN_MS",
@@ -31,6 +32,7 @@ __all__ = [
     "ConsumerSettings",
     "EngineSettings",
     "GroupOptions",
+    "SharingOptions",
     "Why",
     "proof_margin_ms",
 ]
@@ -142,6 +144,25 @@ class GroupOptions:
     checkpoints: CheckpointOptions | None = None
 
 
+#: Of how many partitions a member has a share by default, if there are more for each.
+MAX_SHARES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SharingOptions:
+    """How a consumer shares its partitions by batches (U7, U8)."""
+
+    #: Of how many partitions it has a share at most, if there are more for each worker than half of it.
+    max_shares: int = MAX_SHARES
+    #: The most messages of a batch, and how long (ms) it may take to handle them.
+    max_messages: int = 500
+    batch_ms: float = 250.0
+    #: A message that was delivered this often, and never done, is set aside (U10).
+    max_deliveries: int = 5
+    #: Offsets are done before they are delivered.
+    at_most_once: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The settings of one consumer."""
@@ -170,3 +191,5 @@ class ConsumerSettings:
     transactions: bool = False
     #: A release waits this long for the messages in flight.
     revoke_timeout_ms: float = REVOKE_TIMEOUT_MS
+    #: It shares its partitions by batches; None: it holds them whole.
+    sharing: SharingOptions | None = None

@@ -271,11 +271,11 @@ def _lag(assignment: Assignment, log_end: int | None, holes: Sequence[Hole]) -> 
     end = log_end if log_end is not None else assignment.watch.log_end
     if assignment.stage not in _BEGUN:
         return -1, end, None
-    offset = tracker.done.stable + 1
+    offset = assignment.done.stable + 1
     if end is None:
         return offset, None, None
     end = max(end, assignment.watch.asked_end, assignment.buffer.fetch_next, offset)
-    ranges = list(ranges_of(tracker.done))
+    ranges = list(ranges_of(assignment.done))
     lag = intervals.lag(offset, end, ranges) + lag_of(holes, 0, end, offset - 1, ranges)
     return offset, end, max(0, lag - sum(_unreported(tracker)))
 

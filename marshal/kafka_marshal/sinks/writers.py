@@ -138,6 +138,12 @@ def the_records(
     """What ``records`` is to write. Raises ConfigurationError."""
     given = [each is not None for each in (group_id, epoch, kind)]
     batch = messages if isinstance(messages, Batch) and not any(given) else None
+    if batch is not None and hasattr(batch, "token"):
+        raise ConfigurationError(
+            f"sinks take no batch of a consumer with shared_batches=True yet: its token is no epoch. {_NOTHING}. Write "
+            "with an INSERT that leaves out rows that are there, by topic, partition and offset; or hold partitions "
+            "whole"
+        )
     if batch is not None:
         group_id, epoch, kind = batch.group_id, batch.epoch, batch.kind
         stable = batch.stable if stable is None else stable

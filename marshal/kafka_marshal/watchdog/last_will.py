@@ -11,6 +11,7 @@ from rationalizer import (
     CommitEntry,
     CommitOffsets,
     Group,
+    Lease,
     LeaveGroup,
     Outcome,
     Record,
@@ -19,6 +20,7 @@ from rationalizer import (
     encode,
     route_group,
 )
+from rationalizer.leases.shares import Share
 from rationalizer.wire.wellformed import REACHED_AND_LEAVES
 
 __all__ = ["LastWill"]
@@ -59,7 +61,7 @@ class LastWill:
         if message is None or message.group_id != self._ids[2]:
             return []
         match outcome.type:
-            case "ClaimingPartition" | "ReleasingPartition":
+            case "ClaimingPartition" | "ReleasingPartition" | "ClaimingShare":
                 return [(message.topic, message.partition)]
             case "Heartbeat" if message.epoch is None:  # a takeover (C7)
                 return [(message.topic, message.partition)]
@@ -71,11 +73,16 @@ class LastWill:
         """Bring one lease up to date with the replica."""
         instance_id, client_id, group_id = self._ids
         lease = self.worlds[cp].lease(group_id, *key)
-        if lease is None or not lease.is_held_by(instance_id, client_id, lease.epoch):
+        ours: Lease | Share | None = lease
+        if lease is not None and lease.shares is not None:
+            ours = next((share for share in lease.shares if share.is_of(instance_id, client_id)), None)
+        elif lease is not None and not lease.is_held_by(instance_id, client_id, lease.epoch):
+            ours = None
+        if ours is None:
             self._drop(key)
         else:
-            release = ReleasingPartition(*self._ids, *key, lease.epoch, None)
-            self._say(key, cp, lease.heartbeat_interval_ms, release)
+            release = ReleasingPartition(*self._ids, *key, ours.epoch, None)
+            self._say(key, cp, ours.heartbeat_interval_ms, release)
 
     # Of a member of a coordinated group.
 

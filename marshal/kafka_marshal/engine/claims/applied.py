@@ -10,6 +10,7 @@ from kafka_marshal.engine.claims.client import ClaimsClient
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers, vacant_since
+from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Key, Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.plane import DRAINED, HandIn, Loss
@@ -79,7 +80,8 @@ class LeaseRecords:
 
     def source(self, number: int, settings: ConsumerSettings, subscription: Subscription) -> ClaimsClient:
         """Create the source of partitions for a new consumer."""
-        made = ClaimsClient(self.settings, settings, subscription, self.book, self.peers, self.outbox, self.lets_all_go)
+        kind = ClaimsClient if settings.sharing is None else ShareSource
+        made = kind(self.settings, settings, subscription, self.book, self.peers, self.outbox, self.lets_all_go)
         self.sources[number] = made
         return made
 
@@ -130,12 +132,10 @@ class LeaseRecords:
                 self._look_again()
             case ForgetGroup() if outcome.accepted:
                 self._forgotten(cp, now)
-            case ClaimingShare() if outcome.accepted:
-                self._share_applied(record, now)
-            case SettlingMessages(topic=topic, partition=partition) if outcome.accepted:
-                self.peers.heard((topic, partition), now)
-                self._host.messages_opened((topic, partition), now)
-                self._look_again((topic, partition))
+            case ClaimingShare():
+                self._share_applied(cp, offset, record, outcome, own, now)
+            case SettlingMessages() if outcome.accepted:
+                self._settle_applied(cp, offset, record, outcome, own, now)
             case _:
                 pass
         if record is not None and (key := _key_of(record)) is not None:
@@ -169,9 +169,7 @@ class LeaseRecords:
         lease = self.book.leases.get(key)
         if lease is None or lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
             return
-        world = self.peers.lease(key)
-        ours = (self.settings.client_id, self.settings.instance_id, lease.epoch)
-        if world is None or (world.client_id, world.instance_id, world.epoch) != ours:
+        if not lease.is_ours_in(self.peers.lease(key), self.settings.ids):
             if lease.state is LeaseState.RELEASING:
                 self.released(key, now)
             else:
@@ -180,7 +178,7 @@ class LeaseRecords:
     def _claim_applied(self, cp: int, offset: int, message: Any, outcome: Outcome, own: bool, now: float) -> None:
         key = (message.topic, message.partition)
         if own:
-            self._own_claim_applied(cp, offset, key, message.heartbeat_interval_ms, outcome, now)
+            self._own_claim_applied(cp, offset, key, message.heartbeat_interval_ms, outcome, outcome.epoch, now)
         if outcome.code == codes.OK:
             self.peers.granted(message.client_id, message.instance_id, key, now)
             self._look_again(key)
@@ -190,7 +188,14 @@ class LeaseRecords:
         self._verify(key, now)
 
     def _own_claim_applied(
-        self, cp: int, offset: int, key: Key, heartbeat_interval_ms: int, outcome: Outcome, now: float
+        self,
+        cp: int,
+        offset: int,
+        key: Key,
+        heartbeat_interval_ms: int,
+        outcome: Outcome,
+        granted: int | None,
+        now: float,
     ) -> None:
         lease = self.book.leases.get(key)
         wanted = lease is not None and lease.state is LeaseState.WANTED
@@ -204,7 +209,7 @@ class LeaseRecords:
                 lease.pending.claim_sent_at = None
                 lease.owner.refused(outcome.code, now)
             return
-        epoch = outcome.epoch if outcome.epoch is not None else offset
+        epoch = offset if granted is None else granted
         if lease is not None and wanted and outcome.code == codes.OK:
             self._measure(lease, now)
             self.book.grant(lease, epoch, offset, outcome.log_time, heartbeat_interval_ms, now)
@@ -331,10 +336,29 @@ class LeaseRecords:
         lease.state = LeaseState.LOST
         lease.owner.released(now)
 
-    def _share_applied(self, record: ClaimingShare, now: float) -> None:
+    def _share_applied(
+        self, cp: int, offset: int, record: ClaimingShare, outcome: Outcome, own: bool, now: float
+    ) -> None:
         """A lease is shared from now on: held, for those that want all of it (B4)."""
         key = (record.topic, record.partition)
-        self.peers.shared(key, now)
+        if own:
+            self._own_claim_applied(cp, offset, key, record.heartbeat_interval_ms, outcome, outcome.share, now)
+        if outcome.accepted:
+            self.peers.shared(key, now)
+            self._look_again(key)
+
+    def _settle_applied(
+        self, cp: int, offset: int, record: SettlingMessages, outcome: Outcome, own: bool, now: float
+    ) -> None:
+        """Messages were settled, or a batch was taken: a beat of the sender's."""
+        key = (record.topic, record.partition)
+        self.peers.heard(key, now)
+        if own and record.epoch is not None:
+            self.book.beat_applied(cp, offset, outcome.log_time, [(key, record.epoch)], now)
+            lease = self.book.leases.get(key)
+            if lease is not None and lease.epoch == record.epoch:
+                lease.owner.settled(outcome.taken, now)
+        self._host.messages_opened(key, now)
         self._look_again(key)
 
     def _grant_applied(self, record: ClaimingMessages, outcome: Outcome, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import cast
+from typing import Protocol, cast
 
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
@@ -93,12 +93,19 @@ class LeaseView:
         return "" if self._peers.paused_until(cp, now) is None else PAUSED
 
 
+class Rests(Protocol):
+    """Leaves partitions to others."""
+
+    def leave_alone(self, key: Key, now: float) -> None:
+        """Leave a partition that we released to others for a while."""
+
+
 class LeaseReports:
     """A :class:`~kafka_marshal.engine.plane.PartitionReports` of leases."""
 
     needs_start = False
 
-    def __init__(self, ids: tuple[str, str, str], book: LeaseBook, outbox: Outbox, placement: Placement) -> None:
+    def __init__(self, ids: tuple[str, str, str], book: LeaseBook, outbox: Outbox, placement: Rests) -> None:
         self._ids = ids
         self._book = book
         self._outbox = outbox
@@ -186,6 +193,10 @@ class ClaimsClient:
             self.placement.leave_alone(key, now, EVICTED_INTERVALS)
         return reason == Loss.EVICTED
 
+    def log_time_moved(self, cp: int, now: float) -> None:
+        """Log time moved in a CP on a member's request (T3)."""
+        self.placement.log_time_moved(cp, now)
+
     def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
         self.placement.measure(own.key, own.epoch, done, log_end, now)
 
@@ -195,7 +206,9 @@ class ClaimsClient:
         """Claim a lease."""
         cp = self._peers.cp_of(key)
         before = None if self._prior is None else self._prior.claims_before(key)
-        self._work.take_on(key, self.view.is_first(key), lambda owner: self._book.want(key, cp, owner), before)
+        self._work.take_on(
+            key, self.view.is_first(key), lambda owner: self._book.want(key, cp, owner, HeldLease), before
+        )
         self.placement.touched(key)
         self._book.claim(self._book.leases[key], now, take_over=take_over)
 

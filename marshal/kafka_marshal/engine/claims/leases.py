@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from random import Random
+from typing import TypeVar
 
 from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.plane import Loss, Owner
 from kafka_marshal.engine.proofs import Proof, Proofs
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, MAX_BATCH_ENTRIES, EngineSettings, proof_margin_ms
-from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Record, ReleasingPartition
+from rationalizer import BeatEntry, ClaimingPartition, Heartbeat, HeartbeatBatch, Lease, Record, ReleasingPartition
 from rationalizer.limits import MAX_INTERVALS
 
 __all__ = ["HeldLease", "LeaseBook", "LeaseState", "UnseenClaims"]
@@ -164,6 +165,8 @@ class HeldLease:
     is_cut_whole = False
     is_paused = False
     is_restored = True
+    #: A part of the lease by batches (B1); False: the whole lease.
+    is_share = False
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
         self.key: Key = key
@@ -225,6 +228,14 @@ class HeldLease:
         """Whether messages granted earlier (C12) may be delivered: not if the lease may be over (T4)."""
         return self.in_doubt_since is None and now < self.valid_until
 
+    def claim(self, ids: tuple[str, str, str], heartbeat_interval_ms: int) -> Record:
+        """The record that claims it."""
+        return ClaimingPartition(*ids, *self.key, heartbeat_interval_ms)
+
+    def is_ours_in(self, lease: Lease | None, ids: tuple[str, str, str]) -> bool:
+        """Whether the log shows it under our ids and epoch (C5)."""
+        return lease is not None and lease.is_held_by(ids[0], ids[1], self.epoch)
+
     def beat_entry(self) -> BeatEntry:
         """Its entry in the next beat; the same object as last time if nothing changed."""
         entry, last_offset = self._beaten, self.owner.progress_to_report()
@@ -249,6 +260,9 @@ class HeldLease:
         self.hand_out_until_s = self.hand_out_until / 1000.0
 
 
+L = TypeVar("L", bound=HeldLease)
+
+
 class LeaseBook:
     """All our leases, and the heartbeats that keep them."""
 
@@ -264,22 +278,17 @@ class LeaseBook:
         self.leases: dict[Key, HeldLease] = {}
         self.unseen: UnseenClaims = UnseenClaims(settings.ids, outbox)
 
-    def want(self, key: Key, cp: int, owner: Owner) -> HeldLease:
+    def want(self, key: Key, cp: int, owner: Owner, kind: type[L]) -> L:
         """Register that we want a lease; ``claim`` sends the claim."""
-        lease = HeldLease(key, cp, self._settings.heartbeat_interval_ms, owner)
+        lease = kind(key, cp, self._settings.heartbeat_interval_ms, owner)
         self.leases[key] = lease
         return lease
 
     def claim(self, lease: HeldLease, now: float, *, take_over: bool = False) -> None:
         """Send a claim or, while starting, a takeover of a lease of our client's older instance (C3, C7)."""
-        topic, partition = lease.key
-        record = (
-            Heartbeat(*self._settings.ids, topic, partition, None, None)
-            if take_over
-            else ClaimingPartition(*self._settings.ids, topic, partition, self._settings.heartbeat_interval_ms)
-        )
-        token = self._outbox.append(lease.cp, record)
-        self._proofs.sent(token, lease.cp, now)
+        ids, hi = self._settings.ids, self._settings.heartbeat_interval_ms
+        record = Heartbeat(*ids, *lease.key, None, None) if take_over else lease.claim(ids, hi)
+        token = self.send(lease, record, now)
         lease.pending.claim_sent_at, lease.pending.claim_token = now, token
 
     def is_releasing(self, key: Key) -> bool:
@@ -323,7 +332,11 @@ class LeaseBook:
 
     def beat(self, lease: HeldLease, last_offset: int | None, now: float) -> int:
         """Send a heartbeat for one lease out of turn, with an offset (P9, or a user's own heartbeat); its token."""
-        token = self._outbox.append(lease.cp, Heartbeat(*self._settings.ids, *lease.key, lease.epoch, last_offset))
+        return self.send(lease, Heartbeat(*self._settings.ids, *lease.key, lease.epoch, last_offset), now)
+
+    def send(self, lease: HeldLease, record: Record, now: float) -> int:
+        """Send a record that moves the last beat of a lease if it is accepted; its token."""
+        token = self._outbox.append(lease.cp, record)
         self._proofs.sent(token, lease.cp, now)
         return token
 

@@ -26,7 +26,7 @@ class ManualLease:
 
     def __init__(self, key: Key, book: LeaseBook, peers: Peers, outbox: Outbox, ids: tuple[str, str, str]) -> None:
         self.key = key
-        self.lease: HeldLease = book.want(key, peers.cp_of(key), self)
+        self.lease: HeldLease = book.want(key, peers.cp_of(key), self, HeldLease)
         #: Why the last claim was rejected; "": no claim was rejected yet.
         self.refusal: str = ""
         #: Why the lease was lost; "": it was not.
@@ -71,6 +71,9 @@ class ManualLease:
                 answer.accepted = accepted
                 del self._beats[: place + 1]
                 return
+
+    def settled(self, taken: tuple[int, int] | None, now: float) -> None:
+        pass
 
     def progress_to_report(self) -> int | None:
         return None

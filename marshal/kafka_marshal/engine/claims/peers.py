@@ -56,6 +56,10 @@ class Peers:
             cp = self._cps[key] = route_lease(key[0], key[1], self._settings.coordination_partitions)
         return cp
 
+    def next_offset(self, cp: int) -> int:
+        """The offset above all records of a CP that our replica has applied."""
+        return self._worlds[cp].next_offset
+
     def lease(self, key: Key) -> Lease | None:
         """A lease as our replica knows it; None: never granted."""
         cp = self._cps.get(key)
@@ -86,6 +90,10 @@ class Peers:
     def log_time_moved(self, cp: int, now: float) -> None:
         """A record was applied in a CP."""
         self._moved[cp] = now
+
+    def log_time(self, cp: int, now: float) -> float:
+        """What the log time of a CP is by now, if our clock and the brokers' run alike."""
+        return self._worlds[cp].log_time + (now - self._moved.get(cp, now))
 
     def heard(self, key: Key, now: float) -> bool:
         """A beat was applied. Returns whether the lease was free until now, as far as we saw."""

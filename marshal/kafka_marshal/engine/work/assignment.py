@@ -37,6 +37,7 @@ from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from rationalizer import Progress
 from rationalizer.limits import NOTHING_DONE
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Assignment",
     "Grant",
     "Mover",
+    "Origin",
     "Run",
     "Stage",
     "TakingOver",
@@ -399,6 +401,9 @@ class Assignment:
     def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
         self.consumer.on_answered(self, last_offset, accepted, code, now)
 
+    def settled(self, taken: tuple[int, int] | None, now: float) -> None:
+        pass
+
     def progress_to_report(self) -> int | None:
         """The last_offset for a beat: what is done without a gap; None: nothing that is new to the log."""
         if self.stage not in REPORTING:
@@ -412,6 +417,11 @@ class Assignment:
             return NOTHING_DONE
         self.tracker.follow()
         return self.tracker.done.stable
+
+    @property
+    def done(self) -> Progress:
+        """What is done, as people see it (any thread)."""
+        return self.tracker.done
 
     def begin(self, offset: int, stable: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Start again at offset, with the progress in the log."""
@@ -500,14 +510,14 @@ def live_stable(consumer: Mover, key: Key) -> int | None:
     assignment = consumer.assignments.get(key)
     if assignment is None or not assignment.lease.held or assignment.stage not in (*_WORK, Stage.REVOKING):
         return None
-    done, keys = assignment.tracker.done.stable, assignment.lease.keys
+    done, keys = assignment.done.stable, assignment.lease.keys
     return done if keys is None or not keys.is_part else min(done, keys.stable_of_others)
 
 
 def stable_of(assignment: Assignment) -> int:
     """Everything of the partition up to here is done, also by other members that share it by key (any thread)."""
     keys = assignment.lease.keys
-    return assignment.tracker.done.stable if keys is None or not keys.is_part else keys.stable_of_all
+    return assignment.done.stable if keys is None or not keys.is_part else keys.stable_of_all
 
 
 Run = RunOf[Assignment]

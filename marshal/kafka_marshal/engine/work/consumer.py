@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from math import inf
+from typing import ClassVar
 
 from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, StartFetch, Warn
 from kafka_marshal.engine.figures import Moved
@@ -24,12 +25,18 @@ from kafka_marshal.engine.work.pull import GrantedPull, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
 from kafka_marshal.engine.work.revocation import Revocation
 from kafka_marshal.engine.work.schedule import Schedule
+from kafka_marshal.ports import Message
 
 __all__ = ["ConsumerEngine"]
 
 
 class ConsumerEngine:
     """All assignments of one subscription. Called under the shell's lock, with our own clock's now (ms)."""
+
+    _delivery_kind: ClassVar[type[Delivery]] = Delivery
+    _positions_kind: ClassVar[type[Positions]] = Positions
+    _revocation_kind: ClassVar[type[Revocation]] = Revocation
+    _schedule_kind: ClassVar[type[Schedule]] = Schedule
 
     def __init__(
         self,
@@ -49,19 +56,19 @@ class ConsumerEngine:
         self.assignments: dict[Key, Assignment] = {}
         #: Hands out ranges; None: messages are handed out.
         self.ranges: RangeDelivery | None = RangeDelivery(self) if settings.ranges else None
-        self.delivery: Delivery = self.ranges or Delivery(self)
+        self.delivery: Delivery = self.ranges or self._delivery_kind(self)
         #: The run that threads take messages from (not used by iteration and batches at least once).
         self.hand: Hand = Hand()
         #: For a caller with one call at a time that never waits; threads, tasks and lanes have one for each call.
         self.pull: GrantedPull | Pull = GrantedPull(self) if settings.at_most_once else Pull(self)
         #: Errors that the user's next calls raise, oldest first.
         self.errors: list[Exception] = []
-        self.positions: Positions = Positions(self, subscription, about, want_ids)
+        self.positions: Positions = self._positions_kind(self, subscription, about, want_ids)
         #: Callbacks of the user that were called and have not returned, also those of assignments lost since.
         self.callbacks_running: int = 0
         self.closing: bool = False
-        self.schedule: Schedule = Schedule(self, about.heartbeat_interval_ms)
-        self.revocation: Revocation = Revocation(self)
+        self.schedule: Schedule = self._schedule_kind(self, about.heartbeat_interval_ms)
+        self.revocation: Revocation = self._revocation_kind(self)
         #: For a group that takes checkpoints.
         self.cutting: Cutting = Cutting(self)
 
@@ -187,6 +194,10 @@ class ConsumerEngine:
         """A ClaimingMessages was applied."""
         self.delivery.grants.applied(assignment, last_offset, accepted, code, now)
 
+    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
+        """Consecutive messages of one partition came from the reader."""
+        self.delivery.fetched(key, messages)
+
     def reached(self, key: Key, end: int, now: float) -> None:
         """The reader has passed all offsets below end."""
         if (assignment := self.assignments.get(key)) is not None:
@@ -256,6 +267,10 @@ class ConsumerEngine:
     def take_error(self, now: float) -> Exception | None:
         """The oldest error that the user's call must raise, once; None: there is none."""
         return self.errors.pop(0) if self.errors else None
+
+    def awaits_batch(self, now: float) -> bool:
+        """Whether the log is to show a batch of messages that several members want."""
+        return False
 
     @property
     def closed(self) -> bool:

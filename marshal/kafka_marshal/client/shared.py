@@ -1,0 +1,264 @@
+"""A consumer that shares its partitions with others by batches, and its batches."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from kafka_marshal import arguments, ports
+from kafka_marshal.client.attempt import GroupKind, Order
+from kafka_marshal.client.batch import Batch
+from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consumer
+from kafka_marshal.engine.settings import SharingOptions
+from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
+from kafka_marshal.engine.work.pull import Pull
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.node.serving import EndedError
+from rationalizer import key_hash
+from rationalizer.levels import SHARING_LEVEL
+
+if TYPE_CHECKING:
+    from kafka_marshal.adapters.message import Message
+    from kafka_marshal.client.handling import Hooks, Retry
+    from kafka_marshal.client.options import ConsumerOptions
+    from kafka_marshal.engine.inputs import Input
+    from kafka_marshal.engine.work.assignment import Run
+
+__all__ = ["ShareConsumer", "SharedBatch", "checked_sharing"]
+
+T = TypeVar("T")
+
+
+class SharedBatch(Batch):
+    """A batch of a partition that several members share: messages that the log has given to this member alone.
+
+    Attributes (besides those of ``Batch``):
+        first, last: the offsets that it has in the log.
+        token: of the messages, in place of ``epoch``: larger than that of anyone who had them before.
+        delivery_count: how many members have been given them, with this one.
+    """
+
+    __slots__ = ("_consumer", "delivery_count", "first", "last", "token")
+
+    def __init__(self, consumer: ShareConsumer, run: BatchRun) -> None:
+        messages = list(run.messages)
+        super().__init__(consumer._say, run, messages, *consumer._about)
+        self._consumer = consumer
+        self.first: int = run.batch_first
+        self.last: int = run.batch_last
+        self.token: int = run.token
+        self.delivery_count: int = run.attempts
+
+    @property
+    def stable(self) -> int:
+        """Everything of the partition up to this offset is done, or taken by a member, in the group; −1: nothing."""
+        return self._run.assignment.consumer.known_stable((self.topic, self.partition))
+
+    def done(self, messages: Iterable[ports.Message] | None = None) -> None:
+        """All of it is done, or these messages; the rest stays in flight. It is reported with the next heartbeat.
+
+        After its share of the partition ended (this process was stopped for too long), this reports nothing.
+        """
+        if messages is None:
+            self._done(self._run)
+            return
+        for message in arguments.several("messages", list(messages), "messages of this batch"):
+            self._consumer._say(cast("Any", message))
+
+    def park(self, message: ports.Message, why: str) -> None:
+        """Set a message aside until an operator decides (kafka-marshal redrive, or discard); all others continue.
+
+        ``why``: 1 to 64 bytes for people, such as the class of an exception.
+        """
+        arguments.text("why", why)
+        if not 0 < len(why.encode()) <= MOST_REASON or not why.isprintable():
+            raise arguments.wrong("why", f"1 to {MOST_REASON} bytes that can be printed", why)
+        offset, key = message.offset(), message.key()
+        if offset is None:
+            raise arguments.wrong("message", "a message of this batch", message)
+        of = key_hash(key.encode() if isinstance(key, str) else key, offset)
+        self._consumer._settle(ParkMessage(self._consumer._engine.number, self._run, offset, of, why))
+
+    def give_back(self) -> None:
+        """Have others take what is not done of it; that counts as one delivery."""
+        self._consumer._settle(GiveBackRun(self._consumer._engine.number, self._run))
+
+    def __repr__(self) -> str:
+        where = f"{self.topic!r}, {self.partition}, {self.first}…{self.last}"
+        return f"SharedBatch({where}, token={self.token}, delivery_count={self.delivery_count})"
+
+
+#: The most bytes of a reason.
+MOST_REASON = 64
+
+
+class ShareConsumer(Consumer):
+    """Delivers batches of the partitions that it shares. Made by ``marshal.consumer(…, shared_batches=True)``."""
+
+    #: What the program says of batches, other than that they are done.
+    _settles: deque[Input]
+
+    def _enter(self, *of: Any) -> None:
+        self._settles = deque()
+        self._driver.read_all()
+        level = min((world.level for world in self._driver.replica.worlds.values()), default=SHARING_LEVEL)
+        if level < SHARING_LEVEL:
+            raise ConfigurationError(
+                f"shared_batches=True needs level {SHARING_LEVEL} of the coordination topic "
+                f"{self._driver.replica.topic!r}, which is at level {level}. Nothing was claimed. Raise it, once all "
+                "members run a release that knows it: kafka-marshal upgrade"
+            )
+        super()._enter(*of)
+
+    @property
+    def _about(self) -> tuple[str, GroupKind, Callable[[], float]]:
+        return self._marshal.group_id, self._kind, self._driver.now_ms
+
+    # Reports (any thread).
+
+    def _say(self, what: Any) -> None:
+        super()._say(what)
+        if len(self._inbox) >= cast("SharedConsumer", self._engine).taking.news_at or isinstance(what, BatchRun):
+            self._tell()
+
+    def _settle(self, event: Input) -> None:
+        self._driver.refuse_fork()
+        self._settles.append(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._nudged:
+            self._nudged = True
+            self._driver.post(self._hear)
+
+    def _drain(self) -> None:
+        super()._drain()
+        while self._settles:
+            event = self._settles.popleft()
+            if self._engine.number in self._driver.engine.consumers:
+                self._take(event)
+
+    # Getting batches.
+
+    def batches(self, max_messages: int = 500, timeout: float = 1.0) -> Iterator[SharedBatch]:
+        """Batches that the log has given to this member alone, of at most max_messages, in no order.
+
+        How large they are follows from how fast they are handled and how much is free for how many: about a quarter of
+        a second's work, and less where others wait for work. A batch is in flight until ``done()``, ``park`` or
+        ``give_back()``, or until nothing refers to it, in any thread; if this process ends, others get it, with a
+        ``delivery_count`` that is one higher. ``timeout``: a batch is delivered whole, or what is read of it after this
+        many seconds. Ends after ``stop()`` or ``close()``.
+        """
+        max_messages = arguments.a_whole("max_messages", max_messages, 1)
+        timeout = arguments.seconds("timeout", timeout)
+        return self._shared_batches(max_messages, timeout)
+
+    def _shared_batches(self, max_messages: int, timeout: float) -> Iterator[SharedBatch]:
+        while True:
+            try:
+                answer = self._ask(self._serve_share, max_messages, timeout, undo=self._undo)
+            except EndedError:
+                return
+            run: Run | None = None
+            try:
+                run = self._waited(answer)
+                if run is None:
+                    return
+                if not self._may_leave(run, self._driver.now_ms()):  # this process was stopped during the wait (T4)
+                    answer.receipt.left = True
+                    continue
+                batch = SharedBatch(self, cast("BatchRun", run))
+                run.holder = weakref.ref(batch)
+                answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
+                del batch
+            except BaseException:
+                answer.receipt.left = True
+                raise
+
+    def _serve_share(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
+        with self._driver.locked(step=False):
+            self._take(WantBatches(self._engine.number, max_messages, timeout * 1000))
+        return self._pull(Pull(self._engine), is_gone, max_messages)
+
+    def run(
+        self,
+        handle: Callable[[Any], object],
+        *,
+        concurrency: int = 16,
+        order: Order = "none",
+        retry: Retry | None = DEFAULT_RETRY,
+        dead_letters: str | None = None,
+        drain_timeout: float = DRAIN_TIMEOUT_S,
+        hooks: Sequence[Hooks] = (),
+        deserialize: Callable[[Message], Any] | None = None,
+        transactions: bool = False,
+    ) -> None:
+        """Call handle(message) for each message, many at a time, in no order; as :meth:`Consumer.run`."""
+        if order != "none":
+            raise ConfigurationError(
+                f"order={order!r} is not possible with shared_batches=True: several members work on one partition, "
+                "and neighbours of a message may be at another one. Nothing was delivered. Use order='none', or a "
+                "consumer that holds its partitions whole"
+            )
+        super().run(
+            handle,
+            concurrency=concurrency,
+            order=order,
+            retry=retry,
+            dead_letters=dead_letters,
+            drain_timeout=drain_timeout,
+            hooks=hooks,
+            deserialize=deserialize,
+            transactions=transactions,
+        )
+
+    # What is not possible with shares.
+
+    def __iter__(self) -> NoReturn:
+        raise self._not_shared("iterating")
+
+    def poll(self, timeout: float | None = None) -> NoReturn:
+        """Refuse (ConfigurationError): what is shared comes in batches."""
+        raise self._not_shared("poll()")
+
+    def consume(self, num_messages: int = 1, timeout: float | None = None) -> NoReturn:
+        """Refuse (ConfigurationError): what is shared comes in batches."""
+        raise self._not_shared("consume()")
+
+    def seek(self, topic: str, partition: int, offset: int, *, force: bool = False) -> NoReturn:
+        """Refuse (ConfigurationError): the position is that of all sharers."""
+        raise self._not_shared("seek()")
+
+    @staticmethod
+    def _not_shared(what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{what} is not possible with shared_batches=True: the log gives batches to members. Nothing was "
+            "delivered or changed. Use batches(), or run(handle, order='none')"
+        )
+
+
+def checked_sharing(options: ConsumerOptions, policy: object, max_shares: int) -> ConsumerOptions:
+    """The options of a consumer that shares its partitions; raises ConfigurationError for some that contradict that."""
+    settings = options.settings
+    if options.transactions is not None:
+        raise ConfigurationError(
+            "transactions=True is not possible with shared_batches=True: Kafka keeps one offset for a partition, and "
+            "sharers are at many places. Nothing was claimed. Leave out one of them"
+        )
+    if policy is not None:
+        raise ConfigurationError(
+            "policy= is not possible with shared_batches=True: each member has a share of every partition. Nothing was "
+            "claimed. Leave out policy=; max_shares= limits the partitions of a member"
+        )
+    if settings.claim_ahead:
+        raise ConfigurationError(
+            "claim_ahead=True is not possible with shared_batches=True: the next batch is taken ahead in any case. "
+            "Nothing was claimed. Leave it out"
+        )
+    most = arguments.a_whole("max_shares", max_shares, 1)
+    sharing = SharingOptions(max_shares=most, at_most_once=settings.at_most_once)
+    return replace(options, settings=replace(settings, at_most_once=False, sharing=sharing))

@@ -1,0 +1,463 @@
+"""A consumer that shares its partitions by batches: the parts in which it differs from one that holds them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from typing import cast
+
+from kafka_marshal.engine.claims.shares import ShareSource
+from kafka_marshal.engine.effects import Key, Outbox, StartFetch, StopFetch
+from kafka_marshal.engine.figures import Moved
+from kafka_marshal.engine.plane import Loss, Owner, Ownership
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.engine.shares.desk import Desk, Given
+from kafka_marshal.engine.shares.taking import Taking
+from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage
+from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.positions import Positions
+from kafka_marshal.engine.work.revocation import Revocation
+from kafka_marshal.engine.work.run import Run as RunOf
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.schedule import Schedule
+from kafka_marshal.engine.work.settling import Kind, Request
+from kafka_marshal.ports import Message
+from rationalizer import Progress
+from rationalizer.leases.shares import Share
+from rationalizer.wire.records import Take
+
+__all__ = ["BatchRun", "SharedAssignment", "SharedConsumer", "SharedDelivery"]
+
+
+#: A batch is delivered in parts if reading it takes longer than this (ms).
+FILL_MS = 1_000.0
+
+
+class BatchRun(RunOf[Assignment]):
+    """Messages of one batch of a share."""
+
+    __slots__ = ("attempts", "batch_first", "batch_last", "token")
+
+    def __init__(
+        self,
+        assignment: SharedAssignment,
+        messages: list[Message],
+        covers_from: int,
+        iterating: bool,
+        now: float,
+        given: Given,
+    ) -> None:
+        super().__init__(assignment, messages, covers_from, iterating, now)
+        self.token: int = given.token
+        self.attempts: int = given.attempts
+        self.batch_first: int = given.first
+        self.batch_last: int = given.last
+
+
+class SharedAssignment(Assignment):
+    """A share of one partition."""
+
+    __slots__ = ("desk", "is_dirty", "sent_at")
+
+    buffer: BatchBuffer
+    tracker: BatchTracker
+    consumer: SharedConsumer
+
+    def __init__(self, key: Key, consumer: SharedConsumer, moved: Moved) -> None:
+        super().__init__(key, consumer, moved)
+        sharing = consumer.sharing
+        self.buffer = BatchBuffer(self._is_ours, lambda first: self.desk.unread(first))
+        self.tracker = BatchTracker(-1, (), moved)
+        self.desk: Desk = Desk(self, sharing.max_deliveries, sharing.at_most_once)
+        #: A record about the partition was applied since the desk looked.
+        self.is_dirty: bool = True
+        #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
+        self.sent_at: float | None = None
+
+    def _is_ours(self, offset: int) -> bool:
+        return self.desk.at(offset) is not None
+
+    # What the log shows (plane.Owner).
+
+    def settled(self, taken: tuple[int, int] | None, now: float) -> None:
+        """Our settle was applied."""
+        self.sent_at, self.is_dirty = None, True
+        if taken is not None and self.desk.at_most_once:
+            self.desk.granted(self.consumer.shares.next_offset(self.lease) - 1, *taken, now)
+        self.consumer.taking.answered(self, now)
+        self.look(now)
+        if self.stage is Stage.REVOKING:
+            self.consumer.revocation.try_finish(self, now)
+
+    def look(self, now: float) -> None:
+        """Take over what our replica shows, if that may have changed."""
+        if self.lease.held and (self.is_dirty or now >= self.desk.crowd.look_at):
+            self.is_dirty = False
+            self.desk.look(self.consumer.shares.lease_of(self.key), now)
+
+    def report(self, now: float, taking: Take | None = None) -> bool:
+        """Send what the log does not show yet; taking: the next batch. Returns whether anything was sent."""
+        again_ms = self.lease.heartbeat_interval_ms / 2
+        self.desk.settle()
+        entries = self.desk.settling.entries(self.consumer.source.view.progress(self.key), now, again_ms)
+        if entries is None and taking is None:
+            return False
+        self.consumer.shares.settle(self.lease, entries, taking, now)
+        self.sent_at = now
+        return True
+
+    def progress_to_report(self) -> int | None:
+        return None
+
+    def done_through(self) -> int:
+        return -1
+
+    @property
+    def done(self) -> Progress:
+        """What the log shows: it is that of all sharers (any thread)."""
+        return self.consumer.source.view.progress(self.key) or Progress()
+
+    # What the desk moves.
+
+    def begin(self, offset: int, stable: int, ranges: object) -> None:
+        self.tracker = BatchTracker(-1, (), self.tracker.moved)
+        self.buffer.clear()
+        self.buffer.go_on_at(offset)
+        self.desk.begin(self.epoch, stable)
+        self.is_dirty = True
+
+    def put(self, messages: list[Message]) -> None:
+        self.desk.fetched(messages, self.consumer.now)
+
+    def reached(self, end: int) -> None:
+        if self.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            self.desk.reached(end, self.consumer.now)
+
+    def fetch(self, offset: int | None) -> None:
+        if self.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            number, outbox = self.consumer.number, self.consumer.outbox
+            outbox.add(StopFetch(number, self.key) if offset is None else StartFetch(number, self.key, offset))
+
+    def has_more(self) -> None:
+        self.consumer.delivery.has_more(self)
+
+    def lost_in_log(self, first: int, last: int) -> None:
+        self.consumer.positions.gap(self, first, last)
+
+    def silent_in(self, share: Share) -> float:
+        return self.consumer.shares.silent_in(share, self.lease.cp, self.consumer.now)
+
+    @property
+    def room_ahead(self) -> int:
+        memory = self.consumer.delivery.memory
+        return max(1, memory.half // 4) if memory.message_bytes else 1_000
+
+    # What is delivered.
+
+    def may_take(self, now: float) -> bool:
+        """Whether a batch may be taken: it is delivered as soon as it is read."""
+        closed = self.consumer.source.view.closed(self.lease.cp, now)
+        return self.stage is Stage.ACTIVE and not self.user_paused and now < self.lease.hand_out_until and not closed
+
+    def can_hand_out(self, now: float) -> bool:
+        first = self.buffer.first
+        if first is None or not self.is_open(now):
+            return False
+        given = self.desk.at(first)
+        if given is None:
+            return False
+        delivery = self.consumer.delivery
+        is_waiting = now < given.given_at + self.consumer.fill_ms and delivery.memory.room(delivery.buffered) > 0
+        if given.unread and is_waiting and not delivery.in_lanes.is_active:
+            return False
+        return self.consumer.may_begin(self, given.is_alone)
+
+    def take(self, max_messages: int, iterating: bool, now: float) -> Run:
+        first = self.buffer.first
+        given = None if first is None else self.desk.at(first)
+        assert given is not None  # can_hand_out
+        if given.begun_at is None:
+            given.begun_at = now
+        messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
+        return BatchRun(self, messages, covers_from, iterating, now, given)
+
+
+class SharedDelivery(Delivery):
+    """The hand-out side of a consumer that shares its partitions."""
+
+    _consumer: SharedConsumer
+
+    def has_more(self, assignment: SharedAssignment) -> None:
+        """Messages of our batches are there."""
+        self._turns.setdefault(assignment)
+
+    @property
+    def buffered(self) -> int:
+        return super().buffered + sum(len(x.desk.shelf.messages) for x in self._consumer.desks())
+
+    def heard(self, now: float) -> None:
+        super().heard(now)
+        self._consumer.now = now
+        self._consumer.taking.step(now)
+
+    def is_held_up(self, now: float) -> bool:
+        """Whether a thread is to wait for the log instead of for messages: a batch is asked for, or soon will be."""
+        return self._consumer.taking.is_soon(now) and not any(self._open(now))
+
+    def _came_back(self, assignment: Assignment, now: float) -> None:
+        super()._came_back(assignment, now)
+        self._consumer.taking.step(now)
+
+    def give_back_run(self, run: Run, now: float) -> None:
+        """The program gives a batch back: others may have it, and it counts as one delivery."""
+        undone = [message for message, mark in zip(run.messages, run.marks, strict=True) if not mark]
+        assignment = cast("SharedAssignment", run.assignment)
+        for messages, covers_from in assignment.tracker.split(run, undone):
+            assignment.desk.give_back(covers_from, offset_of(messages[-1]), is_begun=True)
+        if not assignment.over:
+            assignment.report(now)
+        self._came_back(assignment, now)
+
+    def park(self, run: Run, offset: int, key_hash: int, reason: str, now: float) -> None:
+        """The program sets a message of a batch aside."""
+        assignment = cast("SharedAssignment", run.assignment)
+        found = assignment.tracker.run_at(offset)
+        index = None if found is None else found.index(offset)
+        given = assignment.desk.at(offset)
+        if found is None or index is None or given is None or found.marks[index] or assignment.over:
+            self.ignored_done[assignment.key] += 1
+            return
+        first, _ = found.covered(index, index)
+        assignment.tracker.split(found, [found.messages[index]])
+        if first < offset:
+            assignment.desk.settling.want(Request(first, offset - 1, Kind.DONE, None))
+        assignment.desk.settling.want(Request(offset, offset, Kind.PARKED, key_hash, given.attempts, reason))
+        self._came_back(assignment, now)
+
+
+class SharedPositions(Positions):
+    """Shares begin where the log shows what is free."""
+
+    _consumer: SharedConsumer
+
+    def _needs_start(self, assignment: Assignment) -> bool:
+        return False  # it was looked up before the claim
+
+    def messages_opened(self, key: Key, now: float) -> None:
+        assignment = self._consumer.assignments.get(key)
+        if assignment is not None:
+            cast("SharedAssignment", assignment).is_dirty = True
+
+    def begin(self, assignment: Assignment) -> None:
+        progress = self._consumer.source.view.progress(assignment.key)
+        stable = -1 if progress is None else progress.stable
+        assignment.begin(stable + 1, stable, ())
+
+    def located(self, assignment: Assignment, low: int, high: int, start: int, now: float) -> None:
+        shared = cast("SharedAssignment", assignment)
+        if shared.stage is Stage.CLAIMING:
+            self._consumer.shares.claim_from(shared.lease, start or None, now)
+            return
+        self.stuck.answered(assignment, high)
+        if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
+            return
+        progress = self._consumer.source.view.progress(assignment.key)
+        position = 0 if progress is None else progress.stable + 1
+        if position > high:
+            self._position_lost(assignment, position, low, high, now)
+            return
+        shared.desk.shelf.low = low
+        shared.desk.shelf.begin(max(low, min(assignment.buffer.fetch_next, high)))
+        self.assign(assignment)
+        shared.is_dirty = True
+
+    def gap(self, assignment: Assignment, first: int, last: int) -> None:
+        """Report what retention removed before it was delivered."""
+        self._gap(assignment, first, last)
+
+
+class SharedRevocation(Revocation):
+    """Ends shares: what has not begun is given back."""
+
+    _consumer: SharedConsumer
+
+    def commit_ranges(self, assignment: Assignment, now: float) -> None:
+        shared = cast("SharedAssignment", assignment)
+        if not self._consumer.source.view.closed(shared.lease.cp, now) or shared.stage is Stage.REVOKING:
+            shared.report(now)
+
+    def try_finish(self, assignment: Assignment, now: float) -> None:
+        shared = cast("SharedAssignment", assignment)
+        if assignment.stage is not Stage.REVOKING or assignment.callbacks_running or not assignment.lease.held:
+            return
+        if assignment.tracker.runs and not self._consumer.closing:
+            return
+        self._hand_in(shared)
+        if len(shared.desk.settling):
+            shared.report(now)
+            return  # it is released when the log shows that
+        self._release(assignment, now)
+
+    def _hand_in(self, assignment: SharedAssignment) -> None:
+        desk = assignment.desk
+        if desk.at_most_once:
+            desk.never_delivered(lambda first, last: self._consumer.delivery.grants.report(assignment.key, first, last))
+            return
+        desk.settle()
+        desk.give_back_rest()
+
+    def lost(self, assignment: Assignment, reason: str, now: float) -> None:
+        shared = cast("SharedAssignment", assignment)
+        was_held = assignment.stage is not Stage.CLAIMING and not assignment.over
+        if was_held:
+            self._hand_in(shared)
+            if reason in _REPORTS:
+                shared.report(now)
+        self._consumer.taking.ended(shared)
+        super().lost(assignment, reason, now)
+
+    def _unreported(self, assignment: Assignment) -> int | None:
+        return None
+
+
+#: Losses after which what was done is reported: nobody has ended the share yet.
+_REPORTS = (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.TOPIC_GONE, Loss.HANDLER_TIMEOUT)
+
+
+class SharedSchedule(Schedule):
+    """Besides, it is looked when to take a batch."""
+
+    _consumer: SharedConsumer
+
+    def step(self, now: float, silent_cps: frozenset[int]) -> None:
+        self._consumer.now = now
+        super().step(now, silent_cps)
+        self._consumer.taking.step(now)
+
+    def deadline(self, now: float) -> float:
+        return min(super().deadline(now), self._consumer.taking.due)
+
+
+class SharedConsumer(ConsumerEngine):
+    """A consumer of shares by batches."""
+
+    delivery: SharedDelivery
+    positions: SharedPositions
+    revocation: SharedRevocation
+    schedule: SharedSchedule
+
+    def __init__(
+        self,
+        number: int,
+        settings: ConsumerSettings,
+        subscription: Subscription,
+        source: ShareSource,
+        about: EngineSettings,
+        outbox: Outbox,
+        want_ids: Callable[[], object],
+        rng: Random,
+    ) -> None:
+        assert settings.sharing is not None
+        self.sharing = settings.sharing
+        #: The same as ``source``.
+        self.shares: ShareSource = source
+        #: The time (own clock, ms) of the present input, as far as it is known.
+        self.now: float = 0.0
+        #: A batch is delivered when it is read, or what there is of it after this time (ms).
+        self.fill_ms: float = FILL_MS
+        super().__init__(number, settings, subscription, source, about, outbox, want_ids)
+        self.taking: Taking = Taking(self, settings.sharing, about.heartbeat_interval_ms, rng)
+
+    _delivery_kind = SharedDelivery
+    _positions_kind = SharedPositions
+    _revocation_kind = SharedRevocation
+    _schedule_kind = SharedSchedule
+
+    def desks(self) -> Iterator[SharedAssignment]:
+        """All shares that are held."""
+        return (cast("SharedAssignment", x) for x in self.assignments.values() if x.lease.held)
+
+    def takers(self) -> Iterator[SharedAssignment]:
+        """The shares whose batches are delivered."""
+        return (x for x in self.desks() if x.stage in (Stage.ASSIGNING, Stage.ACTIVE))
+
+    @property
+    def is_in_lanes(self) -> bool:
+        """Whether each message is reported by itself."""
+        return self.delivery.in_lanes.is_active
+
+    @property
+    def done_ever(self) -> int:
+        """How many messages were done here."""
+        return sum(moved.done for moved in self.delivery.moved.values())
+
+    @property
+    def in_hand_now(self) -> int:
+        """How many messages are in flight."""
+        return sum(x.tracker.in_hand for x in self.desks())
+
+    def may_begin(self, assignment: SharedAssignment, is_alone: bool) -> bool:
+        """Whether a batch may begin: one that two members did not finish is delivered alone (U10)."""
+        if is_alone and self.in_hand_now:
+            return False
+        alone = (
+            x for x in self.desks() for each in x.desk.given.values() if each.is_alone and each.begun_at is not None
+        )
+        return is_alone or not any(x.tracker.in_hand for x in alone)
+
+    def wants(self, max_messages: int, fill_ms: float, now: float) -> None:
+        """The program asks for batches of at most max_messages, each read for fill_ms at most."""
+        self.taking.pace.max_messages, self.fill_ms = max_messages, fill_ms
+
+    def awaits_batch(self, now: float) -> bool:
+        found = [x.desk for x in self.desks()]
+        return any(len(x.settling) or x.crowd.again or x.shelf.new(x.free_from).offsets for x in found)
+
+    def take_on(
+        self,
+        key: Key,
+        is_first: bool,
+        want: Callable[[Owner], Ownership],
+        claims_before: Mapping[int, int] | None = None,
+    ) -> None:
+        assignment = SharedAssignment(key, self, self.delivery.moved.setdefault(key, Moved()))
+        assignment.origin = Origin(is_first, claims_before)
+        assignment.lease = want(assignment)
+        self.assignments[key] = assignment
+        self.schedule.look_after(assignment)
+        if self.shares.lease_of(key) is not None:
+            self.shares.claim_from(assignment.lease, None, self.now)
+        else:
+            came_later = self.source.view.came_later(key)
+            self.positions.look_up(assignment, "earliest" if came_later else self.settings.start, claims_before)
+
+    def on_granted(self, assignment: Assignment, now: float) -> None:
+        self.shares.granted(assignment.key)
+        super().on_granted(assignment, now)
+
+    def on_refused(self, assignment: Assignment, code: str, now: float) -> None:
+        super().on_refused(assignment, code, now)
+        self.shares.refused(assignment.key, code, now)
+
+    def fetched(self, key: Key, messages: list[Message], now: float) -> None:
+        self.now = now
+        assignment = self.assignments.get(key)
+        if assignment is not None and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
+            assignment.tracker.moved.fetched += len(messages)
+            assignment.put(messages)
+
+    def reached(self, key: Key, end: int, now: float) -> None:
+        self.now = now
+        super().reached(key, end, now)
+
+    def log_ends(self, key: Key, log_end: int, now: float) -> None:
+        super().log_ends(key, log_end, now)
+        if (assignment := self.assignments.get(key)) is not None:
+            cast("SharedAssignment", assignment).desk.shelf.ends_at(log_end, now)
+
+    def remove(self, assignment: Assignment) -> None:
+        self.taking.ended(cast("SharedAssignment", assignment))
+        super().remove(assignment)

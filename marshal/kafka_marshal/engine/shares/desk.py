@@ -1,0 +1,283 @@
+"""One share: the batches that the log shows as ours, and what is to be settled of them (U9 to U11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple, Protocol
+
+from kafka_marshal.engine.shares.shelf import Shelf
+from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Kind, Request, Settling
+from kafka_marshal.ports import Message
+from rationalizer import Lease, key_hash
+from rationalizer.holes import Hole
+from rationalizer.leases.shares import Share
+from rationalizer.limits import NOTHING_DONE
+
+__all__ = ["CRASHED", "Crowd", "Desk", "Given", "Seat"]
+
+#: The reason of a message that no member has survived.
+CRASHED = "CRASHED"
+
+#: How many members had a message and did not finish it: from then on it is delivered alone (U10).
+ALONE_AFTER = 2
+
+
+class Given:
+    """A batch that the log shows as ours."""
+
+    __slots__ = ("attempts", "begun_at", "covered_to", "first", "given_at", "last", "next", "token")
+
+    def __init__(self, token: int, first: int, last: int, attempts: int, now: float) -> None:
+        #: When we saw that (own clock, ms).
+        self.given_at: float = now
+        #: The offset of the record that gave it: the fencing token.
+        self.token: int = token
+        self.first: int = first
+        self.last: int = last
+        self.attempts: int = attempts
+        #: The next offset to be read.
+        self.next: int = first
+        #: The first offset that no message covers yet.
+        self.covered_to: int = first
+        #: When (own clock, ms) its first message was delivered; None: none was.
+        self.begun_at: float | None = None
+
+    @property
+    def size(self) -> int:
+        """How many offsets it has."""
+        return self.last - self.first + 1
+
+    @property
+    def unread(self) -> int:
+        """How many of them are still to be read."""
+        return self.last + 1 - self.next
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else is in flight while it is (U10)."""
+        return self.attempts > ALONE_AFTER
+
+
+class Crowd(NamedTuple):
+    """The sharers of a partition, and what they have left; both numbers with us."""
+
+    sharers: int = 1
+    #: Those without a batch.
+    idle: int = 1
+    #: Offsets that were given to sharers before, and are free again; and since when (own clock, ms) some are.
+    again: int = 0
+    since: float = inf
+    #: When (own clock, ms) another sharer may be silent.
+    look_at: float = inf
+
+
+class Seat(Protocol):
+    """The assignment of a desk."""
+
+    buffer: BatchBuffer
+    tracker: BatchTracker
+
+    @property
+    def room_ahead(self) -> int:
+        """How many messages there is memory for, ahead of what is taken."""
+
+    def fetch(self, offset: int | None) -> None:
+        """Have the reader continue there; None: have it rest."""
+
+    def has_more(self) -> None:
+        """There is something to deliver."""
+
+    def lost_in_log(self, first: int, last: int) -> None:
+        """These offsets are gone from the log."""
+
+    def silent_in(self, share: Share) -> float:
+        """In how many ms a share will be silent, unless it beats; below 0: the next take ends it."""
+
+
+class Desk:
+    """Called under the shell's lock."""
+
+    def __init__(self, seat: Seat, max_deliveries: int, at_most_once: bool) -> None:
+        self._seat = seat
+        self._max_deliveries = max_deliveries
+        self.at_most_once: bool = at_most_once
+        self.settling: Settling = Settling()
+        self.shelf: Shelf = Shelf(seat.buffer, seat, seat.fetch)
+        #: Token → batch.
+        self.given: dict[int, Given] = {}
+        self.crowd: Crowd = Crowd()
+        self._epoch = -1
+        self._stable = NOTHING_DONE
+
+    # What the log shows.
+
+    def begin(self, epoch: int, stable: int) -> None:
+        """Begin, with nothing read."""
+        self.settling.owner = self._epoch = epoch
+        self._stable = stable
+        self.given.clear()
+        self.shelf.begin(stable + 1)
+
+    def look(self, lease: Lease | None, now: float) -> None:
+        """Take over what our replica shows of the partition."""
+        if lease is None:
+            return
+        holes = lease.progress.holes
+        self.settling.look(lease.progress)
+        self._stable = lease.progress.stable
+        if not self.at_most_once:
+            self._take_over([] if holes is None else holes.of(self._epoch), now)
+        self.crowd = self._seen(lease, now)
+        self.shelf.taken_to(self._stable)
+        self.serve()
+
+    def _take_over(self, ours: list[Hole], now: float) -> None:
+        spans: dict[int, tuple[int, int, int]] = {}
+        for hole in ours:
+            first, last, _ = spans.get(hole.since, (hole.first, hole.last, 0))
+            spans[hole.since] = min(first, hole.first), max(last, hole.last), hole.attempts
+        for token in [token for token in self.given if token not in spans]:
+            gone = self.given.pop(token)
+            self._seat.buffer.forget(gone.first, gone.last)
+        for token, (first, last, attempts) in spans.items():
+            if token not in self.given:
+                self.given[token] = Given(token, first, last, attempts, now)
+
+    def granted(self, token: int, first: int, last: int, now: float) -> None:
+        """At most once: these offsets are done, and this member's to deliver."""
+        self.given[token] = Given(token, first, last, 1, now)
+
+    def _seen(self, lease: Lease, now: float) -> Crowd:
+        others = [] if lease.shares is None else [share for share in lease.shares if share.epoch != self._epoch]
+        left = {share.epoch: self._seat.silent_in(share) for share in others}
+        live = {epoch for epoch, ms in left.items() if ms >= 0}
+        holes = lease.progress.holes
+        if holes is None:
+            return Crowd(len(live) + 1, len(live) + 1)
+        owners = set(holes.owners())
+        again = sum(hole.last - hole.first + 1 for hole in holes.free())
+        again += sum(hole.last - hole.first + 1 for owner in left.keys() - live for hole in holes.of(owner))
+        since = (self.crowd.since if self.crowd.again else now) if again else inf
+        look_at = now + max(1.0, min((left[epoch] for epoch in live & owners), default=inf))
+        return Crowd(len(live) + 1, len(live - owners) + 1, again, since, look_at)
+
+    # What is read.
+
+    def fetched(self, messages: list[Message], now: float) -> None:
+        """The reader has passed these messages."""
+        if self.shelf.put(messages, now):
+            self.serve()
+
+    def reached(self, end: int, now: float) -> None:
+        """The reader has passed all offsets below end."""
+        if self.shelf.reached(end, now):
+            self.serve()
+
+    def serve(self) -> None:
+        """Move what is read into batches, drop what other members have, and move the reader on."""
+        for given in sorted(self.given.values(), key=_first):
+            if given.unread and self.shelf.low > given.next:
+                self._pass_below_start(given)
+            if given.unread and self.shelf.has(given.next):
+                self._fill(given)
+        unread = min((given.next for given in self.given.values() if given.unread), default=None)
+        free = self._stable + 1
+        self.shelf.trim(free if unread is None or unread < self.shelf.first else min(free, unread))
+        self.shelf.move_reader(unread, free)
+
+    def _pass_below_start(self, given: Given) -> None:
+        last = min(self.shelf.low - 1, given.last)
+        self._seat.lost_in_log(given.next, last)
+        self._done(given.covered_to, last)
+        given.next = given.covered_to = last + 1
+
+    def _fill(self, given: Given) -> None:
+        end = min(given.last + 1, self._seat.buffer.fetch_next)
+        found = self.shelf.take(given.next, end)
+        given.next = end
+        if found:
+            if given.attempts > self._max_deliveries and not self.at_most_once:
+                for message in found:
+                    self._set_aside(message, given.attempts)
+            else:
+                self._seat.buffer.put_back(found, given.covered_to)
+                self._seat.has_more()
+            given.covered_to = offset_of(found[-1]) + 1
+        if not given.unread and given.covered_to <= given.last:
+            self._done(given.covered_to, given.last)  # Kafka never delivers these (P6)
+            given.covered_to = given.last + 1
+
+    def _done(self, first: int, last: int) -> None:
+        if not self.at_most_once:
+            self.settling.want(Request(first, last, Kind.DONE, None))
+
+    def _set_aside(self, message: Message, attempts: int) -> None:
+        offset, key = offset_of(message), message.key()
+        of = key_hash(key.encode() if isinstance(key, str) else key, offset)
+        self.settling.want(Request(offset, offset, Kind.PARKED, of, attempts, CRASHED))
+
+    def unread(self, first: int) -> None:
+        """Messages from this offset on were dropped: their batch is read again from there."""
+        if (given := self.at(first)) is not None:
+            given.next = given.covered_to = min(given.next, first)
+
+    # What is delivered.
+
+    def at(self, offset: int) -> Given | None:
+        """The batch that has this offset; None: it is not ours."""
+        return next((each for each in self.given.values() if each.first <= offset <= each.last), None)
+
+    @property
+    def left(self) -> int:
+        """How many messages of our batches are not done, as far as it is known."""
+        unread = sum(given.unread for given in self.given.values())
+        return self._seat.tracker.in_hand + self._seat.buffer.size + unread
+
+    @property
+    def free_from(self) -> int:
+        """The first offset that no member has taken."""
+        return self._stable + 1
+
+    def offsets_for(self, messages: int) -> int:
+        """How many of the free offsets have that number of messages."""
+        return messages if self.crowd.again else self.shelf.offsets_for(messages, self.free_from)
+
+    # The result of it.
+
+    def settle(self) -> None:
+        """Want the log to show what is done."""
+        for first, last in self._seat.tracker.take_done():
+            self._done(first, last)
+
+    def give_back(self, first: int, last: int, *, is_begun: bool) -> None:
+        """Have others take these offsets; what has begun counts as one delivery."""
+        given = self.at(first)
+        if given is None or self.at_most_once:
+            return
+        attempts = given.attempts if is_begun else given.attempts - 1
+        self.settling.want(Request(first, min(last, given.last), Kind.OPEN, None, attempts))
+
+    def give_back_rest(self) -> None:
+        """Give back what has not begun: what waits to be delivered, and what was not read."""
+        for messages, covers_from in self._seat.buffer.take_all():
+            self.give_back(covers_from, offset_of(messages[-1]), is_begun=False)
+        for given in self.given.values():
+            if given.covered_to <= given.last:
+                self.give_back(given.covered_to, given.last, is_begun=False)
+                given.next = given.covered_to = given.last + 1
+
+    def never_delivered(self, report: Callable[[int, int], object]) -> None:
+        """At most once: report what is done for the log, and was never delivered."""
+        for messages, covers_from in self._seat.buffer.take_all():
+            report(covers_from, offset_of(messages[-1]))
+        for given in self.given.values():
+            if given.covered_to <= given.last:
+                report(given.covered_to, given.last)
+        self.given.clear()
+
+
+def _first(given: Given) -> int:
+    return given.first

@@ -1,0 +1,111 @@
+"""Sharers with the faults of a seed: one owner for each message, none lost; and planted bugs, which that finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedDelivery
+from kafka_marshal.engine.shares.desk import Desk
+from kafka_marshal.engine.shares.shelf import Shelf
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Settling
+from tests.engine.sharers import BrokenError, Story
+
+#: Seeds and virtual time of the short form.
+SEEDS, MS = range(2), 2_000.0
+
+
+def told(seed: int, ms: float = MS) -> None:
+    Story(seed).run(ms)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_message_has_one_owner_and_none_is_lost(seed: int) -> None:
+    told(seed)
+
+
+def test_without_faults_each_message_is_begun_once() -> None:
+    story = Story(7, faults=False)
+    story.run(1_000.0)
+    assert set(story.books.begun.values()) == {1}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_many_seeds(seed: int) -> None:
+    told(seed, 8_000.0)
+
+
+def _begins_what_it_gave_back(patch: pytest.MonkeyPatch) -> None:
+    """A batch that was given back is handed out again before the log shows that no other member has it."""
+    give_back = SharedDelivery.give_back_run
+
+    def planted(self: SharedDelivery, run: Any, now: float) -> None:
+        messages, covers_from = list(run.messages), run.covers_from
+        give_back(self, run, now)
+        run.assignment.buffer.put_back(messages, covers_from)
+        run.assignment.has_more()
+
+    patch.setattr(SharedDelivery, "give_back_run", planted)
+
+
+def _trusts_its_share_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """No T4: messages are handed out though nothing has proven the share lately."""
+    patch.setattr(SharedAssignment, "is_open", lambda self, now: self.stage == "active" and self.lease.held)
+
+
+def _passes_a_settle_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    """What was sent once counts as settled, whether the log has it or not."""
+    entries = Settling.entries
+
+    def planted(self: Settling, *of: Any) -> Any:
+        found = entries(self, *of)
+        for request in list(self):
+            self.forget(request.first)
+        return found
+
+    patch.setattr(Settling, "entries", planted)
+
+
+def _reports_what_was_only_read(patch: pytest.MonkeyPatch) -> None:
+    """A batch counts as done when it is read."""
+    fill = Desk._fill
+
+    def planted(self: Desk, given: Any) -> None:
+        fill(self, given)
+        self._done(given.first, given.last)
+
+    patch.setattr(Desk, "_fill", planted)
+
+
+def _forgets_the_tail_of_a_batch(patch: pytest.MonkeyPatch) -> None:
+    """What was read ahead is dropped one offset too far, and counts as never delivered."""
+    trim = Shelf.trim
+
+    def planted(self: Shelf, below: int) -> None:
+        trim(self, below)
+        if self.messages and offset_of(self.messages[0]) % 7 == 0:
+            self.messages.popleft()
+
+    patch.setattr(Shelf, "trim", planted)
+
+
+PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
+    _begins_what_it_gave_back,
+    _trusts_its_share_for_ever,
+    _passes_a_settle_before_it_is_accepted,
+    _reports_what_was_only_read,
+    _forgets_the_tail_of_a_batch,
+]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bugs_are_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(BrokenError):
+        for seed in range(40):
+            told(seed, 8_000.0)
