@@ -235,7 +235,7 @@ def standstill(bench: Bench) -> Iterator[Row]:
 
 def p99(values: Sequence[float]) -> float:
     """The 99th percentile."""
-    return quantiles(values, n=100, method="inclusive")[-1]
+    return quantiles(values, n=100, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 # Hand-over.

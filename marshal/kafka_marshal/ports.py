@@ -118,10 +118,13 @@ class TailBatch:
 class Tail(Protocol):
     """Reads partitions of the coordination topic onwards from given offsets (L4: read_uncommitted)."""
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
-        """Wait up to timeout_s for anything new; return it (many records at once when there are many).
+    def read(self, timeout_s: float) -> TailBatch:
+        """Wait up to timeout_s for anything new; return it (many records at once when there are many)."""
 
-        rests: after records, fetch nothing before the next read: what comes meanwhile gathers at the broker.
+    def rest(self) -> bool:
+        """Fetch nothing before the next read: what comes meanwhile gathers at the broker. By the thread that reads.
+
+        Returns whether it does; False: something has come already, and the next read brings it.
         """
 
     def position(self, partition: int) -> int:

@@ -428,7 +428,7 @@ def test_a_member_that_reads_on_is_not_held_up_by_a_look_into_all(
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Replica):
-        def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+        def read(self, timeout_s: float) -> TailBatch:
             begun.set()
             go_on.wait(timeout_s)
             return super().read(timeout_s) if go_on.is_set() else TailBatch({}, {}, ())

@@ -296,7 +296,9 @@ class TailLog:
         self.rests = False
 
     def read(self, timeout_s: float = 0.2) -> None:
-        batch = self.tail.read(timeout_s, rests=self.rests)
+        if self.rests:
+            self.tail.rest()
+        batch = self.tail.read(timeout_s)
         self.reads += 1
         for partition, entries in batch.records.items():
             assert entries, "a partition without news is left out"

@@ -322,9 +322,13 @@ def claim_in_with(interrupts: Interrupts) -> None:
     story.close()
 
 
+#: An answer that the log does not show within two of these ends the lease: that of a machine that stands still, too.
+LONG_HI = 2_000
+
+
 def leased(act: Callable[[Lease], object]) -> Attempt:
     def attempt(interrupts: Interrupts) -> None:
-        story = Story()
+        story = Story(hi=LONG_HI)
         lease = story.marshal.claim(TOPIC, 0, timeout=1.0)
         story.interrupted(interrupts, lambda: act(lease))
         answer("a call of another thread", lambda: (lease.last_offset, story.marshal.world.leases()))

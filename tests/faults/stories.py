@@ -70,11 +70,11 @@ def member(cluster: MemoryCluster, client_id: str = "a", hi: int = HI) -> Marsha
 class Story:
     """One run: everything delivered, marked as done, and found in the log at the end."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, hi: int = HI, **options: Any) -> None:
         self.at_most_once = options.get("delivery") == "at-most-once"
         self._threads_before = set(threading.enumerate())
         self.cluster = memory_cluster()
-        self.marshal = member(self.cluster)
+        self.marshal = member(self.cluster, hi=hi)
         self._options = options
         #: How often each message was delivered.
         self.seen: Counter[Key] = Counter()

@@ -198,10 +198,13 @@ class Driver:
 
     def _read(self, wait_s: float) -> TailBatch:
         """What came, or nothing: the next step has not begun."""
-        if self.pacing.steps.rest(wait_s, self.pacing.due_at):
+        steps = self.pacing.steps
+        if steps.begin_rest(wait_s, self.pacing.due_at) and self.replica.tail.rest():
+            steps.wait()
             return TailBatch()
-        batch = self.replica.read(wait_s, rests=self.pacing.steps.are_on)
-        self.pacing.steps.read(batch)
+        batch = self.replica.read(wait_s)
+        if steps.read(batch):
+            self.replica.tail.rest()  # now: soon the next fetch is on its way
         return batch
 
     def _note_answer(self, batch: TailBatch) -> None:

@@ -290,11 +290,11 @@ class _GentleTail(_Around):
         self._life = life
         self._read_at = runtime.monotonic()
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+    def read(self, timeout_s: float) -> TailBatch:
         worked_s = self._runtime.monotonic() - self._read_at
         self._runtime.box().get(min(worked_s * (1 / SHARE - 1), LONGEST_REST_S))
         if self._life.ended:
             raise ClosedError("The member ends; nothing was removed.")
-        batch: TailBatch = self._real.read(timeout_s, rests=rests)
+        batch: TailBatch = self._real.read(timeout_s)
         self._read_at = self._runtime.monotonic()
         return batch

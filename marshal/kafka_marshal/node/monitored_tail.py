@@ -43,13 +43,13 @@ class MonitoredTail:
         marks = self._cluster.watermarks([(self._topic, cp) for cp in cps], ASK_TIMEOUT_S)
         return {cp: high for (_, cp), (_, high) in marks.items()}
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+    def read(self, timeout_s: float) -> TailBatch:
         """As a tail; raises KafkaUnavailableError if no new client gets what the log holds."""
         monitor = self.monitor
         monitor.begin_read()
         if missing := monitor.missing():
             self._mend(sorted(missing))
-        batch = self.tail.read(timeout_s, rests=rests)
+        batch = self.tail.read(timeout_s)
         monitor.end_read(timeout_s)
         for cp, entries in batch.records.items():
             monitor.received(cp, entries[-1][0] + 1)
@@ -58,6 +58,10 @@ class MonitoredTail:
         if batch.is_full:
             monitor.flooded()
         return batch
+
+    def rest(self) -> bool:
+        """As a tail."""
+        return self.tail.rest()
 
     def _mend(self, stalled: list[int]) -> None:
         monitor = self.monitor

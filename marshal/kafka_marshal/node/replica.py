@@ -207,14 +207,11 @@ class Replica:
 
     # Reading.
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
-        """Wait for records; ``apply`` applies them. Raises as the constructor does if a start must go further back.
-
-        rests: see ``Tail.read``.
-        """
+    def read(self, timeout_s: float) -> TailBatch:
+        """Wait for records; ``apply`` applies them. Raises as the constructor does if a start must go further back."""
         if self._refuted:
             self._go_back()
-        return self.tail.read(timeout_s, rests=rests)
+        return self.tail.read(timeout_s)
 
     def apply(self, batch: TailBatch, applied: Listener | None = None, *, history: bool = False) -> None:
         """Apply what was read; report each record once caught up, or from the first one (history).

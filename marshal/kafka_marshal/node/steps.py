@@ -21,15 +21,14 @@ from rationalizer import CommitOffsets, CommitRanges, GroupHeartbeat, Heartbeat,
 
 __all__ = ["LONGEST_STEP_MS", "MANY_RECORDS", "WAITS", "Steps", "Waits", "step_ms"]
 
-#: The longest step (ms): five fetches a second. A fetch takes the broker some 100 µs, so that is half a thousandth of
-#: a core.
-LONGEST_STEP_MS = 200.0
+#: The longest step (ms): with what is read at once, five fetches a second.
+LONGEST_STEP_MS = 333.0
 
 #: Up to this number of members there are no steps. With sessions of 10 s they append four records a second, fewer than
 #: the fetches that steps would save.
 FREE_MEMBERS = 12
 
-#: Each further member makes the step this much longer (ms), so that 52 are the first with the longest one.
+#: Each further member makes the step this much longer (ms), so that 79 are the first with the longest one.
 MEMBER_STEP_MS = 5.0
 
 #: No step is longer than this share of a session, or of the 2·HI of leases: a third of the margin of T4 of a session.
@@ -67,7 +66,7 @@ class Waits(StrEnum):
 
 
 class Steps:
-    """One reader's steps. The lock is held for all methods but ``rest`` and ``read``."""
+    """One reader's steps. The lock is held for all methods but those of reading."""
 
     def __init__(self, runtime: Runtime, lock: EngineLock, is_owed: Callable[[], bool]) -> None:
         """is_owed: whether a record is known to be in the log that was not read yet."""
@@ -83,8 +82,8 @@ class Steps:
         self.is_behind: bool = False
         #: When the next step begins.
         self._next_read = 0.0
-        #: Whether the fetch may rest after the next records.
-        self.are_on: bool = False
+        #: How long (ms) the rest that begins may take.
+        self._left = 0.0
         self._is_resting = self._is_rung = False
         #: Senders of records: since the time below, and in the HEARD_MS before it.
         self._heard: set[str] = set()
@@ -135,32 +134,34 @@ class Steps:
 
     # Reading.
 
-    def rest(self, wait_s: float, due_at: float) -> bool:
-        """Wait instead of reading, if the next step has not begun (*blocking*). Returns whether it did.
+    def begin_rest(self, wait_s: float, due_at: float) -> bool:
+        """Whether to ``wait`` instead of reading: the next step has not begun, and nothing is waited for.
 
         wait_s: the background thread has to turn again after this. due_at: when something is due by time.
         """
         now = self._now_ms()
         with self._lock.condition:
-            step = self.step_ms(now)
-            self.are_on = step > 0 and now < due_at - FRESH_MS and self.reason(now) is None
-            left = min(self._next_read, now + step, due_at - FRESH_MS, now + wait_s * 1000) - now
-            self._is_resting = self.are_on and left >= SHORTEST_MS
-            if not self._is_resting:
-                return False
+            until = min(self._next_read, now + self.step_ms(now), due_at - FRESH_MS, now + wait_s * 1000)
+            self._left = until - now
+            self._is_resting = self._left >= SHORTEST_MS and self.reason(now) is None
+            return self._is_resting
+
+    def wait(self) -> None:
+        """Wait until the rest is over (*blocking*)."""
         with self._bell:
             if not self._is_rung:
-                self._bell.wait(left / 1000)
+                self._bell.wait(self._left / 1000)
             self._is_resting = self._is_rung = False
-        return True
 
-    def read(self, batch: TailBatch) -> None:
-        """This was read."""
+    def read(self, batch: TailBatch) -> bool:
+        """This was read. Returns whether a step has begun, unless something in it is a reason to read at once."""
         self.is_behind = sum(map(len, batch.records.values())) >= MANY_RECORDS
-        if self.are_on and batch.records:
-            now = self._now_ms()
-            with self._lock.condition:
-                self._next_read = now + self.step_ms(now)
+        if not batch.records:
+            return False
+        now = self._now_ms()
+        with self._lock.condition:
+            self._next_read = now + self.step_ms(now)
+            return self._next_read > now and self.reason(now) is None
 
     def _ring(self) -> None:
         """End the rest: there is something to wait for now."""

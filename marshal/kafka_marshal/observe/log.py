@@ -140,10 +140,10 @@ class Log:
         tail = MonitoredTail(self._cluster, self.topic, positions, {})
         try:
             while True:
-                batch = tail.read(SLICE_S, rests=True)
+                batch = tail.read(SLICE_S)
                 judge(self.topic, batch)
                 yield batch.records
-                if 0 < sum(map(len, batch.records.values())) < MANY_RECORDS:
+                if 0 < sum(map(len, batch.records.values())) < MANY_RECORDS and tail.rest():
                     time.sleep(LOOK_STEP_S)
         finally:
             tail.close()

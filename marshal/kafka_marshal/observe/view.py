@@ -257,7 +257,7 @@ class View:
         """
         deadline = time.monotonic() + seconds
         while not until() and (left := deadline - time.monotonic()) > 0:
-            batch = self.replica.read(min(left, _SLICE_S), rests=step_s > 0)
+            batch = self.replica.read(min(left, _SLICE_S))
             for cp, entries in batch.records.items():
                 self._stamps[cp] = entries[-1][1]
                 self.clock.heard(entries[-1][1])
@@ -266,7 +266,7 @@ class View:
             self.replica.apply(batch, self._note)
             for cp in batch.records:
                 self.meter.sample(self.worlds[cp])
-            if batch.records and step_s > 0:
+            if batch.records and step_s > 0 and self.replica.tail.rest():
                 time.sleep(max(0.0, min(step_s, deadline - time.monotonic())))
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:

@@ -357,12 +357,12 @@ class _Tail(_Around):
         self._own = own
         self._applied = 0
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+    def read(self, timeout_s: float) -> TailBatch:
         # A reader has applied earlier records before it reads again.
         for _ in range(self._applied):
             self._doom.at(self._doom.step, Moment.APPLIED)
         self._applied = 0
-        batch: TailBatch = self._real.read(timeout_s, rests=rests)
+        batch: TailBatch = self._real.read(timeout_s)
         if self._own:
             for entries in batch.records.values():
                 for _, _, value in entries:

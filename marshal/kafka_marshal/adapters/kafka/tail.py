@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, TopicPartition
 
 from kafka_marshal.adapters.kafka.errors import Troubles, fault_kind, is_of_groups
 from kafka_marshal.adapters.kafka.reading import LONGEST_WAIT_S, WARM_UP_TIMEOUT_S, Pace, Reading, partition_of
@@ -30,9 +30,6 @@ PACE = Pace(LONGEST_WAIT_S)
 #: Where the logs end is noted this often (s).
 ENDS_EVERY_S = 1.0
 
-#: Before a rest: partitions of other brokers have this long (s) to arrive, else they would be fetched twice.
-GATHER_S = 0.003
-
 
 class KafkaTail:
     """A tail over a librdkafka consumer that never joins a group (L4)."""
@@ -52,6 +49,8 @@ class KafkaTail:
         self._ends_due = 0.0
         #: Whether nothing is fetched now.
         self._is_resting = False
+        #: What came before a rest, for the next read.
+        self._came: list[Message] = []
 
     def warm_up(self) -> None:
         """Begin to connect, and to look up the leaders; returns at once.
@@ -71,15 +70,10 @@ class KafkaTail:
         places = [TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()]
         self._reading.use(lambda: self._reading.consumer.assign(places))
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+    def read(self, timeout_s: float) -> TailBatch:
         if self._is_resting:
             self._fetch_again()
-        messages = self._reading.read(BATCH, timeout_s)
-        if rests and len(messages) < BATCH and any(message.error() is None for message in messages):
-            if len(self._positions) > 1:
-                time.sleep(GATHER_S)
-                messages += self._reading.read(BATCH, 0)
-            self._rest()
+        messages, self._came = self._came or self._reading.read(BATCH, timeout_s), []
         records, others = _entries(messages)
         ends: dict[int, int] = {}
         faults: list[TailFault] = []
@@ -105,11 +99,16 @@ class KafkaTail:
                 self._reading.enqueue_command(self._look_at_ends)
         return TailBatch(records, ends, faults, len(messages) >= BATCH)
 
-    def _rest(self) -> None:
+    def rest(self) -> bool:
         """Fetch nothing more. What is on its way is dropped, and fetched again from where we are."""
-        self._is_resting = True
-        places = self._places()
-        self._reading.use(partial(self._steer, partial(self._reading.consumer.pause, places)))
+        if not self._is_resting:
+            self._came = self._came or self._reading.read(BATCH, 0)
+            if self._came:
+                return False
+            self._is_resting = True
+            places = self._places()
+            self._reading.use(partial(self._steer, partial(self._reading.consumer.pause, places)))
+        return True
 
     def _fetch_again(self) -> None:
         """End the rest, at once: a partition that is only resumed waits until its broker's thread wakes by itself."""
@@ -163,6 +162,7 @@ class KafkaTail:
         self._reading.enqueue_command(lambda: self._steer(partial(self._reading.consumer.incremental_unassign, places)))
 
     def restart(self, positions: Mapping[int, int]) -> None:
+        self._came = []
         with self._lock:
             self._positions.update(positions)
         places = [TopicPartition(self._topic, cp, offset) for cp, offset in positions.items()]

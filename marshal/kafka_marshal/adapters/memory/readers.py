@@ -122,9 +122,12 @@ class MemoryTail(_Reader):
         self._opened = broker.tails_opened[client, topic] = broker.tails_opened[client, topic] + 1
         self._restarts: Counter[int] = Counter()
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+    def read(self, timeout_s: float) -> TailBatch:
         with self._broker.changed:
             return self._wait_for(self._look, timeout_s) or TailBatch()
+
+    def rest(self) -> bool:
+        return True
 
     def log_ends(self) -> Mapping[int, int]:
         logs = {cp: self._broker.log(self._topic, cp) for cp in list(self._positions)}

@@ -391,7 +391,7 @@ class SimulatedTail:
                     self._here[partition] = min(self._here[partition], end)
                     self.written(topic, partition, end)
 
-    def read(self, timeout_s: float, *, rests: bool = False) -> TailBatch:
+    def read(self, timeout_s: float) -> TailBatch:
         self._check_open()
         scheduler = self._network.scheduler
         found = self._look()
@@ -400,6 +400,9 @@ class SimulatedTail:
         self._wait(scheduler, timeout_s)
         self._check_open()
         return self._look() or TailBatch()
+
+    def rest(self) -> bool:
+        return True
 
     def _check_open(self) -> None:
         if self._closed:
