@@ -26,6 +26,7 @@ from rationalizer import (
     Group,
     Record,
     Rollback,
+    SettleOffsets,
     Upgrade,
     decode,
     encode,
@@ -419,6 +420,20 @@ def test_a_topic_below_the_level_is_refused() -> None:
     with pytest.raises(AdminError, match="kafka-marshal upgrade"):
         place.admin.checkpoint(GROUP)
     assert place.admin.upgrade() == [0]
+    assert place.admin.start_checkpoints(GROUP)
+
+
+def test_a_group_with_open_messages_is_refused(place: Place) -> None:
+    place.fleet.configure()
+    generation = place.fleet.join("w1", {DATA: 2}, session=100)
+    place.fleet.commit("w1", generation, *started(DATA, 0, 1))
+    place.append(SettleOffsets(*place.fleet.ids("w1"), generation, 99, DATA, 1, parked=((5, 8, 5, "Bad"),)))
+    with pytest.raises(AdminError, match=r"flights \[1\] that wait .* kafka-marshal discard delays --all"):
+        place.admin.start_checkpoints(GROUP)
+    assert place.group().checkpoints is None
+    assert not _paused(place)
+    place.admin.discard(GROUP, "all")
+    place.fleet.leave("w1", generation)
     assert place.admin.start_checkpoints(GROUP)
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from kafka_marshal import CheckpointPolicy, ConfigurationError, GroupConsumer, Marshal, StateError
 from kafka_marshal.node import coordination_topic
+from rationalizer import Record, SettleOffsets, encode
 from tests.client.conftest import wait_until
 from tests.client.test_checkpoints import PARTITIONS, POLICY, SESSION, Team
 from tests.faults.stories import GROUP, TOPIC, memory_cluster
+from tests.fleet import Fleet, started
 
 
 @pytest.fixture
@@ -53,6 +55,22 @@ def test_a_group_that_works_without_checkpoints_is_not_joined_with_them(team: Te
         adopting.consumer.commit()
         with pytest.raises(ConfigurationError, match="--start"):
             adopting.consumer.checkpoint()
+
+
+def test_a_group_with_open_messages_begins_no_checkpoints(team: Team) -> None:
+    def append(record: Record, cp: int) -> int:
+        return team.cluster.broker.produce("__marshal", cp, encode(record))
+
+    fleet = Fleet(GROUP, 1, append)
+    fleet.configure()
+    generation = fleet.join("b", {TOPIC: PARTITIONS}, session=SESSION)
+    fleet.commit("b", generation, *started(TOPIC, 0))
+    append(SettleOffsets(*fleet.ids("b"), generation, 99, TOPIC, 0, parked=((5, 8, 5, "Bad"),)), 0)
+    fleet.leave("b", generation)
+    a = team.start("a")
+    wait_until(lambda: a.error is not None)
+    assert isinstance(a.error, ConfigurationError)
+    assert f"kafka-marshal discard {GROUP} --all" in str(a.error)
 
 
 def test_a_topic_below_level_3_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

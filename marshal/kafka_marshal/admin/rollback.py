@@ -13,6 +13,7 @@ from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S
 from kafka_marshal.admin.session import Session
 from kafka_marshal.checkpoints import Restore, RestorePiece
+from kafka_marshal.engine.groups.checkpoints.joining import open_messages_text
 from kafka_marshal.engine.work.topic_mark import kafka_counts
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.observe.cuts import Seen, seen_by
@@ -243,6 +244,9 @@ def check_start(worlds: Mapping[int, World], name: str) -> None:
             "a checkpoint. Nothing was changed. Set the position of each such partition, which ends that: "
             f"kafka-marshal release-group {quote(name)} --partition {quote(f'{topic}:{partition}={position}')}"
         )
+    for topic, partition, kept in group.all_progress():
+        if kept.progress.holes is not None:
+            raise AdminError(open_messages_text(name, topic, partition))
 
 
 def start(work: PauseWork, hold: bool, keep: int) -> int:

@@ -14,7 +14,7 @@ from kafka_marshal.errors import ConfigurationError, MarshalError
 from rationalizer import BeginCheckpoint, Group, Tick, World
 from rationalizer.levels import CHECKPOINTS_LEVEL
 
-__all__ = ["JoinGate"]
+__all__ = ["JoinGate", "open_messages_text"]
 
 
 class JoinGate:
@@ -84,6 +84,9 @@ class JoinGate:
             if kafka_counts(kept.progress):
                 self._fail(_in_transactions(self._group_id, topic, partition))
                 return False
+            if kept.progress.holes is not None:
+                self._fail(ConfigurationError(open_messages_text(self._group_id, topic, partition)))
+                return False
         policy = self._policy
         assert policy is not None
         record = BeginCheckpoint(*self._member.settings.ids, 0, policy.timeout_ms, policy.keep, policy.hold)
@@ -135,4 +138,15 @@ def _in_transactions(group_id: str, topic: str, partition: int) -> Configuration
         "can't go back with a checkpoint. Nothing was changed. To give that up, set its position: "
         "kafka-marshal release-group "
         f"{quote(group_id)} --partition {topic}:{partition}=OFFSET"
+    )
+
+
+def open_messages_text(group_id: str, topic: str, partition: int) -> str:
+    """Why a group with such messages begins no checkpoints (X4)."""
+    group = quote(group_id)
+    return (
+        f"group {group_id!r} has messages of {topic} [{partition}] that wait for another try, or are set aside: "
+        "checkpoints can't hold them. Nothing was changed. See them: kafka-marshal open-messages "
+        f"{group}. Let workers without checkpoints handle them (kafka-marshal redrive {group} --all frees those that "
+        f"are set aside), or give them up: kafka-marshal discard {group} --all"
     )
