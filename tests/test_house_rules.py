@@ -151,10 +151,10 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (26, 6_200),
+    "admin": (27, 6_480),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (31, 7_900),
+    "cli": (31, 7_960),
     "client": (47, 9_880),
     "engine": (85, 17_050),
     "kafka_marshal": (19, 2_830),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (496, 100_500)
+MOST_OF_ALL = (497, 100_860)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -21,6 +21,7 @@
 ``open_messages``   what is open: set aside, waiting for its next try, in a batch
 ``settling``        redrive, discard and park, record by record
 ``redriving``       dead letters, produced into a topic in transactions
+``aside``           open messages written again: after a move that failed, in a conversion
 ``point_reads``     single messages, read by their offsets
 ``stored_message``  one message of a data topic, by its offset
 ``topic``           the coordination topic, created or completed: the work of ``init``

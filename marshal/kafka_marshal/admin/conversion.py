@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
+from kafka_marshal.admin.aside import Aside, aside_of, open_again
 from kafka_marshal.admin.coordinated import configure, set_positions
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import GroupKind, group_in
 from kafka_marshal.admin.topic import below_level
-from kafka_marshal.admin.transfer import progress_of_all, refuse_open, refuse_transactional
+from kafka_marshal.admin.transfer import Open, progress_of_all, refuse_open, refuse_transactional
 from kafka_marshal.beside import read_json, write_json
 from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.errors import AdminError, ConfigurationError
@@ -68,13 +69,30 @@ class Saved:
     ranges: tuple[tuple[int, int], ...] = ()
     keyed: tuple[tuple[int, int, int], ...] = ()
     metadata: str | None = None
+    #: (offset, key hash, deliveries, reason) of messages that were set aside: they stay so.
+    parked: tuple[tuple[int, int, int, str], ...] = ()
+    #: Other open messages (first, last): they come again, or count as done, as `offset` says.
+    open: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, key: TopicPartition, progress: Progress, metadata: str | None) -> Self:
-        """The present progress."""
+    def of(cls, key: TopicPartition, progress: Progress, metadata: str | None, open_messages: Open = None) -> Self:
+        """The present progress. open_messages: what happens to those that are not set aside."""
         keyed = () if progress.pieces is None else tuple((lo, hi, done) for lo, hi, done in progress.done_through)
         ranges = tuple((first, last) for first, last in split(progress.ranges).ranges)
-        return cls(*key, progress.stable + 1, ranges, keyed, metadata)
+        parked = tuple(
+            (hole.first, hole.key_hash, hole.attempts, hole.reason) for hole in progress.open if hole.reason is not None
+        )
+        others = tuple((hole.first, hole.last) for hole in progress.open if hole.reason is None)
+        offset = progress.stable + 1
+        if open_messages == "repeat" and others and others[0][0] < offset:
+            ranges = ((others[0][0], progress.stable), *ranges)
+            offset = others[0][0]
+        return cls(*key, offset, ranges, keyed, metadata, parked, others)
+
+    @property
+    def aside(self) -> list[Aside]:
+        """What is to be set aside again."""
+        return [Aside(offset, offset, key_hash, attempts, why) for offset, key_hash, attempts, why in self.parked]
 
     @property
     def key(self) -> TopicPartition:
@@ -103,6 +121,12 @@ class Plan:
     #: Settings of a coordinated group, for information: claimed groups have none.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def open_messages(self) -> Open:
+        """What happens to open messages that are not set aside; None: there are none."""
+        some = [each for each in self.saved if each.open]
+        return ("repeat" if any(each.offset <= each.open[0][0] for each in some) else "drop") if some else None
+
     def write(self, path: Path, phase: Phase) -> Plan:
         """Write it to the file, atomically."""
         plan = replace(self, phase=phase)
@@ -124,7 +148,9 @@ class Plan:
     def conversion(self, path: Path, *, resumed: bool) -> Conversion:
         """The result for the caller."""
         repeats = tuple(repeat for each in self.saved for repeat in each.repeats())
-        return Conversion(self.group, self.to, path, {each.key: each.offset for each in self.saved}, repeats, resumed)
+        positions = {each.key: each.offset for each in self.saved}
+        parked = tuple((*each.key, offset) for each in self.saved for offset, *_ in each.parked)
+        return Conversion(self.group, self.to, path, positions, repeats, resumed, parked)
 
     @classmethod
     def read(cls, path: Path) -> Plan | None:
@@ -137,6 +163,8 @@ class Plan:
                         **each,
                         "ranges": tuple((first, last) for first, last in each["ranges"]),
                         "keyed": tuple((lo, hi, done) for lo, hi, done in each["keyed"]),
+                        "parked": tuple(map(tuple, each.get("parked", ()))),
+                        "open": tuple(map(tuple, each.get("open", ()))),
                     }
                 )
                 for each in found.pop("saved")
@@ -163,6 +191,8 @@ class Conversion:
     repeats: tuple[Repeat, ...]
     #: This run finished an earlier, interrupted one.
     resumed: bool
+    #: (topic, partition, offset) of messages that were set aside, and stay so.
+    parked: tuple[tuple[str, int, int], ...] = ()
 
 
 def is_unfinished(group: str, file: Path | None) -> Path | None:
@@ -199,18 +229,20 @@ def plan_conversion(
     return Plan(group, log, to, client_id, "saved", tuple(saved))
 
 
-def convert(work: PauseWork, log: str, to: GroupKind, path: Path, force: bool) -> Conversion:
+def convert(
+    work: PauseWork, log: str, to: GroupKind, path: Path, force: bool, open_messages: Open = None
+) -> Conversion:
     """Carry out the plan, or continue it, under our pause."""
     work.ready()
     _refuse_living(work)
     plan = Plan.read(path)
     is_old = plan is not None and plan.phase != "done"
     if plan is None or plan.phase != "changing":
-        plan = _saved(work, log, to).write(path, "saved")
+        plan = _saved(work, log, to, open_messages).write(path, "saved")
         passed("saved")
         plan = plan.write(path, "changing")
     else:
-        plan = _gone_on(work, plan, force).write(path, "changing")
+        plan = _gone_on(work, plan, force, open_messages).write(path, "changing")
     passed("changing")
     _forget_old(work, to)
     _set(work, plan)
@@ -219,19 +251,19 @@ def convert(work: PauseWork, log: str, to: GroupKind, path: Path, force: bool) -
     return plan.conversion(path, resumed=is_old)
 
 
-def _saved(work: PauseWork, log: str, to: GroupKind) -> Plan:
+def _saved(work: PauseWork, log: str, to: GroupKind, open_messages: Open) -> Plan:
     """All progress as it is now."""
     session = work.session
     with session.locked():
         kind, too_low = session.kind(), below_level(session.worlds, GROUPS_LEVEL)
-        saved = saved_in(session.worlds, session.group_id)
+        saved = saved_in(session.worlds, session.group_id, open_messages)
         group = session.group()
     plan = plan_conversion(session.group_id, log, session.client_id, kind, to, saved, too_low)
     return plan if group is None else replace(plan, settings=asdict(group.settings))
 
 
-def saved_in(worlds: Mapping[int, World], group_id: str) -> list[Saved]:
-    """The progress of all partitions, sorted."""
+def saved_in(worlds: Mapping[int, World], group_id: str, open_messages: Open = None) -> list[Saved]:
+    """The progress of all partitions, sorted. open_messages: what happens to those that are not set aside."""
     found = progress_of_all(worlds, group_id)
     group = group_in(worlds, group_id)
     refuse_transactional(
@@ -241,11 +273,12 @@ def saved_in(worlds: Mapping[int, World], group_id: str) -> list[Saved]:
         "more was changed. Set the positions to Kafka's first: kafka-consumer-groups --describe shows them, and "
         "kafka-marshal release-group GROUP --partition TOPIC:PARTITION=OFFSET sets them",
     )
-    refuse_open(group_id, found)
+    if open_messages is None:
+        refuse_open(group_id, found, lambda hole: not hole.is_parked)
     saved = []
     for key in sorted(found):
         kept = None if group is None else group.kept(*key)
-        saved.append(Saved.of(key, found[key], None if kept is None else kept.metadata))
+        saved.append(Saved.of(key, found[key], None if kept is None else kept.metadata, open_messages))
     return saved
 
 
@@ -258,16 +291,17 @@ def _refuse_living(work: PauseWork) -> None:
         )
 
 
-def _gone_on(work: PauseWork, plan: Plan, force: bool) -> Plan:
+def _gone_on(work: PauseWork, plan: Plan, force: bool, open_messages: Open) -> Plan:
     """The plan of an earlier run, compared with the present log."""
     session = work.session
     with session.locked():
         found = progress_of_all(session.worlds, session.group_id)
-        now = saved_in(session.worlds, session.group_id)
+        now = saved_in(session.worlds, session.group_id, open_messages or plan.open_messages)
+    as_saved = {(each.key, each.offset) for each in now}
     moved = [
         f"{x.topic} [{x.partition}]: {x.offset} was saved, {found[x.key].stable + 1} is there"
         for x in plan.saved
-        if x.key in found and not _is_as_left(x, found[x.key])
+        if x.key in found and (x.key, x.offset) not in as_saved and not _is_as_left(x, found[x.key])
     ]
     if moved and not force:
         raise AdminError(
@@ -283,7 +317,8 @@ def _gone_on(work: PauseWork, plan: Plan, force: bool) -> Plan:
 
 def _is_as_left(saved: Saved, now: Progress) -> bool:
     """Whether the position is the saved one, or not set yet: our own claim has created the lease."""
-    return now.stable + 1 in (saved.offset, 0) and not (now.stable + 1 == 0 and now.intervals.firsts)
+    lowest = saved.parked[0][0] if saved.parked else saved.offset  # where it is while these are set aside again
+    return now.stable + 1 in (saved.offset, lowest, 0) and not (now.stable + 1 == 0 and now.intervals.firsts)
 
 
 def _forget_old(work: PauseWork, to: GroupKind) -> None:
@@ -311,18 +346,35 @@ def _set(work: PauseWork, plan: Plan) -> None:
     work.check()
     with session.locked():
         kind = session.kind()
-        now = {key: progress.stable + 1 for key, progress in progress_of_all(session.worlds, plan.group).items()}
+        found = progress_of_all(session.worlds, plan.group)
+        now = {key: (progress.stable + 1, list(aside_of(progress))) for key, progress in found.items()}
     if kind not in (None, plan.to):
         raise AdminError(
             f"group {plan.group!r} is a {kind} group again: one of its workers came in between. Its progress is in the "
             "file. Stop the workers, and run it again"
         )
-    targets = {each.key: each.offset for each in plan.saved if now.get(each.key) != each.offset}
+    left = [each for each in plan.saved if now.get(each.key) != (each.offset, each.aside)]
+    targets = {each.key: each.offset for each in left}
     if plan.to == "coordinated":
         configure(session, {})
         passed("marked")
-        metadata = {each.key: each.metadata for each in plan.saved if each.metadata and each.key in targets}
-        set_positions(session, targets, metadata)
+        _set_coordinated(work, left)
     elif targets:
-        move_all(work, session, targets)
+        move_all(work, session, targets, aside={each.key: each.aside for each in left if each.parked})
     passed("set")
+
+
+def _set_coordinated(work: PauseWork, left: list[Saved]) -> None:
+    """Set positions. What was set aside below one is set aside again before the position gets there, the rest after."""
+    session = work.session
+    below = {each.key: [x for x in each.aside if x.first < each.offset] for each in left}
+    if first := {key: some[0].first for key, some in below.items() if some}:
+        set_positions(session, dict.fromkeys(first, 0))  # nothing is left of an earlier run
+        set_positions(session, first)
+        for key, some in below.items():
+            open_again(session, key, some)
+        passed("set aside")
+    metadata = {each.key: each.metadata for each in left if each.metadata}
+    set_positions(session, {each.key: each.offset for each in left}, metadata)
+    for each in left:
+        open_again(session, each.key, each.aside[len(below[each.key]) :])

@@ -15,6 +15,7 @@ from kafka_marshal.admin.positions import Move
 from kafka_marshal.admin.session import GroupKind, Session, kind_in
 from kafka_marshal.admin.topic import below_level
 from kafka_marshal.admin.transfer import (
+    Open,
     empty_kafka_group,
     export_positions,
     import_positions,
@@ -67,21 +68,31 @@ class GroupMoves(OneProcess):
         return self._planned_or_done(group, planned, import_positions, force, dry_run, timeout)
 
     def export_group(
-        self, group: str, *, force: bool = False, dry_run: bool = False, timeout: float = 30.0
+        self,
+        group: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: float = 30.0,
+        open_messages: Open = None,
     ) -> list[Move]:
         """Commit the group's positions to Kafka's own consumer group of that name: stable + 1, never above.
 
         Claimed groups can be exported, too. Neither side may have members. ``force``: even if Kafka's offsets move
-        back. Lost positions (``lost``) are skipped. Returns the moves: ``before`` is Kafka's offset, ``done_ahead`` the
+        back. ``open_messages``: Kafka's group has no place for open messages: with ``"repeat"`` they come again there,
+        and all above them; with ``"drop"`` they count as done; None: AdminError if there are some. Lost positions
+        (``lost``) are skipped. Returns the moves: ``before`` is Kafka's offset, ``done_ahead`` the
         number of done offsets above ``after``, which will be repeated.
         Raises AdminError if there is nothing to export or one side is not empty.
         """
 
         def planned(cluster: Cluster, replica: Replica) -> list[Move]:
             kafka = empty_kafka_group(cluster, group)
-            return planned_export(cluster, group, kafka, progress_of_all(replica.worlds, group), force=force)
+            found = progress_of_all(replica.worlds, group)
+            return planned_export(cluster, group, kafka, found, force=force, open_messages=open_messages)
 
-        return self._planned_or_done(group, planned, export_positions, force, dry_run, timeout)
+        _check_open(open_messages)
+        return self._planned_or_done(group, planned, export_positions, force, dry_run, timeout, open_messages)
 
     def convert_group(
         self,
@@ -92,18 +103,22 @@ class GroupMoves(OneProcess):
         force: bool = False,
         dry_run: bool = False,
         timeout: float = 30.0,
+        open_messages: Open = None,
     ) -> Conversion:
         """Make a claimed group a coordinated one, or the other way round, with its positions.
 
         Stop its workers first. All progress is saved to ``file`` (default: kafka-marshal-convert-GROUP.json in the
         working directory) before anything is changed; the group is paused until all positions are set. After a kill at
         any point, the same call continues. Only positions are carried over: messages done above them are repeated, and
-        named in ``repeats``. Convert sinks, too: ``sink.convert(group, to)``.
+        named in ``repeats``. Messages that were set aside stay so. ``open_messages``: of other open messages: with
+        ``"repeat"`` they come again, and all above them; with ``"drop"`` they count as done; None: AdminError if there
+        are some. Convert sinks, too: ``sink.convert(group, to)``.
         ``force``: set the saved positions although the group was at work after an earlier, interrupted run.
         Raises AdminError if the group is unknown, of that kind already, or alive, and if it was not finished: then call
         it again. Raises ConfigurationError if the file is another one, or can't be written.
         """
         arguments.one_of("to", to, ("claimed", "coordinated"))
+        _check_open(open_messages)
         path = file_of(group) if file is None else Path(file)
         timeout = arguments.seconds("timeout", timeout)
         self._check_group(group)
@@ -113,7 +128,7 @@ class GroupMoves(OneProcess):
         if dry_run and plan is not None and plan.phase == "changing":
             return plan.conversion(path, resumed=True)
         if dry_run:
-            return self._look(lambda _, replica: self._planned(replica, group, to, path))  # type: ignore[no-any-return]
+            return self._look(lambda _, replica: self._planned(replica, group, to, path, open_messages))  # type: ignore[no-any-return]
         # The pause of a killed admin may still be in force: it is continued in its name.
         client_id = self.client_id if plan is None or plan.phase == "done" else plan.client_id
         if client_id == self.client_id:
@@ -121,7 +136,7 @@ class GroupMoves(OneProcess):
             self._act(group, lambda session: refuse_living(session, timeout, "Nothing was changed", remedy))
         with self._pause_as(group, client_id, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
-            return pause.carry_out("convert", convert, self.topic, to, path, force)
+            return pause.carry_out("convert", convert, self.topic, to, path, force, open_messages)
 
     def _pause_as(self, group: str, client_id: str, expires_in: float) -> Pause:
         """A pause in the name of this admin, or of an earlier one that it continues."""
@@ -129,9 +144,9 @@ class GroupMoves(OneProcess):
             return self.pause(group, expires_in)
         return Pause(lambda: self._open(group, self._open_cluster(), client_id), group, client_id, expires_in)
 
-    def _planned(self, replica: Replica, group: str, to: GroupKind, path: Path) -> Conversion:
+    def _planned(self, replica: Replica, group: str, to: GroupKind, path: Path, open_messages: Open) -> Conversion:
         kind, too_low = kind_in(replica.worlds, group), below_level(replica.worlds, GROUPS_LEVEL)
-        saved = saved_in(replica.worlds, group)
+        saved = saved_in(replica.worlds, group, open_messages)
         plan = plan_conversion(group, self.topic, self.client_id, kind, to, saved, too_low)
         return plan.conversion(path, resumed=False)
 
@@ -143,6 +158,7 @@ class GroupMoves(OneProcess):
         force: bool,
         dry_run: bool,
         timeout: float,
+        *more: object,
     ) -> list[Move]:
         self._check_group(group)
         timeout = arguments.seconds("timeout", timeout)
@@ -153,4 +169,9 @@ class GroupMoves(OneProcess):
         self._act(group, lambda session: refuse_living(session, timeout, "Nothing was changed", remedy))
         with self._pause_as(group, self.client_id, max(PAUSE_S, 2 * timeout)) as pause:
             pause.wait_released(timeout)
-            return pause.carry_out("move positions", do, force)
+            return pause.carry_out("move positions", do, force, *more)
+
+
+def _check_open(open_messages: object) -> None:
+    if open_messages is not None:
+        arguments.one_of("open_messages", open_messages, ("repeat", "drop"))

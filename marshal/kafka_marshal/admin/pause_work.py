@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 
 from kafka_marshal.admin.coordinated import refuse_kept, set_positions
 from kafka_marshal.admin.members import InHand, Members
-from kafka_marshal.admin.positions import Keep, Move, Target, check_targets, moves_to, resolve, stands_at
+from kafka_marshal.admin.positions import (
+    Keep,
+    Move,
+    Target,
+    check_targets,
+    lost_positions,
+    moves_to,
+    resolve,
+    stands_at,
+)
 from kafka_marshal.admin.repositioning import move_all
 from kafka_marshal.admin.session import Asked, CallerGoneError, Session, bare_release, key_of
 from kafka_marshal.errors import AdminError, ConfigurationError, GroupPausedError, MarshalError
@@ -201,8 +210,15 @@ class PauseWork:
         if dry_run or not targets:
             with session.locked():
                 return moves_to(targets, session.progress, keeps=keeps)
+        with session.locked():
+            some_open = {key: found for key in targets if (found := session.progress(key)) is not None and found.open}
+        lost = lost_positions(session.cluster, some_open, some_open.get)
         self.ready(frozenset(targets))
-        return set_positions(session, targets) if is_coordinated else move_all(self, session, targets, keeps)
+        if not is_coordinated:
+            return move_all(self, session, targets, keeps, lost)
+        if lost:  # what was set aside was of another topic: none of it stays
+            set_positions(session, dict.fromkeys(lost, 0))
+        return set_positions(session, targets)
 
     def forget(self) -> int:
         """Drop the group and the pause in every CP; returns the number of its partitions."""

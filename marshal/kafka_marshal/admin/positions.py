@@ -27,8 +27,10 @@ __all__ = [
     "first_with_a_moment",
     "lost_positions",
     "moves_to",
+    "open_at",
     "resolve",
     "stands_at",
+    "without",
 ]
 
 WORDS = ("earliest", "latest", "readable")
@@ -57,6 +59,10 @@ class Move:
     ranges: tuple[tuple[int, int], ...] = ()
     #: The group takes checkpoints: the states of its members stay as they are. A rollback takes them along.
     keeps_state: bool = False
+    #: Open messages below ``after`` that count as done then: they wait for their next try, or are in a batch.
+    closed: tuple[tuple[int, int], ...] = ()
+    #: Messages below ``after`` that were set aside, and stay so.
+    parked: tuple[int, ...] = ()
     #: The epoch of the move, for ``sink.rewind``: everything granted before has a lower one. None: only planned.
     epoch: int | None = None
 
@@ -89,8 +95,18 @@ class Keep:
             ranges += split(progress.ranges).ranges
             if self.since is not None and progress.stable >= self.since:
                 ranges.append((self.since, progress.stable))
+            # What is not done stays so; what was set aside stays set aside.
+            for hole in progress.open:
+                if not hole.is_parked:
+                    ranges = [part for each in ranges for part in without(each, hole.first, hole.last)]
         stable, kept = interval_union(after - 1, ranges)
         return stable + 1, kept
+
+
+def without(span: tuple[int, int], first: int, last: int) -> list[tuple[int, int]]:
+    """What is left of a span of offsets without these."""
+    parts = [(span[0], min(span[1], first - 1)), (max(span[0], last + 1), span[1])]
+    return [part for part in parts if part[0] <= part[1]]
 
 
 def interval_union(stable: int, ranges: Iterable[tuple[int, int]]) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -231,8 +247,21 @@ def moves_to(
         if key in keeps and not why_not:
             after, kept = keeps[key].above(after, progress)
         ahead = 0 if kept else sum(last - max(first, after) + 1 for first, last in ranges if last >= after)
-        moves.append(Move(*key, before, after, ahead, why_not, kept, ranges))
+        closed, parked = open_at(progress, after, why_not)
+        moves.append(Move(*key, before, after, ahead, why_not, kept, ranges, closed=closed, parked=parked))
     return moves
+
+
+def open_at(
+    progress: Progress | None, after: int, why_lost: str = ""
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """What of the open messages will count as done if this offset is read next, and what stays set aside.
+
+    In a topic that was recreated none stays.
+    """
+    holes = [] if progress is None else [hole for hole in progress.open if hole.first < after]
+    closed = tuple((hole.first, min(hole.last, after - 1)) for hole in holes if why_lost or not hole.is_parked)
+    return closed, tuple(hole.first for hole in holes if hole.is_parked and not why_lost)
 
 
 #: How long one try may take before the partition counts as unreachable (s).

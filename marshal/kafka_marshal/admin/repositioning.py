@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from kafka_marshal.admin.positions import Keep, Move, moves_to
+from kafka_marshal.admin.aside import Aside, aside_of, open_again
+from kafka_marshal.admin.positions import Keep, Move, moves_to, without
 from kafka_marshal.admin.session import Session
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.engine import Engine
@@ -64,6 +65,16 @@ class _Done:
         ranges = tuple((first, last) for first, last in lease.progress.ranges)
         return cls(lease.progress.stable, lease.progress.granted, ranges)
 
+    def with_open(self, some: Sequence[Aside]) -> _Done:
+        """The same progress as it is written again: below the lowest open message first, the rest as ranges."""
+        lowest = min([each.first for each in some], default=self.stable + 1)
+        if lowest > self.stable or self.granted != NOTHING_DONE:
+            return self
+        done = [(lowest, self.stable), *self.ranges]
+        for each in some:
+            done = [part for span in done for part in without(span, each.first, each.last)]
+        return _Done(lowest - 1, NOTHING_DONE, tuple(done))
+
     @property
     def first_beat(self) -> int:
         """The last_offset of the first record that writes this again: a grant must lie above it (C12)."""
@@ -75,12 +86,16 @@ def move_all(
     session: Session,
     targets: Mapping[TopicPartition, int],
     keeps: Mapping[TopicPartition, Keep] = MappingProxyType({}),
+    lost: Mapping[TopicPartition, str] = MappingProxyType({}),
+    aside: Mapping[TopicPartition, Sequence[Aside]] = MappingProxyType({}),
 ) -> list[Move]:
     """Set each partition's position to its offset (the next to read); returns the moves (*blocking*).
 
-    keeps: what stays done above it. Raises AdminError, which says what moved and what did not.
+    keeps: what stays done above it. lost: partitions whose open messages were of another topic: none stays. aside:
+    messages to be set aside that the partition does not have.
+    Raises AdminError, which says what moved and what did not.
     """
-    mover = _Mover(pause, session, targets, keeps)
+    mover = _Mover(pause, session, targets, keeps, lost, aside)
     mover.claim()
     mover.write()
     return mover.moves
@@ -93,8 +108,14 @@ class _Mover:
         session: Session,
         targets: Mapping[TopicPartition, int],
         keeps: Mapping[TopicPartition, Keep],
+        lost: Mapping[TopicPartition, str],
+        aside: Mapping[TopicPartition, Sequence[Aside]],
     ) -> None:
         self._keeps = keeps
+        self._lost = lost
+        self._aside = aside
+        #: What was open before.
+        self._open: dict[TopicPartition, tuple[Aside, ...]] = {}
         self.moves: list[Move] = []
         self._pause = pause
         self._session = session
@@ -111,7 +132,8 @@ class _Mover:
             with self._session.locked():
                 missing = {key: lease for key, lease in self._leases.items() if not lease.is_proven}
                 self._before = {key: _Done.of(self._session.lease(key)) for key in self._targets}
-                self.moves = moves_to(self._targets, self._session.progress, keeps=self._keeps)
+                self._open = {key: aside_of(self._session.progress(key)) for key in self._targets}
+                self.moves = moves_to(self._targets, self._session.progress, self._lost, self._keeps)
             if missing:
                 self._pause.check()  # a process under our client_id is the cause then, and is named
                 named = "; ".join(f"{k[0]} [{k[1]}]: {x.loss or x.refusal or 'no answer'}" for k, x in missing.items())
@@ -156,11 +178,18 @@ class _Mover:
                 now = self._session.now_ms()
                 lost = [key for key, lease in self._leases.items() if now >= lease.lease.hand_out_until]
                 if not lost:
-                    kept = [move for move in self.moves if move.kept]
-                    answers = [engine.take(BeatLease(self._leases[x.key], x.last_offset), now) for x in kept]
+                    first = {x.key: x.last_offset for x in self.moves if x.kept}
+                    first |= dict.fromkeys((x.key for x in self.moves if x.lost), NOTHING_DONE)
+                    first |= {
+                        x.key: min(x.last_offset, self._aside[x.key][0].first - 1)
+                        for x in self.moves
+                        if x.key in self._aside
+                    }
+                    answers = [engine.take(BeatLease(self._leases[key], at), now) for key, at in first.items()]
             if lost:
                 raise AdminError(f"leases were lost before anything was written: {_names(lost)}")
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
+            self._set_aside()
             with self._session.locked() as engine:
                 now = self._session.now_ms()
                 for move in self.moves:
@@ -170,7 +199,7 @@ class _Mover:
                         move.last_offset, NOTHING_DONE, ()
                     ):
                         _add(engine, lease, _Done(move.last_offset, NOTHING_DONE, move.kept), now)
-                    engine.take(ReleaseLease(lease, None if move.kept else move.last_offset), now)
+                    engine.take(ReleaseLease(lease, None if self._is_written(move) else move.last_offset), now)
             self._pause.wait(lambda: all(x.is_released for x in self._leases.values()), STEP_TIMEOUT_S)
             with self._session.locked():
                 failed = [move for move in self.moves if not self._is_moved(move, under_pause=True)]
@@ -180,10 +209,27 @@ class _Mover:
             self._undo(error)
             raise
 
+    def _is_written(self, move: Move) -> bool:
+        """Whether the position is written before the release, since something above it comes after it."""
+        return bool(move.kept) or any(each.first > move.last_offset for each in self._aside.get(move.key, ()))
+
+    def _set_aside(self) -> None:
+        """Set messages aside: below the new position before it is written, those above it afterwards."""
+        for move in self.moves:
+            some, lease = self._aside.get(move.key, ()), self._leases[move.key]
+            below = [each for each in some if each.first <= move.last_offset]
+            open_again(self._session, move.key, below, lease.lease.epoch)
+            if len(below) == len(some):
+                continue
+            with self._session.locked() as engine:
+                answer = engine.take(BeatLease(lease, move.last_offset), self._session.now_ms())
+            self._pause.wait(lambda answer=answer: answer.accepted is not None, STEP_TIMEOUT_S)  # type: ignore[misc]
+            open_again(self._session, move.key, some[len(below) :], lease.lease.epoch)
+
     def _is_moved(self, move: Move, *, under_pause: bool = False) -> bool:
         """Whether the log has shown our release with the new position (and the pause in force with it)."""
         hand_in = self._leases[move.key].hand_in
-        if move.kept:
+        if self._is_written(move):
             wanted = _Done(move.last_offset, NOTHING_DONE, move.kept)
             is_under_pause = hand_in is not None and hand_in.pausing
             return _Done.of(self._session.lease(move.key)) == wanted and (is_under_pause or not under_pause)
@@ -205,7 +251,13 @@ class _Mover:
         problem = self._write_back(moved) if moved else ""
         with self._session.driver.condition:
             now = {m.key: _Done.of(self._session.lease(m.key)) for m in moved}
-        moved = [replace(m, after=now[m.key].stable + 1) for m in moved if now[m.key] != self._before[m.key]]
+            left = {m.key: aside_of(self._session.progress(m.key)) for m in moved}
+        moved = [
+            replace(m, after=now[m.key].stable + 1)
+            for m in moved
+            if left[m.key] != self._open[m.key]
+            or now[m.key].with_open(left[m.key]) != self._before[m.key].with_open(self._open[m.key])
+        ]
         if not moved and not unknown:
             if isinstance(cause, MarshalError):
                 raise AdminError(
@@ -225,9 +277,10 @@ class _Mover:
 
     def _is_changed(self, move: Move) -> bool:
         """Whether we have changed its progress."""
-        if move.kept:  # it takes several records
+        if self._is_written(move):  # it takes several records
             return _Done.of(self._session.lease(move.key)) != self._before[move.key]
-        return self._is_moved(move) and self._before[move.key] != _Done(move.last_offset, NOTHING_DONE, ())
+        is_other = self._before[move.key] != _Done(move.last_offset, NOTHING_DONE, ())
+        return (self._is_moved(move) and is_other) or aside_of(self._session.progress(move.key)) != self._open[move.key]
 
     def _is_over(self, move: Move) -> bool:
         lease = self._leases[move.key]
@@ -242,15 +295,21 @@ class _Mover:
             with self._session.locked() as engine:
                 held = {m.key: self._leases[m.key] for m in moved if self._leases[m.key].is_proven}
                 now = self._session.now_ms()
-                answers = [
-                    engine.take(BeatLease(lease, self._before[key].first_beat), now) for key, lease in held.items()
-                ]
+                before = {key: self._before[key].with_open(self._open[key]) for key in held}
+                answers = [engine.take(BeatLease(lease, before[key].first_beat), now) for key, lease in held.items()]
             self._pause.wait(lambda: all(answer.accepted is not None for answer in answers), STEP_TIMEOUT_S)
+            with self._session.locked():
+                # Only after a beat that replaced everything, or the new position would get the old ranges.
+                replaced = {
+                    key: lease
+                    for key, lease in held.items()
+                    if _Done.of(self._session.lease(key)) == _Done(before[key].first_beat, NOTHING_DONE, ())
+                }
+            for key, lease in replaced.items():
+                open_again(self._session, key, self._open[key], lease.lease.epoch)
             with self._session.locked() as engine:
-                for key, lease in held.items():
-                    # Only after a beat that replaced everything, or the new position would get the old ranges.
-                    if _Done.of(self._session.lease(key)) == _Done(self._before[key].first_beat, NOTHING_DONE, ()):
-                        _add(engine, lease, self._before[key], self._session.now_ms())
+                for key, lease in replaced.items():
+                    _add(engine, lease, before[key], self._session.now_ms())
             self._release_all()
             self._pause.check()
         except MarshalError as error:

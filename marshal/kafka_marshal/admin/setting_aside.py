@@ -83,8 +83,8 @@ class OpenMessages(OneProcess):
         """Free messages that were set aside: their owners handle them again, with all their tries.
 
         ``messages``: (topic, partition, offset) of each, or ``"all"``. ``reason``: all that were set aside for it.
-        ``rate``: at most so many in a second. ``dry_run``: only return what would be done. ``progress`` is called with
-        (messages settled, messages in all).
+        ``rate``: at most this number in a second. ``dry_run``: only return what would be done. ``progress`` is called
+        with (messages settled, messages in all).
         Each is freed once, whatever other operators do; after an interruption call it again. A message that is not in
         the topic any more can't be delivered: it counts as done, and is in ``gone`` of the result.
         Raises AdminError if the log knows no such group, the topic was recreated, or the log did not answer (it says

@@ -168,6 +168,10 @@ def _find_hashes(session: Session, plan: _Plan) -> None:
     plan.todo = [(place, each) for place, each in plan.todo if place not in plan.left]
 
 
+def _never() -> bool:
+    return False
+
+
 class _Work:
     """Carries out a plan, record by record."""
 
@@ -195,7 +199,7 @@ class _Work:
         sent = 0
         for chunk in self._chunks():
             if self._rate is not None:
-                self._session.wait_for(lambda: False, begun + sent / self._rate * 1000)
+                self._session.wait_for(_never, begun + sent / self._rate * 1000)
             self._settle(chunk)
             sent += len(chunk)
             if self._progress is not None:

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from shlex import quote
+from typing import Any, Literal
 
 from kafka_marshal.admin.coordinated import configure, set_positions
 from kafka_marshal.admin.pause_work import PauseWork
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, Move, lost_positions, moves_to
 from kafka_marshal.admin.session import GroupKind, wrong_kind
-from kafka_marshal.engine.work.topic_mark import kafka_counts
+from kafka_marshal.engine.work.topic_mark import kafka_counts, split
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.log_guard import progress_of_all
+from kafka_marshal.observe.text import count
 from kafka_marshal.ports import Cluster, KafkaGroup, TopicPartition
 from rationalizer import Progress
+from rationalizer.holes import Hole
 from rationalizer.limits import MAX_METADATA_BYTES
 
 __all__ = [
+    "Open",
     "empty_kafka_group",
     "export_positions",
     "import_positions",
@@ -32,6 +37,9 @@ __all__ = [
 
 #: The progress of a partition; None: the group never had it.
 ProgressOf = Callable[[TopicPartition], Progress | None]
+
+#: What happens to open messages where there is no place for them: they come again, or count as done. None: refused.
+Open = Literal["repeat", "drop"] | None
 
 
 def import_positions(work: PauseWork, force: bool) -> list[Move]:
@@ -70,7 +78,7 @@ def planned_import(
     return moves
 
 
-def export_positions(work: PauseWork, force: bool) -> list[Move]:
+def export_positions(work: PauseWork, force: bool, open_messages: Open = None) -> list[Move]:
     """Commit the group's positions to Kafka's own group of that name, under our pause; what was committed."""
     session = work.session
     work.ready()
@@ -80,7 +88,7 @@ def export_positions(work: PauseWork, force: bool) -> list[Move]:
         found = progress_of_all(session.worlds, session.group_id)
         kept = {} if group is None else {key: group.kept(*key) for key in found}
         metadata = {key: each.metadata for key, each in kept.items() if each is not None and each.metadata}
-    moves = planned_export(session.cluster, session.group_id, kafka, found, force=force)
+    moves = planned_export(session.cluster, session.group_id, kafka, found, force=force, open_messages=open_messages)
     work.check()
     offsets = {move.key: (move.after, metadata.get(move.key, "")) for move in moves if not move.lost}
     session.cluster.commit_for_group(session.group_id, offsets, LOOKUP_TIMEOUT_S)
@@ -88,9 +96,17 @@ def export_positions(work: PauseWork, force: bool) -> list[Move]:
 
 
 def planned_export(
-    cluster: Cluster, group_id: str, kafka: KafkaGroup, found: Mapping[TopicPartition, Progress], *, force: bool
+    cluster: Cluster,
+    group_id: str,
+    kafka: KafkaGroup,
+    found: Mapping[TopicPartition, Progress],
+    *,
+    force: bool,
+    open_messages: Open = None,
 ) -> list[Move]:
     """What an export would commit: stable + 1, never above. Raises AdminError if it is not allowed.
+
+    open_messages: whether those come again, with all above them, or count as done; None: there must be none.
 
     `before` is Kafka's offset, `done_ahead` the number of offsets that will be repeated. `lost` ones are skipped.
     """
@@ -101,13 +117,16 @@ def planned_export(
         found,
         "Kafka's own group of this name has the exact offsets already: begin with them. Nothing was changed",
     )
-    refuse_open(group_id, found)
+    if open_messages is None:
+        refuse_open(group_id, found, lambda _: True)
     targets = {key: found[key].stable + 1 for key in sorted(found)}
+    if open_messages == "repeat":
+        targets = {key: min([at, *(hole.first for hole in found[key].open)]) for key, at in targets.items()}
     lost = lost_positions(cluster, targets, found.get)
     there = cluster.topic_info({topic for topic, _ in targets}, LOOKUP_TIMEOUT_S)
     lost |= {key: "there is no such topic any more" for key in targets if key[0] not in there}
     moves = [
-        replace(move, before=kafka.committed.get(move.key, (None, ""))[0])
+        replace(move, before=kafka.committed.get(move.key, (None, ""))[0], **_exported(found[move.key], move.after))
         for move in moves_to(targets, found.get, lost)
     ]
     back = [move for move in moves if move.before is not None and move.before > move.after and not move.lost]
@@ -119,6 +138,13 @@ def planned_export(
     return moves
 
 
+def _exported(progress: Progress, after: int) -> dict[str, Any]:
+    """What is different in Kafka's own group: it knows no open messages, and nothing that is done above a position."""
+    ahead = sum(last - max(first, after) + 1 for first, last in split(progress.ranges).ranges if last >= after)
+    passed = tuple((hole.first, min(hole.last, after - 1)) for hole in progress.open if hole.first < after)
+    return {"done_ahead": ahead + max(0, progress.stable + 1 - after), "closed": passed, "parked": ()}
+
+
 def refuse_transactional(group_id: str, found: Mapping[TopicPartition, Progress], text: str) -> None:
     """Raise AdminError if partitions are processed in transactions: the log's positions may be behind Kafka's (M8)."""
     marked = [f"{key[0]} [{key[1]}]" for key, progress in sorted(found.items()) if kafka_counts(progress)]
@@ -127,16 +153,18 @@ def refuse_transactional(group_id: str, found: Mapping[TopicPartition, Progress]
         raise AdminError(f"group {group_id!r} processes in transactions ({some}). {text}")
 
 
-def refuse_open(group_id: str, found: Mapping[TopicPartition, Progress]) -> None:
-    """Raise AdminError if messages are open (H1): what they are moved to has no place for them."""
-    some = [(key, progress.open) for key, progress in sorted(found.items()) if progress.holes is not None]
+def refuse_open(group_id: str, found: Mapping[TopicPartition, Progress], is_left: Callable[[Hole], bool]) -> None:
+    """Raise AdminError if messages are open (H1) that what they are moved to has no place for."""
+    some = {key: holes for key, each in sorted(found.items()) if (holes := [x for x in each.open if is_left(x)])}
     if some:
-        listed = ", ".join(f"{topic} [{partition}]" for (topic, partition), _ in some[:3])
+        listed = ", ".join(f"{topic} [{partition}]" for topic, partition in list(some)[:3])
         more = f" and {len(some) - 3} more" if len(some) > 3 else ""
-        count = sum(hole.last - hole.first + 1 for _, holes in some for hole in holes)
+        amount = count(sum(hole.last - hole.first + 1 for holes in some.values() for hole in holes), "open message")
         raise AdminError(
-            f"group {group_id!r} has {count:,} open messages ({listed}{more}): set aside, or not finished. They would "
-            "count as done, and be lost. Nothing was changed. Finish them with the release that opened them first"
+            f"group {group_id!r} has {amount} ({listed}{more}): set aside, or not finished. Nothing was "
+            "changed. Finish, redrive or discard them first (kafka-marshal open-messages "
+            f"{quote(group_id)} lists them). Or have them come again with what was done behind them "
+            "(--open repeat), or count as done (--open drop)"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -280,15 +281,22 @@ def forget_group(options: Options, group: str, yes: bool, within: int, force: bo
         amount = count(len(leases), "piece" if is_coordinated else "lease")
         about = f"{amount} with their positions" + (f" (of {topics})" if topics else "")
         lost = _looked_at(options, group)
-        found = {"group": group, "leases": len(leases), "held": held, **_lost_json(lost)}
+        still_open = Counter[str](each.state for each in (admin.open_messages(group) if leases else ()))
+        found = {
+            "group": group,
+            "leases": len(leases),
+            "held": held,
+            "open": {state: still_open[state] for state in ("parked", "waiting", "acquired")},
+            **_lost_json(lost),
+        }
         if dry_run:
             if options.json:
                 print_json({**found, "forgotten": False})
             else:
-                say(f"{about} would be forgotten; {held} of them are held. {_lost_text(lost)}")
+                say(f"{about} would be forgotten; {held} of them are held. {_lost_text(lost, still_open)}")
             return DONE
         if not options.json:
-            say(_lost_text(lost))
+            say(_lost_text(lost, still_open))
         if not ask(f"Forget {about} of group {group}? {held} of them are held.", yes):
             note(options, _NOT_DONE)
             return NO
@@ -317,7 +325,7 @@ def _looked_at(options: Options, group: str) -> GroupRow:
             view.replica.close()
 
 
-def _lost_text(lost: GroupRow) -> str:
+def _lost_text(lost: GroupRow, still_open: Counter[str]) -> str:
     """What is lost with the group, in words."""
     rows = [row for row in lost.leases if row.next is not None]
     listed = [f"{row.topic} {row.place} at {row.next}" for row in rows[:_LISTED]]
@@ -326,7 +334,11 @@ def _lost_text(lost: GroupRow) -> str:
     seen = "" if not rows else f"; last seen {span_text(lost.silent_ms, lost.silent_at_least)} ago"
     kept = () if lost.checkpoints is None else lost.checkpoints.kept
     states = f"; {count(len(kept), 'checkpoint')}, pinned ones too (saved states stay where they are)" if kept else ""
-    text = f"What is lost: next offsets {positions or '(none)'}{states}; {behind}{seen}."
+    open_ones = ", ".join(f"{amount:,} {state}" for state, amount in sorted(still_open.items()))
+    messages = (
+        f"; open messages ({open_ones}): no worker of a later group gets those below its start" if open_ones else ""
+    )
+    text = f"What is lost: next offsets {positions or '(none)'}{states}{messages}; {behind}{seen}."
     if lost.known_lag and lost.silent_ms <= DAY_MS and not lost.living:
         text += " To continue it, start its workers instead: they continue at these positions."
     return text

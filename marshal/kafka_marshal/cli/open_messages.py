@@ -31,11 +31,11 @@ from kafka_marshal.observe.payload import bytes_json, utf8
 from kafka_marshal.observe.text import clock_text, count, local_ms, time_text
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin import OpenMessage, Settled
+    from kafka_marshal.admin import Move, OpenMessage, Settled
 
     Place = tuple[str, int, int]
 
-__all__ = ["discard", "open_messages", "park", "redrive"]
+__all__ = ["discard", "open_messages", "open_text", "park", "redrive"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -349,6 +349,14 @@ def _redrive_letters(
     if done.others:
         say_warning(f"{count(done.others, 'record')} of {source} without a message that can be produced: left out.")
     return DONE
+
+
+def open_text(move: Move) -> str:
+    """What happens to open messages, as the end of a sentence."""
+    closed, text = sum(last - first + 1 for first, last in move.closed), ""
+    if closed:
+        text += f"; {count(closed, 'open message counts', 'open messages count')} as done"
+    return text + (f"; {len(move.parked):,} set aside stay so" if move.parked else "")
 
 
 def _them(done: Settled) -> str:

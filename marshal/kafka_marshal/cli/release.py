@@ -15,6 +15,7 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, connected, id_argument, note, paused
 from kafka_marshal.cli.failures import DONE, NO, CommandError
 from kafka_marshal.cli.names import complete_client, complete_group, complete_place, read_names, refuse_unknown
+from kafka_marshal.cli.open_messages import open_text
 from kafka_marshal.cli.options import Options, say_times, span_option, times_json
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.cli.positions import PartitionTarget, targets_in_file, targets_option, to_option
@@ -520,7 +521,7 @@ def _means(move: Move) -> str:
     if move.before is None:
         text = "never claimed"
     elif move.lost:
-        return move.lost
+        return move.lost + open_text(move)
     elif move.after < move.before:
         text = f"{count(move.before - move.after, 'offset')} repeated"
     elif move.after > move.before:
@@ -531,7 +532,7 @@ def _means(move: Move) -> str:
         text += f"; {move.done_ahead:,} done out of order count as not done"
     if move.kept:
         text += f"; {sum(last - first + 1 for first, last in move.kept):,} above stay done"
-    return text
+    return text + open_text(move)
 
 
 def _print_moves(moves: list[Move]) -> None:
@@ -574,6 +575,8 @@ def _result(
                 "after": move.after,
                 "done_ahead": move.done_ahead,
                 "kept": [[first, last] for first, last in move.kept],
+                "closed": [[first, last] for first, last in move.closed],
+                "parked": list(move.parked),
                 "position_lost": bool(move.lost),
                 "epoch": move.epoch,
             }

@@ -12,6 +12,7 @@ from kafka_marshal.cli.app import command
 from kafka_marshal.cli.connection import admin_of, id_argument, note
 from kafka_marshal.cli.failures import DONE, NO
 from kafka_marshal.cli.names import complete_group, refuse_unknown
+from kafka_marshal.cli.open_messages import open_text
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import Column, ask, print_json, print_table, say, say_warning
 from kafka_marshal.observe.text import count
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
     from kafka_marshal.admin import Admin, Move
     from kafka_marshal.admin.conversion import Conversion, Repeat
     from kafka_marshal.admin.session import GroupKind
+    from kafka_marshal.admin.transfer import Open
 
 __all__ = ["convert_group", "export_group", "import_group"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+#: Of export-group and convert-group.
+_open_option = click.option(
+    "--open",
+    "open_messages",
+    type=click.Choice(["repeat", "drop"]),
+    help="Open messages come again with all above them, or count as done. Without it there must be none.",
+)
 
 _NOT_DONE = "Nothing was changed."
 
@@ -92,12 +102,16 @@ def import_group(options: Options, group: str, within: int, dry_run: bool, yes: 
 
 @command()
 @_options("Commit also where Kafka's own group goes back by that.")
+@_open_option
 @click.pass_obj
-def export_group(options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool) -> int:
+def export_group(
+    options: Options, group: str, within: int, dry_run: bool, yes: bool, force: bool, open_messages: Open
+) -> int:
     r"""Commit the positions of GROUP to Kafka's own consumer group of that name, for ordinary consumers to continue.
 
     Both sides must be without members. The first undone offset is committed: messages done above it, out of order or
-    for some keys, are repeated there (remark). The group here keeps its positions.
+    for some keys, are repeated there (remark). The group here keeps its positions. Open messages have no place there:
+    --open says whether they come again or count as done.
 
     \b
     Exit status: 0 done; 1 not done, nothing changed: one side has members, or Kafka's offsets are larger (--force);
@@ -105,7 +119,9 @@ def export_group(options: Options, group: str, within: int, dry_run: bool, yes: 
     """
 
     def do(admin: Admin, dry_run: bool) -> list[Move]:
-        return admin.export_group(group, force=force, dry_run=dry_run, timeout=within / 1000)
+        return admin.export_group(
+            group, force=force, dry_run=dry_run, timeout=within / 1000, open_messages=open_messages
+        )
 
     question = f"Commit these offsets to Kafka's own consumer group {group}?"
     return _move(options, group, do, question, dry_run, yes, "exported")
@@ -148,6 +164,7 @@ def _print_moves(moves: list[Move]) -> None:
 def _move_row(move: Move) -> list[str]:
     ahead = count(move.done_ahead, "offset above it comes again", "offsets above it come again")
     remark = ahead if move.done_ahead else ""
+    remark = f"{remark}{open_text(move)}".removeprefix("; ")
     if move.lost:
         remark = f"left out: {move.lost}"
     return [move.topic, str(move.partition), "-" if move.before is None else str(move.before), str(move.after), remark]
@@ -161,6 +178,8 @@ def _move_json(move: Move) -> dict[str, object]:
         "after": move.after,
         "done_ahead": move.done_ahead,
         "left_out": move.lost or None,
+        "closed": [[first, last] for first, last in move.closed],
+        "parked": list(move.parked),
     }
 
 
@@ -172,6 +191,7 @@ def _move_json(move: Move) -> dict[str, object]:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where its progress is saved first (kafka-marshal-convert-GROUP.json in the working directory).",
 )
+@_open_option
 @click.pass_obj
 def convert_group(
     options: Options,
@@ -182,12 +202,14 @@ def convert_group(
     dry_run: bool,
     yes: bool,
     force: bool,
+    open_messages: Open,
 ) -> int:
     r"""Make a claimed group a coordinated one, or the other way round; its positions stay.
 
     Stop its workers first. All progress is saved to a file before anything is changed, and the group is paused until
     its positions are set again. After an interruption or a kill, run the same command again: it continues. Only
     positions are carried over; messages done above them, out of order or for some keys, are repeated and listed.
+    Messages that were set aside stay so; --open says what happens to other open ones.
     Convert fenced sinks afterwards: sink.convert(group, kind).
 
     \b
@@ -197,7 +219,12 @@ def convert_group(
     from kafka_marshal.admin.conversion import is_unfinished
 
     with admin_of(options) as admin:
-        settings: dict[str, Any] = {"file": file, "force": force, "timeout": within / 1000}
+        settings: dict[str, Any] = {
+            "file": file,
+            "force": force,
+            "timeout": within / 1000,
+            "open_messages": open_messages,
+        }
         resumed = is_unfinished(group, file)
         if resumed:
             say_warning(f"an earlier run was interrupted; this one continues with {resumed}.")
@@ -227,6 +254,8 @@ def convert_group(
 
 
 def _print_conversion(found: Conversion) -> None:
+    if found.parked:
+        say(f"{count(len(found.parked), 'message that was set aside stays', 'messages that were set aside stay')} so.")
     if not found.repeats:
         say(f"{count(len(found.positions), 'position')} to carry over; nothing comes again.")
         return
@@ -248,6 +277,9 @@ def _conversion_json(found: Conversion, *, done: bool) -> dict[str, object]:
         "done": done,
         "resumed": found.resumed,
         "file": str(found.file),
+        "parked": [
+            {"topic": topic, "partition": partition, "offset": offset} for topic, partition, offset in found.parked
+        ],
         "positions": [
             {"topic": topic, "partition": partition, "offset": offset}
             for (topic, partition), offset in sorted(found.positions.items())
