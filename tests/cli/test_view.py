@@ -25,6 +25,7 @@ from rationalizer import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SettlingMessages,
     World,
     encode,
 )
@@ -190,6 +191,27 @@ def row(**known: object) -> LeaseRow:
 
 def hole(first: int, last: int | None = None, *, parked: str | None = None) -> OpenMessages:
     return OpenMessages(first, first if last is None else last, 1, None, parked, None)
+
+
+def test_a_row_of_the_log_has_its_open_messages() -> None:
+    cluster = MemoryCluster()
+    create_topic(cluster, "__marshal", 1, 5.0)
+    cluster.broker.create_topic("t", 1)
+    for _ in range(20):
+        cluster.broker.produce("t", 0, b"")
+
+    def append(record: Record) -> int:
+        return cluster.broker.produce("__marshal", 0, encode(record))
+
+    epoch = append(ClaimingPartition(*A, "t", 0, 600_000))
+    append(SettlingMessages(*A, "t", 0, epoch, 99, open=((3, 4, None, 1),), parked=((5, 8, 5, "Bad"),)))
+    append(Heartbeat(*A, "t", 0, epoch, 9))
+    view = View(cluster, "__marshal", 5.0)
+    view.catch_up(lambda done, of_all: None)
+    view.look_at_data(["g"])
+    (found,) = view.groups("g")[0].leases
+    assert (found.next, found.lag, found.open_messages, found.parked) == (3, 12, 2, 1)
+    view.replica.close()
 
 
 def test_lag() -> None:

@@ -535,6 +535,7 @@ class View:
             goes_to=info.goes_to,
             cut=None if taking is None else cut_in(taking.states((info.topic, info.partition)), info.lo, info.hi),
             as_of_ms=as_of_ms,
+            open=info.open,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 
