@@ -154,9 +154,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (27, 6_480),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (31, 7_960),
-    "client": (47, 9_880),
-    "engine": (85, 17_050),
+    "cli": (31, 7_900),
+    "client": (47, 10_200),
+    "engine": (87, 18_300),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_750),
     "node": (30, 4_680),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (497, 100_860)
+MOST_OF_ALL = (500, 102_900)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -468,19 +468,21 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
     "kafka_marshal.engine.engine.Engine": (30, 15),
-    "kafka_marshal.engine.claims.peers.Peers": (28, 15),
+    "kafka_marshal.engine.claims.peers.Peers": (29, 15),
     "kafka_marshal.engine.groups.checkpoints.answering.Answering": (29, 13),
     "kafka_marshal.engine.groups.checkpoints.beginning.Beginning": (16, 17),
     "kafka_marshal.engine.groups.checkpoints.member.MemberCheckpoints": (30, 22),
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
     "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 21),
-    "kafka_marshal.engine.work.assignment.Assignment": (27, 15),
-    "kafka_marshal.engine.work.consumer.ConsumerEngine": (33, 17),
-    "kafka_marshal.engine.work.delivery.Delivery": (30, 15),
-    "kafka_marshal.engine.work.lanes.Lanes": (26, 14),
+    "kafka_marshal.engine.work.assignment.Assignment": (34, 16),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (36, 18),
+    "kafka_marshal.engine.work.delivery.Delivery": (33, 15),
+    "kafka_marshal.engine.work.in_lanes.InLanes": (31, 7),
+    "kafka_marshal.engine.work.lanes.Lanes": (31, 16),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),
-    "kafka_marshal.engine.work.run.Run": (29, 22),
+    "kafka_marshal.engine.work.run.Run": (29, 23),
+    "kafka_marshal.engine.work.tracker.Tracker": (28, 10),
     "kafka_marshal.node.replica.Replica": (25, 17),
     "kafka_marshal.pipeline.audit.observer.Observer": (29, 15),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),

@@ -277,7 +277,7 @@ def test_others_are_read_at_once_while_a_partition_is_paused(crew: Crew) -> None
 def test_a_failing_message_is_tried_again_in_its_place(crew: Crew, how: str) -> None:
     topic = crew.topic(1)
     publish(crew, topic, ["bad", "bad", *["good"] * 20])
-    attempts: list[tuple[int, int, int, bool]] = []
+    attempts: list[tuple[int, int, int | None, bool]] = []
 
     def act(message: Any) -> None:
         attempt = Attempt.current()

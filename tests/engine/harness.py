@@ -135,7 +135,6 @@ class Net:
         return {n: TopicInfo(n, count, self.topic_ids[n]) for n, count in sorted(counts.items())}
 
     def tell_topics(self) -> None:
-        """All members refresh their metadata."""
         for member in self.members:
             member.look_at_topics()
 
@@ -280,7 +279,6 @@ class Member:
         self.settle()
 
     def clock(self) -> float:
-        """This process's clock."""
         return self.net.now * self.rate
 
     def consumer(self, *topics: str, policy: Policy | None = None, **options: object) -> ConsumerEngine:
@@ -309,7 +307,6 @@ class Member:
     # The caller's duties.
 
     def turn(self) -> None:
-        """Read the log; do what is due."""
         if self.paused:
             return
         news = False
@@ -339,11 +336,14 @@ class Member:
     def settle(self) -> None:
         now = self.clock()
         self.engine.take(inputs.Step(), now)
+        self.carry_out_all()
+        self.due = self.engine.take(inputs.Deadline(), now)
+        assert self.due > now, f"nothing is left to do, yet {self.due} is no later than {now}: a shell would spin"
+
+    def carry_out_all(self) -> None:
         while effects := self.engine.take_effects():
             for effect in effects:
                 self.carry_out(effect)
-        self.due = self.engine.take(inputs.Deadline(), now)
-        assert self.due > now, f"nothing is left to do, yet {self.due} is no later than {now}: a shell would spin"
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
@@ -501,6 +501,7 @@ class Member:
                 self.fetching[key] = (number, offsets[-1] + 1)
                 messages: list[Message] = [FakeMessage(key, offset) for offset in offsets]
                 self.engine.take(given.Fetched(number, key, messages), self.clock())
+                self.carry_out_all()
                 came += len(messages)
         return came
 

@@ -335,7 +335,7 @@ class Odd(Retry):
     """An invalid back-off."""
 
     def delay(self, failures: int, rng: Any) -> Any:
-        found = DELAYS[self.attempts]
+        found = DELAYS[self.attempts or 0]
         return found() if callable(found) else found
 
 

@@ -19,9 +19,10 @@ What a member does:
     a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
     a works 500                     the user takes whatever there is, and all of it is done at once
     a done flights:0 0-2 5          the user has done these
+    a parks flights:0 5 3 Bad       the user has set aside offset 5 after 3 tries
     a closes, a dies                at once, or kill -9
     a freezes, a goes on            SIGSTOP, SIGCONT
-    a loses claims                  these of its records never arrive: or beats, commits, grants, releases, all, nothing
+    a loses claims                  these never arrive: beats, commits, grants, releases, settles, all, nothing
     a hears nothing, a hears all    of the log
     a acks late, a acks arrive      how the broker acknowledges: now, late, lost, blank (without an offset)
     a asks in vain, a is answered   look-ups of where a partition's log begins
@@ -54,7 +55,7 @@ from itertools import groupby, islice
 from random import Random
 
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.consumer_inputs import Abort, Untake
+from kafka_marshal.engine.consumer_inputs import Abort, Park, Untake
 from kafka_marshal.engine.effects import (
     Append,
     Call,
@@ -75,6 +76,7 @@ from kafka_marshal.engine.effects import (
 )
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Run
+from kafka_marshal.engine.work.open_messages import hash_of
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -83,6 +85,7 @@ from rationalizer import (
     HeartbeatBatch,
     Record,
     ReleasingPartition,
+    SettlingMessages,
     Upgrade,
     World,
     decode,
@@ -103,6 +106,7 @@ KINDS: dict[str, tuple[type[Record], ...]] = {
     "commits": (CommitRanges,),
     "grants": (ClaimingMessages,),
     "releases": (ReleasingPartition,),
+    "settles": (SettlingMessages,),
     "nothing": (),
 }
 
@@ -368,6 +372,8 @@ class Members:
                     first, _, last = word.partition("-")
                     for offset in range(int(first), int(last or first) + 1):
                         member.done(member.in_hand[lease_name(name)][offset])
+            case ("parks", name, offset, attempts, reason):
+                self._parks(member, lease_name(name), int(offset), int(attempts), reason)
             case ("closes",):
                 member.close()
             case ("dies",):
@@ -397,6 +403,12 @@ class Members:
                 member.return_callbacks()
             case _:
                 raise ValueError(f"{' '.join(words)!r} means nothing")
+
+    def _parks(self, member: TracedMember, key: tuple[str, int], offset: int, attempts: int, reason: str) -> None:
+        assignment = member.assignment(key)
+        number, of = assignment.consumer.number, hash_of(FakeMessage(key, offset))
+        member.engine.take(Park(number, key, assignment.epoch, offset, of, attempts, reason), member.clock())
+        member.settle()
 
     def _takes(self, member: TracedMember, limit: int) -> None:
         before = len(self.net.trace)

@@ -398,6 +398,7 @@ class Consumer(Generic[C]):
         hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
         transactions: bool = False,
+        park: bool = False,
     ) -> None:
         """As :meth:`kafka_marshal.Consumer.run`; a coroutine function runs in this loop, a function in threads.
 
@@ -416,6 +417,7 @@ class Consumer(Generic[C]):
             hooks,
             deserialize,
             transactions,
+            park,
         )
         consumer._begin(None)
         call, loop = Call(), asyncio.get_running_loop()

@@ -24,8 +24,9 @@ class Attempt:
 
     Attributes:
         message: what is handled.
-        number: 1 for the first try, 2 for the first retry …
-        attempts: how many tries there are at most.
+        number: 1 for the first try, 2 for the first retry … With ``park=True`` or ``Retry(durable=True)`` it counts the
+            tries of earlier owners of the partition, too, as far as the log has them.
+        attempts: how many tries there are at most; None: there is no limit.
         epoch: the fencing token of its partition; a ``SharedEpoch`` if the partition is shared by key.
         group_id, kind: of the consumer.
         order: as passed to ``run``.
@@ -52,7 +53,7 @@ class Attempt:
         self,
         message: Message,
         number: int,
-        attempts: int,
+        attempts: int | None,
         epoch: int,
         group_id: str,
         kind: GroupKind,
@@ -69,7 +70,7 @@ class Attempt:
         self._value: bytes | None = message.value()
         self._headers: Headers = tuple(headers_of(message) or ()) if keep_headers else None
         self.number: int = number
-        self.attempts: int = attempts
+        self.attempts: int | None = attempts
         self.epoch: int = epoch
         self.group_id: str = group_id
         self.kind = kind
@@ -91,8 +92,12 @@ class Attempt:
 
     @property
     def is_last(self) -> bool:
-        """Whether a failure of this one is final: a dead letter, or the end of ``run``."""
-        return self.number >= self.attempts
+        """Whether a failure of this one is final: the message is set aside, a dead letter, or the end of ``run``."""
+        return self.attempts is not None and self.number >= self.attempts
+
+    @property
+    def _count(self) -> str:
+        return str(self.number) if self.attempts is None else f"{self.number} of {self.attempts}"
 
     def produce(
         self,
@@ -162,7 +167,7 @@ class Attempt:
         message = self.message
         return (
             f"Attempt({message.topic()!r}, {message.partition()}, offset {message.offset()}, "
-            f"{self.number} of {self.attempts}, epoch={self.epoch})"
+            f"{self._count}, epoch={self.epoch})"
         )
 
 

@@ -414,6 +414,7 @@ class Consumer(FetchingConsumer["Consumer"]):
         hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
         transactions: bool = False,
+        park: bool = False,
     ) -> None:
         """Call handle(message) for each message, many at a time, until ``stop()``; each is done when it returns.
 
@@ -429,6 +430,9 @@ class Consumer(FetchingConsumer["Consumer"]):
         between repeats the dead letter. Without that topic the exception ends the run and is raised here; the message
         is not done, and comes again. Errors of this library make no dead letter, and a failure after the lease is no
         longer proven has no effect: see docs/handlers.md.
+        ``park``: instead of a dead letter, the message is set aside in the group's log, with the class of the exception
+        as the reason. Its key continues, and the message waits there for ``kafka-marshal redrive`` or ``discard``.
+        Tries that wait are logged, so a handover does not start them again; see docs/open-messages.md.
         A handler that never returns delays its own key only; its partition continues until 50,000 of its messages, or
         its share of ``max_bytes_in_flight``, are in flight. With ``handler_timeout`` (of the consumer) a coroutine is
         cancelled after that time and fails with TimeoutError. A thread can't be cancelled: its partition is released,
@@ -457,6 +461,7 @@ class Consumer(FetchingConsumer["Consumer"]):
             hooks,
             deserialize,
             transactions,
+            park,
         )
         self._begin(None)
         call = Call()

@@ -76,13 +76,12 @@ class Failures:
         log(
             logging.WARNING,
             "handler_failed",
-            "the handler failed: %s: %s (%s, try %d of %d). Failures of this kind are counted from now on, and said "
+            "the handler failed: %s: %s (%s, try %s). Failures of this kind are counted from now on, and said "
             "once a minute",
             class_name(error),
             reason_of(error, self.secrets),
             shown(attempt),
-            attempt.number,
-            attempt.attempts,
+            attempt._count,
             error=error,
             trace=trace_of(error, self.secrets),
             **self._fields(attempt),
@@ -103,11 +102,10 @@ class Failures:
         log(
             logging.INFO,
             "dead_letter",
-            "%s was put aside in %s after %d of %d tries: %s: %s",
+            "%s was put aside in %s after %s tries: %s: %s",
             shown(attempt),
             topic,
-            attempt.number,
-            attempt.attempts,
+            attempt._count,
             class_name(error),
             reason_of(error, self.secrets),
             **self._fields(attempt),

@@ -260,6 +260,7 @@ class Fetcher:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Fetched(number, key, group), now)
                     self.monitor.received(key, (group[-1].offset() or 0) + 1)
+                    self._driver.lock.empty_outbox()  # what follows of this partition may be of an old position now
                     self._failed_at.pop(key, None)
                 elif key in self._fetched:
                     self._fetch_anew(key)
@@ -267,6 +268,7 @@ class Fetcher:
                 if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
                     engine.take(Reached(number, key, end), now)
                     self.monitor.received(key, end)
+                    self._driver.lock.empty_outbox()
             for fault in faults:
                 self._judge(fault)
 
@@ -327,7 +329,7 @@ class Fetcher:
             old, self.reader = self.reader, new
             found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
             self._fetched = {}
-            self._change({key: x.buffer.fetch_next for key, x in found.items()})
+            self._change({key: x.fetch_from for key, x in found.items()})
             self.reader.pause([key for key, x in found.items() if x.user_paused])
         # The old client may never close: no thread waits for it.
         self._driver.cluster.runtime.start(old.close, "kafka-marshal-close")
@@ -336,7 +338,7 @@ class Fetcher:
         """Fetch it again: it was assigned again during the read, so its messages may be of the old assignment."""
         assignment = self._engine.assignments.get(key)
         if assignment is not None and not assignment.over:
-            self.fetch({key: assignment.buffer.fetch_next})
+            self.fetch({key: assignment.fetch_from})
 
     def _judge(self, fault: DataFault) -> None:
         number, now, take = self._engine.number, self._driver.now_ms(), self._driver.engine.take

@@ -26,6 +26,7 @@ from kafka_marshal.engine.consumer_inputs import (
     Finish,
     LanesReturned,
     Next,
+    Park,
     Reclaim,
     Regather,
     Room,
@@ -115,7 +116,7 @@ class FetchingConsumer(Membership[S]):
         #: The message in flight (or the first of the batch) when a loop was left.
         self._left: Message | None = None
         #: What user threads have reported as done, and the engine does not know yet.
-        self._inbox: deque[Message | Run | Finished] = deque()
+        self._inbox: deque[Message | Run | Finished | Park] = deque()
         self._nudged = False
         super().__init__(marshal, driver, options, self._fetcher.partition_counts)
         self._leaving.settle = self._end_run
@@ -136,8 +137,8 @@ class FetchingConsumer(Membership[S]):
         lease = run.assignment.lease
         return lease.may_hand_over(now) if self._options.settings.at_most_once else now < lease.hand_out_until
 
-    def _say(self, what: Message | Run | Finished) -> None:
-        """Report a message or a whole run as done, or a message as finished, for a transaction (any thread)."""
+    def _say(self, what: Message | Run | Finished | Park) -> None:
+        """Report a message or a whole run as done, a message as finished, for a transaction, or aside (any thread)."""
         if self._options.settings.at_most_once:
             return
         if self._driver.life.forked:
@@ -178,13 +179,13 @@ class FetchingConsumer(Membership[S]):
             if isinstance(said, Finished):
                 finished.append(said)
                 continue
-            if not isinstance(said, RunOf):
+            if not isinstance(said, RunOf | Park):
                 done.append(said)
                 continue
             if done:
                 self._take(Done(number, done))
                 done = []
-            self._take(DoneRun(number, said))
+            self._take(said if isinstance(said, Park) else DoneRun(number, said))
         if done:
             self._take(Done(number, done))
         if finished:

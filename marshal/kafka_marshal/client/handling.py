@@ -39,17 +39,21 @@ class Retry:
     half of that.
     """
 
-    #: How often a message is tried at most, the first try included.
-    attempts: int = 5
+    #: How often a message is tried at most, the first try included; None: until it succeeds.
+    attempts: int | None = 5
     #: Seconds before the second try, and the most between two.
     backoff: tuple[float, float] = (0.1, 30.0)
     #: Failures that are retried; others are final at once, as after the last try.
     on: tuple[type[Exception], ...] = (Exception,)
     #: Exceptions to ``on``: failures that are final at once.
     not_on: tuple[type[Exception], ...] = ()
+    #: Tries that wait are logged, so they survive handovers and restarts: ``Attempt.number`` counts all owners' tries.
+    durable: bool = False
 
     def __post_init__(self) -> None:
-        arguments.a_whole("attempts", self.attempts, 1, MOST_ATTEMPTS)
+        if self.attempts is not None:
+            arguments.a_whole("attempts", self.attempts, 1, MOST_ATTEMPTS)
+        arguments.a_flag("durable", self.durable)
         _check_backoff(self.backoff)
         object.__setattr__(self, "on", _kinds("on", self.on))
         object.__setattr__(self, "not_on", _kinds("not_on", self.not_on))
@@ -124,6 +128,7 @@ class RunSettings(TypedDict, total=False):
     drain_timeout: float
     hooks: Sequence[Hooks]
     transactions: bool
+    park: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,7 @@ class RunOptions:
     hooks: tuple[Hooks, ...]
     deserialize: Callable[[Message], Any] | None
     transactions: bool = False
+    park: bool = False
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +163,7 @@ class RunOptions:
         hooks: Sequence[Hooks],
         deserialize: Callable[[Message], Any] | None,
         transactions: bool,
+        park: bool,
     ) -> RunOptions:
         """Raises ConfigurationError for options that can't work."""
         if consumer.settings.at_most_once:
@@ -187,7 +194,15 @@ class RunOptions:
             arguments.a_function("deserialize", deserialize, "message")
         _check_transactions(consumer, arguments.a_flag("transactions", transactions))
         made, hooked = retry or ONCE, tuple(hooks)
-        return cls(handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions)  # type: ignore[arg-type]
+        arguments.a_flag("park", park)
+        _check_park(consumer, made, park=park, dead_letters=dead_letters)
+        about = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions, park)
+        return cls(*about)  # type: ignore[arg-type]
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether tries are logged."""
+        return self.park or self.retry.durable
 
 
 def _check_transactions(consumer: ConsumerOptions, wanted: bool) -> None:
@@ -202,6 +217,29 @@ def _check_transactions(consumer: ConsumerOptions, wanted: bool) -> None:
             "this consumer was made with transactions=True: its progress is committed in transactions, with what the "
             "handlers produce. Nothing was delivered. Call run(…, transactions=True), and produce with "
             "Attempt.current().produce(…)"
+        )
+
+
+def _check_park(consumer: ConsumerOptions, retry: Retry, *, park: bool, dead_letters: str | None) -> None:
+    """Raises ConfigurationError if messages can't be set aside, or tries logged, as wanted."""
+    if not (park or retry.durable):
+        return
+    name = "park=True" if park else "Retry(durable=True)"
+    if park and dead_letters is not None:
+        raise ConfigurationError(
+            f"park=True and dead_letters={dead_letters!r} exclude each other: after its last try a message is set "
+            "aside in the log, or goes to that topic. Nothing was delivered. Leave one of them out"
+        )
+    if consumer.transactions is not None:
+        raise ConfigurationError(
+            f"run(…, {name}) does not work with transactions=True: their progress can't pass an open message. Nothing "
+            "was handed out. Use dead_letters=…, which goes into the same transaction"
+        )
+    group = consumer.settings.group
+    if group is not None and group.checkpoints is not None:
+        raise ConfigurationError(
+            f"run(…, {name}) does not work in a group that takes checkpoints: what is open is in no checkpoint. "
+            "Nothing was delivered. Use dead_letters=…, or a group without checkpoints"
         )
 
 

@@ -19,7 +19,7 @@ from kafka_marshal.client.committing import Committers
 from kafka_marshal.client.dead_letter_topic import check_topic
 from kafka_marshal.client.dead_letter_writer import DeadLetterWriter
 from kafka_marshal.client.fetching import FetchingConsumer
-from kafka_marshal.client.handling import RunOptions
+from kafka_marshal.client.handling import MOST_ATTEMPTS, RunOptions
 from kafka_marshal.client.held_back import LettersInTransactions
 from kafka_marshal.client.tasks import Tasks
 from kafka_marshal.client.threads import Threads
@@ -38,6 +38,7 @@ from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
+from rationalizer.levels import SHARING_LEVEL
 
 __all__ = ["Call", "Runner", "carry_out", "finish"]
 
@@ -106,6 +107,8 @@ class Runner:
         self._consumer = consumer
         self._driver = consumer._driver
         self._runtime = consumer._driver.cluster.runtime
+        if options.is_durable:
+            self._check_level()
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
@@ -125,8 +128,19 @@ class Runner:
         if dead_letters is not None:
             check_topic(consumer, dead_letters)
             tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
-        attempts = self._options.retry.attempts
+        attempts = self._options.retry.attempts or MOST_ATTEMPTS
         tries.committers = self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)
+
+    def _check_level(self) -> None:
+        """Raises ConfigurationError if the coordination topic can't hold open messages yet (U6)."""
+        with self._driver.locked(step=False) as engine:
+            level = min(world.level for world in engine.worlds.values())
+        if level < SHARING_LEVEL:
+            raise ConfigurationError(
+                f"run(…, park=True) and Retry(durable=True) need level {SHARING_LEVEL} of the coordination topic, "
+                f"which is at level {level}. Nothing was delivered. Once all members have this release, raise it: "
+                "kafka-marshal upgrade"
+            )
 
     def _made(self) -> Lanes:
         """The lanes: those of the previous run, if it has left handlers behind."""
@@ -147,7 +161,7 @@ class Runner:
                 consumer._take(LanesReturned(consumer._engine.number))
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._stop_signal, grace_ms)
-            lanes.open(self._call)
+            lanes.open(self._call, is_durable=self._options.is_durable)
             consumer._take(OpenLanes(consumer._engine.number, lanes))
             return lanes
 

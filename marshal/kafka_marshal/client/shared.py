@@ -196,6 +196,7 @@ class ShareConsumer(Consumer):
         hooks: Sequence[Hooks] = (),
         deserialize: Callable[[Message], Any] | None = None,
         transactions: bool = False,
+        park: bool = False,
     ) -> None:
         """Call handle(message) for each message, many at a time, in no order; as :meth:`Consumer.run`."""
         if order != "none":
@@ -214,6 +215,7 @@ class ShareConsumer(Consumer):
             hooks=hooks,
             deserialize=deserialize,
             transactions=transactions,
+            park=park,
         )
 
     # What is not possible with shares.

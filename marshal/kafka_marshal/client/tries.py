@@ -19,9 +19,12 @@ from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
 from kafka_marshal.client.held_back import held_back
+from kafka_marshal.engine.consumer_inputs import Park
 from kafka_marshal.engine.work.assignment import Assignment, stable_of
 from kafka_marshal.engine.work.lanes import Lane, Lanes
+from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.purgatory import Finished
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.guard import report
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Condition, Runtime
@@ -31,6 +34,12 @@ __all__ = ["LOOK_S", "Call", "Tries", "Workers", "cancelled"]
 
 #: While a thread waits for others, it checks this often (s) whether a lease has ended, or the run stops.
 LOOK_S = 0.1
+
+#: The log says "parked" where a dead letter names its topic.
+PARKED = "the log (parked)"
+
+#: The reason in a record has at most this many bytes.
+MOST_REASON_BYTES = 64
 
 
 class Workers(Protocol):
@@ -158,9 +167,10 @@ class Tries:
         if message is None:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
-        stable, keep = stable_of(assignment), self.letters is not None or attempts > 1
+        stable, keep = stable_of(assignment), self.letters is not None or attempts != 1
         about = (*self._about, stable, keep, partial(self.is_held, assignment), self.committers is not None)
-        attempt = Attempt(cast("Message", message), lane.number, attempts, assignment.epoch, *about)
+        number = lane.before + lane.number
+        attempt = Attempt(cast("Message", message), number, attempts, assignment.epoch, *about)
         current.set(attempt)
         for hooks in self.options.hooks:
             if hooks.before is not None:
@@ -226,8 +236,22 @@ class Tries:
             self._wake_timer()
         elif self.letters is not None and isinstance(error, Exception) and fate is Fate.FAILED:
             self.letters.send(lane, attempt, error)
+        elif self.options.park and isinstance(error, Exception) and fate is Fate.FAILED:
+            self._park(lane, attempt, error)
         else:
             self.give_up(lane, attempt, error)
+
+    def _park(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
+        """Set a message aside in the log; its key continues."""
+        assignment, reason = lane.assignment, shortened(type(error).__name__)
+        place = (assignment.key, assignment.epoch, offset_of(attempt.message))
+        key_hash = hash_of(attempt.message)
+        self.consumer._handled.put_aside(attempt.message.topic())
+        self.failures.put_aside(attempt, error, PARKED)
+        self.consumer._say(Park(self.consumer._engine.number, *place, key_hash, attempt.number, reason))
+        if self.lanes.done(lane, self.call):
+            self.workers.put((lane,))
+        self._returned()
 
     def _call_hooks(self, name: Literal["failed", "lost"], attempt: Attempt, took: float, error: BaseException) -> None:
         for hooks in self.options.hooks:
@@ -293,8 +317,8 @@ class Tries:
         """Say in an error which message ends the run."""
         message = attempt.message
         text = (
-            f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt.number} of "
-            f"{attempt.attempts}: this ends run(…). The message is not done, and comes again, here or elsewhere"
+            f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt._count}: "
+            "this ends run(…). The message is not done, and comes again, here or elsewhere"
         )
         try:
             error.add_note(text)
@@ -325,6 +349,12 @@ class Tries:
                         self.news.wait(wait)
         except BaseException as error:  # noqa: BLE001 - without this thread nothing is tried again
             self.end(error)
+
+
+def shortened(reason: str) -> str:
+    """A reason as a record may have it: at most 64 bytes, without control characters."""
+    shown = "".join(each for each in reason if each.isprintable()) or "unknown"
+    return shown.encode()[:MOST_REASON_BYTES].decode(errors="ignore")
 
 
 def cancelled(error: BaseException) -> BaseException:

@@ -54,6 +54,7 @@ __all__ = [
     "OpenLanes",
     "OpenRanges",
     "OutOfRange",
+    "Park",
     "ParkMessage",
     "Pause",
     "Reached",
@@ -260,6 +261,18 @@ class Done(NamedTuple):
 
     consumer: int
     messages: Sequence[Message]
+
+
+class Park(NamedTuple):
+    """A message in flight is set aside: where it is, its key hash, how many tries it has had, and why."""
+
+    consumer: int
+    key: Key
+    token: int
+    offset: int
+    key_hash: int
+    attempts: int
+    reason: str
 
 
 class DoneRun(NamedTuple):
@@ -543,6 +556,7 @@ ConsumerInput = (
     | Heard
     | Done
     | DoneRun
+    | Park
     | UndoRun
     | Reclaim
     | Regather

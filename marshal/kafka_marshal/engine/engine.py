@@ -33,7 +33,7 @@ from kafka_marshal.engine.groups.applied import Host
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.inputs import Input
 from kafka_marshal.engine.kinds import coordinated_group
-from kafka_marshal.engine.plane import Loss, PartitionSource
+from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.subscription import Subscription
@@ -70,10 +70,12 @@ class RangeCommits:
         """Send them now, with the marks of topics (P12)."""
         for consumer in consumers:
             consumer.positions.marks.send(now)
+            is_durable = consumer.delivery.in_lanes.is_durable
             for assignment in consumer.assignments.values():
-                if not assignment.tracker.has_news:
+                if not (assignment.tracker.has_news or is_durable or assignment.open is not None):
                     continue
                 if assignment.stage in REPORTING and assignment.lease.held:
+                    consumer.settlements.send(assignment, now)
                     consumer.revocation.commit_ranges(assignment, now)
 
 
@@ -163,10 +165,10 @@ class Engine:
         if not consumer.callbacks_running:
             self._numbered[consumer.number - 1] = None
 
-    def messages_opened(self, key: Key, now: float) -> None:
-        """A record has opened, parked or settled messages of a partition (H3, H4)."""
+    def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
+        """A record has opened, parked or settled messages of a partition (H3, H4). answers: if it is our own."""
         for consumer in self.consumers.values():
-            consumer.positions.messages_opened(key, now)
+            consumer.positions.messages_opened(key, entries, answers, now)
 
     def unblock(self, keys: Collection[Key]) -> None:
         """These positions were set (C11), or the group was recreated: their partitions may be worked on again (P11)."""
@@ -450,6 +452,7 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.Heard: lambda consumer, now: consumer.delivery.heard(now),
     given.Done: lambda consumer, *of: consumer.delivery.done(*of),
     given.DoneRun: lambda consumer, *of: consumer.delivery.done_run(*of),
+    given.Park: ConsumerEngine.park,
     given.UndoRun: lambda consumer, *of: consumer.delivery.undo_run(*of),
     given.WantBatches: lambda consumer, *of: consumer.wants(*of),
     given.GiveBackRun: lambda consumer, *of: consumer.delivery.give_back_run(*of),

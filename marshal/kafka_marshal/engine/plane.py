@@ -72,7 +72,7 @@ class Loss(StrEnum):
     HANDLER_TIMEOUT = "a message was in hand for longer than handler_timeout"
     POSITION = "the stored position is not in the partition's log"
     KAFKA_OFFSET = "the group's offset in Kafka stands in the way"
-    OPEN = "messages of it are open, which this release does not handle"
+    OPEN = "messages of it are open, which this consumer does not handle"
     TOPIC_GONE = "the topic was deleted"
     EVICTED = "an operator took it away (kafka-marshal evict)"
     ENDED = "this Marshal has ended"
@@ -237,8 +237,11 @@ class PartitionView(Protocol):
     def progress(self, key: Key) -> Progress | None:
         """The progress of the group; None: no member ever held it."""
 
+    def whole_progress(self, key: Key) -> Progress | None:
+        """The progress of all keys, not only of this member's."""
+
     def open(self, key: Key) -> Sequence[Hole]:
-        """Its open messages, of the keys that this member has: this release passes over none, and handles none (H1)."""
+        """Its open messages, of the keys that this member has (H1)."""
 
     def is_held(self, key: Key) -> bool:
         """Whether a member holds it, and so reports its own progress."""
@@ -283,6 +286,9 @@ class PartitionReports(Protocol):
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         """Commit what is done beyond a gap (P3)."""
+
+    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+        """Report what is done of open messages, what waits for its next try, and what is set aside (H3, H4)."""
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         """Claim messages up to last_offset (C12)."""

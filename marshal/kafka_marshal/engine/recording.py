@@ -219,7 +219,7 @@ class Recorder:
             case Grant():
                 return {"grant": self._number(thing.run)}
             case Lanes():
-                return {"lanes": [self._number(thing), thing.order]}
+                return {"lanes": [self._number(thing), thing.order, thing.is_durable]}
             case Pull():
                 if thing in self._numbers:
                     return {"made": self._numbers[thing]}
@@ -257,7 +257,7 @@ class Recorder:
 
     def _found(self, of: tuple[Any, ...], found: Any) -> Any:
         """What was read: numbers as they are, messages by offset, messages dropped in lanes with their assignment."""
-        if isinstance(found, Wishes):
+        if isinstance(found, Wishes | tuple):
             return to_json(found, _no_form)
         if not isinstance(found, list):
             return found

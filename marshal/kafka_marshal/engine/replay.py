@@ -229,8 +229,10 @@ class Replay:
             case "grant":
                 return self._grants[written]
             case "lanes":
-                number, order = written
-                return self._numbered.get(number) or self._number(number, Lanes(order, nullcontext(), [], 0.0))
+                number, order, durable = written
+                lanes = self._numbered.get(number) or self._number(number, Lanes(order, nullcontext(), [], 0.0))
+                lanes.is_durable = durable
+                return lanes
             case "pull":
                 number, *made = written
                 return self._number(number, self._pull(*made))

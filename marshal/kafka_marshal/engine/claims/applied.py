@@ -13,7 +13,7 @@ from kafka_marshal.engine.claims.peers import Peers, vacant_since
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Key, Outbox, Warn
 from kafka_marshal.engine.figures import Histogram
-from kafka_marshal.engine.plane import DRAINED, HandIn, Loss
+from kafka_marshal.engine.plane import DRAINED, HandIn, Loss, Settles
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import ClientReplacedError
@@ -39,7 +39,7 @@ __all__ = ["LeaseRecords"]
 class Host(Protocol):
     """The engine, as far as claims need it."""
 
-    def messages_opened(self, key: Key, now: float) -> None:
+    def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record has opened, parked or settled messages of a partition."""
 
     def unblock(self, keys: Collection[Key]) -> None:
@@ -358,7 +358,7 @@ class LeaseRecords:
             lease = self.book.leases.get(key)
             if lease is not None and lease.epoch == record.epoch:
                 lease.owner.settled(outcome.taken, now)
-        self._host.messages_opened(key, now)
+        self._host.messages_opened(key, record, outcome.entries if own else None, now)
         self._look_again(key)
 
     def _grant_applied(self, record: ClaimingMessages, outcome: Outcome, now: float) -> None:

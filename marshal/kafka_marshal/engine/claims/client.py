@@ -10,11 +10,11 @@ from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.placement import Placement
 from kafka_marshal.engine.effects import Key, Outbox
-from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Ownership, Work
+from kafka_marshal.engine.plane import PASSING, PAUSED, SURPLUS, UNWANTED, Checkpointing, Loss, Ownership, Settles, Work
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError
-from rationalizer import ClaimingMessages, CommitRanges, Progress
+from rationalizer import ClaimingMessages, CommitRanges, Progress, SettlingMessages
 from rationalizer.holes import Hole
 
 __all__ = ["ClaimsClient", "Prior"]
@@ -70,6 +70,9 @@ class LeaseView:
         lease = self._peers.lease(key)
         return None if lease is None else lease.progress
 
+    #: A lease is of all keys.
+    whole_progress = progress
+
     def open(self, key: Key) -> Sequence[Hole]:
         progress = self.progress(key)
         return () if progress is None else progress.open
@@ -105,8 +108,11 @@ class LeaseReports:
 
     needs_start = False
 
-    def __init__(self, ids: tuple[str, str, str], book: LeaseBook, outbox: Outbox, placement: Rests) -> None:
+    def __init__(
+        self, ids: tuple[str, str, str], book: LeaseBook, outbox: Outbox, placement: Rests, peers: Peers
+    ) -> None:
         self._ids = ids
+        self._peers = peers
         self._book = book
         self._outbox = outbox
         self._placement = placement
@@ -119,6 +125,10 @@ class LeaseReports:
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
         self._outbox.append(own.cp, CommitRanges(*self._ids, *own.key, own.epoch, tuple(ranges)))
+
+    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+        about = (*self._ids, *own.key, own.epoch, self._peers.next_offset(own.cp))
+        self._outbox.append(own.cp, SettlingMessages(*about, entries.done, entries.open, entries.parked))
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         self._outbox.append(own.cp, ClaimingMessages(*self._ids, *own.key, own.epoch, last_offset))
@@ -164,7 +174,9 @@ class ClaimsClient:
         """Set the consumer; called once, before anything else."""
         self._work = work
         self.placement: Placement = Placement(work, self, self._peers, self._settings, self._wanted)
-        self.reports: LeaseReports = LeaseReports(self._settings.ids, self._book, self._outbox, self.placement)
+        self.reports: LeaseReports = LeaseReports(
+            self._settings.ids, self._book, self._outbox, self.placement, self._peers
+        )
 
     # Called by its consumer.
 

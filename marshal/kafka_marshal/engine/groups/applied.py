@@ -13,7 +13,7 @@ from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.refusals import TAKEN_FOR_DEAD, forgotten, refusal_of, replaced
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView
-from kafka_marshal.engine.plane import Loss, Work
+from kafka_marshal.engine.plane import Loss, Settles, Work
 from kafka_marshal.errors import MarshalError
 from rationalizer import (
     BeginCheckpoint,
@@ -58,7 +58,7 @@ class Host(NamedTuple):
     #: The log answered a grant of a partition that is no longer ours: key, None, last offset, accepted (C13).
     answered_late: Callable[[Key, None, int, bool], object]
     #: A record has opened, parked or settled messages of a partition (H4).
-    messages_opened: Callable[[Key, float], object]
+    messages_opened: Callable[[Key, Settles, Sequence[str] | None, float], object]
 
 
 class AppliedRecords:
@@ -119,7 +119,8 @@ class AppliedRecords:
             self._host.unblock(list(self._work.blocked))
         self._verify(outcome, own, now)
         if outcome.is_a(SettleOffsets) and outcome.accepted:
-            self._host.messages_opened((message.topic, message.partition), now)
+            answers = outcome.entries if own else None
+            self._host.messages_opened((message.topic, message.partition), message, answers, now)
         if outcome.is_a(CommitOffsets) and outcome.entries is not None:
             if not message.member_id:
                 self._positions_set(message.entries, outcome)

@@ -184,6 +184,11 @@ class Membership:
         return self._is_replaced
 
     @property
+    def seen(self) -> int:
+        """The offset above all records of the group's home that our replica has applied."""
+        return self._worlds[self.home].next_offset
+
+    @property
     def generation(self) -> int:
         """The generation of the group, as our replica knows it; 0: no group."""
         group = self.group

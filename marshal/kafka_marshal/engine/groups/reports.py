@@ -10,8 +10,8 @@ from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
 from kafka_marshal.engine.groups.view import GroupView
-from kafka_marshal.engine.plane import HandIn, Ownership
-from rationalizer import CommitEntry, CommitOffsets, codes
+from kafka_marshal.engine.plane import HandIn, Ownership, Settles
+from rationalizer import CommitEntry, CommitOffsets, SettleOffsets, codes
 from rationalizer.limits import MAX_COMMIT_RANGES
 from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
@@ -57,6 +57,12 @@ class GroupReports:
         if self._member.takes_checkpoints:
             return  # progress moves at a checkpoint only
         self._entries.append(CommitEntry(*own.key, ranges=tuple(ranges)))
+
+    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+        member = self._member
+        if member.joined and not member.takes_checkpoints:
+            about = (*member.settings.ids, member.member_id, member.generation, member.seen, *own.key)
+            member.send(SettleOffsets(*about, entries.done, entries.open, entries.parked), now)
 
     def grant(self, own: Ownership, last_offset: int, now: float) -> None:
         self._through(own, last_offset)

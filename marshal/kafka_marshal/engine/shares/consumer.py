@@ -246,7 +246,7 @@ class SharedPositions(Positions):
     def _needs_start(self, assignment: Assignment) -> bool:
         return False  # it was looked up before the claim
 
-    def messages_opened(self, key: Key, now: float) -> None:
+    def messages_opened(self, key: Key, entries: object, answers: object, now: float) -> None:
         assignment = self._consumer.assignments.get(key)
         if assignment is not None:
             cast("SharedAssignment", assignment).is_dirty = True
@@ -375,6 +375,16 @@ class SharedConsumer(ConsumerEngine):
     _positions_kind = SharedPositions
     _revocation_kind = SharedRevocation
     _schedule_kind = SharedSchedule
+
+    handles_open = False
+
+    def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
+        """Set a message of a batch in flight aside. Returns whether it was in flight here."""
+        assignment = self.of(key, token)
+        run = None if assignment is None else assignment.tracker.run_at(offset)
+        if run is not None:
+            self.delivery.park(run, offset, key_hash, reason, now)
+        return run is not None
 
     def desks(self) -> Iterator[SharedAssignment]:
         """All shares that are held."""

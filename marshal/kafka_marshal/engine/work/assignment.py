@@ -25,15 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from math import inf
 from typing import Protocol
 
-from kafka_marshal.engine.effects import Callback, Key, Outbox, Piece
+from kafka_marshal.engine.effects import Callback, Key, Outbox, Piece, StartFetch
 from kafka_marshal.engine.figures import Moved
-from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource
+from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource, Settles
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.open_messages import OpenMessages
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -172,6 +174,19 @@ class Positioning(Protocol):
         """Fetch again from the progress in the log."""
 
 
+class Opening(Protocol):
+    """What an assignment's open messages are reported with."""
+
+    def applied(self, assignment: Assignment, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
+        """A record with these entries was applied. answers: of our own record, what the log says of each."""
+
+    def send(self, assignment: Assignment, now: float) -> None:
+        """Send what the log does not show, with a heartbeat or before a release."""
+
+    def report(self, assignment: Assignment) -> None:
+        """Report open messages that are gone from the log."""
+
+
 class Mover(Protocol):
     """The consumer engine, as assignments and its parts see it: it moves assignments from stage to stage."""
 
@@ -195,6 +210,13 @@ class Mover(Protocol):
 
     @property
     def schedule(self) -> Scheduling: ...
+
+    @property
+    def settlements(self) -> Opening: ...
+
+    @property
+    def handles_open(self) -> bool:
+        """Whether it handles open messages: not in transactions, at most once, nor as ranges (U3, U6)."""
 
     # Reports from a lease.
 
@@ -225,6 +247,9 @@ class Mover(Protocol):
 
     def drop(self, assignment: Assignment, first: int) -> None:
         """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
+
+    def skip(self, assignment: Assignment, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again."""
 
 
 class Grant:
@@ -338,6 +363,7 @@ class Assignment:
         "grant",
         "key",
         "lease",
+        "open",
         "origin",
         "releasing",
         "shown",
@@ -357,6 +383,8 @@ class Assignment:
         self.lease: Ownership = None  # type: ignore[assignment]  # set by the consumer engine right after
         self.tracker: Tracker = tracker.Tracker(-1, (), moved)
         self.buffer: Buffer = Buffer()
+        #: Its open messages; None: there are none, and there were none.
+        self.open: OpenMessages | None = None
         self.told: Told = Told()
         self.taking: TakingOver = TakingOver()
         self.watch: Watch = Watch()
@@ -428,16 +456,68 @@ class Assignment:
         self.tracker = tracker.Tracker(stable, ranges, self.tracker.moved)
         self.buffer.clear()
         self.buffer.go_on_at(offset)
+        if self.open is not None:
+            self.tracker.watch = self.open.done
 
     def put(self, messages: list[Message]) -> None:
         """Take in what was fetched."""
+        if self.open is not None:
+            if self.open.reading:
+                self.open.put(messages)
+                return
+            if self.open.has_aside:
+                for is_aside, some in groupby(messages, lambda each: self.opened.is_aside(offset_of(each))):
+                    self._put(list(some), is_aside)
+                return
+        self._put(messages, False)
+
+    def _put(self, messages: list[Message], is_aside: bool) -> None:
+        if is_aside:
+            self.buffer.go_on_at(offset_of(messages[-1]) + 1)
+            return
         keys = self.lease.keys
         self.buffer.put(messages, self.tracker, None if keys is None else keys.wants)
 
     def reached(self, end: int) -> None:
         """The reader has passed all offsets below end; those it did not receive do not exist for any reader."""
         if self.stage in _WORK:
-            self.buffer.reached(end, self.tracker)
+            if self.open is not None and self.open.reading:
+                self.open.reached(end)
+            else:
+                self.buffer.reached(end, self.tracker)
+
+    # Its open messages (open_messages.Holder).
+
+    @property
+    def opened(self) -> OpenMessages:
+        """Its open messages, from now on followed."""
+        if self.open is None:
+            self.open = OpenMessages(self)
+            self.tracker.watch = self.open.done
+        return self.open
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the reader fetches it."""
+        return self.shown and self.stage in (Stage.ASSIGNING, Stage.ACTIVE)
+
+    @property
+    def fetch_from(self) -> int:
+        """Where the reader continues: at the lowest open message that was not fetched, or in order."""
+        reading = None if self.open is None else self.open.reading
+        return reading[0].first if reading else self.buffer.fetch_next
+
+    def open_in_log(self, first: int, last: int) -> None:
+        """The log shows these offsets as open: progress passes them."""
+        self.tracker.open_in_log(first, last)
+
+    def skip(self, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again."""
+        self.consumer.skip(self, offset)
+
+    def refetch(self) -> None:
+        """Have the reader continue at ``fetch_from``."""
+        self.consumer.outbox.add(StartFetch(self.consumer.number, self.key, self.fetch_from))
 
     def can_hand_out(self, now: float) -> bool:
         """Whether a message is buffered and may be handed out now."""
@@ -450,12 +530,16 @@ class Assignment:
             and not self.user_paused
             and now < self.lease.hand_out_until
             and self.tracker.in_hand < MAX_IN_HAND_MESSAGES
+            and (self.open is None or not self.open.is_full or self.buffer.has_open)
         )
 
     def take(self, max_messages: int, iterating: bool, now: float) -> Run:
         """The next messages, as one run that is not in flight yet; can_hand_out() must hold."""
+        is_open = self.buffer.has_open
         messages, covers_from = self.buffer.take(max_messages)
-        return RunOf(self, messages, covers_from, iterating, now)
+        run = RunOf(self, messages, covers_from, iterating, now)
+        run.is_open = is_open
+        return run
 
     @property
     def at_most_once(self) -> bool:

@@ -18,11 +18,13 @@ __all__ = ["Buffer"]
 class Buffer:
     """Messages in offset order, between the reader and the user."""
 
-    __slots__ = ("_covered_to", "_parts", "fetch_next", "is_given_up", "size")
+    __slots__ = ("_covered_to", "_open", "_parts", "fetch_next", "is_given_up", "size")
 
     def __init__(self) -> None:
         #: (messages, first offset they cover), in offset order.
         self._parts: deque[tuple[list[Message], int]] = deque()
+        #: Open messages that were fetched again, each with the first offset it covers: they come before all others.
+        self._open: deque[tuple[Message, int]] = deque()
         #: How many messages it has.
         self.size: int = 0
         #: The first offset that no message in the buffer covers yet.
@@ -35,12 +37,14 @@ class Buffer:
     @property
     def first(self) -> int | None:
         """The offset of the next message to be handed out; None: there is none."""
+        if self._open:
+            return offset_of(self._open[0][0])
         return offset_of(self._parts[0][0][0]) if self._parts else None
 
     def peek(self) -> Message | None:
         """The next message to be handed out; None: there is none. Any thread may call this, without the lock."""
         try:
-            return self._parts[0][0][0]
+            return self._open[0][0] if self._open else self._parts[0][0][0]
         except IndexError:
             return None
 
@@ -51,6 +55,7 @@ class Buffer:
     def clear(self) -> None:
         """Drop the buffered messages."""
         self._parts.clear()
+        self._open.clear()
         self.size = 0
 
     def give_up(self, in_hand_to: int) -> None:
@@ -104,16 +109,37 @@ class Buffer:
             self._parts.insert(place, (messages, covers_from))
             self.size += len(messages)
 
+    def put_open(self, message: Message, covers_from: int) -> None:
+        """Add an open message; it is taken before all that was fetched in order, and by itself."""
+        self._open.append((message, covers_from))
+        self.size += 1
+
+    def drop_open(self, first: int, last: int) -> None:
+        """Drop the open messages of these offsets."""
+        if self._open:
+            kept = [each for each in self._open if not first <= offset_of(each[0]) <= last]
+            self.size -= len(self._open) - len(kept)
+            self._open = deque(kept)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether the next message to be taken is an open one."""
+        return bool(self._open)
+
     def skip_to(self, offset: int) -> None:
-        """Drop the messages below offset."""
+        """Drop the messages below offset, except open ones."""
         kept = [([m for m in messages if offset_of(m) >= offset], covers) for messages, covers in self._parts]
         self._parts = deque((messages, max(covers, offset)) for messages, covers in kept if messages)
-        self.size = sum(len(messages) for messages, _ in self._parts)
+        self.size = sum(len(messages) for messages, _ in self._parts) + len(self._open)
         self.fetch_next = max(self.fetch_next, offset)
         self._covered_to = max(self._covered_to, offset)
 
     def take(self, max_messages: int) -> tuple[list[Message], int]:
         """The next messages, and the first offset that they cover; the buffer must not be empty."""
+        if self._open:
+            self.size -= 1
+            message, covers_from = self._open.popleft()
+            return [message], covers_from
         messages, covers_from = self._parts.popleft()
         if len(messages) > max_messages:
             rest = messages[max_messages:]

@@ -25,6 +25,7 @@ from kafka_marshal.engine.work.pull import GrantedPull, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
 from kafka_marshal.engine.work.revocation import Revocation
 from kafka_marshal.engine.work.schedule import Schedule
+from kafka_marshal.engine.work.settlements import Settlements
 from kafka_marshal.ports import Message
 
 __all__ = ["ConsumerEngine"]
@@ -69,6 +70,8 @@ class ConsumerEngine:
         self.closing: bool = False
         self.schedule: Schedule = self._schedule_kind(self, about.heartbeat_interval_ms)
         self.revocation: Revocation = self._revocation_kind(self)
+        #: What it wants the log to show of open messages.
+        self.settlements: Settlements = Settlements(self, self.positions.gaps)
         #: For a group that takes checkpoints.
         self.cutting: Cutting = Cutting(self)
 
@@ -125,6 +128,21 @@ class ConsumerEngine:
     def drop(self, assignment: Assignment, first: int) -> None:
         """Take back what is in flight from this offset on: it comes again, and a later done of it has no effect."""
         self.delivery.drop(assignment, first)
+
+    def skip(self, assignment: Assignment, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again."""
+        self.delivery.skip(assignment, offset)
+
+    @property
+    def handles_open(self) -> bool:
+        """Whether it handles open messages: not in transactions, at most once, nor as ranges (U3, U6)."""
+        settings = self.settings
+        return not (settings.transactions or settings.at_most_once or settings.ranges)
+
+    def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
+        """Set a message in flight aside. Returns whether it was in flight here."""
+        assignment = self.of(key, token)
+        return assignment is not None and self.delivery.set_aside(assignment, offset, key_hash, attempts, reason, now)
 
     def untake(self, key: Key, token: int, is_known: bool, now: float) -> None:
         """The partition's transactional producer is gone: take it over again."""

@@ -251,7 +251,10 @@ class Delivery:
                 self._put_back(assignment, messages, covers_from)
 
     def _put_back(self, assignment: Assignment, messages: list[Message], covers_from: int) -> None:
-        assignment.buffer.put_back(messages, covers_from)
+        if len(messages) == 1 and assignment.tracker.done.is_done(offset_of(messages[0])):  # it is open in the log
+            assignment.buffer.put_open(messages[0], covers_from)
+        else:
+            assignment.buffer.put_back(messages, covers_from)
         if assignment not in self._turns:
             self._turns[assignment] = None
             self._turns.move_to_end(assignment, last=False)
@@ -296,6 +299,22 @@ class Delivery:
                 evicted.tracker.mark([message])
 
         self.in_lanes.purgatory.finish(finished, ignore, now)
+
+    def set_aside(
+        self, assignment: Assignment, offset: int, key_hash: int, attempts: int, reason: str, now: float
+    ) -> bool:
+        """Set a message in flight aside. Returns whether it was in flight."""
+        self.heard(now)
+        self.is_done_said = True
+        covers_from = assignment.tracker.set_aside(offset)
+        if covers_from is not None:
+            assignment.opened.park(offset, covers_from, key_hash, attempts, reason)
+        self._came_back(assignment, now)
+        return covers_from is not None
+
+    def skip(self, assignment: Assignment, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again; one that has it may finish."""
+        self.in_lanes.skip(assignment, offset)
 
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""

@@ -36,7 +36,7 @@ def hold_up(
     ]
     for assignment in ready:
         assignment.buffer.is_given_up = False
-    return {x.key: x.buffer.fetch_next for x in ready}
+    return {x.key: x.fetch_from for x in ready}
 
 
 def hold_up_stuck(consumer: Delivers, fetched: Collection[Key], now: float) -> dict[Key, int | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.readings import reading
@@ -11,11 +11,16 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.memory import InFlight
+from kafka_marshal.engine.work.open_messages import Try, hash_of
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["InLanes"]
+
+
+#: A message in flight that this many later ones wait for is logged as open: one hole, and not a gap for each.
+BLOCKED = 1_000
 
 
 class InLanes:
@@ -86,7 +91,8 @@ class InLanes:
 
     def spread(self, run: Run) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
-        return self._put(run.assignment, run.into_lanes())
+        opened = run.assignment.open
+        return self._put(run.assignment, run.into_lanes(), None if opened is None else opened.tried)
 
     # What workers change without the shell's lock.
 
@@ -101,8 +107,19 @@ class InLanes:
         return self.lanes is not None and self.lanes.has_returned
 
     @reading
-    def _put(self, assignment: Assignment, messages: list[Message]) -> list[Lane]:
-        return [] if self.lanes is None else self.lanes.put(assignment, messages)
+    def _put(
+        self, assignment: Assignment, messages: list[Message], tried: Mapping[int, int] | None = None
+    ) -> list[Lane]:
+        return [] if self.lanes is None else self.lanes.put(assignment, messages, tried)
+
+    @reading
+    def _skip(self, assignment: Assignment, offset: int) -> list[Lane]:
+        return [] if self.lanes is None else self.lanes.skip(assignment, offset)
+
+    @reading
+    def _tries(self, assignment: Assignment, blocking: int | None) -> tuple[tuple[int, int, int], ...]:
+        found = () if self.lanes is None else self.lanes.tries(assignment, blocking)
+        return tuple([(offset, attempts, hash_of(message)) for offset, attempts, message in found])
 
     @reading
     def _waiting(self, assignment: Assignment) -> list[Message]:
@@ -139,22 +156,49 @@ class InLanes:
 
     # Effects of the above, under the shell's lock.
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether tries are logged (U1)."""
+        return self.lanes is not None and self.lanes.is_durable and self._consumer.handles_open
+
+    def tries(self, assignment: Assignment) -> list[Try]:
+        """Tries of a partition that are to be logged."""
+        if not self.is_durable:
+            return []
+        return [Try(*each) for each in self._tries(assignment, assignment.tracker.blocking(BLOCKED))]
+
+    def skip(self, assignment: Assignment, offset: int) -> None:
+        """An operator has set this message aside: no handler gets it again; one that has it may finish."""
+        ready = self._skip(assignment, offset)
+        if ready and (handlers := self.handlers) is not None:
+            handlers.put(ready)
+
     def recall(self, assignment: Assignment, *, keep: bool) -> None:
         """Take back what waits in lanes: it is no longer in flight. keep: it is handed out again."""
         tracker = assignment.tracker
+        if keep and (tries := self.tries(assignment)):
+            assignment.opened.log_tries(tries)
         waiting = [] if self.lanes is None else self._waiting(assignment)
+        for message in [x for x in waiting if (run := tracker.run_at(offset_of(x))) is not None and run.is_open]:
+            waiting.remove(message)
+            self._split(assignment, [message], keep=keep)
         place = 0
         while place < len(waiting):
             run = tracker.run_at(offset_of(waiting[place]))
             end = place + 1 if run is None else max(place + 1, bisect_right(waiting, run.last, key=offset_of))
-            for messages, covers_from in () if run is None else tracker.split(run, waiting[place:end]):
-                if keep:
-                    self._put_back(assignment, messages, covers_from)
+            self._split(assignment, waiting[place:end], keep=keep)
             place = end
         if keep:
             self.purgatory.cut(assignment)
         else:
             self.purgatory.drop(assignment)
+
+    def _split(self, assignment: Assignment, back: list[Message], *, keep: bool) -> None:
+        """Take back these messages of one run."""
+        run = assignment.tracker.run_at(offset_of(back[0]))
+        for messages, covers_from in () if run is None else assignment.tracker.split(run, back):
+            if keep:
+                self._put_back(assignment, messages, covers_from)
 
     def returned(self, now: float) -> None:
         """Take back messages whose try has failed if their partition is being released: they are not retried here."""

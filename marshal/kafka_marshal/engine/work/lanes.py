@@ -14,8 +14,8 @@ partition comes back to this member, messages of the same key wait for them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
-from heapq import heappop, heappush
+from collections.abc import Hashable, Iterable, Mapping
+from heapq import heapify, heappop, heappush
 from math import inf
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol
@@ -106,7 +106,9 @@ def lasting(ms: float) -> str:
 class Lane:
     """The messages of one key of one partition that are in flight."""
 
-    __slots__ = ("assignment", "began", "key", "message", "number", "partition", "rest", "running", "since", "turn")
+    __slots__ = (
+        *("assignment", "before", "began", "key", "message", "number", "partition", "rest", "running", "since", "turn"),
+    )
 
     def __init__(self, partition: _Partition, key: Hashable, message: Message) -> None:
         self.partition: _Partition = partition
@@ -117,8 +119,10 @@ class Lane:
         self.assignment: Assignment = partition.assignment
         #: Those after it; None: there was never more than one.
         self.rest: deque[Message] | None = None
-        #: The number of its try that is the next, or under way.
+        #: The number of its try that is the next, or under way, without those of earlier owners.
         self.number: int = 1
+        #: How many tries of it had begun before, as the log shows.
+        self.before: int = 0
         self.running: bool = False
         #: How many tries have begun, of all messages of the lane.
         self.turn: int = 0
@@ -130,7 +134,10 @@ class Lane:
 class _Partition:
     """The lanes of one partition."""
 
-    __slots__ = ("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "running", "started", "up_to")
+    __slots__ = (
+        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "running", "skipped", "started"),
+        *("tried", "up_to"),
+    )
 
     def __init__(self, assignment: Assignment) -> None:
         #: The assignment of the messages that wait.
@@ -138,6 +145,10 @@ class _Partition:
         self.lanes: dict[Hashable, Lane] = {}
         #: Lanes whose first message is with a handler.
         self.running: set[Lane] = set()
+        #: Offset → how many tries had begun before, as the log shows.
+        self.tried: dict[int, int] = {}
+        #: Messages with a handler that an operator has set aside: their tries are the last.
+        self.skipped: set[int] = set()
         #: Lanes whose first message has been tried and is not done.
         self.started: set[Lane] = set()
         #: Lanes whose turn came while nothing might be handed out (T4), or only messages below theirs.
@@ -176,6 +187,8 @@ class Lanes:
 
         grace_ms: the lease is lost this long after ``handler_timeout``, at which the handler is cancelled.
         """
+        #: Tries of the run are logged.
+        self.is_durable: bool = False
         self._lock = lock
         self._stop = stop_signal
         self._grace_ms = grace_ms
@@ -199,10 +212,10 @@ class Lanes:
         #: Messages that failed after their assignments had ended; they will never be done here.
         self.dropped: deque[tuple[Assignment, Message]] = deque()
 
-    def open(self, owner: Owner) -> None:
-        """A run begins; lanes that were ready for the previous one no longer are."""
+    def open(self, owner: Owner, *, is_durable: bool = False) -> None:
+        """A run begins; lanes that were ready for the previous one no longer are. is_durable: its tries are logged."""
         with self._lock:
-            self.owner, self.is_ended, self.ready = owner, False, 0
+            self.owner, self.is_ended, self.ready, self.is_durable = owner, False, 0, is_durable
 
     def close(self, owner: Owner) -> None:
         """This run has ended."""
@@ -210,8 +223,13 @@ class Lanes:
             if self.owner is owner:
                 self.owner, self.is_ended = None, True
 
-    def put(self, assignment: Assignment, messages: Iterable[Message]) -> list[Lane]:
-        """Add messages that are in flight from now on. Returns the lanes that became ready."""
+    def put(
+        self, assignment: Assignment, messages: Iterable[Message], tried: Mapping[int, int] | None = None
+    ) -> list[Lane]:
+        """Add messages that are in flight from now on. Returns the lanes that became ready.
+
+        tried: by offset, how many tries had begun before, as the log shows.
+        """
         ready: list[Lane] = []
         by_key, by_partition = self.order == "key", self.order == "partition"
         with self._lock:
@@ -221,6 +239,10 @@ class Lanes:
             if partition.assignment is not assignment:
                 partition.assignment = assignment
                 partition.finish_to = partition.closes_to = partition.done_to = -1
+                partition.tried.clear()
+                partition.skipped.clear()
+            if tried:
+                partition.tried.update(tried)
             lanes = partition.lanes
             for message in messages:
                 key: Hashable = message.key() if by_key else None
@@ -229,6 +251,7 @@ class Lanes:
                 lane = lanes.get(key)
                 if lane is None:
                     lanes[key] = lane = Lane(partition, key, message)
+                    lane.before = partition.tried.get(offset_of(message), 0) if partition.tried else 0
                     ready.append(lane)
                 elif lane.rest is None:
                     lane.rest = deque((message,))
@@ -302,7 +325,7 @@ class Lanes:
         if not self._rest(lane):
             return False
         self.has_returned = True
-        if lane.assignment.over:
+        if lane.assignment.over or self._is_skipped(lane):
             return self._drop(lane, owner)
         if self.owner is not owner:
             lane.number = 1
@@ -328,8 +351,49 @@ class Lanes:
             else:
                 lane.partition.parked.append(lane)
 
+    @staticmethod
+    def _is_skipped(lane: Lane) -> bool:
+        if not lane.partition.skipped or lane.message is None:
+            return False
+        offset = offset_of(lane.message)
+        is_skipped = offset in lane.partition.skipped
+        lane.partition.skipped.discard(offset)
+        return is_skipped
+
+    def skip(self, assignment: Assignment, offset: int) -> list[Lane]:
+        """Remove a message that was set aside, after its try if one is under way. Returns the lanes that got ready."""
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            if partition is None or partition.assignment is not assignment:
+                return []
+            for lane in partition.lanes.values():
+                if lane.message is not None and offset_of(lane.message) == offset:
+                    if lane.running:
+                        partition.skipped.add(offset)
+                        return []
+                    self.has_returned = True
+                    self._retries = [each for each in self._retries if each[2] is not lane]
+                    heapify(self._retries)
+                    return [lane] if self._drop(lane, self.owner) else []
+            return []
+
+    def tries(self, assignment: Assignment, blocking: int | None) -> list[tuple[int, int, Message]]:
+        """Messages that wait for their next try, with the number of tries that have begun; blocking: this one, too."""
+        found: list[tuple[int, int, Message]] = []
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            for lane in () if partition is None else partition.started:
+                if lane.message is None or lane.assignment is not assignment:
+                    continue
+                offset = offset_of(lane.message)
+                if lane.number > 1 and not lane.running:
+                    found.append((offset, lane.before + lane.number - 1, lane.message))
+                elif offset == blocking:
+                    found.append((offset, lane.before + lane.number, lane.message))
+        return found
+
     def _drop(self, lane: Lane, owner: Owner | None) -> bool:
-        """Remove the first message from the lane: its assignment is over."""
+        """Remove the first message from the lane: its assignment is over, or it was set aside."""
         if lane.message is not None:
             self.dropped.append((lane.assignment, lane.message))
         return self._go_on(lane, owner)
@@ -343,6 +407,7 @@ class Lanes:
             return False
         lane.message, lane.assignment = lane.rest.popleft(), partition.assignment
         lane.number, lane.since = 1, 0.0
+        lane.before = partition.tried.get(offset_of(lane.message), 0) if partition.tried else 0
         if self.owner is not owner or self.is_ended:
             partition.parked.append(lane)
             return False

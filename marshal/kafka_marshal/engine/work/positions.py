@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from shlex import quote
 
-from kafka_marshal.engine.effects import Callback, Key, LookUp, StartFetch
-from kafka_marshal.engine.plane import Loss
+from kafka_marshal.engine.effects import Callback, Key, LookUp
+from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
@@ -35,10 +35,10 @@ class Positions:
         self._want_ids = want_ids
         self.marks: TopicMarks = TopicMarks(consumer.source, subscription)
         self.stuck: StuckPartitions = StuckPartitions(consumer, about.group_id)
-        #: Takes over partitions that are processed in transactions.
-        self.take_overs: TakeOvers = TakeOvers(consumer, about.log_name)
         #: Offsets that retention took before they were handed out, as (key, first, last) (P9).
         self.gaps: list[tuple[Key, int, int]] = []
+        #: Takes over partitions that are processed in transactions.
+        self.take_overs: TakeOvers = TakeOvers(consumer, about.log_name)
         #: Partitions with lost positions, not worked on until an admin sets them (P11).
         self.blocked: set[Key] = set()
 
@@ -47,6 +47,9 @@ class Positions:
         progress = self._consumer.source.view.progress(assignment.key)
         stable, ranges = (NOTHING_DONE, []) if progress is None else (progress.stable, split(progress.ranges).ranges)
         assignment.begin(stable + 1, stable, ranges)
+        holes = self._consumer.source.view.open(assignment.key)
+        if holes or assignment.open is not None:
+            assignment.opened.begin(holes if self._consumer.handles_open else [x for x in holes if x.is_parked])
 
     def locate(self, assignment: Assignment, now: float) -> None:
         """Find out where to start, in the topic that exists now."""
@@ -81,18 +84,21 @@ class Positions:
         )
 
     def _in_the_way(self, assignment: Assignment) -> list[Hole]:
-        """Open messages that this release can't pass: all but those that are parked below its position (H1)."""
-        position = assignment.buffer.fetch_next
+        """Open messages that this consumer can't handle, nor pass (U3, U6)."""
+        if self._consumer.handles_open:
+            return []
         holes = self._consumer.source.view.open(assignment.key)
-        return [hole for hole in holes if not hole.is_parked or hole.last >= position]
+        return [hole for hole in holes if not hole.is_parked or self._consumer.settings.transactions]
 
-    def messages_opened(self, key: Key, now: float) -> None:
-        """Messages were opened, parked or settled by a record: hold back what this release can't pass, or try again."""
+    def messages_opened(self, key: Key, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
+        """Messages were opened, parked or settled by a record. answers: of our own one, what the log says of each."""
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.over or not assignment.lease.held:
             self.unblock([key])  # what still stands in the way is found again
         elif open_messages := self._in_the_way(assignment):
             self._open(assignment, open_messages, now)
+        else:
+            self._consumer.settlements.applied(assignment, entries, answers, now)
 
     def _needs_start(self, assignment: Assignment) -> bool:
         """Whether to ask the leader where to begin, instead of beginning at offset 0 or the known position."""
@@ -125,6 +131,11 @@ class Positions:
         """The leader reported the partition's log start and end, and the requested start offset."""
         self.stuck.answered(assignment, high)
         if assignment.stage is not Stage.LOCATING or not assignment.lease.held:
+            return
+        if assignment.open is not None and assignment.open.reading and assignment.shown:
+            assignment.open.below(low)
+            self._consumer.settlements.report(assignment)
+            self.assign(assignment)
             return
         position = assignment.buffer.fetch_next
         if assignment.origin.is_first:
@@ -182,8 +193,8 @@ class Positions:
             self._consumer.enter(assignment, Stage.RESTORING)
             return
         self._consumer.source.look_again(assignment.key)
-        if assignment.buffer.fetch_next <= MAX_OFFSET:
-            self._consumer.outbox.add(StartFetch(self._consumer.number, assignment.key, assignment.buffer.fetch_next))
+        if assignment.fetch_from <= MAX_OFFSET:
+            assignment.refetch()
         if not assignment.shown:
             assignment.shown = True
             self._consumer.call(Callback.ASSIGN, assignment)
@@ -197,14 +208,14 @@ class Positions:
             assignment.origin.is_first = False
             position, asked_at = assignment.watch.looked_up
             # If the reader fails again at once at a position that the leader confirmed, wait before the next look-up.
-            is_again = position == assignment.buffer.fetch_next and now < asked_at + LOOK_UP_AGAIN_MS
+            is_again = position == assignment.fetch_from and now < asked_at + LOOK_UP_AGAIN_MS
             assignment.watch.look_up_at = asked_at + LOOK_UP_AGAIN_MS if is_again else now
             self.look_up_if_due(assignment, now)
 
     def look_up_if_due(self, assignment: Assignment, now: float) -> None:
         """Ask the leader if a look-up is due; ``look_up_at`` limits how often."""
         if assignment.watch.look_up_at is not None and now >= assignment.watch.look_up_at:
-            assignment.watch.looked_up, assignment.watch.look_up_at = (assignment.buffer.fetch_next, now), None
+            assignment.watch.looked_up, assignment.watch.look_up_at = (assignment.fetch_from, now), None
             self.look_up(assignment)
 
     def reader_found(self, topic: str, topic_id: str, now: float) -> None:
@@ -276,16 +287,17 @@ class Positions:
         self._give_up(assignment, position, text, Loss.KAFKA_OFFSET, now)
 
     def _open(self, assignment: Assignment, holes: Sequence[Hole], now: float) -> None:
-        """Another release has left open messages that must not be passed over (H1)."""
+        """There are open messages that this kind of consumer does not handle, and must not pass over (H1)."""
         topic, partition = assignment.key
-        position, first = assignment.buffer.fetch_next, holes[0]
+        position, first, settings = assignment.buffer.fetch_next, holes[0], self._consumer.settings
         which = f"offset {first.first}" if first.first == first.last else f"offsets {first.first} to {first.last}"
         more = f", and {len(holes) - 1:,} more" if len(holes) > 1 else ""
+        kind = "with transactions" if settings.transactions else "of ranges" if settings.ranges else "at most once"
         text = (
-            f"{topic} [{partition}]: messages are open that this release does not handle ({which}{more}): a newer one "
-            "has set them aside, or has not finished them. Nothing of this partition is handed out here, and nothing "
-            "is lost. Run a worker of that release. Or give them up: set the position, which closes all that are not "
-            f"parked: kafka-marshal release-group {quote(self._group_id)} --partition {topic}:{partition}=OFFSET"
+            f"{topic} [{partition}]: messages are open that a consumer {kind} does not handle ({which}{more}): another "
+            "worker has set them aside, or has not finished them. Nothing of this partition is delivered here, and "
+            "nothing is lost. Let a worker without that handle them. Or give them up: kafka-marshal discard "
+            f"{quote(self._group_id)} {topic}:{partition}:OFFSET"
         )
         self._give_up(assignment, position, text, Loss.OPEN, now)
 

@@ -188,6 +188,7 @@ class Revocation:
 
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.told.ranges_due = now
+        self._consumer.settlements.send(assignment, now)
         self.commit_ranges(assignment, now)
         self._consumer.enter(assignment, Stage.RELEASED)
         assignment.buffer.clear()

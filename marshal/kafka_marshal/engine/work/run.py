@@ -79,6 +79,7 @@ class Run(Generic[A]):
         "given_up",
         "holder",
         "in_lanes",
+        "is_open",
         "iterating",
         "last",
         "marks",
@@ -123,6 +124,8 @@ class Run(Generic[A]):
         self.given_up: bool = False
         #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
         self.in_lanes: bool = False
+        #: One open message, which progress has passed: it comes by itself.
+        self.is_open: bool = False
         #: A piece of a split run; it shares ``taken`` with that run, so threads' notes there apply to both.
         self._is_piece = False
         #: All messages are known to have been taken and to have left the library.
@@ -328,7 +331,7 @@ class Run(Generic[A]):
         """The messages at index first … last, all of which threads have taken, as a separate run."""
         covers_from, _ = self.covered(first, last)
         piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.begun_at())
-        piece._is_piece, piece.in_lanes = True, self.in_lanes
+        piece._is_piece, piece.in_lanes, piece.is_open = True, self.in_lanes, self.is_open
         piece.walk, piece._ahead = iter(()), iter(())
         piece.marks = self.marks[first : last + 1]
         piece.done_count = sum(piece.marks)

@@ -105,12 +105,12 @@ class StuckPartitions:
         if assignment is None or assignment.stage not in (Stage.ASSIGNING, Stage.ACTIVE):
             return
         if is_forbidden:  # the reader reports it once, and it lasts until READ is granted
-            at = assignment.buffer.fetch_next
+            at = assignment.fetch_from
             self._tell(key, Why.UNREADABLE, at, forbidden(*key, at, text), now)
             return
         offset, since, first_text = self._failed.get(key, (-1, 0.0, ""))
-        if offset != assignment.buffer.fetch_next:
-            self._failed[key] = (assignment.buffer.fetch_next, now, text)
+        if offset != assignment.fetch_from:
+            self._failed[key] = (assignment.fetch_from, now, text)
             self._consumer.warn(f"{key[0]} [{key[1]}]: {text}")
         elif now >= since + STUCK_AFTER_MS:
             text = unreadable(*key, offset, first_text, self._group_id)
@@ -138,7 +138,7 @@ class StuckPartitions:
 
     def no_transaction(self, assignment: Assignment, text: str, now: float) -> None:
         """It can't be processed in transactions at present (M2)."""
-        self._tell(assignment.key, Why.TRANSACTION, assignment.buffer.fetch_next, text, now)
+        self._tell(assignment.key, Why.TRANSACTION, assignment.fetch_from, text, now)
 
     def has_transactions(self, key: Key, now: float) -> None:
         """It can be processed in transactions again."""
@@ -163,11 +163,7 @@ class StuckPartitions:
         """Check for stuck partitions. drained_at: when a read last took all messages that had arrived."""
         for key, assignment in self._consumer.assignments.items():
             told = self._told.get(key)
-            if (
-                told is not None
-                and assignment.buffer.fetch_next > told.stuck.offset
-                and told.stuck.why != Why.NO_LEADER
-            ):
+            if told is not None and assignment.fetch_from > told.stuck.offset and told.stuck.why != Why.NO_LEADER:
                 self._goes_on(key, now)
             if not assignment.over:
                 self._look_at(key, assignment, now, drained_at)
@@ -177,7 +173,7 @@ class StuckPartitions:
                 self._say(f"{told.stuck.text} (so for {(now - told.since) / 60_000:.0f} minutes)")
 
     def _look_at(self, key: Key, assignment: Assignment, now: float, drained_at: float) -> None:
-        at = assignment.buffer.fetch_next
+        at = assignment.fetch_from
         if now >= self._leaderless.get(key, now) + SILENT_AFTER_MS:
             self._tell(key, Why.NO_LEADER, at, self._no_leader(key), now)
             return

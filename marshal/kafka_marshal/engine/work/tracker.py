@@ -7,7 +7,7 @@ Offsets that Kafka never delivers (compaction, transaction markers) are done wit
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Generic, TypeVar
 
@@ -70,13 +70,15 @@ class Tracker(Generic[A]):
         self.moved: Moved = moved or Moved()
         #: moved.done at the start, plus messages handed out since, less those that came back.
         self._out = self.moved.done
-        #: The first offsets of the runs, ascending: runs do not overlap.
+        #: The first offsets of the runs, ascending: they do not overlap. (Without runs of one open message.)
         self._firsts: list[int] = []
         self._iterating = 0
         #: Offsets after the last message that no reader ever receives (P6): done once all before them are.
         self._tail: tuple[int, int] | None = None
         #: When (ms, own clock) an iterating thread was last seen to advance.
         self.last_moved: float = 0.0
+        #: Called with messages that are done; None: nothing of the partition is open in the log.
+        self.watch: Callable[[Sequence[Message]], object] | None = None
         #: Up to here messages were given up: it is not known whether the program's state has them, until they are done.
         self.doubt: int = NOTHING_DONE
 
@@ -110,7 +112,8 @@ class Tracker(Generic[A]):
         if self.runs.get(run.first) is not run:
             return False
         del self.runs[run.first]
-        del self._firsts[bisect_left(self._firsts, run.first)]
+        if not run.is_open:
+            del self._firsts[bisect_left(self._firsts, run.first)]
         self._iterating -= run.iterating
         return True
 
@@ -145,6 +148,8 @@ class Tracker(Generic[A]):
                 self._take_back(run)
             elif run.in_lanes and run.done_count * 2 >= len(run.messages):
                 self._shrink(run)
+            if self.watch is not None:
+                self.watch([run.messages[index] for index in indices])
         if len(done) == 1:
             self._commit_offsets(*done[0])
         else:  # all at once: each change of the set costs more than the offsets in it
@@ -161,10 +166,13 @@ class Tracker(Generic[A]):
 
     def _add(self, piece: Run[A]) -> None:
         self.runs[piece.first] = piece
-        insort(self._firsts, piece.first)
+        if not piece.is_open:
+            insort(self._firsts, piece.first)
 
     def run_at(self, offset: int) -> Run[A] | None:
         """The run in flight that may have this offset; None: there is none."""
+        if (run := self.runs.get(offset)) is not None and run.is_open:
+            return run
         place = bisect_right(self._firsts, offset)
         return self.runs[self._firsts[place - 1]] if place else None
 
@@ -173,6 +181,8 @@ class Tracker(Generic[A]):
         if not self._take_back(run):
             return False
         self.moved.done += run.size - run.done_count
+        if self.watch is not None:
+            self.watch(run.messages)
         self._commit_offsets(run.covers_from, run.last)
         return True
 
@@ -200,6 +210,8 @@ class Tracker(Generic[A]):
         cursor = run.cursor
         if cursor > run.done_count:
             self._commit(run, run.done_count, cursor - 1)
+            if self.watch is not None:
+                self.watch(run.messages[run.done_count : cursor])
             # In this order, so that a concurrent reader of both counts no message twice.
             count, run.done_count = cursor - run.done_count, cursor
             self.moved.done += count
@@ -232,8 +244,35 @@ class Tracker(Generic[A]):
                 self._add(piece)
         return returned
 
+    def set_aside(self, offset: int) -> int | None:
+        """Remove a message of an explicit run: it is neither in flight nor done. Returns the first offset it covers.
+
+        None: it is not in flight.
+        """
+        run = self.run_at(offset)
+        place = None if run is None or run.iterating else run.index(offset)
+        if run is None or place is None or run.marks[place]:
+            return None
+        covers_from, _ = run.covered(place, place)
+        self.split(run, [run.messages[place]])
+        return covers_from
+
+    def blocking(self, at_least: int) -> int | None:
+        """The message in flight that this many later offsets, or more, wait for; they are done. None: there is none."""
+        if not self._firsts or sum(last - first + 1 for first, last in self.done.ranges) < at_least:
+            return None
+        run = self.runs[self._firsts[0]]
+        return None if run.iterating or (place := run.marks.find(0)) < 0 else offset_of(run.messages[place])
+
     def _commit(self, run: Run[A], first: int, last: int) -> None:
         self._commit_offsets(*run.covered(first, last))
+
+    def open_in_log(self, first: int, last: int) -> None:
+        """The log shows these offsets as open: progress passes them. What is in flight of them stays so."""
+        run = self.run_at(last)
+        if run is not None and (place := run.index(last)) is not None:
+            first = min(first, run.covered(place, place)[0])
+        self._commit_offsets(first, last)
 
     def _commit_offsets(self, first: int, last: int) -> None:
         if first <= self.done.stable + 1 <= last:

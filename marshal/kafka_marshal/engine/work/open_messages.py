@@ -1,0 +1,283 @@
+"""The open messages of one assignment: offsets that progress has passed, or will, and that are not done (H1).
+
+An owner fetches those that it finds before anything else, by going back to each (U3). It logs tries that wait, and what
+is set aside; its progress passes such an offset only when the log shows it (U4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from kafka_marshal.engine.plane import Settles
+from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Kind, Request, Settled, Settling
+from kafka_marshal.ports import Message
+from rationalizer import Progress, codes, key_hash
+from rationalizer.holes import NO_KEY, NO_OWNER, Hole
+
+__all__ = ["Mine", "OpenMessages", "Try", "hash_of"]
+
+#: The reader continues to the next open message by reading if it is at most this many offsets away, else by a seek.
+READ_ON = 1_000
+
+
+class Mine(NamedTuple):
+    """Offsets that are open in the log, or are to be, and that this member has fetched or will fetch."""
+
+    first: int
+    last: int
+    #: None: of a batch.
+    key_hash: int | None
+    attempts: int
+
+
+class Try(NamedTuple):
+    """A message whose tries are to be logged."""
+
+    offset: int
+    #: How many tries have begun.
+    attempts: int
+    key_hash: int
+
+
+def hash_of(message: Message) -> int:
+    """Where a message lies among the key hashes of its partition (K1)."""
+    key = message.key()
+    return key_hash(key.encode() if isinstance(key, str) else key, offset_of(message))
+
+
+class Holder(Protocol):
+    """An assignment, as its open messages see it."""
+
+    buffer: Buffer
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the reader fetches it."""
+
+    def open_in_log(self, first: int, last: int) -> None:
+        """The log shows these offsets as open: progress passes them."""
+
+    def skip(self, offset: int) -> None:
+        """This message was set aside by an operator: no handler gets it again."""
+
+    def refetch(self) -> None:
+        """Have the reader continue at ``fetch_from``."""
+
+
+class OpenMessages:
+    """What is open of one partition for one owner. Called under the shell's lock."""
+
+    __slots__ = ("_aside", "_holder", "_lasts", "_mine", "gone", "is_full", "reading", "settling", "tried")
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self.settling: Settling = Settling()
+        #: Last offset → what is open here; the last offsets, ascending.
+        self._mine: dict[int, Mine] = {}
+        self._lasts: list[int] = []
+        #: What is to be fetched, ascending.
+        self.reading: list[Mine] = []
+        #: Set aside, and not shown by the log yet: offset → the first offset that it covers.
+        self._aside: dict[int, int] = {}
+        #: What was open and is gone from the log, as (first, last); the caller reports and clears it.
+        self.gone: list[tuple[int, int]] = []
+        #: The log takes no more of this partition: nothing more of it is handed out until some are done (H5).
+        self.is_full: bool = False
+        #: Offset → tries that the log shows, of what is fetched.
+        self.tried: dict[int, int] = {}
+
+    # The log.
+
+    def begin(self, holes: Iterable[Hole]) -> None:
+        """Begin with what the log shows as open, of our keys."""
+        self._mine.clear()
+        self._lasts.clear()
+        self.reading.clear()
+        self.tried.clear()
+        for request in [request for request in self.settling if request.kind is Kind.OPEN]:
+            self.settling.forget(request.first)
+        for hole in holes:
+            self._meet(hole, hole.first, hole.last)
+
+    def applied(self, progress: Progress | None, entries: Settles, is_ours: Callable[[int], bool]) -> None:
+        """A record with these entries was applied. is_ours: whether a key hash is one of our keys."""
+        is_reading = bool(self.reading)
+        self.look(progress)
+        if progress is None:
+            return
+        touched = [*entries.done, *((entry[0], entry[1]) for entry in entries.open)]
+        touched += [(entry[0], entry[0]) for entry in entries.parked]
+        for first, last in touched:
+            holes = progress.holes
+            for low, high, hole in [(first, last, None)] if holes is None else holes.parts(first, last):
+                if hole is None:
+                    self._closed(low, high)
+                elif hole.key_hash == NO_KEY or is_ours(hole.key_hash):
+                    self._meet(hole, low, high)
+        if bool(self.reading) != is_reading:
+            self.seek()
+
+    def look(self, progress: Progress | None) -> None:
+        """Progress passes what the log shows as open."""
+        for settled in self.settling.look(progress):
+            self._settled(settled)
+
+    def refused(self, entries: Settles, answers: Sequence[str]) -> list[tuple[int, str]]:
+        """Our own record was applied: the rejected offsets, with the codes."""
+        refused = self.settling.refused(entries, answers)
+        self.is_full = any(code == codes.MAX_INDIVIDUAL_COMMIT_REACHED for _, code in refused)
+        return refused
+
+    def _settled(self, settled: Settled) -> None:
+        request, is_shown = settled
+        if request.kind is Kind.PARKED:
+            self._holder.open_in_log(self._aside.pop(request.first, request.first), request.last)
+        elif request.kind is Kind.OPEN:
+            self._holder.open_in_log(request.first, request.last)
+            if not is_shown:
+                self._holder.skip(request.first)
+
+    def _meet(self, hole: Hole, first: int, last: int) -> None:
+        """The log shows these offsets in a hole of our keys."""
+        self._holder.open_in_log(first, last)
+        if hole.is_parked:
+            if first in self._mine:
+                self._remove(first)
+                self._holder.buffer.drop_open(first, last)
+                self._holder.skip(first)
+            self._stop_reading(first, last)
+        elif hole.owner == NO_OWNER:
+            hashed = None if hole.key_hash == NO_KEY else hole.key_hash
+            at = first
+            for mine in self._within(first, last):
+                if at < mine.first:
+                    self._read(Mine(at, mine.first - 1, hashed, hole.attempts))
+                at = mine.last + 1
+            if at <= last and self.settling.of(at) is None:
+                self._read(Mine(at, last, hashed, hole.attempts))
+
+    def _closed(self, first: int, last: int) -> None:
+        """These offsets are no longer open: done, by this member or by an operator."""
+        self._stop_reading(first, last)
+        self._holder.buffer.drop_open(first, last)
+        self.is_full = False
+
+    def _within(self, first: int, last: int) -> list[Mine]:
+        place, found = bisect_left(self._lasts, first), []
+        while place < len(self._lasts) and (mine := self._mine[self._lasts[place]]).first <= last:
+            found.append(mine)
+            place += 1
+        return found
+
+    def _add(self, mine: Mine) -> None:
+        if mine.last not in self._mine:
+            insort(self._lasts, mine.last)
+        self._mine[mine.last] = mine
+
+    def _remove(self, last: int) -> Mine | None:
+        mine = self._mine.pop(last, None)
+        if mine is not None:
+            del self._lasts[bisect_left(self._lasts, last)]
+            self.tried.pop(last, None)
+        return mine
+
+    # Reading.
+
+    def _read(self, wanted: Mine) -> None:
+        self._stop_reading(wanted.first, wanted.last)
+        insort(self.reading, wanted)
+
+    def _stop_reading(self, first: int, last: int) -> None:
+        if not self.reading or last < self.reading[0].first:
+            return
+        kept: list[Mine] = []
+        for each in self.reading:
+            if each.first < first:
+                kept.append(each._replace(last=min(each.last, first - 1)))
+            if last < each.last:
+                kept.append(each._replace(first=max(each.first, last + 1)))
+        self.reading = [each for each in dict.fromkeys(kept) if each.first <= each.last]
+
+    def seek(self) -> None:
+        """Have the reader continue where something is wanted."""
+        if self._holder.is_read:
+            self._holder.refetch()
+
+    def put(self, messages: Iterable[Message]) -> None:
+        """Take in what was fetched on the way back to open messages."""
+        at = 0
+        for message in messages:
+            offset = offset_of(message)
+            at = offset + 1
+            self._pass(offset)
+            if not self.reading:
+                break
+            wanted = self.reading[0]
+            if offset < wanted.first:
+                continue
+            self._add(wanted._replace(last=offset))
+            self.tried[offset] = wanted.attempts
+            self._holder.buffer.put_open(message, wanted.first)
+            self.reading[0] = wanted._replace(first=offset + 1)
+            if offset == wanted.last:
+                del self.reading[0]
+        if not self.reading or self.reading[0].first > at + READ_ON:
+            self.seek()
+
+    def reached(self, end: int) -> None:
+        """The reader has passed all offsets below end, on the way back to open messages."""
+        self._pass(end)
+        if not self.reading:
+            self.seek()
+
+    def below(self, log_start: int) -> None:
+        """What lies below the log's start is gone."""
+        self._pass(log_start)
+
+    def _pass(self, end: int) -> None:
+        """What is wanted below end never comes: it is settled as done."""
+        while self.reading and self.reading[0].first < end:
+            wanted = self.reading[0]
+            last = min(wanted.last, end - 1)
+            self.settling.want(Request(wanted.first, last, Kind.DONE, wanted.key_hash))
+            self.gone.append((wanted.first, last))
+            self.reading[0] = wanted._replace(first=last + 1)
+            if last == wanted.last:
+                del self.reading[0]
+
+    # What happens to messages here.
+
+    def done(self, messages: Sequence[Message]) -> None:
+        """These messages are done."""
+        if self._mine:
+            for message in messages:
+                if (mine := self._remove(offset_of(message))) is not None:
+                    self.settling.want(Request(mine.first, mine.last, Kind.DONE, mine.key_hash))
+
+    def log_tries(self, tries: Iterable[Try]) -> None:
+        """Have these tries in the log, if it does not show them."""
+        for offset, attempts, hashed in tries:
+            mine = self._mine.get(offset)
+            if offset not in self._aside and (mine is None or mine.attempts < attempts):
+                self._add(Mine(offset, offset, hashed, attempts))
+                self.tried[offset] = attempts
+                self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
+
+    def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:
+        """Set a message aside."""
+        mine = self._remove(offset)
+        self._aside[offset] = covers_from if mine is None else min(covers_from, mine.first)
+        self.settling.want(Request(offset, offset, Kind.PARKED, hashed, attempts, reason))
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether anything is set aside that the log does not show yet."""
+        return bool(self._aside)
+
+    def is_aside(self, offset: int) -> bool:
+        """Whether this message is."""
+        return offset in self._aside

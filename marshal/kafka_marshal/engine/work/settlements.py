@@ -1,0 +1,96 @@
+"""Sends what one consumer wants the log to show of open messages, and reports what the log answers (U1 to U4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Protocol
+
+from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.plane import Settles
+from kafka_marshal.engine.work.assignment import Assignment, Mover
+from kafka_marshal.engine.work.in_lanes import InLanes
+from rationalizer import codes
+
+__all__ = ["Settlements"]
+
+#: A warning about entries that the log rejected comes at most this often (ms).
+WARNED_EVERY_MS = 60_000.0
+
+#: Code → what it means for the messages; others are sent again, and say nothing.
+_MEANS = {
+    codes.DUPLICATE_COMMIT: "was settled by another client before (an operator?); nothing is lost",
+    codes.MAX_INDIVIDUAL_COMMIT_REACHED: (
+        "can't be set aside: 10,000 messages of this partition are open, which is the limit. Nothing more of it is "
+        "handed out until some are settled; other partitions continue. Redrive or discard them: kafka-marshal "
+        "open-messages"
+    ),
+    codes.INDIVIDUAL_COMMIT_NOT_ALLOWED: (
+        "can't be set aside: the group's setting accept_individual_commit is off. It stays as it is, and progress does "
+        "not pass it. Switch the setting on, or run without park and durable"
+    ),
+}
+
+
+class Deliverer(Protocol):
+    """The delivery of a consumer, as far as its open messages need it."""
+
+    @property
+    def in_lanes(self) -> InLanes: ...
+
+
+class Settler(Mover, Protocol):
+    """A consumer, as Settlements sees it."""
+
+    @property
+    def delivery(self) -> Deliverer: ...
+
+
+class Settlements:
+    """The open messages of one consumer. Called under the shell's lock."""
+
+    def __init__(self, consumer: Settler, gaps: list[tuple[Key, int, int]]) -> None:
+        """gaps: takes what is gone from the log, as (key, first, last)."""
+        self._consumer = consumer
+        self._gaps = gaps
+        #: Code → when a warning was last given (own clock, ms).
+        self._warned: dict[str, float] = {}
+
+    def applied(self, assignment: Assignment, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
+        """A record with these entries was applied. answers: of our own record, what the log says of each."""
+        progress, keys = self._consumer.source.view.whole_progress(assignment.key), assignment.lease.keys
+        opened = assignment.opened
+        opened.applied(progress, entries, lambda key: keys is None or keys.lo <= key <= keys.hi)
+        for offset, code in opened.refused(entries, answers) if answers else ():
+            if code in _MEANS and now >= self._warned.get(code, -inf) + WARNED_EVERY_MS:
+                self._warned[code] = now
+                topic, partition = assignment.key
+                self._consumer.warn(f"{topic} [{partition}]: offset {offset} {_MEANS[code]}")
+        self.report(assignment)
+
+    def send(self, assignment: Assignment, now: float) -> None:
+        """Send what the log does not show, with a heartbeat or before a release."""
+        if tries := self._consumer.delivery.in_lanes.tries(assignment):
+            assignment.opened.log_tries(tries)
+        opened = assignment.open
+        if opened is None or not len(opened.settling):
+            return
+        progress = self._consumer.source.view.whole_progress(assignment.key)
+        opened.look(progress)
+        entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms)
+        if entries is not None:
+            self._consumer.source.reports.settle(assignment.lease, entries, now)
+
+    def report(self, assignment: Assignment) -> None:
+        """Report open messages that are gone from the log."""
+        opened = assignment.open
+        for first, last in () if opened is None else opened.gone:
+            self._gaps.append((assignment.key, first, last))
+            which = f"offset {first}" if first == last else f"offsets {first} to {last}"
+            topic, partition = assignment.key
+            self._consumer.warn(
+                f"{topic} [{partition}]: {which}, open until now, can't be fetched any more (retention, deletion or "
+                "compaction): it counts as done"
+            )
+        if opened is not None:
+            opened.gone.clear()

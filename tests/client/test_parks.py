@@ -1,0 +1,107 @@
+"""Messages that are set aside, and tries that survive their owner, on a real broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafka_marshal import Admin, Attempt, ConfigurationError, Retry
+from tests.client.conftest import wait_until
+from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, crew, done_of, places, publish
+
+__all__ = ["crew"]
+
+
+class Bad:
+    """A handler's act: messages with the key "bad" fail until it is fixed; which tries it saw of them."""
+
+    def __init__(self, error: type[Exception] = ValueError) -> None:
+        self.is_fixed = False
+        self.numbers: list[int] = []
+        self._error = error
+
+    def __call__(self, message: Any) -> None:
+        if message.key() == b"bad" and message.offset() == 1:
+            self.numbers.append(Attempt.current().number)
+            if not self.is_fixed:
+                raise self._error("it never works")
+
+
+def parked(crew: Crew, topic: str) -> list[tuple[int, int, str | None]]:
+    found = Admin(crew.bootstrap, topic=crew.coordination).open_messages(crew.group)
+    return [(each.offset, each.delivery_count, each.reason) for each in found if each.topic == topic]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOW)
+def test_a_message_that_always_fails_is_set_aside_and_redriven(crew: Crew, how: str, kind: str) -> None:
+    """Its key continues, the next owner leaves it alone, and a redrive brings it back, to be done then."""
+    crew.kind = kind
+    topic, bad = crew.topic(1), Bad()
+    publish(crew, topic, ["a", "bad", "bad", "a", "b"])
+    handlers = Handlers(how, bad)
+    a, consumer = crew.consumer("a", topic)
+    running = Running(consumer, handlers, retry=QUICK, park=True)
+    handlers.await_ended(places(5) - {(0, 1)})
+    wait_until(lambda: parked(crew, topic) == [(1, 5, "ValueError")])
+    assert bad.numbers == [1, 2, 3, 4, 5]
+    if kind == "claims":
+        wait_until(lambda: done_of(a, topic)[0] == 4, what="progress passes it")
+    a.stop()
+    assert running.ended() is None
+    a.close()
+
+    bad.is_fixed = True
+    publish(crew, topic, ["c"])
+    again = Handlers(how, bad)
+    b, consumer = crew.consumer("b", topic)
+    running = Running(consumer, again, retry=QUICK, park=True)
+    again.await_ended({(0, 5)})
+    assert set(again.ended) == {(0, 5)}
+    redriven = Admin(crew.bootstrap, topic=crew.coordination).redrive(crew.group, [(topic, 0, 1)])
+    assert redriven.messages == ((topic, 0, 1),)
+    again.await_ended({(0, 1)})
+    assert bad.numbers[5:] == [1]
+    wait_until(lambda: parked(crew, topic) == [], what="it is done")
+    b.stop()
+    assert running.ended() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tries_survive_their_owner(crew: Crew, kind: str) -> None:
+    """The next owner begins with the message that was tried before, and continues to count."""
+    crew.kind = kind
+    topic, bad = crew.topic(1), Bad()
+    publish(crew, topic, ["a", "bad", "a"])
+    a, consumer = crew.consumer("a", topic)
+    retry = Retry(10, (0.02, 60.0), durable=True)
+    running = Running(consumer, handlers := Handlers("threads", bad), retry=retry)
+    handlers.await_ended({(0, 0), (0, 2)})
+    wait_until(lambda: len(bad.numbers) >= 3)
+    a.stop()
+    assert running.ended() is None
+    a.close()
+    tried = len(bad.numbers)
+    wait_until(lambda: parked(crew, topic) == [(1, tried, None)])
+
+    bad.is_fixed = True
+    b, consumer = crew.consumer("b", topic)
+    running = Running(consumer, again := Handlers("threads", bad), retry=retry)
+    again.await_ended({(0, 1)})
+    assert bad.numbers[tried:] == [tried + 1]
+    wait_until(lambda: parked(crew, topic) == [])
+    b.stop()
+    assert running.ended() is None
+    assert set(again.ended) == {(0, 1)}
+
+
+def test_what_does_not_go_together(crew: Crew) -> None:
+    topic = crew.topic(1)
+    _, consumer = crew.consumer("a", topic)
+    with pytest.raises(ConfigurationError, match="exclude each other"):
+        consumer.run(print, park=True, dead_letters="letters")
+    with pytest.raises(ConfigurationError, match="at-least-once"):
+        crew.consumer("b", topic, delivery="at-most-once")[1].run(print, park=True)
+    with pytest.raises(ConfigurationError, match="transactions=True"):
+        crew.consumer("c", topic, transactions=True)[1].run(print, park=True, transactions=True)
