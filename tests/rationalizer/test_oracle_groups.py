@@ -23,8 +23,9 @@ pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
 #: (CP, CPs) of the logs, in turn.
 PLACES = ((0, 1), (0, 1), (1, 2), (2, 4))
-#: This number is enough for all cells; most are met by a third of them.
+#: This number is enough for all cells. The first ones met all when they were chosen, each of them some that are rare.
 MOST_LOGS = 200
+FIRST_LOGS = (7, 17, 10, 32, 145, 26, 94, 103, 52, 91, 179, 193, 0, 159, 3, 21, 58, 60, 118)
 LENGTH = 200
 
 
@@ -37,7 +38,7 @@ def test_every_record_in_every_state() -> None:
     """Chance, with fixed seeds, reaches every code of every cell of the tables of sections 5 and 7."""
     met: Counter[Cell] = Counter()
     due = wanted() | wanted_of_checkpoints()
-    for seed in range(MOST_LOGS):
+    for seed in dict.fromkeys((*FIRST_LOGS, *range(MOST_LOGS))):
         author = begun(seed)
         for _ in range(LENGTH):
             entry = author.entry()
