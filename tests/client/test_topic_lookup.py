@@ -10,6 +10,7 @@ from typing import Never
 import pytest
 
 from kafka_marshal.adapters.kafka import KafkaCluster
+from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import TopicInfo
 from tests.client.conftest import Scene, take, wait_until
 
@@ -57,7 +58,7 @@ def test_the_first_look_only_counts_and_the_ids_come_soon(scene: Scene, monkeypa
         self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0
     ) -> dict[str, TopicInfo]:
         wanted = list(names)
-        is_waited_for = threading.current_thread() is threading.main_thread()
+        is_waited_for = not threading.current_thread().name.startswith("kafka-marshal-lookup")
         described.extend((name, is_waited_for) for name in wanted)
         return look_up(self, wanted, timeout_s, max_age_s)
 
@@ -74,6 +75,31 @@ def test_a_topic_that_can_not_be_counted_is_looked_up(scene: Scene, caplog: pyte
     with caplog.at_level(logging.WARNING), scene.member().consumer([there, f"{there}-later"]) as consumer:
         assert take(consumer, 2) == [(0, 0), (0, 1)]
     assert f"topic {there}-later does not exist (yet)" in caplog.text
+
+
+def test_a_broker_too_busy_for_the_first_look_ups_is_asked_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a whole fleet starts at once; for good, the error names the cluster as ever."""
+    topic, member, left = scene.topic(messages=2), scene.member(), [3]
+    late = f"{topic}-later"  # can't be counted, so it is looked up
+    look_up = KafkaCluster.topic_info
+
+    def busy(
+        self: KafkaCluster, names: Iterable[str], timeout_s: float, max_age_s: float = 0.0
+    ) -> dict[str, TopicInfo]:
+        wanted = list(names)
+        if late in wanted and left[0] > 0:
+            left[0] -= 1
+            raise KafkaUnavailableError("no answer")
+        return look_up(self, wanted, timeout_s, max_age_s)
+
+    monkeypatch.setattr(KafkaCluster, "topic_info", busy)
+    with member.consumer([topic, late]) as consumer:
+        assert take(consumer, 2) == [(0, 0), (0, 1)]
+    assert left == [0]
+    left[0] = 1_000_000
+    monkeypatch.setattr("kafka_marshal.node.topic_rounds.START_TIMEOUT_S", 0.3)
+    with pytest.raises(KafkaUnavailableError):
+        member.consumer([late])
 
 
 def test_the_topics_of_a_second_consumer_do_not_make_those_of_the_first_look_deleted(

@@ -10,6 +10,7 @@ from kafka_marshal.engine.inputs import TopicIdsPromised, Topics
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import AuthenticationError, KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.node.events import Events
 from kafka_marshal.node.replica import Replica
@@ -26,6 +27,10 @@ from kafka_marshal.ports import Cluster, TopicInfo
 from kafka_marshal.rate_limit import RateLimitedLog
 
 __all__ = ["TopicRounds"]
+
+#: A consumer's first look-up is tried again this often (s), for as long as a start may wait for Kafka: where a whole
+#: fleet starts at once, a broker may be too busy for the first one.
+AGAIN_S = 0.1
 
 
 class TopicRounds:
@@ -47,6 +52,7 @@ class TopicRounds:
         self._rate_limited = rate_limited
         self._find_snapshots = find_snapshots
         self._watch = TopicWatch(cluster, replica.topic)
+        self._runtime = cluster.runtime
         self._rng = cluster.runtime.random()
         self._now_ms = cluster.runtime.now_ms
         #: When the next check is due (own clock, ms), and whether one is in progress.
@@ -76,10 +82,17 @@ class TopicRounds:
             if engine.topic_ids.has_marks(subscription.names, engine.consumers[number].source.view.progress):
                 count = None  # nothing begins before the ids are known (P12)
         has_passed_on = False
+        until = self._runtime.monotonic() + START_TIMEOUT_S
         while not has_passed_on:
             interest = self._watch.interest
-            counted = self._watch.count(interest, count)
-            topics = counted or self._watch.check(interest)
+            try:
+                counted = self._watch.count(interest, count)
+                topics = counted or self._watch.check(interest)
+            except KafkaUnavailableError:
+                if self._runtime.monotonic() >= until:
+                    raise
+                self._runtime.box().get(AGAIN_S)
+                continue
             with self._lock.locked():
                 has_passed_on = self._pass_on(interest, topics)
                 if counted:
