@@ -27,7 +27,7 @@ CALLBACKS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a release does not wait for on_revoke",
-        "try_finish",
+        "Revocation.try_finish",
         "if assignment.stage is not Stage.REVOKING or assignment.callbacks_running or not assignment.lease.held:",
         "if assignment.stage is not Stage.REVOKING or not assignment.lease.held:",
         "C17",

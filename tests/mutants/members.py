@@ -213,7 +213,7 @@ MEMBERS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a release does not wait for what is in hand",
-        "try_finish",
+        "Revocation.try_finish",
         "if assignment.tracker.runs and not self._consumer.closing:",
         "if assignment.tracker.in_hand > 10 and not self._consumer.closing:",
         "C14",

@@ -156,8 +156,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "a pause is ignored",
         "_replay",
-        "pausing = pause is not None and pause.client_id == message[3]",
-        "pausing = pause is not None",
+        "pausing = pause.client_id == message[3]",
+        "pausing = True",
         "C10",
     ),
     Mutation(
@@ -405,8 +405,8 @@ RULES: tuple[Mutation, ...] = (
     Mutation(
         "the short cut goes on beyond an Upgrade",
         "apply_many",
-        "if verdict.code == codes.UPGRADE_REQUIRED:",
-        "if verdict.code == codes.UPGRADE_REQUIRED and self.required_level is None:",
+        "if code == codes.UPGRADE_REQUIRED:",
+        "if code == codes.UPGRADE_REQUIRED and self.required_level is None:",
         "E4",
     ),
     Mutation(
