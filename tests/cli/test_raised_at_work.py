@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 
-from kafka_marshal import ConfigurationError, Consumer, Marshal
+from kafka_marshal import ConfigurationError, Consumer, Marshal, Retry
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.probe import Probe
 from kafka_marshal.node.coordination_topic import required_settings
@@ -112,13 +112,17 @@ def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
             return until()
 
         wait_until(lambda: all_work(lambda: all(taken)), what="members of both releases work on each group")
-        with (
-            Marshal(kafka_bootstrap, topic=log_topic, group_id="shared", heartbeat_interval_ms=HI) as marshal,
-            pytest.raises(
-                ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {BEFORE}.*kafka-marshal upgrade"
-            ),
-        ):
-            marshal.consumer([topic], shared_batches=True)
+        below = pytest.raises(
+            ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {BEFORE}.*kafka-marshal upgrade"
+        )
+        with Marshal(kafka_bootstrap, topic=log_topic, group_id="third", heartbeat_interval_ms=HI) as marshal:
+            with below:
+                marshal.consumer([topic], shared_batches=True)
+            with marshal.consumer([topic]) as consumer:
+                with below:
+                    consumer.run(print, park=True)
+                with below:
+                    consumer.run(print, retry=Retry(durable=True))
         looked = kafka("upgrade", "--dry-run", "--json").json
         assert looked["level"] == SHARING_LEVEL
         assert sorted((each["client"], each["release"]) for each in looked["old_members"]) == [

@@ -119,8 +119,11 @@ class AppliedRecords:
             self._host.unblock(list(self._work.blocked))
         self._verify(outcome, own, now)
         if outcome.is_a(SettleOffsets) and outcome.accepted:
+            was_blocked = set(self._work.blocked)
             answers = outcome.entries if own else None
             self._host.messages_opened((message.topic, message.partition), message, answers, now)
+            if was_blocked - set(self._work.blocked):
+                self._holdings.changed()  # nothing is in the way any more
         if outcome.is_a(CommitOffsets) and outcome.entries is not None:
             if not message.member_id:
                 self._positions_set(message.entries, outcome)
