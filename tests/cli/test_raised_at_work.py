@@ -76,6 +76,34 @@ def records_of(bootstrap: str, topic: str, cp: int) -> Iterator[tuple[int, int, 
     reader.close()
 
 
+def refused_below_the_level(bootstrap: str, log_topic: str, topic: str) -> None:
+    """What needs level 4 names the command, and writes nothing."""
+    below = pytest.raises(
+        ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {BEFORE}.*kafka-marshal upgrade"
+    )
+    with Marshal(bootstrap, topic=log_topic, group_id="third", heartbeat_interval_ms=HI) as marshal:
+        with below:
+            marshal.consumer([topic], shared_batches=True)
+        with marshal.consumer([topic]) as consumer:
+            with below:
+                consumer.run(print, park=True)
+            with below:
+                consumer.run(print, retry=Retry(durable=True))
+
+
+def no_digest_differs(bootstrap: str, log_topic: str, digests: list[dict[int, tuple[int, str]]]) -> None:
+    """What members of this release had at each place is what a replay of all of it has."""
+    for cp in range(2):
+        world, known = World(cp, 2), {}
+        for entry in records_of(bootstrap, log_topic, cp):
+            world.apply(*entry)
+            known[world.next_offset] = world.digest()
+        assert world.level == SHARING_LEVEL
+        seen = [each[cp] for each in digests if each[cp][0] in known]
+        assert len({at for at, _ in seen}) > 5
+        assert all(known[at] == digest for at, digest in seen)
+
+
 def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
     kafka: Command,
     kafka_bootstrap: str,
@@ -112,17 +140,7 @@ def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
             return until()
 
         wait_until(lambda: all_work(lambda: all(taken)), what="members of both releases work on each group")
-        below = pytest.raises(
-            ConfigurationError, match=rf"level {SHARING_LEVEL} .* at level {BEFORE}.*kafka-marshal upgrade"
-        )
-        with Marshal(kafka_bootstrap, topic=log_topic, group_id="third", heartbeat_interval_ms=HI) as marshal:
-            with below:
-                marshal.consumer([topic], shared_batches=True)
-            with marshal.consumer([topic]) as consumer:
-                with below:
-                    consumer.run(print, park=True)
-                with below:
-                    consumer.run(print, retry=Retry(durable=True))
+        refused_below_the_level(kafka_bootstrap, log_topic, topic)
         looked = kafka("upgrade", "--dry-run", "--json").json
         assert looked["level"] == SHARING_LEVEL
         assert sorted((each["client"], each["release"]) for each in looked["old_members"]) == [
@@ -147,13 +165,5 @@ def test_e4_old_members_stop_and_say_why_and_the_others_go_on(
             return all(old | set(new) == every for old, new in zip(both, taken, strict=True))
 
         wait_until(lambda: all_work(is_through), what="the new ones go on with all of it")
-    for cp in range(2):
-        world, known = World(cp, 2), {}
-        for entry in records_of(kafka_bootstrap, log_topic, cp):
-            world.apply(*entry)
-            known[world.next_offset] = world.digest()
-        assert world.level == SHARING_LEVEL
-        seen = [each[cp] for each in digests if each[cp][0] in known]
-        assert len({at for at, _ in seen}) > 5
-        assert all(known[at] == digest for at, digest in seen)
+    no_digest_differs(kafka_bootstrap, log_topic, digests)
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []

@@ -144,7 +144,7 @@ def left_in_group(opened: Opened = (), parked: Parked = PARKED) -> Net:
 
 
 def group_at_work(net: Net, **options: object) -> Member:
-    member = join(net, "a", **options)
+    member = join(net, "a", **options)  # type: ignore[arg-type]
     net.run(2 * SESSION)
     return member
 
