@@ -154,9 +154,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (27, 6_480),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (31, 7_900),
-    "client": (47, 10_200),
-    "engine": (87, 18_300),
+    "cli": (31, 7_960),
+    "client": (48, 10_250),
+    "engine": (89, 18_500),
     "kafka_marshal": (19, 2_830),
     "metrics": (8, 1_750),
     "node": (30, 4_680),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (500, 102_900)
+MOST_OF_ALL = (503, 103_400)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -466,7 +466,10 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.memory.cluster.MemoryCluster": (27, 4),
     "kafka_marshal.admin.client.Admin": (28, 6),
     "kafka_marshal.client.base.Membership": (33, 14),
+    "kafka_marshal.client.aio.Consumer": (26, 5),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
+    "kafka_marshal.client.fetching.FetchingConsumer": (27, 9),
+    "kafka_marshal.client.tries.Tries": (24, 16),
     "kafka_marshal.engine.engine.Engine": (30, 15),
     "kafka_marshal.engine.claims.peers.Peers": (29, 15),
     "kafka_marshal.engine.groups.checkpoints.answering.Answering": (29, 13),
@@ -481,7 +484,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.in_lanes.InLanes": (31, 7),
     "kafka_marshal.engine.work.lanes.Lanes": (31, 16),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),
-    "kafka_marshal.engine.work.run.Run": (29, 23),
+    "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),
     "kafka_marshal.node.replica.Replica": (25, 17),
     "kafka_marshal.pipeline.audit.observer.Observer": (29, 15),

@@ -105,3 +105,50 @@ def test_what_does_not_go_together(crew: Crew) -> None:
         crew.consumer("b", topic, delivery="at-most-once")[1].run(print, park=True)
     with pytest.raises(ConfigurationError, match="transactions=True"):
         crew.consumer("c", topic, transactions=True)[1].run(print, park=True, transactions=True)
+
+
+@pytest.mark.parametrize("way", ["poll", "loop", "batches"])
+def test_a_program_sets_a_message_aside_by_hand(crew: Crew, way: str) -> None:
+    """The others are done without it; redriven, it comes back by itself."""
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "b", "c"])
+    a, consumer = crew.consumer("a", topic)
+    got: list[int] = []
+
+    def handle(message: Any) -> None:
+        if message.offset() == 1 and 1 not in got:
+            consumer.park(message, "odd")
+        got.append(message.offset())
+
+    def take(count: int) -> None:
+        if way == "poll":
+            for _ in range(count):
+                message = wait_until(lambda: consumer.poll(1.0))
+                handle(message)
+                if got.count(message.offset()) != 1 or message.offset() != 1:
+                    consumer.done(message)
+        elif way == "loop":
+            for message in consumer:
+                handle(message)
+                count -= 1
+                if not count:
+                    consumer.stop()
+        else:
+            for batch in consumer.batches(max_messages=3, timeout=0.5):
+                for message in batch:
+                    handle(message)
+                batch.done()
+                if batch.open or len(got) >= count:
+                    break
+
+    take(3)
+    wait_until(lambda: parked(crew, topic) == [(1, 1, "odd")])
+    wait_until(lambda: done_of(a, topic)[0] == 2)
+    if way == "loop":
+        a.close()
+        _, consumer = crew.consumer("b", topic)
+        wait_until(consumer.assignment)
+    Admin(crew.bootstrap, topic=crew.coordination).redrive(crew.group, "all")
+    take(1)
+    wait_until(lambda: parked(crew, topic) == [])
+    assert got == [0, 1, 2, 1]

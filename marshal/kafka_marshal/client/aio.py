@@ -440,6 +440,10 @@ class Consumer(Generic[C]):
         """A message from ``poll``, ``consume`` or a loop with auto_done=False is done; it waits for nothing."""
         self.sync.done(message)
 
+    def park(self, message: Message, reason: str) -> None:
+        """Set a message in flight aside; as :meth:`kafka_marshal.Consumer.park`. It waits for nothing."""
+        self.sync.park(message, reason)
+
     async def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer works on, sorted."""
         return await self._calls(self.sync.assignment)

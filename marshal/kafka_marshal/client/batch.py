@@ -67,6 +67,11 @@ class Batch:
         self.last_offset: int = self.messages[-1].offset()
 
     @property
+    def open(self) -> bool:
+        """Whether it is one message that was open: tried before, or redriven. Its position has passed it."""
+        return self._run.is_open
+
+    @property
     def stable(self) -> int:
         """Everything of the partition up to this offset is done in the group; −1: nothing is."""
         return stable_of(self._run.assignment)

@@ -20,13 +20,16 @@ from kafka_marshal.logs import log
 from kafka_marshal.runtime import Lock
 from kafka_marshal.secret import values_of
 
-__all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures"]
+__all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures", "shortened"]
 
 #: How often a kind of failure, and dead letters, are logged again (ms), with their number since the last time.
 EVERY_MS: Final = 60_000.0
 
 #: How many kinds are distinguished (a program may create classes without end); all others are one kind.
 MOST_KINDS: Final = 32
+
+#: A reason in a record has at most this many bytes.
+MOST_REASON_BYTES: Final = 64
 
 #: How many dead letters in a minute get a line each.
 LETTERS: Final = 20
@@ -183,3 +186,9 @@ def _shown(message: ports.Message, key: object) -> str:
     key = key if isinstance(key, bytes | str | None) else repr(key)
     text = "" if key is None else f", key {key[:_KEY_SHOWN]!r}{'…' if len(key) > _KEY_SHOWN else ''}"
     return f"{message.topic()} [{message.partition()}] offset {message.offset()}{text}"
+
+
+def shortened(reason: str) -> str:
+    """A reason as a record may have it: at most 64 bytes, without control characters."""
+    shown = "".join(each for each in reason if each.isprintable()) or "unknown"
+    return shown.encode()[:MOST_REASON_BYTES].decode(errors="ignore")

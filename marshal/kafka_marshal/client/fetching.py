@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
+from kafka_marshal import arguments
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S
 from kafka_marshal.client.closing import Limit
-from kafka_marshal.client.failures import say_in_hand
+from kafka_marshal.client.failures import say_in_hand, shortened
 from kafka_marshal.client.fetcher import Fetcher
 from kafka_marshal.client.handled import Handled
+from kafka_marshal.client.handling import Retry, check_park
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.transactions import Transactions
 from kafka_marshal.engine.consumer_inputs import (
@@ -37,13 +39,17 @@ from kafka_marshal.engine.consumer_inputs import (
 from kafka_marshal.engine.effects import TakeOver
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
+from kafka_marshal.engine.work.open_messages import hash_of
 from kafka_marshal.engine.work.pull import AwaitGrant, End, Fetch, GrantedPull, Pull, Step, Take, Wait, Wanted
 from kafka_marshal.engine.work.purgatory import Finished
 from kafka_marshal.engine.work.run import Run as RunOf
+from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
+from rationalizer.levels import SHARING_LEVEL
 
 __all__ = ["FetchingConsumer", "Undone"]
 
@@ -159,6 +165,36 @@ class FetchingConsumer(Membership[S]):
         self._nudged = False
         with self._driver.locked():
             self._drain()  # reports that came after close()
+
+    def park(self, message: Message, reason: str) -> None:
+        """Set a message in flight aside in the group's log, for an operator; the others continue without it.
+
+        For messages of ``poll``, ``consume``, ``batches()`` and loops; ``run`` has ``park=True``. reason: at most 64
+        bytes, shown by ``kafka-marshal open-messages``. After its lease ended, this has no effect, and is counted in
+        ``ignored_done``. Raises ConfigurationError below level 4 of the coordination topic, at most once, with
+        transactions, in a group that takes checkpoints, and for a message that this consumer never delivered.
+        """
+        arguments.text("reason", reason)
+        check_park(self._options, Retry(1), park=True, dead_letters=None, call="park(…)")
+        key = message.topic() or "", -1 if (partition := message.partition()) is None else partition
+        if key not in self._fetcher.ever_fetched:
+            raise ConfigurationError(
+                f"{key[0]} [{key[1]}]: this consumer has never had this partition, so it has not delivered this "
+                "message. Nothing was set aside; call park() of the consumer that it came from"
+            )
+        self._require_sharing_level("park(…)")
+        offset, number = offset_of(message), self._engine.number
+        self._say(Park(number, key, -1, offset, hash_of(message), 0, shortened(reason)))
+
+    def _require_sharing_level(self, what: str) -> None:
+        """Raise ConfigurationError if the coordination topic can't hold open messages yet (U6)."""
+        level = min(world.level for world in list(self._driver.engine.worlds.values()))
+        if level < SHARING_LEVEL:
+            raise ConfigurationError(
+                f"{what}: level {SHARING_LEVEL} of the coordination topic is needed, which is at level {level}. "
+                "Nothing was delivered or set aside. Once all members have this release, raise it: kafka-marshal "
+                "upgrade"
+            )
 
     # Getting messages: our own threads, for a call of a user's thread (serving.py).
 

@@ -16,7 +16,7 @@ from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.topic_names import is_topic_name
 
-__all__ = ["Handler", "Hooks", "Retry", "RunOptions", "RunSettings"]
+__all__ = ["MOST_ATTEMPTS", "Handler", "Hooks", "Retry", "RunOptions", "RunSettings", "check_park"]
 
 #: Each thread costs memory, and the system limits their number; a task of an event loop costs a few kB.
 MOST_THREADS = 1_000
@@ -195,7 +195,7 @@ class RunOptions:
         _check_transactions(consumer, arguments.a_flag("transactions", transactions))
         made, hooked = retry or ONCE, tuple(hooks)
         arguments.a_flag("park", park)
-        _check_park(consumer, made, park=park, dead_letters=dead_letters)
+        check_park(consumer, made, park=park, dead_letters=dead_letters)
         about = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions, park)
         return cls(*about)  # type: ignore[arg-type]
 
@@ -220,11 +220,19 @@ def _check_transactions(consumer: ConsumerOptions, wanted: bool) -> None:
         )
 
 
-def _check_park(consumer: ConsumerOptions, retry: Retry, *, park: bool, dead_letters: str | None) -> None:
+def check_park(
+    consumer: ConsumerOptions, retry: Retry, *, park: bool, dead_letters: str | None, call: str = ""
+) -> None:
     """Raises ConfigurationError if messages can't be set aside, or tries logged, as wanted."""
     if not (park or retry.durable):
         return
     name = "park=True" if park else "Retry(durable=True)"
+    call = call or f"run(…, {name})"
+    if consumer.settings.at_most_once:
+        raise ConfigurationError(
+            f"{call} is for delivery='at-least-once': at most once, a message counts as done before it is delivered. "
+            "Nothing was changed"
+        )
     if park and dead_letters is not None:
         raise ConfigurationError(
             f"park=True and dead_letters={dead_letters!r} exclude each other: after its last try a message is set "
@@ -232,13 +240,13 @@ def _check_park(consumer: ConsumerOptions, retry: Retry, *, park: bool, dead_let
         )
     if consumer.transactions is not None:
         raise ConfigurationError(
-            f"run(…, {name}) does not work with transactions=True: their progress can't pass an open message. Nothing "
+            f"{call} does not work with transactions=True: their progress can't pass an open message. Nothing "
             "was handed out. Use dead_letters=…, which goes into the same transaction"
         )
     group = consumer.settings.group
     if group is not None and group.checkpoints is not None:
         raise ConfigurationError(
-            f"run(…, {name}) does not work in a group that takes checkpoints: what is open is in no checkpoint. "
+            f"{call} does not work in a group that takes checkpoints: what is open is in no checkpoint. "
             "Nothing was delivered. Use dead_letters=…, or a group without checkpoints"
         )
 

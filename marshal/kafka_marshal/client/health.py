@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_marshal.client.breaker import FAILING
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -95,6 +96,8 @@ def examine(driver: Driver, *, closed: bool) -> Health:
                 "started. The run ends as soon as the handlers that run have returned, and raises why. What was not "
                 "done comes again"
             )
+        if any((lanes := x.delivery.in_lanes.lanes) is not None and lanes.next_at is not None for x in _all(driver)):
+            others.append(FAILING)
     problems = (*ends, *others)
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
     is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
@@ -116,6 +119,10 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         handlers_wanted=wanted,
         log_not_pruned=driver.upkeep.keeper.failing,
     )
+
+
+def _all(driver: Driver) -> list[ConsumerEngine]:
+    return list(driver.engine.consumers.values())
 
 
 def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:

@@ -38,7 +38,6 @@ from kafka_marshal.engine.work.lanes import HELD_BACK_MS, Lanes
 from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
-from rationalizer.levels import SHARING_LEVEL
 
 __all__ = ["Call", "Runner", "carry_out", "finish"]
 
@@ -108,7 +107,7 @@ class Runner:
         self._driver = consumer._driver
         self._runtime = consumer._driver.cluster.runtime
         if options.is_durable:
-            self._check_level()
+            consumer._require_sharing_level("run(…, park=True) and Retry(durable=True)")
         self._lanes = lanes = self._made()
         ready = max(READY_EACH * options.concurrency, READY_LEAST)
         self._tries = Tries(consumer, options, call, lanes, ready, self._give_back)
@@ -130,17 +129,6 @@ class Runner:
             tries.letters = letters = LettersInTransactions(dead_letters, tries, tries.failures.secrets)
         attempts = self._options.retry.attempts or MOST_ATTEMPTS
         tries.committers = self._committers = Committers(consumer, tries, consumer._transactions, letters, attempts)
-
-    def _check_level(self) -> None:
-        """Raises ConfigurationError if the coordination topic can't hold open messages yet (U6)."""
-        with self._driver.locked(step=False) as engine:
-            level = min(world.level for world in engine.worlds.values())
-        if level < SHARING_LEVEL:
-            raise ConfigurationError(
-                f"run(…, park=True) and Retry(durable=True) need level {SHARING_LEVEL} of the coordination topic, "
-                f"which is at level {level}. Nothing was delivered. Once all members have this release, raise it: "
-                "kafka-marshal upgrade"
-            )
 
     def _made(self) -> Lanes:
         """The lanes: those of the previous run, if it has left handlers behind."""

@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol, cast
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
-from kafka_marshal.client.failures import Failures
+from kafka_marshal.client.breaker import FAILING, Breaker
+from kafka_marshal.client.failures import Failures, shortened
 from kafka_marshal.client.fates import Fate, fate_of
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handling import RunOptions
@@ -37,9 +38,6 @@ LOOK_S = 0.1
 
 #: The log says "parked" where a dead letter names its topic.
 PARKED = "the log (parked)"
-
-#: The reason in a record has at most this many bytes.
-MOST_REASON_BYTES = 64
 
 
 class Workers(Protocol):
@@ -128,6 +126,7 @@ class Tries:
         self.failures: Failures = Failures(
             self.runtime.now_ms, self.runtime.lock(), secrets, group=ids.group_id, client=ids.client_id
         )
+        self._breaker = Breaker(self.runtime.lock())
         #: Guards nothing: it wakes the feeder and the timer.
         self.news: Condition = self.runtime.condition()
         self._is_awaited = False
@@ -187,6 +186,8 @@ class Tries:
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """A handler has returned; whether its lane is ready again: then the caller takes it or puts it back."""
         attempt._restore_topic(lane.assignment.key[0])
+        if self.options.park:
+            self._tried(failed=False)
         if self.options.hooks:
             took = (self.runtime.now_ms() - began) / 1000
             for hooks in self.options.hooks:
@@ -227,9 +228,12 @@ class Tries:
         self.consumer._handled.failed(topic, error)
         if isinstance(error, Exception):
             self.failures.failed(attempt, error)
+        if self.options.park and fate is not Fate.ENDS:
+            self._tried(failed=True)
+        is_outage = self._breaker.is_open and fate is not Fate.ENDS
         if fate is Fate.ENDS:
             self.give_up(lane, attempt, error)
-        elif not attempt.is_last and self.options.retry.is_worth(error, fate):
+        elif is_outage or (not attempt.is_last and self.options.retry.is_worth(error, fate)):
             due = self.runtime.now_ms() + self.options.retry.checked_delay(attempt.number, self._rng) * 1000
             self.consumer._handled.retried(topic)
             self._put_aside(lane, due)
@@ -240,6 +244,19 @@ class Tries:
             self._park(lane, attempt, error)
         else:
             self.give_up(lane, attempt, error)
+
+    def _tried(self, *, failed: bool) -> None:
+        """Note a try; while most of them fail, one begins at a time, with back-off."""
+        breaker, lanes = self._breaker, self.lanes
+        has_changed = breaker.note(failed)
+        if breaker.is_open:
+            delay = self.options.retry.checked_delay(breaker.in_a_row, self._rng) if failed else 0.0
+            lanes.pace(self.runtime.now_ms() + delay * 1000)
+        elif has_changed:
+            lanes.pace(None)
+        if has_changed:
+            text = FAILING if breaker.is_open else "fewer tries of run(…) fail: it begins as many at a time as before"
+            log(logging.WARNING, "handlers_fail", "%s", text)
 
     def _park(self, lane: Lane, attempt: Attempt, error: Exception) -> None:
         """Set a message aside in the log; its key continues."""
@@ -349,12 +366,6 @@ class Tries:
                         self.news.wait(wait)
         except BaseException as error:  # noqa: BLE001 - without this thread nothing is tried again
             self.end(error)
-
-
-def shortened(reason: str) -> str:
-    """A reason as a record may have it: at most 64 bytes, without control characters."""
-    shown = "".join(each for each in reason if each.isprintable()) or "unknown"
-    return shown.encode()[:MOST_REASON_BYTES].decode(errors="ignore")
 
 
 def cancelled(error: BaseException) -> BaseException:

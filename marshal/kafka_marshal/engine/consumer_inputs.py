@@ -264,7 +264,10 @@ class Done(NamedTuple):
 
 
 class Park(NamedTuple):
-    """A message in flight is set aside: where it is, its key hash, how many tries it has had, and why."""
+    """A message in flight is set aside: where it is, its key hash, how many tries it has had, and why.
+
+    token: −1: under whichever assignment it is in flight. attempts: 0: one more than the log shows.
+    """
 
     consumer: int
     key: Key

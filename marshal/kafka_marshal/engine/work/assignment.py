@@ -35,6 +35,7 @@ from kafka_marshal.engine.plane import HandIn, Ownership, PartitionSource, Settl
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, ConsumerSettings
 from kafka_marshal.engine.work import tracker
 from kafka_marshal.engine.work.buffer import Buffer
+from kafka_marshal.engine.work.notes import Told, Watch
 from kafka_marshal.engine.work.open_messages import OpenMessages
 from kafka_marshal.engine.work.run import Run as RunOf
 from kafka_marshal.engine.work.run import offset_of
@@ -271,24 +272,6 @@ class Grant:
         return assignment.over or assignment.grant is not self or self.accepted is not None
 
 
-class Told:
-    """What was reported to the log of an assignment, and when to resend it."""
-
-    __slots__ = ("mark_sent_at", "ranges", "ranges_due", "revoked_at", "start_beat", "start_beat_sent")
-
-    def __init__(self) -> None:
-        #: The last_offset of the start beat (P9) under way; None: there is none.
-        self.start_beat: int | None = None
-        self.start_beat_sent: float = 0.0
-        #: The ranges of the last CommitRanges, and when to resend them.
-        self.ranges: list[tuple[int, int]] = []
-        self.ranges_due: float = 0.0
-        #: When the mark of its topic was sent (P12); None: not yet, or the log had it already.
-        self.mark_sent_at: float | None = None
-        #: Since when (own clock, ms) its release waits for messages in flight.
-        self.revoked_at: float = 0.0
-
-
 class TakingOver:
     """How far a partition that is processed in transactions is taken over (M2)."""
 
@@ -318,23 +301,6 @@ class TakingStep(StrEnum):
     READING = "Kafka's committed offset"
     SETTING = "the transaction that sets it"
     MARKING = "the mark in the log"
-
-
-class Watch:
-    """The known end of an assignment's log, and since when nothing has arrived; for StuckPartitions."""
-
-    __slots__ = ("asked_at", "asked_end", "log_end", "look_up_at", "looked_up", "quiet")
-
-    def __init__(self) -> None:
-        #: The next offset at the last check, and since when it has been the next one.
-        self.quiet: tuple[int, float] | None = None
-        #: The position and time of the last look-up at the leader; when the next one is due (None: not at all).
-        self.looked_up: tuple[int, float] = (-1, 0.0)
-        self.look_up_at: float | None = None
-        self.log_end: int | None = None
-        #: The log end that the leader reported, and when it was last asked (or the position last moved).
-        self.asked_end: int = 0
-        self.asked_at: float = 0.0
 
 
 class Origin:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import ClassVar
 
-from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, StartFetch, Warn
+from kafka_marshal.engine.effects import Call, Callback, CloseProducer, Key, Outbox, Piece, Warn
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
@@ -141,8 +141,10 @@ class ConsumerEngine:
 
     def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
         """Set a message in flight aside. Returns whether it was in flight here."""
-        assignment = self.of(key, token)
-        return assignment is not None and self.delivery.set_aside(assignment, offset, key_hash, attempts, reason, now)
+        assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
+        if assignment is None or assignment.over:
+            return False
+        return self.delivery.set_aside(assignment, offset, key_hash, attempts, reason, now)
 
     def untake(self, key: Key, token: int, is_known: bool, now: float) -> None:
         """The partition's transactional producer is gone: take it over again."""
@@ -262,7 +264,7 @@ class ConsumerEngine:
         ahead = offset > assignment.buffer.fetch_next
         assignment.buffer.skip_to(offset)
         if ahead and assignment.stage in (Stage.ASSIGNING, Stage.ACTIVE):
-            self.outbox.add(StartFetch(self.number, key, offset))
+            assignment.refetch()
         return True
 
     def close(self, now: float, leave_by: float = inf) -> None:

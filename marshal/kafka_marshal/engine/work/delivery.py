@@ -307,7 +307,10 @@ class Delivery:
         self.heard(now)
         self.is_done_said = True
         covers_from = assignment.tracker.set_aside(offset)
-        if covers_from is not None:
+        if covers_from is None:
+            self.ignored_done[assignment.key] += 1
+        else:
+            attempts = attempts or assignment.opened.tried.get(offset, 0) + 1
             assignment.opened.park(offset, covers_from, key_hash, attempts, reason)
         self._came_back(assignment, now)
         return covers_from is not None
@@ -328,7 +331,6 @@ class Delivery:
     def leave_run(self, run: Run, now: float) -> None:
         """A thread leaves its run (iterating, or with nothing handed out); the rest comes again, here or elsewhere."""
         assignment = run.assignment
-        covers_from = run.covered(run.cursor, run.cursor)[0] if run.cursor < len(run.messages) else 0
         not_committed = run.cursor - run.done_count
         if run.is_given_up and run.cursor < run.handed_out:
             _give_up(assignment, [run.messages[run.cursor]])
@@ -337,7 +339,8 @@ class Delivery:
         if assignment.over:
             self.ignored_done[assignment.key] += not_committed
         elif rest:
-            self._put_back(assignment, rest, covers_from)
+            place = run.index(offset_of(rest[0])) or 0
+            self._put_back(assignment, rest, run.covered(place, place)[0])
         self._came_back(assignment, now)
 
     def _came_back(self, assignment: Assignment, now: float) -> None:

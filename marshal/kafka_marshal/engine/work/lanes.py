@@ -187,6 +187,8 @@ class Lanes:
 
         grace_ms: the lease is lost this long after ``handler_timeout``, at which the handler is cancelled.
         """
+        #: Most tries fail: one begins at a time, and none before this (ms, own clock); None: as many as handlers.
+        self.next_at: float | None = None
         #: Tries of the run are logged.
         self.is_durable: bool = False
         self._lock = lock
@@ -216,12 +218,17 @@ class Lanes:
         """A run begins; lanes that were ready for the previous one no longer are. is_durable: its tries are logged."""
         with self._lock:
             self.owner, self.is_ended, self.ready, self.is_durable = owner, False, 0, is_durable
+            self.next_at = None
 
     def close(self, owner: Owner) -> None:
         """This run has ended."""
         with self._lock:
             if self.owner is owner:
-                self.owner, self.is_ended = None, True
+                self.owner, self.is_ended, self.next_at = None, True, None
+
+    def pace(self, next_at: float | None) -> None:
+        """Begin one try at a time, and none before this (ms, own clock); None: as many as there are handlers."""
+        self.next_at = next_at
 
     def put(
         self, assignment: Assignment, messages: Iterable[Message], tried: Mapping[int, int] | None = None
@@ -270,7 +277,7 @@ class Lanes:
             if message is None or lane.running:
                 return None
             partition, offset = lane.partition, offset_of(message)
-            stops = owner.is_ending or (self._stop and offset > partition.closes_to)
+            stops = owner.is_ending or (self._stop and offset > partition.closes_to) or self._waits(now)
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -282,6 +289,10 @@ class Lanes:
             lane.partition.running.add(lane)
             self.running += 1
             return message
+
+    def _waits(self, now: float) -> bool:
+        """Whether no try may begin now, since most of them fail."""
+        return self.next_at is not None and (self.running > 0 or now < self.next_at)
 
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
@@ -456,6 +467,7 @@ class Lanes:
                     for lane in parked:
                         if lane.message is not None:
                             is_open = partition.may_begin(lane, offset_of(lane.message), now)
+                            is_open = is_open and not (self.next_at is not None and (found or self._waits(now)))
                             (found if is_open else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found

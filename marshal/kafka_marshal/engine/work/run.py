@@ -72,6 +72,7 @@ class Run(Generic[A]):
         "_cursor",
         "_is_piece",
         "_is_settled",
+        "aside",
         "assignment",
         "covers_from",
         "done_count",
@@ -124,6 +125,8 @@ class Run(Generic[A]):
         self.given_up: bool = False
         #: Each message waits in a lane, or is with a handler (:mod:`.lanes`).
         self.in_lanes: bool = False
+        #: Indices of messages that are set aside, without lanes: they are not done with the others.
+        self.aside: set[int] = set()
         #: One open message, which progress has passed: it comes by itself.
         self.is_open: bool = False
         #: A piece of a split run; it shares ``taken`` with that run, so threads' notes there apply to both.
@@ -332,6 +335,7 @@ class Run(Generic[A]):
         covers_from, _ = self.covered(first, last)
         piece = Run(self.assignment, self.messages[first : last + 1], covers_from, False, self.begun_at())
         piece._is_piece, piece.in_lanes, piece.is_open = True, self.in_lanes, self.is_open
+        piece.aside = {index - first for index in self.aside if first <= index <= last}
         piece.walk, piece._ahead = iter(()), iter(())
         piece.marks = self.marks[first : last + 1]
         piece.done_count = sum(piece.marks)

@@ -183,7 +183,10 @@ class Tracker(Generic[A]):
         self.moved.done += run.size - run.done_count
         if self.watch is not None:
             self.watch(run.messages)
-        self._commit_offsets(run.covers_from, run.last)
+        if run.aside:
+            self._commit_but_aside(run, 0, len(run.messages) - 1)
+        else:
+            self._commit_offsets(run.covers_from, run.last)
         return True
 
     def requeue(self, run: Run[A]) -> None:
@@ -209,7 +212,7 @@ class Tracker(Generic[A]):
     def _follow(self, run: Run[A]) -> None:
         cursor = run.cursor
         if cursor > run.done_count:
-            self._commit(run, run.done_count, cursor - 1)
+            self._commit_but_aside(run, run.done_count, cursor - 1)
             if self.watch is not None:
                 self.watch(run.messages[run.done_count : cursor])
             # In this order, so that a concurrent reader of both counts no message twice.
@@ -223,7 +226,7 @@ class Tracker(Generic[A]):
         self._follow(run)
         rest = run.messages[run.cursor :]
         self._out -= len(rest)
-        return rest
+        return [each for index, each in enumerate(rest, run.cursor) if index not in run.aside] if run.aside else rest
 
     def split(self, run: Run[A], back: Collection[Message]) -> list[tuple[list[Message], int]]:
         """Take back these messages of an explicit run: they are neither in flight nor done.
@@ -250,11 +253,22 @@ class Tracker(Generic[A]):
         None: it is not in flight.
         """
         run = self.run_at(offset)
-        place = None if run is None or run.iterating else run.index(offset)
-        if run is None or place is None or run.marks[place]:
+        place = None if run is None else run.index(offset)
+        if run is None or place is None or place in run.aside:
+            return None
+        if run.done_count > place if run.iterating else run.marks[place]:
             return None
         covers_from, _ = run.covered(place, place)
-        self.split(run, [run.messages[place]])
+        if run.in_lanes:
+            self.split(run, [run.messages[place]])
+            return covers_from
+        run.aside.add(place)
+        if not run.iterating:
+            run.marks[place] = 1
+            run.done_count += 1
+            self._out -= 1
+            if run.done_count == len(run.messages):
+                self._take_back(run)
         return covers_from
 
     def blocking(self, at_least: int) -> int | None:
@@ -264,8 +278,13 @@ class Tracker(Generic[A]):
         run = self.runs[self._firsts[0]]
         return None if run.iterating or (place := run.marks.find(0)) < 0 else offset_of(run.messages[place])
 
-    def _commit(self, run: Run[A], first: int, last: int) -> None:
-        self._commit_offsets(*run.covered(first, last))
+    def _commit_but_aside(self, run: Run[A], first: int, last: int) -> None:
+        """The messages at index first … last are done, except those that are set aside."""
+        if not run.aside:
+            self._commit_offsets(*run.covered(first, last))
+        elif indices := [index for index in range(first, last + 1) if index not in run.aside]:
+            for one, other in _consecutive(indices):
+                self._commit_offsets(*run.covered(one, other))
 
     def open_in_log(self, first: int, last: int) -> None:
         """The log shows these offsets as open: progress passes them. What is in flight of them stays so."""

@@ -1,0 +1,43 @@
+"""Notices that most tries of a run fail: then what is behind the handlers is away, and no message is the reason."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import nullcontext
+from typing import Any
+
+__all__ = ["FAILING", "Breaker"]
+
+#: How many tries count, and more failures among them than this are an outage.
+COUNTED, MOST_FAILED = 100, 50
+
+FAILING = (
+    f"more than {MOST_FAILED} of the last {COUNTED} tries of run(…) failed: it tries one message at a time, with "
+    "back-off, and sets none aside, until fewer fail. Nothing is lost. Find out what the handlers need that is away, "
+    "or what the last deployment changed"
+)
+
+
+class Breaker:
+    """The last tries of one run. Any thread may call it."""
+
+    def __init__(self, lock: Any = None) -> None:
+        self._lock = lock or nullcontext()
+        #: Whether each of the last tries failed.
+        self._last: deque[bool] = deque(maxlen=COUNTED)
+        self._failed = 0
+        #: Most of them failed: nothing is set aside.
+        self.is_open: bool = False
+        #: How many have failed in a row.
+        self.in_a_row: int = 0
+
+    def note(self, failed: bool) -> bool:
+        """A try has ended. Returns whether ``is_open`` has changed."""
+        with self._lock:
+            if len(self._last) == COUNTED:
+                self._failed -= self._last[0]
+            self._last.append(failed)
+            self._failed += failed
+            self.in_a_row = self.in_a_row + 1 if failed else 0
+            before, self.is_open = self.is_open, self._failed > MOST_FAILED
+            return before is not self.is_open
