@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kafka_marshal.observe.cuts import cuts_now, is_initial, oldest_cut, waits_f
 from kafka_marshal.observe.ownership import PieceOwnership, ended_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
+from kafka_marshal.observe.stuck import waiting_for_all
 from rationalizer import Record, World, encode
 from rationalizer.dump import DumpReader
 from rationalizer.groups.history import Assignments
@@ -196,6 +198,12 @@ def test_where_all_have_to_take_part_no_member_is_blamed() -> None:
         assert [("beats, but no progress" in found[0].text, "see w2's log" in found[1].text)] == [(not hold, not hold)]
         for each in found if hold else ():
             assert "kafka-marshal checkpoints g says which" in each.text
+        (member,) = GroupRow("g", [row], kind="coordinated", checkpoints=checkpoints).members
+        assert (member.is_still, member.is_hung) == (True, not hold)
+    still = replace(row, stuck="no progress for 50 s with messages waiting: see w2's log")
+    assert waiting_for_all(still).stuck == "no progress for 50 s: it moves with a checkpoint of all members; see check"
+    unread = replace(row, stuck="offset 5 can't be read: it is harmed")
+    assert waiting_for_all(unread) == unread
 
 
 def test_a_piece_that_was_never_handed_in_is_the_oldest() -> None:

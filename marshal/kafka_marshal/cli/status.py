@@ -312,6 +312,8 @@ def _progress(member: MemberRow) -> Cell:
     if member.is_hung:
         still = span_text(member.no_progress_ms or 0, member.is_still_longer)
         return Cell(f"no progress for {still}, hung?", "bold red")
+    if member.is_still:
+        return Cell("waits for a checkpoint of all", "yellow")
     if member.heard is not None and member.heard.evictor:
         return Cell(evicted_text(member.heard), "yellow")
     if member.asked_ms is not None:

@@ -147,7 +147,7 @@ def _last_seen(group: GroupRow) -> str:
 
 
 def _standing_still(group: GroupRow) -> Iterator[Problem]:
-    hung = {id(row) for member in group.members if member.is_hung for row in member.leases}
+    hung = {id(row) for member in group.members if member.is_still for row in member.leases}
     still = [row for row in group.leases if row.stuck and not (id(row) in hung and row.stuck.startswith(NO_PROGRESS))]
     for (kind, why), rows in _by_reason(still):
         text = f"{places(rows)}: {why}"
@@ -236,7 +236,7 @@ def _heard(idle: list[WorkerRow]) -> str:
 
 def _without_checkpoint(group: GroupRow) -> Iterator[Problem]:
     """In a hold group nothing moves while one member can't take part: the others do not hang."""
-    hung = [row for member in group.members if member.is_hung for row in member.leases]
+    hung = [row for member in group.members if member.is_still for row in member.leases]
     if group.checkpoints is not None and hung:
         text = (
             f"no checkpoint has been complete for {span(group.checkpoints.age_ms)}, messages wait, and progress moves "
@@ -246,14 +246,11 @@ def _without_checkpoint(group: GroupRow) -> Iterator[Problem]:
 
 
 def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
-    is_hold = group.checkpoints is not None and group.checkpoints.hold
-    if is_hold:
+    if group.is_hold:
         yield from _without_checkpoint(group)
     for member in sorted(group.members, key=lambda member: member.badness):
         holds = f"holds {count(len(member.leases), 'partition')} ({places(member.leases)})"
         where = _name(member)
-        if member.is_hung and is_hold:
-            continue
         if member.is_hung:
             waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"

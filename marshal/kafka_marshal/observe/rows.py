@@ -308,6 +308,8 @@ class MemberRow:
     asked_ms: int | None = None
     #: The worker in the last minutes of the log; None: it was not heard.
     heard: WorkerRow | None = None
+    #: Its group moves as a whole, at checkpoints of all members.
+    is_hold: bool = False
 
     @property
     def runs_at(self) -> Instance | None:
@@ -350,10 +352,15 @@ class MemberRow:
         return any(row.is_still_longer and row.still_ms == self.no_progress_ms for row in self.leases)
 
     @property
-    def is_hung(self) -> bool:
+    def is_still(self) -> bool:
         """Whether it beats and has messages waiting, but makes no progress."""
         waited = self.no_progress_ms
         return self.state == "seen" and waited is not None and waited >= patience_ms(self.heartbeat_interval_ms)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether that may be its own fault; in a hold group it may be any member's."""
+        return self.is_still and not self.is_hold
 
     @property
     def badness(self) -> tuple[int, int, int]:
@@ -525,8 +532,14 @@ class GroupRow:
         found = []
         for member in members_of(self.leases):
             run = heard.get((member.client, member.instance or ""))
-            found.append(member if run is None else replace(member, asked_ms=run.asked_ms, heard=run))
+            asked_ms = None if run is None else run.asked_ms
+            found.append(replace(member, asked_ms=asked_ms, heard=run, is_hold=self.is_hold))
         return found
+
+    @property
+    def is_hold(self) -> bool:
+        """Whether it moves as a whole, at checkpoints of all members."""
+        return self.checkpoints is not None and self.checkpoints.hold
 
     @property
     def idle(self) -> list[WorkerRow]:

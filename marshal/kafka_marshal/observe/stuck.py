@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.rows import LeaseRow
     from kafka_marshal.ports import Cluster, Message, TopicPartition
 
-__all__ = ["mark_held_back", "mark_stuck", "mark_verdicts"]
+__all__ = ["mark_held_back", "mark_stuck", "mark_verdicts", "waiting_for_all"]
 
 #: The most partitions whose next message is read, and the time for all of them (s).
 PROBED_AT_MOST = 50
@@ -152,6 +152,14 @@ def _with_reason(
         return row
     still = span_text(done_nothing_ms, row.is_still_longer and done_nothing_ms == row.still_ms)
     return replace(row, stuck=f"{NO_PROGRESS} for {still} with messages waiting: see {row.client}'s log")
+
+
+def waiting_for_all(row: LeaseRow) -> LeaseRow:
+    """A row of a hold group: what has no progress waits for a checkpoint of all members, whoever does not take part."""
+    if not row.stuck.startswith(NO_PROGRESS):
+        return row
+    still = row.stuck.removeprefix(NO_PROGRESS).partition(" with messages")[0]
+    return replace(row, stuck=f"{NO_PROGRESS}{still}: it moves with a checkpoint of all members; see check")
 
 
 def _probe(

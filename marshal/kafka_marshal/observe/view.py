@@ -32,7 +32,7 @@ from kafka_marshal.observe.fold import Fold
 from kafka_marshal.observe.log import LOOK_STEP_S
 from kafka_marshal.observe.meter import BrokerClock, Meter, listening_s
 from kafka_marshal.observe.rows import DAY_MS, FOREIGN_COMMIT, NO_TOPIC, GroupRow, LeaseRow, PauseRow, WorkerRow
-from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts
+from kafka_marshal.observe.stuck import mark_held_back, mark_stuck, mark_verdicts, waiting_for_all
 from kafka_marshal.observe.text import local_ms
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.rights import grant
@@ -583,6 +583,9 @@ def _intervals(held: Iterable[tuple[LeaseInfo, int]]) -> list[float]:
 
 def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
     """The row of a coordinated group: its state is judged by the broker's clock, like silence."""
+    checkpoints = checkpoints_row(group, now_ms)
+    if checkpoints is not None and checkpoints.hold:
+        found = replace(found, leases=[waiting_for_all(row) for row in found.leases])
     is_moving = found.moving or any(member.is_overdue(now_ms) for member in group.members.values())
     return replace(
         found,
@@ -590,5 +593,5 @@ def _coordinated(found: GroupRow, group: Group, now_ms: int) -> GroupRow:
         state="READY" if not group.members else "PREPARE_FOR_REBALANCE" if is_moving else "STEADY",
         generation=group.generation,
         strategy=group.strategy,
-        checkpoints=checkpoints_row(group, now_ms),
+        checkpoints=checkpoints,
     )
