@@ -154,13 +154,13 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (27, 6_480),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (31, 7_960),
+    "cli": (31, 8_000),
     "client": (48, 10_250),
     "engine": (89, 18_500),
-    "kafka_marshal": (19, 2_830),
+    "kafka_marshal": (19, 2_850),
     "metrics": (8, 1_750),
     "node": (30, 4_680),
-    "observe": (21, 4_700),
+    "observe": (23, 4_870),
     "pipeline": (37, 7_590),
     "rationalizer": (61, 11_070),
     "sinks": (10, 2_760),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (503, 103_400)
+MOST_OF_ALL = (505, 103_700)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -19,6 +19,7 @@ __all__ = [
     "OpenMessages",
     "Progress",
     "SharedEpoch",
+    "Sharer",
     "Start",
     "Strategy",
     "Target",
@@ -117,6 +118,22 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharer:
+    """One of several that work on a partition at the same time."""
+
+    client_id: str
+    instance_id: str
+    epoch: int
+    #: "fresh", "unknown" or "stale", as of a lease.
+    freshness: str
+    heartbeat_interval_ms: int
+    #: Log time (ms).
+    last_beat: int
+    #: The first and the last of its key hashes; None: it takes batches.
+    keys: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """One lease at one moment, or one piece of a partition of a coordinated group (``kind``)."""
 
@@ -149,6 +166,8 @@ class LeaseInfo:
     goes_to: str | None = None
     #: Messages that are open though progress has passed them, of these keys (H1).
     open: tuple[OpenMessages, ...] = ()
+    #: Those that share it; then the holder above is the one of them that was heard last.
+    sharers: tuple[Sharer, ...] = ()
 
     @property
     def holder(self) -> str | None:

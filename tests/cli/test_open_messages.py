@@ -79,6 +79,11 @@ def test_a_poison_message_is_found_and_redriven(
     assert "g: 3 set aside (2 ValueError, 1 KeyError), 1 waiting for the next try" in shown
     assert f"kafka-marshal redrive g {orders}:0:1" in shown
 
+    ran = kafka("check", "--group", "g", "--max-parked", "2", "--json")
+    assert (ran.status, "parked" in {each["kind"] for each in ran.json["problems"]}) == (1, True)
+    ran = kafka("group", "g")
+    assert "open messages: 3 set aside (2 ValueError, 1 KeyError), 1 waiting for the next try." in ran.out + ran.err
+
     planned = kafka("redrive", "g", "--reason", "ValueError", "--dry-run")
     assert planned.lines == ["would be done: 2 messages of group g are redriven."]
     ran = kafka("redrive", "g", f"{orders}:0:3", f"{orders}:0:4", "--json")

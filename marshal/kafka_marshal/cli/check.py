@@ -11,6 +11,7 @@ from kafka_marshal.cli.names import complete_group
 from kafka_marshal.cli.options import Options, span_option
 from kafka_marshal.cli.output import print_json, progress, say, say_warning
 from kafka_marshal.observe.names import no_group
+from kafka_marshal.observe.open_problems import open_problems
 from kafka_marshal.observe.problems import Problem, problems_of, too_few
 from kafka_marshal.observe.rows import GroupRow, partitions_of
 from kafka_marshal.observe.text import count
@@ -32,6 +33,10 @@ _LISTED = 5
     metavar="SPAN",
     help="The oldest that the last cut of a piece with messages waiting may be (5m).",
 )
+@click.option("--max-parked", type=click.IntRange(min=0), metavar="N", help="The most messages of a group set aside.")
+@click.option(
+    "--max-parked-age", callback=span_option, metavar="SPAN", help="The longest that a message may be set aside (2d)."
+)
 @click.option("--max-log", type=click.IntRange(min=0), metavar="N", help="The most records that the log may have.")
 @click.option(
     "--min-members",
@@ -48,6 +53,8 @@ def check(
     max_lag: int | None,
     max_silence: int | None,
     max_cut: int | None,
+    max_parked: int | None,
+    max_parked_age: int | None,
     max_log: int | None,
     least: dict[str, int],
 ) -> int:
@@ -63,6 +70,9 @@ def check(
                    group that takes checkpoints: although one was complete since
     old cut        messages of a piece wait, and it was not handed in for the last three checkpoints that are kept, or
                    for --max-checkpoint-age: a handler takes longer than drain, or its state can't be saved
+    stuck batch    a worker of a shared partition beats and has had a batch for a minute, and 3 heartbeat intervals
+    holes          a partition has more than half of the open messages that it may have (10,000)
+    parked         more messages are set aside than --max-parked, or for longer than --max-parked-age
     gone           a worker that holds partitions is silent for more than 2 of its heartbeat intervals (its session)
     no holder      a partition without a live holder; not in a paused group, nor in a group without workers that has
                    done everything
@@ -91,12 +101,20 @@ def check(
             groups = [each for each in found_all if each not in left_out]
             known, notes = view.names(), [*view.notes_on_upgrades(), *view.notes_on_clocks()]
             size = sizes_of(cluster).read(view, sum(each.living for each in found_all))
+            of_open = {
+                each.group: open_problems(cluster, view, each, max_parked, max_parked_age)
+                for each in groups
+                if any(row.open for row in each.leases)
+            }
         finally:
             view.replica.close()
     found = [
         problem
         for each in groups
-        for problem in problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut)
+        for problem in (
+            *problems_of(each, max_lag, max_silence, least.get(each.group, least.get("", 0)), max_cut),
+            *of_open.get(each.group, ()),
+        )
     ]
     found += _missing(groups, group, least)
     reasons = [*notes, *(f"{problem.group}: {problem.text}".removeprefix(": ") for problem in found)]

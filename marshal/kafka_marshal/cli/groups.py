@@ -18,6 +18,7 @@ from kafka_marshal.instance import Instance
 from kafka_marshal.observe.checkpoint_rows import checkpoints_json
 from kafka_marshal.observe.checkpoint_words import as_of_text, barrier_text
 from kafka_marshal.observe.names import near, no_group
+from kafka_marshal.observe.open_problems import open_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
@@ -138,6 +139,8 @@ def _head(each: GroupRow) -> dict[str, object]:
         "partitions": partitions_of(each.leases),
         "held": partitions_of(row for row in each.leases if row.held),
         "lag": each.lag,
+        "open_messages": each.open_messages,
+        "parked": each.parked,
     }
 
 
@@ -327,6 +330,8 @@ def _one_group(view: View, name: str, fold: Assignments) -> Picture:
     members = _members(view, row, known)
     problems = problems_of(row)
     notes += [f"{problem.text}." for problem in problems if problem.kind not in ("deleted", "position_lost", "stuck")]
+    if text := open_text(row):
+        notes.append(f"open messages: {text}. kafka-marshal open-messages {quote(name)} lists them.")
     sections = [
         Section(_MEMBERS, [_member_cells(each) for each in members], "no members"),
         Section(_PIECES, [_piece_cells(each) for each in row.leases], "no partitions"),

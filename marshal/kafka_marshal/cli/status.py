@@ -232,6 +232,8 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
         words.append(f"{draining:,} draining")
     if group.moving:
         words.append(f"{len(group.moving):,} moving")
+    if group.parked:
+        words.append(f"{group.parked:,} set aside")
     if group.is_paused:
         words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
     if any(row.outage for row in group.leases):
@@ -259,6 +261,8 @@ def _group_json(group: GroupRow, problems: list[Problem]) -> dict[str, object]:
         "partitions": partitions_of(group.leases),
         "held": partitions_of([row for row in group.leases if row.held]),
         "lag": group.lag,
+        "open_messages": group.open_messages,
+        "parked": group.parked,
         "positions_lost": len(group.lost),
         "stuck": len(group.stuck),
         "no_progress_ms": group.behind_ms,
@@ -428,6 +432,9 @@ def _json(row: LeaseRow) -> dict[str, object]:
         "granted": row.granted,
         "log_end": row.log_end,
         "lag": row.lag,
+        "open_messages": row.open_messages,
+        "parked": row.parked,
+        "sharers": [{"client": x.client_id, "instance": x.instance_id, "epoch": x.epoch} for x in row.sharers],
         "position_lost": row.lost,
         "stuck": row.stuck or None,
         "held_back": row.held_back or None,

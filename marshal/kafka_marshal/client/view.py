@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal import arguments
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.engine.work.topic_mark import split
-from kafka_marshal.types import LeaseInfo, OpenMessages
+from kafka_marshal.types import LeaseInfo, OpenMessages, Sharer
 from rationalizer import Piece, Progress, route_lease
 from rationalizer.groups.history import done_in
 from rationalizer.holes import NO_KEY, Hole
@@ -17,6 +17,7 @@ from rationalizer.limits import MAX_KEY_HASH
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
     from rationalizer import Group, Lease, World
+    from rationalizer.leases.shares import Share
 
 __all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info", "open_messages"]
 
@@ -24,20 +25,35 @@ __all__ = ["LeaseInfo", "WorldView", "holdings", "lease_info", "open_messages"]
 def lease_info(lease: Lease, world: World) -> LeaseInfo:
     """A copy of a lease, as its partition of the coordination topic has it now."""
     progress = lease.progress
+    sharers = tuple(_sharer(share, world.log_time) for share in lease.shares or ())
+    holder: Lease | Share = max(lease.shares or (), key=lambda share: (share.last_beat, share.epoch), default=lease)
     return LeaseInfo(
         topic=lease.topic,
         partition=lease.partition,
-        client_id=lease.client_id,
-        instance_id=lease.instance_id,
-        epoch=lease.epoch,
-        freshness=lease.freshness(world.log_time),
-        heartbeat_interval_ms=lease.heartbeat_interval_ms,
-        last_beat=lease.last_beat,
+        client_id=holder.client_id,
+        instance_id=holder.instance_id,
+        epoch=holder.epoch,
+        freshness=holder.freshness(world.log_time),
+        heartbeat_interval_ms=holder.heartbeat_interval_ms,
+        last_beat=holder.last_beat,
         stable=progress.stable if progress.stable >= 0 else None,
         ranges=tuple((first, last) for first, last in split(progress.ranges).ranges),
         granted=progress.granted if progress.granted >= 0 else None,
         group_id=lease.group_id,
         open=open_messages(progress.open, lease),
+        sharers=sharers,
+    )
+
+
+def _sharer(share: Share, log_time: int) -> Sharer:
+    return Sharer(
+        share.client_id,
+        share.instance_id,
+        share.epoch,
+        share.freshness(log_time),
+        share.heartbeat_interval_ms,
+        share.last_beat,
+        None if share.by_batches else (share.lo, share.hi),
     )
 
 

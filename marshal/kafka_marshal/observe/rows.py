@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.engine.work.topic_mark import POSITION_LOST
 from kafka_marshal.instance import Instance
+from kafka_marshal.observe.sharers import names_of, parts_of
 from kafka_marshal.observe.text import span
 from rationalizer.holes import first_open, lag_of
 from rationalizer.intervals import lag
@@ -19,7 +20,7 @@ from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 if TYPE_CHECKING:
     from kafka_marshal.observe.checkpoint_rows import CheckpointsRow
     from kafka_marshal.observe.verdict import Verdict
-    from kafka_marshal.types import OpenMessages
+    from kafka_marshal.types import OpenMessages, Sharer
 
 __all__ = [
     "DAY_MS",
@@ -177,6 +178,8 @@ class LeaseRow:
     as_of_ms: int = 0
     #: Messages that are open though progress has passed them, of these keys.
     open: tuple[OpenMessages, ...] = ()
+    #: Those that share it; then `client` is the one of them that was heard last.
+    sharers: tuple[Sharer, ...] = ()
 
     @property
     def place(self) -> str:
@@ -185,7 +188,9 @@ class LeaseRow:
 
     @property
     def holder(self) -> str:
-        """Its holder, and the next one."""
+        """Its holder, and the next one; or those that share it."""
+        if len(self.sharers) > 1:
+            return names_of(self.sharers)
         if self.client is None:
             return "-"
         return self.client if self.goes_to is None else f"{self.client} → {self.goes_to}"
@@ -383,8 +388,9 @@ def members_of(rows: Iterable[LeaseRow]) -> list[MemberRow]:
     """The holders of these leases, by group and client."""
     found: dict[tuple[str, str, str], list[LeaseRow]] = {}
     for row in rows:
-        if row.client is not None:
-            found.setdefault((row.group, row.client, row.instance or ""), []).append(row)
+        for each in [replace(row, **part) for part in parts_of(row.sharers, row.silence_ms or 0, row.open)] or [row]:
+            if each.client is not None:
+                found.setdefault((each.group, each.client, each.instance or ""), []).append(each)
     return [MemberRow(group, client, run or None, leases) for (group, client, run), leases in sorted(found.items())]
 
 
@@ -544,13 +550,23 @@ class GroupRow:
     @property
     def idle(self) -> list[WorkerRow]:
         """Workers that were heard in the last minutes and hold nothing."""
-        holders = {row.client for row in self.leases}
+        holders = {row.client for row in self.leases} | {x.client_id for row in self.leases for x in row.sharers}
         return [run for run in self.heard if run.client not in holders]
 
     @property
     def lag(self) -> int | None:
         """The lag of all its partitions; None if that of one is not known."""
         return total(row.lag for row in self.leases)
+
+    @property
+    def parked(self) -> int:
+        """Messages that are set aside."""
+        return sum(row.parked for row in self.leases)
+
+    @property
+    def open_messages(self) -> int:
+        """Messages that wait for their next try, or are in a worker's batch."""
+        return sum(row.open_messages for row in self.leases)
 
     @property
     def known_lag(self) -> int:

@@ -536,6 +536,7 @@ class View:
             cut=None if taking is None else cut_in(taking.states((info.topic, info.partition)), info.lo, info.hi),
             as_of_ms=as_of_ms,
             open=info.open,
+            sharers=info.sharers,
         )
         return replace(row, speed=self.meter.per_second(key)) if row.held and not row.lost else row
 

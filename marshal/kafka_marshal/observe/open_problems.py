@@ -1,0 +1,119 @@
+"""What is wrong with a group's open messages: too many or too old ones set aside, batches that hang, a full list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from shlex import quote
+from typing import Any
+
+from kafka_marshal.admin.open_messages import Holding, holdings_of
+from kafka_marshal.admin.point_reads import read_at
+from kafka_marshal.observe.problems import Problem, places
+from kafka_marshal.observe.rows import GroupRow, LeaseRow
+from kafka_marshal.observe.text import count, span
+from kafka_marshal.observe.view import View
+from kafka_marshal.ports import Cluster
+from rationalizer.limits import MAX_HOLES
+
+__all__ = ["STUCK_BATCH_MS", "open_problems", "open_text"]
+
+#: A batch whose worker beats may be in its hands for this long (ms), or three heartbeat intervals.
+STUCK_BATCH_MS = 60_000
+
+#: The most batches whose age is looked up: the oldest of each worker.
+_MOST_BATCHES = 500
+
+
+def open_text(group: GroupRow) -> str:
+    """The open messages of a group in words; "": there are none."""
+    parts = []
+    if group.parked:
+        reasons = Counter(each.parked for row in group.leases for each in row.open if each.parked is not None)
+        parts.append(f"{group.parked:,} set aside ({', '.join(f'{n:,} {why}' for why, n in reasons.most_common(5))})")
+    taken = sum(
+        each.last - each.first + 1 for row in group.leases for each in row.open if each.holder and not each.is_parked
+    )
+    waiting = group.open_messages - taken
+    parts += [f"{waiting:,} waiting for the next try"] if waiting else []
+    parts += [f"{taken:,} in workers' batches"] if taken else []
+    return ", ".join(parts)
+
+
+def open_problems(
+    cluster: Cluster, view: View, group: GroupRow, max_parked: int | None = None, max_parked_ms: int | None = None
+) -> list[Problem]:
+    """All problems of the group's open messages (*blocking*): ages are read from the log."""
+    name = group.group
+    holdings = holdings_of(view.worlds, name)
+    rows = {(row.topic, row.partition): row for row in group.leases}
+    parked = [each for each in holdings if each.hole.is_parked and each.key in rows]
+    listed = f"kafka-marshal open-messages {quote(name)} --parked lists them, redrive or discard ends them"
+    found = []
+    if max_parked is not None and len(parked) > max_parked:
+        text = f"{count(len(parked), 'message')} set aside, more than {max_parked:,}. {listed}"
+        found.append(Problem(name, "parked", text, len(parked), _rows(rows, parked)))
+    if max_parked_ms is not None and parked:
+        old = _older(cluster, view, parked, max_parked_ms)
+        if old:
+            age = span(max(age for _, age in old))
+            text = f"{count(len(old), 'message')} set aside for more than {span(max_parked_ms)}, up to {age}. {listed}"
+            found.append(Problem(name, "parked", text, len(old), _rows(rows, [each for each, _ in old])))
+    found += _stuck_batches(cluster, view, group, holdings)
+    full = [(key, amount) for key, amount in Counter(each.key for each in holdings).items() if 2 * amount > MAX_HOLES]
+    for key, amount in full:
+        text = (
+            f"{places([rows[key]])}: {amount:,} of {MAX_HOLES:,} open messages that a partition may have. At the limit "
+            "nothing of it is delivered until some are done. Nothing is lost. See kafka-marshal open-messages "
+            f"{quote(name)}"
+        )
+        found.append(Problem(name, "holes", text, 1, [rows[key]]))
+    return found
+
+
+def _rows(rows: dict[tuple[str, int], LeaseRow], holdings: Sequence[Holding]) -> list[LeaseRow]:
+    return [rows[key] for key in dict.fromkeys(each.key for each in holdings)]
+
+
+def _older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int) -> list[tuple[Holding, int]]:
+    """Those that are as they are for longer than this, with their age (ms). One whose record was pruned is left out."""
+    log = view.replica.topic
+    wanted: dict[tuple[str, int], set[int]] = {}
+    for each in holdings:
+        wanted.setdefault((log, each.cp), set()).add(each.hole.since)
+    times = read_at(cluster, wanted, _time_of, view.patience_s).found
+    now_ms = view.clock.now_ms()
+    ages = [
+        (each, now_ms - time) for each in holdings if (time := times.get((log, each.cp, each.hole.since))) is not None
+    ]
+    return [(each, age) for each, age in ages if age > most_ms]
+
+
+def _time_of(message: Any) -> int:
+    time_ms: int = message.timestamp()[1]
+    return time_ms
+
+
+def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequence[Holding]) -> Iterator[Problem]:
+    """Batches that a worker has had for long, though it beats."""
+    sharers = {
+        (row.topic, row.partition, each.epoch): each
+        for row in group.leases
+        for each in row.sharers
+        if each.freshness != "stale"
+    }
+    owned = [each for each in holdings if (*each.key, each.hole.owner) in sharers]
+    owned.sort(key=lambda each: (*each.key, each.hole.owner, each.hole.since))
+    oldest = [next(of_one) for _, of_one in groupby(owned, key=lambda each: (*each.key, each.hole.owner))]
+    rows = {(row.topic, row.partition): row for row in group.leases}
+    for each, age in _older(cluster, view, oldest[:_MOST_BATCHES], STUCK_BATCH_MS) if oldest else ():
+        sharer = sharers[*each.key, each.hole.owner]
+        if age <= 3 * sharer.heartbeat_interval_ms:
+            continue
+        text = (
+            f"{places([rows[each.key]])}: {sharer.client_id} has had offsets {each.hole.first} to {each.hole.last} for "
+            f"{span(age)} and beats: a handler hangs? Nothing is lost, and other workers continue. handler_timeout "
+            f"gives such messages to others; to end it now, restart {sharer.client_id}"
+        )
+        yield Problem(group.group, "stuck_batch", text, 1, [rows[each.key]])

@@ -1,0 +1,142 @@
+"""Open messages in `status`, `group` and `check`, and partitions that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.observe import open_problems as module
+from kafka_marshal.observe.open_problems import open_problems, open_text
+from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.rows import GroupRow
+from kafka_marshal.observe.view import View
+from rationalizer import (
+    ClaimingPartition,
+    ClaimingShare,
+    Heartbeat,
+    Record,
+    ReleasingPartition,
+    SettlingMessages,
+    Upgrade,
+    encode,
+)
+from rationalizer.levels import SUPPORTED_LEVEL
+from rationalizer.marker import marker
+
+LOG, DATA, GROUP = "__marshal", "orders", "delays"
+W1, W2 = ("w1/1", "w1", GROUP), ("w2/1", "w2", GROUP)
+BEGIN = 1_700_000_000_000
+HI = 3_000
+
+
+class Scene:
+    """A log in memory, written at the times of a clock that stands."""
+
+    def __init__(self) -> None:
+        self.now = float(BEGIN)
+        self.cluster = MemoryCluster(clock=lambda: self.now)
+        self.cluster.create_topic(LOG, 1, 1, required_settings(1), 10)
+        self.cluster.broker.create_topic(DATA, 1)
+        for number in range(30):
+            self.cluster.broker.produce(DATA, 0, b"%d" % number)
+        self.append(marker("m", 1), Upgrade("m", "m", "m", SUPPORTED_LEVEL))
+
+    def append(self, *records: Record) -> int:
+        return [self.cluster.broker.produce(LOG, 0, encode(record)) for record in records][-1]
+
+    def group(self, judge: Callable[[View, GroupRow], Any]) -> Any:
+        view = View(self.cluster.connect("view"), LOG, 5, now=lambda: self.now)
+        try:
+            view.catch_up(lambda done, of_all: None)
+            view.look_at_data()
+            (row,) = view.groups(GROUP)
+            return judge(view, row)
+        finally:
+            view.replica.close()
+
+    def check(self, **limits: int) -> list[tuple[str, int, str]]:
+        found = self.group(lambda view, row: open_problems(self.cluster.connect("check"), view, row, **limits))
+        return [(each.kind, each.amount, each.text) for each in found]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def park(scene: Scene) -> None:
+    """3 and 5 are set aside, the second a minute later; 7 waits, all else is done."""
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, 60_000))
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, open=((7, 7, 1, 2),), parked=((3, 1, 5, "ValueError"),)))
+    scene.now += 60_000
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, parked=((5, 1, 5, "KeyError"),)))
+    scene.append(Heartbeat(*W1, DATA, 0, epoch, 29), ReleasingPartition(*W1, DATA, 0, epoch, None))
+
+
+def test_what_is_set_aside_is_counted_and_too_much_of_it_is_a_problem(scene: Scene) -> None:
+    park(scene)
+    row = scene.group(lambda view, row: row)
+    assert (row.parked, row.open_messages, row.lag) == (2, 1, 1)
+    assert open_text(row) == "2 set aside (1 ValueError, 1 KeyError), 1 waiting for the next try"
+    assert scene.check() == []
+    assert scene.check(max_parked=2) == []
+    ((kind, amount, text),) = scene.check(max_parked=1)
+    assert (kind, amount) == ("parked", 2)
+    assert text.startswith("2 messages set aside, more than 1. kafka-marshal open-messages delays --parked lists them")
+    scene.now += 30_000
+    ((kind, amount, text),) = scene.check(max_parked_ms=60_000)
+    assert (kind, amount) == ("parked", 1)
+    assert text.startswith("1 message set aside for more than 1 min, up to 1 min 30 s")
+    assert scene.check(max_parked_ms=100_000) == []
+
+
+def test_a_list_that_is_half_full_is_a_problem(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    park(scene)
+    monkeypatch.setattr(module, "MAX_HOLES", 6)
+    assert scene.check() == []
+    monkeypatch.setattr(module, "MAX_HOLES", 5)
+    ((kind, _, text),) = scene.check()
+    assert kind == "holes"
+    assert text.startswith("orders 0: 3 of 5 open messages that a partition may have.")
+
+
+def share(scene: Scene) -> tuple[int, int]:
+    """Two workers share the partition; each has a batch."""
+    first = scene.append(ClaimingShare(*W1, DATA, 0, HI, start=0))
+    second = scene.append(ClaimingShare(*W2, DATA, 0, HI))
+    scene.append(SettlingMessages(*W1, DATA, 0, first, 99, take=(10, 29, False)))
+    scene.append(SettlingMessages(*W2, DATA, 0, second, 99, take=(5, 29, False)))
+    return first, second
+
+
+def test_a_shared_partition_has_its_sharers(scene: Scene) -> None:
+    share(scene)
+    row = scene.group(lambda view, row: row)
+    (lease,) = row.leases
+    assert (lease.holder, [member.client for member in row.members]) == ("w1, w2", ["w1", "w2"])
+    assert (row.worker_count, row.idle, row.lag) == (2, [], 30)
+    assert [member.lag for member in row.members] == [10 + 7, 5 + 7]
+    assert open_text(row) == "15 in workers' batches"
+    assert [problem.kind for problem in problems_of(row)] == []
+
+
+def test_a_batch_that_a_living_worker_does_not_end_is_named(scene: Scene) -> None:
+    first, second = share(scene)
+    scene.now += 50_000
+    beats = Heartbeat(*W1, DATA, 0, first, None), Heartbeat(*W2, DATA, 0, second, None)
+    scene.append(*beats)
+    assert scene.check() == []
+    scene.now += 20_000
+    scene.append(*beats)
+    scene.append(SettlingMessages(*W2, DATA, 0, second, 99, done=((10, 14),)))
+    ((kind, amount, text),) = scene.check()
+    assert (kind, amount) == ("stuck_batch", 1)
+    assert text.startswith("orders 0: w1 has had offsets 0 to 9 for 1 min 10 s and beats: a handler hangs?")
+    for _ in range(3):  # now it does not beat any more: it is gone, and another member gets its batch
+        scene.now += HI
+        scene.append(Heartbeat(*W2, DATA, 0, second, None))
+    assert scene.check() == []
