@@ -13,6 +13,15 @@ from kafka_marshal import CheckpointPolicy, Marshal, Message, Metrics, Retry
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.engine.figures import BUCKETS_S, Histogram
 from kafka_marshal.metrics.rows import CheckpointMetrics, PartitionMetrics, RecordCount
+from rationalizer import (
+    ClaimingPartition,
+    ClaimingShare,
+    Heartbeat,
+    Record,
+    ReleasingPartition,
+    SettlingMessages,
+    encode,
+)
 from tests.client.conftest import wait_until
 from tests.faults.stories import GROUP, HI, TOPIC, member, memory_cluster
 from tests.metrics.conftest import MESSAGES, PARTITIONS
@@ -218,7 +227,7 @@ def test_run_counts_failures_retries_dead_letters_and_times_handlers(cluster: Me
         wait_until(lambda: marshal.metrics().handlers_running == PARTITIONS)
         wait_until(lambda: len(marshal.health().held_back) == PARTITIONS)
         found = marshal.metrics()
-        assert (found.held_back, found.parked_messages) == (PARTITIONS, ALL - 7 * PARTITIONS)
+        assert (found.held_back, found.held_back_messages) == (PARTITIONS, ALL - 7 * PARTITIONS)
         assert {one.held_back for one in found.partitions} == {True}
         handle.go_on.set()
         wait_until(lambda: counts(marshal) == (ALL, ALL))
@@ -297,3 +306,27 @@ def test_the_checkpoints_of_a_member(marshal: Marshal) -> None:
         assert found.age_seconds is not None
         assert found.oldest_cut_seconds is not None
         assert 0 <= found.drain_seconds <= found.drain_seconds_max
+
+
+def test_open_messages_of_held_and_shared_partitions(marshal: Marshal, cluster: MemoryCluster) -> None:
+    """Left by another member: in partition 0 two are set aside; partition 1 is shared, with a batch and a free one."""
+    raw = ("b/1", "b", GROUP)
+
+    def append(record: Record) -> int:
+        return cluster.broker.produce("__marshal", 0, encode(record))
+
+    epoch = append(ClaimingPartition(*raw, TOPIC, 0, HI))
+    append(SettlingMessages(*raw, TOPIC, 0, epoch, 99, parked=((1, 1, 5, "ValueError"), (2, 2, 5, "KeyError"))))
+    append(Heartbeat(*raw, TOPIC, 0, epoch, MESSAGES - 1))
+    append(ReleasingPartition(*raw, TOPIC, 0, epoch, None))
+    share = append(ClaimingShare(*raw, TOPIC, 1, 600_000, start=0))
+    append(SettlingMessages(*raw, TOPIC, 1, share, 99, take=(3, MESSAGES - 1, False)))
+    append(SettlingMessages(*raw, TOPIC, 1, share, 99, open=((0, 0, None, 1),)))
+    with marshal.consumer([TOPIC]):
+        wait_until(lambda: any(one.partition == 0 for one in marshal.metrics().partitions))
+        found = partition(marshal)
+        assert (found.parked, found.waiting, found.acquired, found.shared) == (2, 0, 0, False)
+    with marshal.consumer([TOPIC], shared_batches=True):
+        wait_until(lambda: any(one.partition == 1 for one in marshal.metrics().partitions))
+        found = partition(marshal, 1)
+        assert (found.parked, found.waiting + found.acquired, found.shared) == (0, 3, True)

@@ -215,14 +215,45 @@ CATALOGUE: tuple[Metric, ...] = (
         _member(lambda x: x.held_back),
     ),
     Metric(
-        "kafka_marshal.parked_messages",
+        "kafka_marshal.held_back_messages",
         "gauge",
         "{message}",
         "Messages in flight of partitions whose progress waits for one message.",
         _MEMBER,
-        _member(lambda x: x.parked_messages),
+        _member(lambda x: x.held_back_messages),
     ),
-    # Holding.
+    # Open messages: each member that shares a partition reports all of it.
+    Metric(
+        "kafka_marshal.parked_messages",
+        "gauge",
+        "{message}",
+        "Messages that are set aside, of partitions that this member holds or shares.",
+        _PARTITION,
+        _partition(lambda one: one.parked),
+    ),
+    Metric(
+        "kafka_marshal.open_messages",
+        "gauge",
+        "{message}",
+        "Messages that wait for their next try, or are in a worker's batch, of partitions that it holds or shares.",
+        (*_PARTITION, "state"),
+        _each(
+            lambda x: [
+                ((one.topic, str(one.partition), state), amount)
+                for one in x.partitions
+                for state, amount in (("waiting", one.waiting), ("acquired", one.acquired))
+                if amount
+            ]
+        ),
+    ),
+    Metric(
+        "kafka_marshal.shares",
+        "gauge",
+        "{partition}",
+        "Partitions that this member shares with others, or may.",
+        _MEMBER,
+        _member(lambda x: sum(one.shared for one in x.partitions)),
+    ),
     Metric(
         "kafka_marshal.leases",
         "gauge",

@@ -17,6 +17,7 @@ from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine, held_back
 from kafka_marshal.engine.claims.peers import holders
+from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.figures import Histogram
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
@@ -34,7 +35,7 @@ from kafka_marshal.metrics.rows import (
 )
 from kafka_marshal.types import Key
 from rationalizer import Progress, intervals
-from rationalizer.holes import Hole, lag_of
+from rationalizer.holes import NO_OWNER, Hole, lag_of
 
 if TYPE_CHECKING:
     from kafka_marshal.client.base import Membership
@@ -105,7 +106,7 @@ class Meter:
             messages=self._messages(),
             done_too_late=sum(sum(list(each._engine.delivery.ignored_done.values())) for each in list(self._consumers)),
             held_back=len(health.held_back),
-            parked_messages=sum(one.in_hand for one in health.held_back),
+            held_back_messages=sum(one.in_hand for one in health.held_back),
             handlers_running=sum(each.running for each in lanes),
             failures=tuple(Failures(*what, count) for what, count in sorted(failures.items())),
             retries=tuple(TopicCount(topic, count) for topic, count in sorted(retries.items())),
@@ -173,7 +174,8 @@ class Meter:
                 lease = assignment.lease
                 if not lease.held:
                     continue
-                offset, end, lag = _lag(assignment, _log_end(consumer, key), engine.source.view.open(key))
+                holes = engine.source.view.open(key)
+                offset, end, lag = _lag(assignment, _log_end(consumer, key), holes)
                 since = None if lag is None else self._since(key, assignment, offset, lag, wall)
                 if since is not None and lag:
                     oldest[key] = (offset, since)
@@ -189,6 +191,10 @@ class Meter:
                         buffered=assignment.buffer.size + ahead,
                         lease_remaining_seconds=max(0.0, lease.proven_until - now) / 1000,
                         held_back=key in waiting,
+                        parked=sum(hole.is_parked for hole in holes),
+                        waiting=sum(hole.last - hole.first + 1 for hole in holes if hole.is_free),
+                        acquired=sum(hole.last - hole.first + 1 for hole in holes if hole.owner != NO_OWNER),
+                        shared=isinstance(lease, ShareLease),
                     )
                 )
         self._oldest = oldest

@@ -43,6 +43,12 @@ class PartitionMetrics(NamedTuple):
     lease_remaining_seconds: float
     #: Its progress waits for one message (``health().held_back``).
     held_back: bool
+    #: Messages that are set aside, that wait for their next try, and that are in a worker's batch (any member's).
+    parked: int = 0
+    waiting: int = 0
+    acquired: int = 0
+    #: Others may share it with this member.
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ class Metrics:
     done_too_late: int
     #: Partitions whose progress waits for one message, and the number of their messages in flight.
     held_back: int
-    parked_messages: int
+    held_back_messages: int
     #: Handlers of ``run`` that are running.
     handlers_running: int
     #: Failed tries of ``run``, retried messages, and dead letters.
