@@ -24,10 +24,9 @@ from kafka_marshal.observe.rows import (
     evicted_text,
     partitions_held,
     partitions_of,
-    process_cells,
-    process_json,
     span_text,
 )
+from kafka_marshal.observe.sharers import process_cells, process_json
 from kafka_marshal.observe.text import clock_text, count, number, span, time_text
 
 if TYPE_CHECKING:

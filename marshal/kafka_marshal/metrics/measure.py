@@ -174,8 +174,9 @@ class Meter:
                 lease = assignment.lease
                 if not lease.held:
                     continue
-                holes = engine.source.view.open(key)
-                offset, end, lag = _lag(assignment, _log_end(consumer, key), holes)
+                offset, end, lag = _lag(assignment, _log_end(consumer, key), engine.source.view.open(key))
+                progress = engine.source.view.progress(key)
+                holes = [] if progress is None else progress.open
                 since = None if lag is None else self._since(key, assignment, offset, lag, wall)
                 if since is not None and lag:
                     oldest[key] = (offset, since)

@@ -38,8 +38,6 @@ __all__ = [
     "partitions_held",
     "partitions_of",
     "place_text",
-    "process_cells",
-    "process_json",
     "seen_text",
     "span_text",
     "state_of",
@@ -109,16 +107,6 @@ def place_text(partition: int, lo: int, hi: int) -> str:
         return str(partition)
     first, last = (round(100 * at / (MAX_KEY_HASH + 1)) for at in (lo, hi + 1))
     return f"{partition} ({first}-{last}%)"
-
-
-def process_cells(runs_at: Instance | None) -> list[str]:
-    """Host, process and release of a worker, as cells of a table."""
-    return ["-"] * 3 if runs_at is None else [runs_at.host, str(runs_at.pid), runs_at.release]
-
-
-def process_json(runs_at: Instance | None) -> dict[str, object]:
-    """Host, process and release of a worker, as JSON."""
-    return {name: getattr(runs_at, name, None) for name in ("host", "pid", "release")}
 
 
 @dataclass(frozen=True, slots=True)

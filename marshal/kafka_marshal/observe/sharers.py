@@ -1,4 +1,4 @@
-"""Workers that share a partition, each as the row of a lease would show it."""
+"""Workers in words and rows: where they run, and those that share a partition."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from rationalizer.limits import MAX_KEY_HASH
 
 if TYPE_CHECKING:
+    from kafka_marshal.instance import Instance
     from kafka_marshal.types import OpenMessages, Sharer
 
-__all__ = ["names_of", "parts_of"]
+__all__ = ["names_of", "parts_of", "process_cells", "process_json"]
 
 #: The most names in a cell of a table.
 _LISTED = 3
@@ -47,3 +48,13 @@ def parts_of(sharers: Sequence[Sharer], silence_ms: int, held: Sequence[OpenMess
         }
         for each, lo, hi in zip(sharers, ends, ends[1:], strict=False)
     ]
+
+
+def process_cells(runs_at: Instance | None) -> list[str]:
+    """Host, process and release of a worker, as cells of a table."""
+    return ["-"] * 3 if runs_at is None else [runs_at.host, str(runs_at.pid), runs_at.release]
+
+
+def process_json(runs_at: Instance | None) -> dict[str, object]:
+    """Host, process and release of a worker, as JSON."""
+    return {name: getattr(runs_at, name, None) for name in ("host", "pid", "release")}
