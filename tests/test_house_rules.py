@@ -465,6 +465,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (29, 15),
     "kafka_marshal.adapters.memory.cluster.MemoryCluster": (27, 4),
     "kafka_marshal.admin.client.Admin": (28, 6),
+    "kafka_marshal.client.aio.Consumer": (28, 5),
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.aio.Consumer": (26, 5),
     "kafka_marshal.client.consumer.Consumer": (28, 1),

@@ -41,7 +41,7 @@ SHARED = {
     *("run.refused", "run.since", "run.holder", "lanes.handlers", "owner.is_ending", "engine.recorder"),
     *("lanes.open", "lanes.close", "lanes.reopened"),
     # Open messages of a partition: this only looks.
-    *("engine.source.view.open", "self._member.view.open"),
+    *("engine.source.view.open", "self._engine.source.view.open"),
 }
 
 

@@ -7,12 +7,13 @@ import threading
 
 import pytest
 
-from kafka_marshal import ConfigurationError, HeldError, LeaseLostError, Marshal
+from kafka_marshal import ConfigurationError, HeldError, LeaseLostError, Marshal, OpenMessages, Progress
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.errors import ClientReplacedError, ClosedError, ForkedError
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.node.pacing import Pacing
 from rationalizer import ClaimingPartition, ClaimingShare, Heartbeat, Record, SettlingMessages, encode
+from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import HI, Scene, wait_until
 
 
@@ -257,3 +258,16 @@ def test_h1_what_is_set_aside_is_in_nobodys_way_and_what_is_open_is(passed: bool
         else:
             with pytest.raises(ConfigurationError, match=r"open in it \(offset 5\)"):
                 marshal.claim("t", 0, timeout=5)
+
+
+def test_h1_a_claiming_consumer_sees_what_is_open_and_who_has_it() -> None:
+    left = Left()
+    mine = left.append(ClaimingShare(*B, *PLACE, 600_000, start=0))
+    left.append(SettlingMessages(*B, *PLACE, mine, SEEN, take=(5, 9, False)))
+    left.append(SettlingMessages(*B, *PLACE, mine, SEEN, ((0, 1),), parked=((2, 8, 1, "Bad"),)))
+    with left.marshal() as marshal, marshal.consumer(["t"]) as consumer:
+        (found,) = consumer.committed([PLACE], ranges=True)
+        assert (found.offset, found.stable, found.keys, found.ranges) == (3, 4, ((0, MAX_KEY_HASH, 4),), ())
+        assert found.open == (OpenMessages(2, 2, 1, None, "Bad", 8), OpenMessages(3, 4, 1, "b", None, None))
+        assert consumer.committed([PLACE]) == [(*PLACE, 3, -1)]
+        assert consumer.committed([("t", 7)], ranges=True) == [Progress(-1, None, (), ())]

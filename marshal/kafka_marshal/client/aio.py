@@ -452,6 +452,19 @@ class Consumer(Generic[C]):
         """The next offset to be delivered, of each assigned partition."""
         return await self._calls(self.sync.position)
 
+    @overload
+    async def committed(self, partitions: Sequence[Any], ranges: Literal[False] = False) -> list[TopicPartition]: ...
+
+    @overload
+    async def committed(self, partitions: Sequence[Any], ranges: Literal[True]) -> list[Progress]: ...
+
+    async def committed(self, partitions: Sequence[Any], ranges: bool = False) -> list[TopicPartition] | list[Progress]:
+        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
+
+        ``ranges=True``: all that is done of each, and which messages are open or set aside.
+        """
+        return await self._calls(lambda: self.sync.committed(partitions, ranges))  # type: ignore[call-overload]
+
     async def pause(self, partitions: Sequence[Any] | None = None) -> None:
         """Deliver nothing of these partitions (None: of all assigned now) until ``resume``."""
         await self._calls(self.sync.pause, partitions)
@@ -501,19 +514,6 @@ class GroupConsumer(Consumer[plain_group.GroupConsumer]):
     async def pieces(self) -> list[Piece]:
         """What this member works on, sorted."""
         return await self._calls(self.sync.pieces)
-
-    @overload
-    async def committed(self, partitions: Sequence[Any], ranges: Literal[False] = False) -> list[TopicPartition]: ...
-
-    @overload
-    async def committed(self, partitions: Sequence[Any], ranges: Literal[True]) -> list[Progress]: ...
-
-    async def committed(self, partitions: Sequence[Any], ranges: bool = False) -> list[TopicPartition] | list[Progress]:
-        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
-
-        ``ranges=True``: all that is done of each, and which messages are open or set aside.
-        """
-        return await self._calls(lambda: self.sync.committed(partitions, ranges))  # type: ignore[call-overload]
 
     async def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
         """When this returns, the log has all that is done of this member's pieces."""

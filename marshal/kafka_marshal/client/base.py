@@ -26,6 +26,7 @@ from kafka_marshal.client.closing import (
     end_all,
     late_text,
 )
+from kafka_marshal.client.committed import ShowsCommitted
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import ConsumerOptions
@@ -92,7 +93,7 @@ def _partition(piece: Piece, callback: Callback) -> TopicPartition:
     return TopicPartition(*piece.key, piece.position, piece.token)
 
 
-class Membership(OneProcess, WithBlock, Generic[S]):
+class Membership(ShowsCommitted, OneProcess, WithBlock, Generic[S]):
     """A consumer of some kind (S: the class passed to its callbacks). Made on our threads; any thread may call it.
 
     Two objects share one state: the user has the handle, our threads have the other (see ``.dropped``).

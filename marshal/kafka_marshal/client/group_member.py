@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Literal, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple
 
 from kafka_marshal import arguments
 from kafka_marshal.client.checkpointing import CheckpointingMember
 from kafka_marshal.client.options import ConsumerOptions
 from kafka_marshal.client.state_calls import StateCalls
-from kafka_marshal.client.view import open_messages
 from kafka_marshal.engine import effects
 from kafka_marshal.engine.consumer_inputs import Commit
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.work.assignment import REPORTING, Assignment
-from kafka_marshal.engine.work.topic_mark import split
 from kafka_marshal.engine.work.tracker import beyond
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.logs import Event, log
 from kafka_marshal.node.driver import Driver
-from kafka_marshal.types import Key, Progress, TopicPartition
+from kafka_marshal.types import Key
 from rationalizer import Outcome
-from rationalizer.holes import first_open
 
 __all__ = ["GroupMember", "Piece"]
 
@@ -119,27 +115,6 @@ class GroupMember(CheckpointingMember):
         """What this member works on, sorted."""
         return self._look(self._pieces)
 
-    @overload
-    def committed(
-        self, partitions: Sequence[Key | TopicPartition], ranges: Literal[False] = False
-    ) -> list[TopicPartition]: ...
-
-    @overload
-    def committed(self, partitions: Sequence[Key | TopicPartition], ranges: Literal[True]) -> list[Progress]: ...
-
-    def committed(
-        self, partitions: Sequence[Key | TopicPartition], ranges: bool = False
-    ) -> list[TopicPartition] | list[Progress]:
-        """Of each, what the group reads next (−1: it has not begun), and this member's epoch (−1: it has none).
-
-        That is the next offset that is not done, or the first message below it that waits for another try.
-        ``ranges=True``: all that is done of each, and which messages are open or set aside.
-        """
-        keys = arguments.partitions("partitions", partitions)
-        if arguments.a_flag("ranges", ranges):
-            return self._look(lambda now: [self._progress(key) for key in keys])
-        return self._look(lambda now: [self._committed(key) for key in keys])
-
     def commit(self, timeout: float = COMMIT_TIMEOUT_S) -> None:
         """When this returns, the log has all that is done of this member's pieces.
 
@@ -160,22 +135,9 @@ class GroupMember(CheckpointingMember):
         held = self._member.pieces.values()
         return sorted(Piece(*piece.key, *piece.span, piece.epoch, piece.stopped) for piece in held)
 
-    def _committed(self, key: Key) -> TopicPartition:
-        progress, piece = self._member.view.progress(key), self._member.pieces.get(key)
-        offset = -1 if progress is None else first_open(progress.stable + 1, self._member.view.open(key))
-        return TopicPartition(*key, offset, -1 if piece is None else piece.epoch)
-
-    def _progress(self, key: Key) -> Progress:
-        done = self._member.view.whole_progress(key)
-        if done is None:
-            return Progress(-1, None, (), ())
-        return Progress(
-            first_open(done.stable + 1, done.open),
-            _or_none(done.stable),
-            tuple((lo, hi, _or_none(through)) for lo, hi, through in done.done_through),
-            tuple((first, last) for first, last in split(done.ranges).ranges),
-            open_messages(done.open),
-        )
+    def _epoch_of(self, key: Key) -> int:
+        piece = self._member.pieces.get(key)
+        return -1 if piece is None else piece.epoch
 
     def _carry_out_commit(self, timeout: float) -> None:
         with self._driver.locked():
@@ -201,7 +163,3 @@ class GroupMember(CheckpointingMember):
         is_reported = assignment.stage in REPORTING and assignment.lease.held and not self._engine.at_most_once
         progress = self._member.view.progress(assignment.key)
         return is_reported and progress is not None and bool(beyond(assignment.tracker.done.ranges, progress.ranges))
-
-
-def _or_none(offset: int) -> int | None:
-    return None if offset < 0 else offset
