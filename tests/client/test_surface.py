@@ -513,7 +513,20 @@ def test_help_and_reprs_say_what_there_is(marshal: Marshal, cluster: MemoryClust
         assert all(f"{name}" in (kind.__doc__ or "").partition("Attributes:")[2] for name in names)
     public = {name for name in dir(Consumer) if not name.startswith("_")}
     assert public == {
-        *("assignment", "batches", "close", "committed", "consume", "done", "gaps", "ignored_done", "pause", "poll", "position"),
+        *(
+            "assignment",
+            "batches",
+            "close",
+            "committed",
+            "consume",
+            "done",
+            "gaps",
+            "ignored_done",
+            "park",
+            "pause",
+            "poll",
+            "position",
+        ),
         *("lost_positions", "resume", "run", "seek", "stop", "stopping", "stuck", "transaction"),
         "unprocessed",
     }
