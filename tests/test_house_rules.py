@@ -467,7 +467,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.admin.client.Admin": (28, 6),
     "kafka_marshal.client.aio.Consumer": (29, 5),
     "kafka_marshal.client.base.Membership": (33, 14),
-    "kafka_marshal.client.aio.Consumer": (26, 5),
     "kafka_marshal.client.consumer.Consumer": (28, 1),
     "kafka_marshal.client.fetching.FetchingConsumer": (27, 9),
     "kafka_marshal.client.tries.Tries": (24, 16),
