@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Balanced, ConfigurationError
+from kafka_marshal import Balanced, ConfigurationError, Retry
 from tests.client.conftest import Scene, Worker, wait_until
 
 MESSAGES = 200
@@ -75,6 +75,8 @@ def test_what_contradicts_shared_batches_is_refused_with_what_to_do(scene: Scene
         for order in ("key", "partition"):
             with pytest.raises(ConfigurationError, match="order='none'"):
                 consumer.run(print, order=order)
+        with pytest.raises(ConfigurationError, match="durable=True"):
+            consumer.run(print, retry=Retry(durable=True))
         for call in (consumer.poll, consumer.consume, consumer.__iter__):
             with pytest.raises(ConfigurationError, match="Use batches"):
                 call()

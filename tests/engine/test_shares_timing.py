@@ -40,9 +40,13 @@ def test_few_messages_linger_from_the_moment_when_the_oldest_was_free() -> None:
     assert worth_it_at(free(1), SPEED, NEVER) == 1_000.0 + LINGER_MS
 
 
-def test_with_as_many_messages_as_idle_sharers_nobody_waits() -> None:
-    assert drawn_wait(free(16, 16, 16), SPEED, 1.0) == 0.0
-    assert drawn_wait(free(17, 16, 16), SPEED, 1.0) == 0.0
+def test_with_as_many_batches_as_idle_sharers_nobody_waits() -> None:
+    assert drawn_wait(free(16 * 10, 16, 16), SPEED, 1.0) == 0.0
+    assert drawn_wait(free(1_000, 16, 16), SPEED, 1.0) == 0.0
+
+
+def test_messages_that_one_take_gets_are_one_batch_however_many() -> None:
+    assert drawn_wait(free(10, 16, 16), SPEED, 1.0) == drawn_wait(free(1, 16, 16), SPEED, 1.0) == 150.0
 
 
 @pytest.mark.parametrize(("draw", "wait"), [(0.0, 0.0), (0.5, 75.0), (1.0, 150.0)])

@@ -452,7 +452,7 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.Heard: lambda consumer, now: consumer.delivery.heard(now),
     given.Done: lambda consumer, *of: consumer.delivery.done(*of),
     given.DoneRun: lambda consumer, *of: consumer.delivery.done_run(*of),
-    given.Park: ConsumerEngine.park,
+    given.Park: lambda consumer, *of: consumer.park(*of),
     given.UndoRun: lambda consumer, *of: consumer.delivery.undo_run(*of),
     given.WantBatches: lambda consumer, *of: consumer.wants(*of),
     given.GiveBackRun: lambda consumer, *of: consumer.delivery.give_back_run(*of),

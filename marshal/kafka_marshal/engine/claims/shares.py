@@ -169,6 +169,7 @@ class ShareSource(ClaimsClient):
             for key in self._work.subscription.partitions
             if key not in parts and key not in blocked and not self.is_taken(key) and self._may_claim(key, now)
         ]
+        self._claim_at = {key: at for key, at in self._claim_at.items() if at > now}
         room = self._most() - len(parts)
         for key in sorted(open_now, key=self._sharers)[: max(0, room)]:
             if self.view.closed(self._peers.cp_of(key), now):
@@ -210,7 +211,7 @@ class ShareSource(ClaimsClient):
     def deadline(self, now: float) -> float:
         if self.failure is not None or not self._work.takes_on or self.lets_all_go():
             return inf
-        return now if self._is_dirty else self._next_claim()
+        return self._next_claim()
 
 
 #: Code of a refused claim → the warning, once for each partition.

@@ -181,6 +181,7 @@ class SharedAssignment(Assignment):
         assert given is not None  # can_hand_out
         if given.begun_at is None:
             given.begun_at = now
+        self.consumer.taking.pace.begun(now)
         messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
         return BatchRun(self, messages, covers_from, iterating, now, given)
 

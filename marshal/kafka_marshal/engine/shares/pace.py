@@ -43,11 +43,16 @@ class Pace:
         self._looked_at, self._was_busy = now, in_hand > 0
         found = done - self._done_at_start
         if self._busy_ms < MEASURED_MS or not found:
-            if self._busy_ms * self._rate > 2 * max(1, found):  # slower than it was
+            if self._busy_ms * self._rate > 2 * (found + in_hand):  # a batch may be reported as a whole, at its end
                 self._rate = max(1, found) / self._busy_ms
             return
         self._rate += (found / self._busy_ms - self._rate) / 2
         self._busy_ms, self._done_at_start = 0.0, done
+
+    def begun(self, now: float) -> None:
+        """Messages are in flight from now on."""
+        if not self._was_busy:
+            self._looked_at, self._was_busy = now, True
 
     def answered(self, took_ms: float) -> None:
         """The log answered a record after this time (ms)."""

@@ -64,10 +64,12 @@ def worth_it_at(free: Free, speed: Speed, taken_at: float) -> float:
 
 
 def drawn_wait(free: Free, speed: Speed, draw: float) -> float:
-    """How long (ms) to wait, and look again, so that not all take at once; draw: 0 … 1."""
-    if free.messages >= free.idle:
-        return 0.0
-    return draw * 2.0 * speed.answer_ms * (free.idle / max(1, free.messages) - 1.0)
+    """How long (ms) to wait, and look again, so that not all take at once; draw: 0 … 1.
+
+    What counts is how many batches are free: if one take leaves nothing, all others would write for nothing.
+    """
+    batches = free.messages / count(free, speed)
+    return draw * 2.0 * speed.answer_ms * max(0.0, free.idle / max(1.0, batches) - 1.0)
 
 
 def count(free: Free, speed: Speed) -> int:

@@ -1,0 +1,297 @@
+"""Shares by batches, one situation after the other, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from kafka_marshal.engine import inputs
+from kafka_marshal.engine import share_inputs as given
+from kafka_marshal.engine.settings import SharingOptions
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
+from kafka_marshal.engine.work.run import offset_of
+from rationalizer import ClaimingPartition, ClaimingShare, HeartbeatBatch, ReleasingPartition, SettlingMessages
+from rationalizer.holes import Hole
+from tests.engine.harness import HI, Member, Net
+from tests.engine.sharers import TOPIC, shared_net
+
+T0 = (TOPIC, 0)
+
+
+def sharer(net: Net, name: str, **options: object) -> Member:
+    member = net.member(name)
+    member.consumer(TOPIC, sharing=SharingOptions(**options))  # type: ignore[arg-type]
+    return member
+
+
+def of(member: Member) -> SharedConsumer:
+    return cast("SharedConsumer", member.consumers[0])
+
+
+def batch(net: Net, member: Member) -> BatchRun:
+    """The next batch that this member gets."""
+    found: list[Any] = []
+
+    def got() -> bool:
+        member.fetch(50)
+        found.append(member.take(1_000))
+        member.settle()
+        return found[-1] is not None
+
+    net.run_until(got)
+    return cast("BatchRun", found[-1])
+
+
+def holes(net: Net, key: tuple[str, int] = T0) -> list[Hole]:
+    return net.world(key).progress.open
+
+
+def offsets(run: BatchRun) -> list[int]:
+    return [offset_of(message) for message in run.messages]
+
+
+def test_a_batch_has_a_token_and_counts_deliveries() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    assert (offsets(run), run.attempts) == (list(range(10)), 1)
+    assert [(x.first, x.last, x.since, x.attempts) for x in holes(net)] == [(0, 9, run.token, 1)]
+    a.done_run(run)
+    net.run(HI)
+    assert (holes(net), net.world(T0).progress.stable) == ([], 9)
+
+
+def test_what_a_killed_sharer_had_comes_again_with_a_larger_token() -> None:
+    net = shared_net(end=10)
+    a, b = sharer(net, "a"), sharer(net, "b")
+    first = batch(net, a)
+    a.kill()
+    second = batch(net, b)
+    assert set(offsets(second)) <= set(offsets(first))
+    assert (second.attempts, second.token > first.token) == (2, True)
+
+
+def test_after_an_outage_of_all_nothing_comes_again() -> None:
+    net = shared_net(end=40)
+    sharers = [sharer(net, name) for name in ("a", "b")]
+    runs = [batch(net, member) for member in sharers]
+    for member in sharers:
+        member.drop_appends = True
+    net.run(5 * HI)
+    assert [member.can_hand_out(T0) for member in sharers] == [False, False], "T4"
+    for member in sharers:
+        member.drop_appends = False
+    for member, run in zip(sharers, runs, strict=True):
+        member.done_run(run)
+    net.run(2 * HI)
+    assert all(hole.attempts == 1 for hole in holes(net))
+    assert set(offsets(runs[0])).isdisjoint(offsets(runs[1]))
+    again = {offset for hole in holes(net) for offset in range(hole.first, hole.last + 1)}
+    assert again.isdisjoint(offsets(runs[0]) + offsets(runs[1]))
+
+
+def test_a_stopped_sharer_whose_batch_was_taken_reports_nothing_and_shares_again() -> None:
+    net = shared_net(end=10)
+    a, b = sharer(net, "a"), sharer(net, "b")
+    run = batch(net, a)
+    a.paused = True
+    again = batch(net, b)
+    a.paused = False
+    a.turn()
+    a.done_run(run)
+    net.run(HI)
+    held = {x.owner for x in holes(net) if x.first <= offsets(again)[0] <= x.last}
+    assert held == {b.lease(T0).epoch}, "the late done has no effect"
+    net.run_until(lambda: a.held() == [T0])
+
+
+def test_what_is_given_back_counts_as_a_delivery_and_others_get_it() -> None:
+    net = shared_net(end=3)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.settle()
+    assert a.take() is None, "it is not begun before the log shows that it is free"
+    assert batch(net, a).attempts == 2
+
+
+def test_a_parked_message_is_set_aside_with_its_reason_and_the_rest_is_done() -> None:
+    net = shared_net(end=5)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    a.engine.take(given.ParkMessage(of(a).number, run, 2, 77, "Bad"), a.clock())
+    for message in [message for message in run.messages if offset_of(message) != 2]:
+        a.done(message)
+    net.run(HI)
+    assert [(x.first, x.last, x.key_hash, x.reason) for x in holes(net)] == [(2, 2, 77, "Bad")]
+
+
+def test_after_two_takers_messages_come_one_by_one_and_alone_and_after_five_they_are_set_aside() -> None:
+    net = shared_net(end=2)
+    a = sharer(net, "a")
+    for number in (1, 2):
+        run = batch(net, a)
+        assert (len(run.messages), run.attempts) == (2, number)
+        a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+        a.settle()
+    alone = batch(net, a)
+    assert (offsets(alone), alone.attempts) == ([0], 3)
+    net.data[T0].end = 30
+    net.run(HI)
+    a.fetch()
+    assert a.take() is None, "nothing else is in flight with it"
+    for number in (3, 4, 5):
+        assert alone.attempts == number
+        a.engine.take(given.GiveBackRun(of(a).number, alone), a.clock())
+        a.settle()
+        alone = batch(net, a)
+    assert offsets(alone) != [0]
+    net.run(HI)
+    assert [(x.first, x.reason) for x in holes(net) if x.is_parked] == [(0, "CRASHED")]
+
+
+def test_at_its_end_a_sharer_settles_what_is_done_and_gives_back_what_has_not_begun() -> None:
+    net = shared_net(end=200)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    while len(of(a).assignments[T0].desk.given) < 2:  # type: ignore[attr-defined]
+        net.tick()
+        a.fetch(50)
+        a.settle()
+    a.done_run(run)
+    a.close()
+    net.run(HI)
+    assert net.world(T0).shares is None
+    assert [(x.owner, x.attempts) for x in holes(net)] == [(-1, 0)], "the batch taken ahead was never begun"
+    kinds = [type(record) for record in net.records(client_id="a")]
+    assert kinds.index(ReleasingPartition) > max(i for i, kind in enumerate(kinds) if kind is SettlingMessages)
+
+
+def test_a_lost_last_settle_is_sent_again_before_the_release() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    a.done_run(batch(net, a))
+    a.drop_if = lambda record: isinstance(record, SettlingMessages)
+    a.close()
+    net.run(HI / 4)
+    assert net.records(ReleasingPartition) == []
+    a.drop_if = lambda record: False
+    net.run(2 * HI)
+    assert (holes(net), net.world(T0).shares) == ([], None)
+
+
+def test_a_pause_of_the_group_ends_the_shares_and_they_begin_again() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    a.done_run(batch(net, a))
+    net.pause(4 * HI)
+    net.run_until(lambda: not a.held())
+    assert (holes(net), net.world(T0).shares) == ([], None)
+    net.pause(0)
+    net.data[T0].end = 20
+    assert offsets(batch(net, a)) == list(range(10, 20))
+
+
+def test_a_drained_sharer_gives_back_its_batches_and_claims_no_more() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    net.run_until(lambda: a.held())
+    a.engine.leases.drain("operator")
+    net.run(3 * HI)
+    assert (a.held(), net.world(T0).shares) == ([], None)
+
+
+def test_one_that_holds_the_partition_whole_is_waited_for_and_named_once() -> None:
+    net = shared_net(end=10)
+    other = net.member("whole")
+    other.consumer(TOPIC)
+    net.run_until(lambda: other.held() == [T0])
+    a = sharer(net, "a")
+    net.run(4 * HI)
+    assert a.held() == []
+    assert [text for text in a.warnings if "without shared_batches=True" in text] == a.warnings[:1]
+    assert len(net.records(ClaimingPartition, "a")) == 0
+    other.close()
+    net.run_until(lambda: a.held() == [T0])
+
+
+def test_all_shares_beat_in_one_record_and_there_are_at_most_so_many() -> None:
+    net = shared_net(partitions=6)
+    a = sharer(net, "a", max_shares=4)
+    b = sharer(net, "b", max_shares=4)
+    net.run(4 * HI)
+    assert [len(member.held()) for member in (a, b)] == [6, 6], "twice the partitions for each worker"
+    assert {len(record.entries) for record in net.records(HeartbeatBatch, "a", since=int(net.now) - HI)} == {6}  # type: ignore[attr-defined]
+
+
+def test_the_group_begins_where_start_says_and_only_once() -> None:
+    net = shared_net(end=100)
+    a = net.member("a")
+    a.consumer(TOPIC, sharing=SharingOptions(), start="latest")
+    net.run_until(lambda: a.held())
+    assert [record.start for record in net.records(ClaimingShare)] == [100]  # type: ignore[attr-defined]
+    net.data[T0].end = 105
+    assert offsets(batch(net, a)) == [100, 101, 102, 103, 104]
+
+
+def test_what_retention_took_is_settled_and_reported() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    a.done_run(batch(net, a))
+    net.run(HI)
+    a.close()
+    net.run(HI)
+    net.data[T0].start = net.data[T0].end = 50
+    net.data[T0].end = 60
+    b = sharer(net, "b")
+    run = batch(net, b)
+    while offsets(run) and offsets(run)[0] < 50:
+        run = batch(net, b)
+    assert offsets(run)[0] == 50
+    assert of(b).positions.gaps == [(T0, 10, 49)]
+    b.done_run(run)
+    net.run(HI)
+    assert [x for x in holes(net) if x.last < 50] == []
+
+
+def test_offsets_that_kafka_never_delivers_are_settled_with_their_batch() -> None:
+    net = shared_net(end=10, missing=[0, 4, 9])
+    a = sharer(net, "a")
+    net.run_until(lambda: a.held())
+    run = batch(net, a)
+    assert offsets(run) == [1, 2, 3, 5, 6, 7, 8]
+    a.engine.take(inputs.Step(), a.clock())
+    a.done_run(run)
+    net.run(HI)
+    left = [(x.first, x.last) for x in holes(net)]
+    assert left in ([], [(9, 9)]), "the last offset is known as missing when the reader passes it"
+
+
+def test_at_most_once_what_the_log_gives_is_done_and_what_is_not_delivered_is_reported() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a", at_most_once=True)
+    run = batch(net, a)
+    assert offsets(run) == list(range(10))
+    assert (holes(net), net.world(T0).progress.stable) == ([], 9)
+    net.data[T0].end = 20
+    a.done_run(run)
+    while net.world(T0).progress.stable < 19:
+        net.tick()
+        a.fetch(50)
+        a.settle()
+    a.close()
+    net.run(HI)
+    assert of(a).delivery.grants.unprocessed == [(*T0, 10, 19)]
+
+
+def test_a_take_that_was_lost_is_repeated_and_one_that_was_written_twice_takes_once() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    net.run_until(lambda: a.held())
+    a.drop_if = lambda record: isinstance(record, SettlingMessages)
+    a.fetch()
+    net.run(HI)
+    a.drop_if = lambda record: False
+    a.duplicate = True
+    run = batch(net, a)
+    assert offsets(run) == list(range(10))
+    assert len(holes(net)) == 1
