@@ -156,7 +156,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (5, 680),
     "cli": (31, 8_000),
     "client": (49, 10_250),
-    "engine": (89, 18_500),
+    "engine": (90, 18_750),
     "kafka_marshal": (19, 2_850),
     "metrics": (8, 1_770),
     "node": (30, 4_680),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (505, 103_700)
+MOST_OF_ALL = (506, 104_000)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -478,11 +478,11 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.groups.client.GroupClient": (29, 20),
     "kafka_marshal.engine.groups.member.Membership": (28, 18),
     "kafka_marshal.engine.groups.pieces.HeldPiece": (9, 21),
-    "kafka_marshal.engine.work.assignment.Assignment": (34, 16),
-    "kafka_marshal.engine.work.consumer.ConsumerEngine": (36, 18),
+    "kafka_marshal.engine.work.assignment.Assignment": (35, 17),
+    "kafka_marshal.engine.work.consumer.ConsumerEngine": (38, 18),
     "kafka_marshal.engine.work.delivery.Delivery": (33, 15),
-    "kafka_marshal.engine.work.in_lanes.InLanes": (31, 7),
-    "kafka_marshal.engine.work.lanes.Lanes": (31, 16),
+    "kafka_marshal.engine.work.in_lanes.InLanes": (35, 7),
+    "kafka_marshal.engine.work.lanes.Lanes": (37, 19),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),

@@ -28,6 +28,9 @@ def say(what: str, message: Any = None) -> None:
 
 def handle(message: Any) -> None:
     say("begin", message)
+    if message.key() == b"killer":
+        never.wait(0.05)
+        os.kill(pid, signal.SIGKILL)
     never.wait(rng.uniform(0.0005, arguments["longest_s"]))
     if rng.random() < arguments["failing"]:
         say("failed", message)
@@ -55,5 +58,6 @@ with Marshal(
     )
     say("started")
     with consumer:
-        consumer.run(handle, concurrency=8, order="key", retry=Retry(100, (0.002, 0.02)))
+        retry = Retry(arguments.get("attempts", 100), (0.002, 0.02))
+        consumer.run(handle, concurrency=8, order="key", retry=retry, park=arguments.get("park", False))
 say("closed")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kafka_marshal import Admin, Attempt, ConfigurationError, Retry
-from tests.client.conftest import wait_until
+from tests.client.conftest import Worker, wait_until
 from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, crew, done_of, places, publish
 
 __all__ = ["crew"]
@@ -152,3 +153,27 @@ def test_a_program_sets_a_message_aside_by_hand(crew: Crew, way: str) -> None:
     take(1)
     wait_until(lambda: parked(crew, topic) == [])
     assert got == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("deaths", [2, pytest.param(6, marks=pytest.mark.campaign)])
+def test_a_message_that_kills_its_process_is_set_aside_and_no_neighbour_is(
+    crew: Crew, tmp_path: Path, deaths: int
+) -> None:
+    """A restarted worker takes its leases over at once, so each death costs a start of a process."""
+    topic = crew.topic(1)
+    publish(crew, topic, ["a", "killer", "b", "c"])
+
+    def start() -> Worker:
+        return Worker(crew, "w", topic, tmp_path, "run_worker.py", longest_s=0.6, failing=0.0, park=True, attempts=5)
+
+    for _ in range(deaths):
+        worker = start()
+        assert worker.process.wait(20) < 0
+    if deaths == 2:
+        assert (1, 1, None) in parked(crew, topic)  # the second try was logged before it began
+        return
+    worker = start()
+    try:
+        wait_until(lambda: parked(crew, topic) == [(1, 5, "CRASHED")])
+    finally:
+        worker.terminate()

@@ -41,6 +41,9 @@ from kafka_marshal.logs import log
 
 __all__ = ["Call", "Runner", "carry_out", "finish"]
 
+#: A message of which this many tries have begun, and none has ended, is set aside (or more, as ``Retry`` says).
+MAX_DELIVERIES = 5
+
 #: Messages that are spread over lanes at a time, with the driver's lock held.
 SPREAD = 1_000
 
@@ -149,7 +152,14 @@ class Runner:
                 consumer._take(LanesReturned(consumer._engine.number))
                 grace_ms = 0.0 if timeout is None or not self._options.is_async else timeout
                 lanes = Lanes(order, self._runtime.lock(), consumer._stop_signal, grace_ms)
-            lanes.open(self._call, is_durable=self._options.is_durable)
+            options = self._options
+            attempts = options.retry.attempts
+            lanes.open(
+                self._call,
+                is_durable=options.is_durable,
+                concurrency=options.concurrency,
+                most_tries=None if attempts is None else max(attempts, MAX_DELIVERIES),
+            )
             consumer._take(OpenLanes(consumer._engine.number, lanes))
             return lanes
 

@@ -462,7 +462,7 @@ _OF_A_CONSUMER: dict[type[Input], Callable[..., object]] = {
     given.SettleHand: lambda consumer, *of: consumer.hand.settle(consumer, *of),
     given.LanesReturned: lambda consumer, now: consumer.delivery.in_lanes.returned(now),
     given.OpenLanes: lambda consumer, lanes, _: consumer.delivery.in_lanes.open(lanes),
-    given.Spread: lambda consumer, run, _: consumer.delivery.in_lanes.spread(run),
+    given.Spread: lambda consumer, *of: consumer.spread(*of),
     given.GiveBack: lambda consumer, now: consumer.delivery.give_back(now),
     given.OpenBlocks: lambda consumer, _: consumer.delivery.in_lanes.purgatory.open(),
     given.CloseBlocks: lambda consumer, now: consumer.delivery.in_lanes.purgatory.close(now),

@@ -219,7 +219,7 @@ class Recorder:
             case Grant():
                 return {"grant": self._number(thing.run)}
             case Lanes():
-                return {"lanes": [self._number(thing), thing.order, thing.is_durable]}
+                return {"lanes": [self._number(thing), thing.order, *thing.logging]}
             case Pull():
                 if thing in self._numbers:
                     return {"made": self._numbers[thing]}

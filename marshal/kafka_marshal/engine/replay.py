@@ -229,9 +229,9 @@ class Replay:
             case "grant":
                 return self._grants[written]
             case "lanes":
-                number, order, durable = written
+                number, order, *logging = written
                 lanes = self._numbered.get(number) or self._number(number, Lanes(order, nullcontext(), [], 0.0))
-                lanes.is_durable = durable
+                lanes.is_durable, lanes.concurrency, lanes.most_tries = logging
                 return lanes
             case "pull":
                 number, *made = written
@@ -277,7 +277,7 @@ class Replay:
             return found
         if isinstance(of[0], Run):
             return [of[0].messages[of[0].index(offset) or 0] for offset in found]
-        if name == "with_handlers":
+        if name in ("with_handlers", "hashes"):
             return found
         if name == "_waiting":
             return [_at(of[1], offset) for offset in found]

@@ -181,6 +181,9 @@ class Opening(Protocol):
     def applied(self, assignment: Assignment, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record with these entries was applied. answers: of our own record, what the log says of each."""
 
+    def log_alone(self, now: float) -> None:
+        """Log the try of the next message that is tried alone, right before it begins."""
+
     def send(self, assignment: Assignment, now: float) -> None:
         """Send what the log does not show, with a heartbeat or before a release."""
 
@@ -251,6 +254,9 @@ class Mover(Protocol):
 
     def skip(self, assignment: Assignment, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again."""
+
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
 
 
 class Grant:
@@ -338,6 +344,7 @@ class Assignment:
         "told",
         "tracker",
         "user_paused",
+        "wary",
         "watch",
     )
 
@@ -363,6 +370,9 @@ class Assignment:
         #: on_assign was called, or would have been.
         self.shown: bool = False
         self.user_paused: bool = False
+        #: How many messages are still to be logged before their first try: an earlier owner may have died of one (U1).
+        #: None: as many as there are handlers.
+        self.wary: int | None = None
 
     def enter(self, stage: Stage) -> None:
         """Move to another stage; see ``MOVES``."""
@@ -480,6 +490,10 @@ class Assignment:
     def skip(self, offset: int) -> None:
         """An operator has set this message aside: no handler gets it again."""
         self.consumer.skip(self, offset)
+
+    def admit(self, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
+        self.consumer.admit(self, offset)
 
     def refetch(self) -> None:
         """Have the reader continue at ``fetch_from``."""

@@ -16,10 +16,11 @@ from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Origin, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage
 from kafka_marshal.engine.work.cutting import Cutting
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
+from kafka_marshal.engine.work.lanes import Lane
 from kafka_marshal.engine.work.positions import Positions
 from kafka_marshal.engine.work.pull import GrantedPull, Pull
 from kafka_marshal.engine.work.ranges import RangeDelivery
@@ -133,6 +134,18 @@ class ConsumerEngine:
         """An operator has set this message aside: no handler gets it again."""
         self.delivery.skip(assignment, offset)
 
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
+        self.delivery.in_lanes.admit(assignment, offset)
+
+    def spread(self, run: Run, now: float) -> list[Lane]:
+        """Spread a run over lanes. Returns those that became ready."""
+        wary = self.settlements.look_after(run, now)
+        ready = self.delivery.in_lanes.spread(run, wary)
+        if wary is not None:
+            self.settlements.send(run.assignment, now)
+        return ready
+
     @property
     def handles_open(self) -> bool:
         """Whether it handles open messages: not in transactions, at most once, nor as ranges (U3, U6)."""
@@ -161,6 +174,7 @@ class ConsumerEngine:
         """Claim a partition; want: called once, with the lease's owner."""
         assignment = Assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
         assignment.origin = Origin(is_first, claims_before)
+        assignment.wary = 0 if is_first else None
         assignment.lease = want(assignment)
         self.assignments[key] = assignment
         self.schedule.look_after(assignment)

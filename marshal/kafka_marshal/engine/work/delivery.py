@@ -106,6 +106,8 @@ class Delivery:
     def heard(self, now: float) -> None:
         """A user's thread has called."""
         self._heard_at = now
+        if self.in_lanes.is_durable:
+            self._consumer.settlements.log_alone(now)
         if self._overdue:
             self._overdue = False
             self._consumer.source.look_again()

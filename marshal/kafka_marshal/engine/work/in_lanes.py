@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.readings import reading
@@ -11,7 +11,7 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.memory import InFlight
-from kafka_marshal.engine.work.open_messages import Try, hash_of
+from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -89,10 +89,14 @@ class InLanes:
         if self.lanes is not None:
             self.lanes.finish(key, is_on)
 
-    def spread(self, run: Run) -> list[Lane]:
+    def spread(self, run: Run, wary: Wary | None = None) -> list[Lane]:
         """Spread a run that was handed out over lanes. Returns the lanes that became ready."""
-        opened = run.assignment.open
-        return self._put(run.assignment, run.into_lanes(), None if opened is None else opened.tried)
+        opened, messages = run.assignment.open, run.into_lanes()
+        tried: Mapping[int, int] | None = None if opened is None else opened.tried
+        if wary is not None:
+            tried = {**(tried or {}), **wary.tried}
+            messages = [message for message in messages if offset_of(message) not in wary.crashed]
+        return self._put(run.assignment, messages, tried, wary)
 
     # What workers change without the shell's lock.
 
@@ -108,9 +112,35 @@ class InLanes:
 
     @reading
     def _put(
-        self, assignment: Assignment, messages: list[Message], tried: Mapping[int, int] | None = None
+        self,
+        assignment: Assignment,
+        messages: list[Message],
+        tried: Mapping[int, int] | None = None,
+        wary: Wary | None = None,
     ) -> list[Lane]:
-        return [] if self.lanes is None else self.lanes.put(assignment, messages, tried)
+        if self.lanes is None:
+            return []
+        if wary is not None:
+            self.lanes.watch(assignment, wary.tried, wary.alone)
+        return self.lanes.put(assignment, messages, tried)
+
+    @reading
+    def hashes(self, messages: Sequence[Message]) -> list[int]:
+        """Where messages lie among the key hashes of their partition."""
+        return [hash_of(message) for message in messages]
+
+    def next_alone(self) -> tuple[str, int, int] | None:
+        """Topic, partition and offset of the message that is tried alone next, when the log has it; None: no such."""
+        return self._next_alone() if self.is_durable else None
+
+    @reading
+    def _next_alone(self) -> tuple[str, int, int] | None:
+        return None if self.lanes is None else self.lanes.next_alone()
+
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
+        if self.lanes is not None:
+            self.lanes.admit(assignment, offset)
 
     @reading
     def _skip(self, assignment: Assignment, offset: int) -> list[Lane]:

@@ -14,14 +14,14 @@ partition comes back to this member, messages of the same key wait for them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.lane import Lane, Partition
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
@@ -103,82 +103,6 @@ def lasting(ms: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-class Lane:
-    """The messages of one key of one partition that are in flight."""
-
-    __slots__ = (
-        *("assignment", "before", "began", "key", "message", "number", "partition", "rest", "running", "since", "turn"),
-    )
-
-    def __init__(self, partition: _Partition, key: Hashable, message: Message) -> None:
-        self.partition: _Partition = partition
-        self.key: Hashable = key
-        #: The first one; None: the lane is over.
-        self.message: Message | None = message
-        #: The assignment of the first one.
-        self.assignment: Assignment = partition.assignment
-        #: Those after it; None: there was never more than one.
-        self.rest: deque[Message] | None = None
-        #: The number of its try that is the next, or under way, without those of earlier owners.
-        self.number: int = 1
-        #: How many tries of it had begun before, as the log shows.
-        self.before: int = 0
-        self.running: bool = False
-        #: How many tries have begun, of all messages of the lane.
-        self.turn: int = 0
-        #: When the first try of the message, and the latest one, began (ms, own clock); 0: none has.
-        self.since: float = 0.0
-        self.began: float = 0.0
-
-
-class _Partition:
-    """The lanes of one partition."""
-
-    __slots__ = (
-        *("assignment", "closes_to", "done_to", "finish_to", "lanes", "parked", "running", "skipped", "started"),
-        *("tried", "up_to"),
-    )
-
-    def __init__(self, assignment: Assignment) -> None:
-        #: The assignment of the messages that wait.
-        self.assignment: Assignment = assignment
-        self.lanes: dict[Hashable, Lane] = {}
-        #: Lanes whose first message is with a handler.
-        self.running: set[Lane] = set()
-        #: Offset → how many tries had begun before, as the log shows.
-        self.tried: dict[int, int] = {}
-        #: Messages with a handler that an operator has set aside: their tries are the last.
-        self.skipped: set[int] = set()
-        #: Lanes whose first message has been tried and is not done.
-        self.started: set[Lane] = set()
-        #: Lanes whose turn came while nothing might be handed out (T4), or only messages below theirs.
-        self.parked: list[Lane] = []
-        #: Tries of messages above this offset do not begin.
-        self.up_to: float = inf
-        #: Tries of messages up to this offset begin though the partition is held up (X13).
-        self.finish_to: int = -1
-        #: The run ends, and tries of messages up to this offset still begin; and the last one that a handler has done.
-        #: (Only of pieces whose cut must have no gaps.)
-        self.closes_to: int = -1
-        self.done_to: int = -1
-
-    def may_begin(self, lane: Lane, offset: int, now: float) -> bool:
-        """Whether a try of this message may begin now."""
-        lease = lane.assignment.lease
-        until = lease.proven_until if offset <= max(self.finish_to, self.closes_to) else lease.hand_out_until
-        return now < until and offset <= self.up_to
-
-    def gaps_to(self) -> int:
-        """The highest offset that is done or with a handler: what waits below it is a gap; −1: nothing is."""
-        beyond = [last for _, last in self.assignment.tracker.done.ranges]
-        return max((self.done_to, *self.with_handlers(self.assignment), *beyond))
-
-    def with_handlers(self, assignment: Assignment) -> list[int]:
-        """The offsets of its messages that handlers have."""
-        messages = (lane.message for lane in self.running if lane.assignment is assignment)
-        return sorted(offset_of(message) for message in messages if message is not None)
-
-
 class Lanes:
     """All lanes of one consumer. Workers call it without another lock, the engine under the shell's lock."""
 
@@ -189,13 +113,18 @@ class Lanes:
         """
         #: Most tries fail: one begins at a time, and none before this (ms, own clock); None: as many as handlers.
         self.next_at: float | None = None
+        #: How many handlers the run has; the most tries that owners begin of a message.
+        self.concurrency: int = 1
+        self.most_tries: int | None = None
+        #: Messages that are tried one after another, with nothing else in flight.
+        self._alone: list[tuple[Key, int]] = []
         #: Tries of the run are logged.
         self.is_durable: bool = False
         self._lock = lock
         self._stop = stop_signal
         self._grace_ms = grace_ms
         self.order = order
-        self._partitions: dict[Key, _Partition] = {}
+        self._partitions: dict[Key, Partition] = {}
         #: Retries to come: (when, a number that breaks ties, lane).
         self._retries: list[tuple[float, int, Lane]] = []
         self._count = 0
@@ -214,11 +143,23 @@ class Lanes:
         #: Messages that failed after their assignments had ended; they will never be done here.
         self.dropped: deque[tuple[Assignment, Message]] = deque()
 
-    def open(self, owner: Owner, *, is_durable: bool = False) -> None:
-        """A run begins; lanes that were ready for the previous one no longer are. is_durable: its tries are logged."""
+    def open(
+        self, owner: Owner, *, is_durable: bool = False, concurrency: int = 1, most_tries: int | None = None
+    ) -> None:
+        """A run begins; lanes that were ready for the previous one no longer are.
+
+        is_durable: its tries are logged. most_tries: a message of which so many have begun, and none has ended, is set
+        aside; None: none is.
+        """
         with self._lock:
             self.owner, self.is_ended, self.ready, self.is_durable = owner, False, 0, is_durable
-            self.next_at = None
+            self.next_at, self.concurrency, self.most_tries = None, concurrency, most_tries
+            self._alone.clear()
+
+    @property
+    def logging(self) -> tuple[bool, int, int | None]:
+        """Whether tries are logged, how many handlers there are, and the most tries that owners begin of a message."""
+        return self.is_durable, self.concurrency, self.most_tries
 
     def close(self, owner: Owner) -> None:
         """This run has ended."""
@@ -242,12 +183,13 @@ class Lanes:
         with self._lock:
             partition = self._partitions.get(assignment.key)
             if partition is None:
-                self._partitions[assignment.key] = partition = _Partition(assignment)
+                self._partitions[assignment.key] = partition = Partition(assignment)
             if partition.assignment is not assignment:
                 partition.assignment = assignment
                 partition.finish_to = partition.closes_to = partition.done_to = -1
                 partition.tried.clear()
                 partition.skipped.clear()
+                partition.unlogged.clear()
             if tried:
                 partition.tried.update(tried)
             lanes = partition.lanes
@@ -278,6 +220,7 @@ class Lanes:
                 return None
             partition, offset = lane.partition, offset_of(message)
             stops = owner.is_ending or (self._stop and offset > partition.closes_to) or self._waits(now)
+            stops = stops or self._is_held_for_others(partition, offset)
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -289,6 +232,41 @@ class Lanes:
             lane.partition.running.add(lane)
             self.running += 1
             return message
+
+    def watch(self, assignment: Assignment, unlogged: Iterable[int], alone: Sequence[int]) -> None:
+        """Begin these messages, which follow, when the log has their tries (``admit``); the last ones alone."""
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            if partition is None or partition.assignment is not assignment:
+                self._partitions[assignment.key] = partition = partition or Partition(assignment)
+                partition.assignment = assignment
+                partition.finish_to = partition.closes_to = partition.done_to = -1
+                partition.tried.clear()
+                partition.skipped.clear()
+                partition.unlogged.clear()
+            partition.unlogged.update(unlogged)
+            self._alone += [(assignment.key, offset) for offset in alone]
+
+    def admit(self, assignment: Assignment, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
+        with self._lock:
+            if (partition := self._partitions.get(assignment.key)) is not None:
+                partition.unlogged.discard(offset)
+
+    def next_alone(self) -> tuple[str, int, int] | None:
+        """The message that is tried alone next, when the log has its try; None: there is none."""
+        with self._lock:
+            if not self._alone or self.running:
+                return None
+            key, offset = self._alone[0]
+            partition = self._partitions.get(key)
+            return (*key, offset) if partition is not None and offset in partition.unlogged else None
+
+    def _is_held_for_others(self, partition: Partition, offset: int) -> bool:
+        """Whether a message waits for one that is tried alone, or, if it is that, for those in flight."""
+        if not self._alone:
+            return False
+        return self._alone[0] != (partition.assignment.key, offset) or self.running > 0
 
     def _waits(self, now: float) -> bool:
         """Whether no try may begin now, since most of them fail."""
@@ -355,6 +333,7 @@ class Lanes:
             lane.partition.running.discard(lane)
             self.running = sum(len(partition.running) for partition in self._partitions.values())
             self.has_returned = True
+            self._end_alone(lane)
             if lane.message is None or lane.partition.lanes.get(lane.key) is not lane:
                 return
             if lane.assignment.over:
@@ -383,6 +362,7 @@ class Lanes:
                         partition.skipped.add(offset)
                         return []
                     self.has_returned = True
+                    self._end_alone(lane)
                     self._retries = [each for each in self._retries if each[2] is not lane]
                     heapify(self._retries)
                     return [lane] if self._drop(lane, self.owner) else []
@@ -432,7 +412,13 @@ class Lanes:
         lane.running = False
         lane.partition.running.discard(lane)
         self.running -= 1
+        self._end_alone(lane)
         return True
+
+    def _end_alone(self, lane: Lane) -> None:
+        """The message of this lane was tried, or is not: others may begin."""
+        if self._alone and lane.message is not None:
+            self._alone = [x for x in self._alone if x != (lane.assignment.key, offset_of(lane.message))]
 
     def due(self, now: float, owner: Owner) -> list[Lane]:
         """Lanes whose retry may begin now."""
@@ -468,6 +454,7 @@ class Lanes:
                         if lane.message is not None:
                             is_open = partition.may_begin(lane, offset_of(lane.message), now)
                             is_open = is_open and not (self.next_at is not None and (found or self._waits(now)))
+                            is_open = is_open and not self._is_held_for_others(partition, offset_of(lane.message))
                             (found if is_open else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
@@ -525,6 +512,8 @@ class Lanes:
             if partition is None or partition.assignment is not assignment:
                 return found
             partition.parked.clear()
+            partition.unlogged.clear()
+            self._alone = [each for each in self._alone if each[0] != assignment.key]
             for lane in list(partition.lanes.values()):
                 if lane.rest:
                     found += lane.rest

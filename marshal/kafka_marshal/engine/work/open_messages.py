@@ -7,7 +7,7 @@ is set aside; its progress passes such an offset only when the log shows it (U4)
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.plane import Settles
@@ -18,7 +18,7 @@ from kafka_marshal.ports import Message
 from rationalizer import Progress, codes, key_hash
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
 
-__all__ = ["Mine", "OpenMessages", "Try", "hash_of"]
+__all__ = ["Mine", "OpenMessages", "Try", "Wary", "hash_of"]
 
 #: The reader continues to the next open message by reading if it is at most this many offsets away, else by a seek.
 READ_ON = 1_000
@@ -49,6 +49,17 @@ def hash_of(message: Message) -> int:
     return key_hash(key.encode() if isinstance(key, str) else key, offset_of(message))
 
 
+class Wary(NamedTuple):
+    """Messages of a run that were in flight, perhaps, when an earlier owner died."""
+
+    #: Offset → how many tries had begun before.
+    tried: Mapping[int, int]
+    #: Begun one after another, with nothing else in flight: their tries were logged before, and did not end.
+    alone: Sequence[int]
+    #: Set aside: too many tries of them have begun.
+    crashed: Collection[int]
+
+
 class Holder(Protocol):
     """An assignment, as its open messages see it."""
 
@@ -63,6 +74,9 @@ class Holder(Protocol):
 
     def skip(self, offset: int) -> None:
         """This message was set aside by an operator: no handler gets it again."""
+
+    def admit(self, offset: int) -> None:
+        """The log has the try of this message that is about to begin."""
 
     def refetch(self) -> None:
         """Have the reader continue at ``fetch_from``."""
@@ -138,6 +152,7 @@ class OpenMessages:
             self._holder.open_in_log(self._aside.pop(request.first, request.first), request.last)
         elif request.kind is Kind.OPEN:
             self._holder.open_in_log(request.first, request.last)
+            self._holder.admit(request.first)
             if not is_shown:
                 self._holder.skip(request.first)
 
@@ -266,6 +281,14 @@ class OpenMessages:
                 self._add(Mine(offset, offset, hashed, attempts))
                 self.tried[offset] = attempts
                 self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
+
+    def log_next(self, offset: int) -> bool:
+        """Have another try of an open message in the log, before it begins. False: that is under way, or not open."""
+        mine = self._mine.get(offset)
+        if mine is None or mine.key_hash is None or self.settling.of(offset) is not None:
+            return False
+        self.log_tries([Try(offset, mine.attempts + 1, mine.key_hash)])
+        return True
 
     def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:
         """Set a message aside."""

@@ -8,14 +8,22 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Settles
-from kafka_marshal.engine.work.assignment import Assignment, Mover
+from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
 from kafka_marshal.engine.work.in_lanes import InLanes
+from kafka_marshal.engine.work.open_messages import Try, Wary
+from kafka_marshal.engine.work.run import offset_of
 from rationalizer import codes
 
 __all__ = ["Settlements"]
 
 #: A warning about entries that the log rejected comes at most this often (ms).
 WARNED_EVERY_MS = 60_000.0
+
+#: Why a message is set aside of which as many tries have begun as it may have, and none has ended.
+CRASHED = "CRASHED"
+
+#: From this number of tries on, begun by earlier owners, a message is tried alone.
+ALONE = 2
 
 #: Code → what it means for the messages; others are sent again, and say nothing.
 _MEANS = {
@@ -37,6 +45,11 @@ class Deliverer(Protocol):
 
     @property
     def in_lanes(self) -> InLanes: ...
+
+    def set_aside(
+        self, assignment: Assignment, offset: int, key_hash: int, attempts: int, reason: str, now: float
+    ) -> bool:
+        """Set a message in flight aside."""
 
 
 class Settler(Mover, Protocol):
@@ -62,11 +75,54 @@ class Settlements:
         opened = assignment.opened
         opened.applied(progress, entries, lambda key: keys is None or keys.lo <= key <= keys.hi)
         for offset, code in opened.refused(entries, answers) if answers else ():
+            if code in _MEANS:
+                self._consumer.delivery.in_lanes.admit(assignment, offset)  # it is tried without that
             if code in _MEANS and now >= self._warned.get(code, -inf) + WARNED_EVERY_MS:
                 self._warned[code] = now
                 topic, partition = assignment.key
                 self._consumer.warn(f"{topic} [{partition}]: offset {offset} {_MEANS[code]}")
         self.report(assignment)
+
+    def look_after(self, run: Run, now: float) -> Wary | None:
+        """Log the first tries after a takeover before they begin: an earlier owner may have died of one (U1).
+
+        What two owners have begun is tried alone; what was begun too often is set aside. None: nothing of the run is.
+        """
+        assignment, in_lanes = run.assignment, self._consumer.delivery.in_lanes
+        if assignment.wary == 0 or not in_lanes.is_durable or in_lanes.lanes is None:
+            return None
+        if assignment.wary is None:
+            assignment.wary = in_lanes.lanes.concurrency
+        chosen = run.messages[: assignment.wary]
+        assignment.wary -= len(chosen)
+        opened, most = assignment.opened, in_lanes.lanes.most_tries
+        hashes = in_lanes.hashes(chosen)
+        before = {offset: opened.tried.get(offset, 0) for offset in map(offset_of, chosen)}
+        crashed = {offset for offset, count in before.items() if most is not None and count >= most}
+        alone = [offset for offset, count in before.items() if count >= ALONE and offset not in crashed]
+        run.into_lanes()
+        for (offset, count), hashed in zip(before.items(), hashes, strict=True):
+            if offset in crashed:
+                self._crashed(assignment, offset, hashed, count, now)
+            elif offset not in alone:
+                opened.log_tries([Try(offset, count + 1, hashed)])
+        return Wary({offset: count for offset, count in before.items() if offset not in crashed}, alone, crashed)
+
+    def _crashed(self, assignment: Assignment, offset: int, key_hash: int, attempts: int, now: float) -> None:
+        self._consumer.delivery.set_aside(assignment, offset, key_hash, attempts, CRASHED, now)
+        topic, partition = assignment.key
+        self._consumer.warn(
+            f"{topic} [{partition}]: {attempts} tries of offset {offset} have begun, and none has ended: its process "
+            f"may die of it. It is set aside ({CRASHED}), and the others continue. Look into it: kafka-marshal "
+            "open-messages"
+        )
+
+    def log_alone(self, now: float) -> None:
+        """Log the try of the next message that is tried alone, right before it begins."""
+        found = self._consumer.delivery.in_lanes.next_alone()
+        assignment = None if found is None else self._consumer.assignments.get((found[0], found[1]))
+        if found is not None and assignment is not None and assignment.opened.log_next(found[2]):
+            self.send(assignment, now)
 
     def send(self, assignment: Assignment, now: float) -> None:
         """Send what the log does not show, with a heartbeat or before a release."""
