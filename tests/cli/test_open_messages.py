@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from kafka_marshal import Marshal, Message, Retry
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.client.dead_letters import headers_of
 from rationalizer import ClaimingPartition, Heartbeat, SettlingMessages, key_hash
 from tests.cli.harness import Command, Terminal
 from tests.cli.test_kafka import A, Append, append, cluster
+from tests.client.conftest import wait_until
 
 __all__ = ["append", "cluster"]  # fixtures
+
+PAGE = Path(__file__).parents[2] / "docs" / "open-messages.md"
 
 FIELDS = [
     "group",
@@ -135,7 +142,47 @@ def test_a_message_is_set_aside_and_discarded(
     assert kafka("open-messages", "g").rows == []
     assert kafka("open-messages", "h").status == 1
     log = [row for row in kafka("log", "--group", "g", "--json").lines if "SettlingMessages" in row]
-    assert "as an operator" in json.loads(log[-1])["what"]
+    assert json.loads(log[-1])["what"] == f"as an operator, of {orders}/0: discards 1, 3, 6, 8"
+
+
+def test_the_recipe_of_the_page(
+    kafka: Command, append: Append, orders: str, kafka_bootstrap: str, log_topic: str, terminal: Callable[..., Terminal]
+) -> None:
+    """A worker meets poison messages, and each command of the page is run as it stands there."""
+    section = PAGE.read_text(encoding="utf-8").split("## A poison message at 3 a.m.")[1].split("\n## ")[0]
+    commands = re.findall(
+        r"(?:^\$ |`)kafka-marshal ((?:open-messages|show|redrive|discard) [^`\n]*)", section, re.MULTILINE
+    )
+    shown, looked, redriven, discarded = (
+        each.replace("orders-service", "g").replace("orders:0:148", f"{orders}:0:3").split() for each in commands[:4]
+    )
+    mended = threading.Event()
+    handled: list[int | None] = []
+
+    def handle(message: Message) -> None:
+        if message.offset() in (3, 5) and not (mended.is_set() and message.offset() == 3):
+            raise ValueError("no such customer")
+        handled.append(message.offset())
+
+    with Marshal(kafka_bootstrap, group_id="g", topic=log_topic, heartbeat_interval_ms=500) as marshal:
+        retry = Retry(attempts=2, backoff=(0.01, 0.02))
+        with marshal.consumer([orders]) as consumer:
+            worker = threading.Thread(target=consumer.run, args=(handle,), kwargs={"retry": retry, "park": True})
+            worker.start()
+            try:
+                wait_until(lambda: len(kafka(*shown, "--parked").rows) == 2)
+                assert kafka(*looked).lines[0] == f"{orders} [0] offset 3"
+                mended.set()
+                assert kafka(*redriven).lines == ["2 messages of group g are redriven."]
+                wait_until(lambda: 3 in handled)
+                wait_until(lambda: [row["offset"] for row in kafka(*shown, "--parked").rows] == ["5"])
+                discarded[-1] = f"{orders}:0:5"
+                assert kafka(*discarded, "--yes").lines == ["1 message of group g counts as done."]
+                assert kafka(*shown).rows == []
+                assert sorted(map(str, handled)) == [str(at) for at in range(10) if at != 5]
+            finally:
+                consumer.stop()
+                worker.join(30)
 
 
 def test_dead_letters_are_redriven_in_transactions(

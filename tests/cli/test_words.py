@@ -66,12 +66,12 @@ RECORDS: list[tuple[Record, str]] = [
         SettlingMessages(*A, "t", 3, 7, 9, ((1, 4), (6, 6)), ((5, 5, 1, 2),), (), (50, 99, True)),
         "of t/3: has done 1-4, 6; opens 5 after 2 deliveries; takes up to 50 messages, at most once",
     ),
-    (SettlingMessages(*A, "t", 3, None, 9, open=((5, 5, None, 0),)), "as an operator, of t/3: opens 5 again"),
+    (SettlingMessages(*A, "t", 3, None, 9, open=((5, 5, None, 0),)), "as an operator, of t/3: redrives 5"),
     (
         SettleOffsets(*A, "g-1", 7, 9, "t", 3, (), ((5, 5, 1, 1),), ((6, 1, 5, "Bad"), (8, 1, 5, "Bad"))),
         "of t/3: opens 5 after 1 delivery; parks 6, 8 (Bad)",
     ),
-    (SettleOffsets(*A, "", 0, 9, "t", 3, ((5, 5),)), "as an operator, of t/3: has done 5"),
+    (SettleOffsets(*A, "", 0, 9, "t", 3, ((5, 5),)), "as an operator, of t/3: discards 5"),
     (JoinGroup(*A, "", 7, 10_000, "sticky", False, "", (("t", 3), ("u", 1))), "joins for t, u: sticky, session 10 s"),
     (
         JoinGroup(*A, "g-1", 7, 10_000, "range", True, "t.*", (("t", 3),)),

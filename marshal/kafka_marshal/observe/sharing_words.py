@@ -27,7 +27,7 @@ def claim_share(record: ClaimingShare) -> str:
 
 def settling(record: SettlingMessages) -> str:
     """A SettlingMessages."""
-    parts = _settled(record.done, record.open, record.parked)
+    parts = _settled(record.done, record.open, record.parked, record.epoch is None)
     if record.take is not None:
         count, _, at_most_once = record.take
         parts.append(f"takes up to {count} messages{', at most once' if at_most_once else ''}")
@@ -37,7 +37,7 @@ def settling(record: SettlingMessages) -> str:
 
 def settle_offsets(record: SettleOffsets) -> str:
     """A SettleOffsets."""
-    parts = _settled(record.done, record.open, record.parked)
+    parts = _settled(record.done, record.open, record.parked, not record.member_id)
     at = f"{record.topic}/{record.partition}"
     return f"{'' if record.member_id else 'as an operator, '}of {at}: {'; '.join(parts) or 'beats'}"
 
@@ -62,11 +62,12 @@ def holders_of(lease: Lease) -> str:
     return f"{_some(names)} {'share' if len(names) > 1 else 'shares'} it" if names else "it is free"
 
 
-def _settled(done: Done, opened: Opened, parked: Parked) -> list[str]:
-    parts = [f"has done {_some([*map(_span, done)])}"] if done else []
+def _settled(done: Done, opened: Opened, parked: Parked, by_operator: bool) -> list[str]:
+    parts = [f"{'discards' if by_operator else 'has done'} {_some([*map(_span, done)])}"] if done else []
     for attempts in dict.fromkeys(entry[3] for entry in opened):
+        spans = _some([_span(entry) for entry in opened if entry[3] == attempts])
         tried = "again" if attempts == 0 else f"after {attempts} deliver{'y' if attempts == 1 else 'ies'}"
-        parts.append(f"opens {_some([_span(entry) for entry in opened if entry[3] == attempts])} {tried}")
+        parts.append(f"redrives {spans}" if by_operator and attempts == 0 else f"opens {spans} {tried}")
     by_reason: dict[str, list[str]] = {}
     for offset, _, _, reason in parked:
         by_reason.setdefault(reason, []).append(str(offset))
