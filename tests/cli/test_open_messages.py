@@ -91,6 +91,13 @@ def test_a_poison_message_is_found_and_redriven(
     ran = kafka("group", "g")
     assert "open messages: 3 set aside (2 ValueError, 1 KeyError), 1 waiting for the next try." in ran.out + ran.err
 
+    (found,) = kafka("who", f"{orders}:0", "--key", "Zoë", "--json").json["groups"]
+    assert (found["group"], found["owners"][0]["client"], found["done_through"]) == ("g", "a", 9)
+    assert [(each["offset"], each["reason"]) for each in found["open"]] == [(1, "ValueError"), (3, "KeyError")]
+    assert kafka("who", f"{orders}:0", "--key", "Zoë", "--group", "h").status == 1
+    (row,) = kafka("who", "g", orders, 0, "--key", "0x5a").rows
+    assert (row["owner"], row["done to"], row["open"]) == ("a", "9", "-")
+
     planned = kafka("redrive", "g", "--reason", "ValueError", "--dry-run")
     assert planned.lines == ["would be done: 2 messages of group g are redriven."]
     ran = kafka("redrive", "g", f"{orders}:0:3", f"{orders}:0:4", "--json")
@@ -216,6 +223,8 @@ def test_dead_letters_are_redriven_in_transactions(
         ["open-messages", "g", "orders"],
         ["redrive", "g", "--all", "--rate", "0"],
         ["redrive", "g", "--from", "dead"],
+        ["who", "g"],
+        ["who", "orders", "--key", "x"],
         ["redrive", "g", "--from", "dead", "--to", "retry", "--all"],
     ],
 )

@@ -26,6 +26,7 @@ __all__ = [
     "targets_in_file",
     "targets_option",
     "to_option",
+    "topic_partition",
     "topic_partitions",
 ]
 
@@ -58,15 +59,15 @@ def topic_partitions(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, int], ...]:
     """The callback of several partitions."""
-    found = []
-    for value in values:
-        match = _TOPIC_PARTITION.fullmatch(value)
-        if match is None:
-            raise click.BadParameter(
-                f"{value!r} is not of the form TOPIC:PARTITION, such as flights:3", context, parameter
-            )
-        found.append((match["topic"], int(match["partition"])))
-    return tuple(found)
+    return tuple(map(topic_partition, values))
+
+
+def topic_partition(value: str) -> tuple[str, int]:
+    """A partition. Raises click.BadParameter."""
+    match = _TOPIC_PARTITION.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not of the form TOPIC:PARTITION, such as flights:3")
+    return match["topic"], int(match["partition"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,12 @@ _AHEAD_MS = 60_000
 
 @command()
 @click.argument("group", callback=id_argument, shell_complete=complete_group)
-@click.argument("topic_name", metavar="TOPIC", callback=id_argument, shell_complete=complete_topic)
-@click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
+@click.argument("topic_name", metavar="TOPIC", callback=id_argument, required=False, shell_complete=complete_topic)
+@click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
+@click.option("--key", help="Instead, of TOPIC:PARTITION: who has this key (0x… for bytes), and what of it is open.")
+@click.option(
+    "--group", "of_group", callback=id_argument, help="With --key: only in this group.", shell_complete=complete_group
+)
 @click.option(
     "--at", callback=time_option, metavar="TIME", help="03:14, yesterday 03:14, 2026-11-21T04:50:12Z, or 10m (ago)."
 )
@@ -57,8 +61,10 @@ _AHEAD_MS = 60_000
 def who(
     options: Options,
     group: str,
-    topic_name: str,
-    partition: int,
+    topic_name: str | None,
+    partition: int | None,
+    key: str | None,
+    of_group: str | None,
     at: int | None,
     offset: int | None,
     from_dump: str | None,
@@ -70,9 +76,19 @@ def who(
     dump gives it a year later. TIME is log time, the broker's; without an offset it is local. In a coordinated group
     the epoch is the generation since which the owner has it; a shared partition has one line per range of keys.
 
+    who TOPIC:PARTITION --key KEY: who has this key now, in each group; how far it is done, and which of its messages
+    are open.
+
     \b
     Exit status: 0, also if it was free; 1 the log knows no such lease; 2 wrong use; 3 no Kafka.
     """
+    if key is not None:
+        from kafka_marshal.cli.who_key import who_has
+
+        named = f"{topic_name}:{partition}" if topic_name is not None and partition is not None else group
+        return who_has(options, named, key, of_group if named == group else group)
+    if topic_name is None or partition is None:
+        raise click.UsageError("name a group, a topic and a partition; or TOPIC:PARTITION with --key.")
     from kafka_marshal.cli.log import stopped
 
     if at is not None and offset is not None:
@@ -81,12 +97,12 @@ def who(
         raise click.UsageError("--archive is read beside Kafka, and --from-dump instead of it: give one of them.")
     if at is not None and at > local_ms() + _AHEAD_MS:
         raise click.BadParameter(f"{time_text(at)} is in the future.", param_hint="'--at'")
-    key = (group, topic_name, partition)
+    lease = (group, topic_name, partition)
     with ExitStack() as stack:
         if from_dump is not None:
-            owned = _from_dump(stack, from_dump, key, at, offset)
+            owned = _from_dump(stack, from_dump, lease, at, offset)
         else:
-            owned = _from_kafka(stack, options, key, at, offset, place)
+            owned = _from_kafka(stack, options, lease, at, offset, place)
     if options.json:
         print_json(_json(owned))
     elif owned.spans:
