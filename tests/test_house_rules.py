@@ -154,7 +154,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (27, 6_480),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (31, 8_000),
+    "cli": (32, 8_130),
     "client": (49, 10_250),
     "engine": (90, 18_750),
     "kafka_marshal": (19, 2_850),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (506, 104_000)
+MOST_OF_ALL = (507, 104_150)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
