@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation
 __all__ = ["LANES"]
 
 _DONE_WHEN_BEGUN = 'current.set(attempt); self.consumer._say(cast("Message", message))'
-_OPEN = "return now < until and offset <= self.up_to"
+_OPEN = "return now < until and offset <= self.up_to and offset not in self.unlogged"
 _DUE = "while self._retries and (self._retries[0][0] <= now or self._retries[0][2].message is None):"
 
 LANES: tuple[Mutation, ...] = (
@@ -15,7 +15,7 @@ LANES: tuple[Mutation, ...] = (
     Mutation(
         "a key goes on while its first message waits for its next try",
         "Lanes._not_done",
-        "if lane.assignment.over:",
+        "if lane.assignment.over or self._is_skipped(lane):",
         "if lane.assignment.over or lane.rest:",
         "C14",
     ),
@@ -59,7 +59,7 @@ LANES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "what is recalled is forgotten",
-        "InLanes.recall",
+        "InLanes._split",
         "self._put_back(assignment, messages, covers_from)",
         "pass",
         "C14",
@@ -127,9 +127,9 @@ LANES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "handlers begin when the lease may be over",
-        "_Partition.may_begin",
+        "Partition.may_begin",
         _OPEN,
-        "return offset <= self.up_to",
+        "return offset <= self.up_to and offset not in self.unlogged",
         "T4",
     ),
     Mutation(

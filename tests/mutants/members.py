@@ -144,8 +144,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "the message in hand is committed",
         "_follow",
-        "self._commit(run, run.done_count, cursor - 1)",
-        "self._commit(run, run.done_count, min(cursor, len(run.messages) - 1))",
+        "self._commit_but_aside(run, run.done_count, cursor - 1)",
+        "self._commit_but_aside(run, run.done_count, min(cursor, len(run.messages) - 1))",
         "C14",
     ),
     Mutation(
@@ -221,8 +221,8 @@ MEMBERS: tuple[Mutation, ...] = (
     Mutation(
         "what comes back after a break is lost",
         "leave_run",
-        "self._put_back(assignment, rest, covers_from)",
-        "self._put_back(assignment, rest[1:], covers_from)",
+        "self._put_back(assignment, rest, run.covered(place, place)[0])",
+        "self._put_back(assignment, rest[1:], run.covered(place, place)[0])",
         "C14",
     ),
     # At most once.
