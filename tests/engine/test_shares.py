@@ -9,6 +9,7 @@ from kafka_marshal.engine import share_inputs as given
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.watchdog.last_will import LastWill
 from rationalizer import ClaimingPartition, ClaimingShare, HeartbeatBatch, ReleasingPartition, SettlingMessages
 from rationalizer.holes import Hole
 from tests.engine.harness import HI, Member, Net
@@ -295,3 +296,32 @@ def test_a_take_that_was_lost_is_repeated_and_one_that_was_written_twice_takes_o
     run = batch(net, a)
     assert offsets(run) == list(range(10))
     assert len(holes(net)) == 1
+
+
+def test_a_handler_that_hangs_costs_the_share_and_others_get_what_it_has() -> None:
+    net = shared_net(end=5)
+    a = net.member("a")
+    a.consumer(TOPIC, sharing=SharingOptions(), handler_timeout_ms=2.0 * HI)
+    b = sharer(net, "b")
+    net.run_until(lambda: b.held() and a.held())
+    hung = batch(net, a)
+    again = batch(net, b)
+    assert offsets(again) == offsets(hung)
+    assert again.attempts == 2
+    a.done_run(hung)
+    net.run(HI)
+    assert {hole.owner for hole in holes(net)} == {b.lease(T0).epoch}, "the late done has no effect"
+
+
+def test_a_watchdog_would_release_the_share_and_no_longer_once_it_is_over() -> None:
+    net = shared_net(end=5)
+    a = sharer(net, "a")
+    will = LastWill(a.engine.ids)
+    will.worlds, will.partitions = a.worlds, 1
+    net.run_until(lambda: a.held())
+    will.look(0, T0)
+    assert list(will.leases) == [T0]
+    a.close()
+    net.run(HI)
+    will.look(0, T0)
+    assert will.leases == {}

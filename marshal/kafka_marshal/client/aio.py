@@ -39,6 +39,7 @@ from kafka_marshal.client.options import (
 )
 from kafka_marshal.client.parallel import Call, carry_out
 from kafka_marshal.engine.policies import Policy
+from kafka_marshal.engine.settings import MAX_SHARES
 from kafka_marshal.errors import ClosedError, ConfigurationError
 from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.serving import EndedError
@@ -164,6 +165,8 @@ class Marshal:
         transactions: bool = False,
         transaction_timeout: float = TRANSACTION_TIMEOUT_S,
         max_transactional_producers: int = MOST_TRANSACTIONAL_PRODUCERS,
+        shared_batches: bool = False,
+        max_shares: int = MAX_SHARES,
         on_assign: PartitionsCallback | None = None,
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,

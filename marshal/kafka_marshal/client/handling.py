@@ -195,6 +195,8 @@ class RunOptions:
         _check_transactions(consumer, arguments.a_flag("transactions", transactions))
         made, hooked = retry or ONCE, tuple(hooks)
         arguments.a_flag("park", park)
+        if consumer.settings.sharing is not None:
+            _check_shared(order, made, at_most_once=consumer.settings.sharing.at_most_once)
         check_park(consumer, made, park=park, dead_letters=dead_letters)
         about = (handle, concurrency, order, made, dead_letters, drain_timeout, hooked, deserialize, transactions, park)
         return cls(*about)  # type: ignore[arg-type]
@@ -203,6 +205,26 @@ class RunOptions:
     def is_durable(self) -> bool:
         """Whether tries are logged."""
         return self.park or self.retry.durable
+
+
+def _check_shared(order: str, retry: Retry, *, at_most_once: bool) -> None:
+    """Raises ConfigurationError for what members that share a partition by batches can't keep."""
+    if at_most_once:
+        raise ConfigurationError(
+            "run(…) is for delivery='at-least-once': what the log gives at most once is done, and no try follows a "
+            "failure. Nothing was delivered. Take batches()"
+        )
+    if order != "none":
+        raise ConfigurationError(
+            f"order={order!r} is not possible with shared_batches=True: several members work on one partition, "
+            "and neighbours of a message may be at another one. Nothing was delivered. Use order='none', or a "
+            "consumer that holds its partitions whole"
+        )
+    if retry.durable:
+        raise ConfigurationError(
+            "Retry(durable=True) is not possible with shared_batches=True: the log counts how many members were "
+            "given a message (delivery_count), not the tries of each. Nothing was delivered. Leave it out"
+        )
 
 
 def _check_transactions(consumer: ConsumerOptions, wanted: bool) -> None:

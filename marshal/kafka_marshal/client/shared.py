@@ -199,17 +199,6 @@ class ShareConsumer(Consumer):
         park: bool = False,
     ) -> None:
         """Call handle(message) for each message, many at a time, in no order; as :meth:`Consumer.run`."""
-        if order != "none":
-            raise ConfigurationError(
-                f"order={order!r} is not possible with shared_batches=True: several members work on one partition, "
-                "and neighbours of a message may be at another one. Nothing was delivered. Use order='none', or a "
-                "consumer that holds its partitions whole"
-            )
-        if retry is not None and retry.durable:
-            raise ConfigurationError(
-                "Retry(durable=True) is not possible with shared_batches=True: the log counts how many members were "
-                "given a message (delivery_count), not the tries of each. Nothing was delivered. Leave it out"
-            )
         super().run(
             handle,
             concurrency=concurrency,

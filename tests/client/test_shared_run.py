@@ -1,0 +1,98 @@
+"""``run`` and asyncio with shared batches, on a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kafka_marshal import ConfigurationError, Marshal, Retry, aio
+from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.client.consumer import Consumer
+from rationalizer.holes import Hole
+from tests.client.conftest import wait_until
+from tests.faults.stories import TOPIC, member, memory_cluster
+
+MESSAGES = 200
+
+
+class Team:
+    """Members that run one handler."""
+
+    def __init__(self, cluster: MemoryCluster, names: str, handle: Callable[[Any], object], **options: Any) -> None:
+        self.members = [member(cluster, name) for name in names]
+        self.consumers = [each.consumer([TOPIC], shared_batches=True) for each in self.members]
+        self._threads = [
+            threading.Thread(target=consumer.run, args=(handle,), kwargs=options) for consumer in self.consumers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        for each in self.members:
+            each.stop()
+        for thread in self._threads:
+            thread.join(20)
+        for each in self.members:
+            each.close()
+
+
+def open_in(marshal: Marshal) -> list[Hole]:
+    with marshal._driver.condition:
+        return [hole for lease in marshal._driver.replica.worlds[0].leases() for hole in lease.progress.open]
+
+
+def test_several_members_run_each_message_once_with_many_handlers() -> None:
+    cluster, handled = memory_cluster(1, MESSAGES), Counter[int]()
+    team = Team(cluster, "ab", lambda message: handled.update([message.offset()]), concurrency=4, order="none")
+    wait_until(lambda: len(handled) == MESSAGES)
+    team.close()
+    assert handled == Counter(range(MESSAGES))
+
+
+def test_run_sets_aside_what_fails_and_the_rest_is_done() -> None:
+    cluster, handled = memory_cluster(1, 40), set[int]()
+
+    def handle(message: Any) -> None:
+        if message.offset() == 7:
+            raise ValueError("bad")
+        handled.add(message.offset())
+
+    team = Team(cluster, "a", handle, retry=Retry(attempts=2, backoff=(0.0, 0.0)), park=True)
+    marshal = team.members[0]
+    wait_until(lambda: [(hole.first, hole.reason) for hole in open_in(marshal)] == [(7, "ValueError")])
+    team.close()
+    assert handled == set(range(40)) - {7}
+
+
+def test_what_run_can_t_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = memory_cluster(1, 0)
+    with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+        for options in ({"order": "key"}, {"order": "partition"}, {"retry": Retry(durable=True)}):
+            with pytest.raises(ConfigurationError, match="not possible with shared_batches=True"):
+                consumer.run(print, **options)
+    with member(cluster) as marshal:
+        once: Consumer = marshal.consumer([TOPIC], shared_batches=True, delivery="at-most-once")
+        with once, pytest.raises(ConfigurationError, match="Take batches"):
+            once.run(print)
+
+
+def test_batches_in_asyncio() -> None:
+    cluster = memory_cluster(1, 30)
+
+    async def main() -> list[int]:
+        found: list[int] = []
+        marshal = aio.Marshal.on_cluster(cluster.connect("a"), group_id="g", client_id="a", heartbeat_interval_ms=300)
+        async with marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+            async for batch in consumer.batches():
+                found += [message.offset() for message in batch]
+                batch.done()
+                if len(found) >= 30:
+                    break
+        return found
+
+    assert sorted(asyncio.run(main())) == list(range(30))
