@@ -34,8 +34,7 @@ def parked(crew: Crew, topic: str) -> list[tuple[int, int, str | None]]:
     return [(each.offset, each.delivery_count, each.reason) for each in found if each.topic == topic]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "kind"), [*zip(HOW, KINDS, strict=True)])
 def test_a_message_that_always_fails_is_set_aside_and_redriven(crew: Crew, how: str, kind: str) -> None:
     """Its key continues, the next owner leaves it alone, and a redrive brings it back, to be done then."""
     crew.kind = kind

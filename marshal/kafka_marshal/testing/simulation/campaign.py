@@ -179,6 +179,7 @@ def simulate(
     lanes: bool = False,
     transactions: bool = False,
     checkpoints: bool = False,
+    parks: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -193,7 +194,8 @@ def simulate(
     at least once. ``transactions``: the built-in workers commit outputs and progress in transactions; a reader of
     committed records gets the output of each message once and in order. ``checkpoints``: the built-in workers count, in
     a coordinated group that takes checkpoints; each state holds what is done once. These four change the story of a
-    seed. Raises ConfigurationError if the worker is not found.
+    seed. ``parks``: your own worker may set messages aside; what the log calls done was handled, or it is open.
+    Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
         arguments.one_of("delivery", delivery, get_args(Delivery))
@@ -219,6 +221,7 @@ def simulate(
             lanes=lanes,
             transactions=transactions,
             checkpoints=checkpoints,
+            parks=parks,
         ),
         function,
         judge,

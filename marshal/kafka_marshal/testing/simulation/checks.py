@@ -62,6 +62,7 @@ from rationalizer import (
     Record,
     ReleasingPartition,
     Rollback,
+    SettleOffsets,
     World,
     codes,
     route_group,
@@ -344,7 +345,8 @@ class Checks:
                 is_bare = entry.through is None and (sender.name, key) in self._holders.lost
                 if (entry.action == LET_GO and not is_bare) or (entry.action == COMMIT and entry.through is not None):
                     self._beats(sender, key, before.epoch, sent_at)
-            if said and not self._scenario.at_most_once and self.end_of(key) is not None:
+            is_said = said or isinstance(record, SettleOffsets)
+            if is_said and not self._scenario.at_most_once and self.end_of(key) is not None:
                 self._check_done(key, Seen(before.epoch, done, before.ranges), now, sender)
 
     def _began(self, key: Key, epoch: int, through: int) -> int:
@@ -356,6 +358,9 @@ class Checks:
         """Store a partition's new progress. with_it: what this record reports as done before a new epoch."""
         before = self.accounts.seen.get(key) or Seen(-1, -1, ())
         now = Seen(epoch, progress.stable, tuple(split(progress.ranges).ranges))
+        if progress.holes is not None:
+            now.open = frozenset(offset for hole in progress.holes for offset in range(hole.first, hole.last + 1))
+        now.granted_open = now.open if now.epoch != before.epoch else now.open | before.granted_open
         self.accounts.seen[key] = now
         if now.epoch != before.epoch:
             source = now if with_it else before
@@ -376,18 +381,16 @@ class Checks:
 
     def _check_done(self, key: Key, before: Seen, now: Seen, sender: Living) -> None:
         """At least once: what this record reports as done was handled."""
-        if now.stable == before.stable and now.ranges == before.ranges:
+        if now.stable == before.stable and now.ranges == before.ranges and now.open == before.open:
             return
         ledger = self.accounts.ledger(key)
         # A sink with a last offset skips what lies below, whichever process handled it, wherever an admin moved to.
         again = sender.host.is_admin or key in self.accounts.written
         handled = ledger.ever if again else ledger.handled
-        spans = [(before.stable + 1, now.stable), *(span for span in now.ranges if span not in before.ranges)]
-        for first, last in spans:
-            for offset in range(first, last + 1):
-                if offset not in handled and not self.excused.is_excused(key, now.epoch, offset, before.stable):
-                    self.fail("lost", f"{name_of(key)} offset {offset} is done by the log, and no process handled it")
-                    return
+        for offset in now.done_since(before):
+            if offset not in handled and not self.excused.is_excused(key, now.epoch, offset, before.stable):
+                self.fail("lost", f"{name_of(key)} offset {offset} is done by the log, and no process handled it")
+                return
 
     def _repositioned(self, key: Key, before: int, now: int) -> None:
         """From here on, offsets at or above the position are handled again, those below never."""

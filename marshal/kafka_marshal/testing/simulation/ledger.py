@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,9 +29,20 @@ class Seen:
     #: Progress when the epoch began.
     granted_stable: int = -1
     granted_ranges: tuple[tuple[int, int], ...] = ()
+    #: What is open, whatever the position says; and what was when the epoch began, or has been since.
+    open: frozenset[int] = frozenset()
+    granted_open: frozenset[int] = frozenset()
+
+    def done_since(self, before: Seen) -> Iterator[int]:
+        """What the log has called done since then, and not open."""
+        spans = [(before.stable + 1, self.stable), *(span for span in self.ranges if span not in before.ranges)]
+        spans += [(offset, offset) for offset in before.open - self.open]
+        return (offset for first, last in spans for offset in range(first, last + 1) if offset not in self.open)
 
     def was_done(self, offset: int) -> bool:
         """Whether the log called it done when the epoch began."""
+        if offset in self.granted_open:
+            return False
         return offset <= self.granted_stable or any(first <= offset <= last for first, last in self.granted_ranges)
 
 

@@ -220,6 +220,8 @@ class Scenario:
     order: Order | None = None
     #: Whether workers commit their outputs and progress in transactions.
     transactions: bool = False
+    #: Whether the log is at the level at which messages can be set aside.
+    parks: bool = False
     #: How the group takes checkpoints, of what its workers count. None: it takes none.
     checkpoints: Counting | None = None
 
@@ -276,6 +278,7 @@ class Scenario:
         lanes: bool = False,
         transactions: bool = False,
         checkpoints: bool = False,
+        parks: bool = False,
     ) -> Scenario:
         """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
@@ -335,6 +338,7 @@ class Scenario:
             strategy=Random(f"kafka-marshal/{named}/strategy").choice(STRATEGIES) if coordinated else None,
             order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes else None,
             transactions=transactions,
+            parks=parks,
         )
         return _with_checkpoints(named, found) if checkpoints else found
 

@@ -34,7 +34,7 @@ from kafka_marshal.testing.simulation.workers import HAND_PARTITIONS, HAND_TOPIC
 from kafka_marshal.topic_names import snapshots_topic
 from kafka_marshal.types import Key
 from rationalizer import ConfigureGroup, Record, Upgrade, encode, outcome, route_group, snapshot_log, world
-from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL
+from rationalizer.levels import CHECKPOINTS_LEVEL, GROUPS_LEVEL, SHARING_LEVEL
 from rationalizer.marker import marker
 from rationalizer.wire.records import Kind
 from rationalizer.wire.unpacking import Message
@@ -253,8 +253,9 @@ class _Story:
         for cp in range(cps):
             first = marker("init", cps)
             self.network.arrive(scenario.topic, cp, encode(first), init, 0.0)
-            if scenario.strategy is not None:
+            if scenario.strategy is not None or scenario.parks:
                 level = GROUPS_LEVEL if scenario.checkpoints is None else CHECKPOINTS_LEVEL
+                level = SHARING_LEVEL if scenario.parks else level
                 upgrade = Upgrade(first.instance_id, first.client_id, first.group_id, level)
                 self.network.arrive(scenario.topic, cp, encode(upgrade), init, 0.0)
         self._share(init)
