@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (27, 6_480),
+    "admin": (27, 6_500),
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (32, 8_130),

@@ -23,6 +23,7 @@ from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import (
     ClaimingPartition,
+    ClaimingShare,
     CommitEntry,
     Heartbeat,
     Progress,
@@ -435,3 +436,14 @@ def test_a_conversion_that_drops_the_others(idle: Place, tmp_path: Path) -> None
     idle.admin.convert_group(GROUP, to, file=tmp_path / "saved.json", open_messages="drop")
     idle.kind, idle.cp = to, route_lease(DATA, 0, CPS) if to == "claimed" else route_group(GROUP, CPS)
     assert (idle.holes(), idle.progress().stable) == (PARKED, MESSAGES - 1)
+
+
+def test_nothing_of_a_shared_partition_needs_to_be_evicted() -> None:
+    place = Place("claimed")
+    place.append(ReleasingPartition(*place.ids, DATA, 0, place.epoch, None), place.cp)
+    place.append(ClaimingShare("w2/1", "w2", GROUP, DATA, 0, 60_000), place.cp)
+    (info,) = place.admin.progress(GROUP)
+    assert (info.client_id, [each.keys for each in info.sharers]) == ("w2", [None])
+    for arguments in ((DATA, 0), ("w2",)):
+        with pytest.raises(AdminError, match=r"orders \[0\]: is shared by batches \('w2'\). Nothing was changed"):
+            place.admin.evict(GROUP, *arguments, force=True)

@@ -105,6 +105,8 @@ def evict(session: Session, topic: str, partition: int, *, force: bool, dry_run:
         held = [lease] if lease is not None and lease.held else []
     if lease is None:
         raise AdminError(f"{where}: nobody of group {session.group_id!r} ever held it. Nothing was changed")
+    if lease.shares is not None:
+        raise _shared(where, sorted({share.client_id for share in lease.shares}))
     if not held:
         raise AdminError(
             f"{where}: is free already, nobody of group {session.group_id!r} holds it. Nothing was changed"
@@ -138,13 +140,26 @@ def evict_member(session: Session, client_id: str, *, force: bool, dry_run: bool
 
 def _held_by(session: Session, client_id: str) -> list[Lease]:
     with session.locked():
-        found = [lease for lease in session.leases() if lease.held and lease.client_id == client_id]
+        leases = session.leases()
+        found = [lease for lease in leases if lease.held and lease.client_id == client_id]
+        shared = [x for x in leases if any(share.client_id == client_id for share in x.shares or ())]
+    if not found and shared:
+        raise _shared(f"{shared[0].topic} [{shared[0].partition}]", [client_id])
     if not found:
         raise AdminError(
             f"{client_id!r} holds nothing in group {session.group_id!r}. Nothing was changed. kafka-marshal status "
             "--members names who holds what"
         )
     return found
+
+
+def _shared(where: str, clients: list[str]) -> AdminError:
+    """Of a partition that several share: nothing of it needs to be taken from a dead worker."""
+    return AdminError(
+        f"{where}: is shared by batches ({', '.join(map(repr, clients[:4]))}). Nothing was changed. What a dead worker "
+        "has of it goes to the others by itself, two of its heartbeat intervals after its last one. If it lives and "
+        "hangs, end its process"
+    )
 
 
 def _free_to_take(session: Session, held: list[Lease], *, force: bool) -> list[LeaseInfo]:
