@@ -14,11 +14,12 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin import Move, conversion, repositioning, settling
 from kafka_marshal.admin.groups import caught_up
 from kafka_marshal.admin.open_messages import OpenMessage
+from kafka_marshal.admin.point_reads import read_at
 from kafka_marshal.admin.positions import Keep
 from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.settling import Settled
 from kafka_marshal.admin.transfer import Open, planned_export, progress_of_all
-from kafka_marshal.errors import AdminError, ConfigurationError
+from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import (
@@ -447,3 +448,13 @@ def test_nothing_of_a_shared_partition_needs_to_be_evicted() -> None:
     for arguments in ((DATA, 0), ("w2",)):
         with pytest.raises(AdminError, match=r"orders \[0\]: is shared by batches \('w2'\). Nothing was changed"):
             place.admin.evict(GROUP, *arguments, force=True)
+
+
+def test_brokers_that_go_away_end_a_read(place: Place) -> None:
+    cluster = place.cluster.connect("reader")
+    marks = cluster.watermarks([(DATA, 0)], 5)
+    cluster.watermarks = lambda partitions, timeout_s: marks  # type: ignore[method-assign]
+    place.cluster.broker.set_reachable("reader", False)
+    with pytest.raises(KafkaUnavailableError, match=r"nothing was read of orders \[0\]"):
+        read_at(cluster, {(DATA, 0): [3]}, lambda message: message.offset(), 0.3)
+    cluster.close()

@@ -98,7 +98,7 @@ def _read(
         for fault in faults:
             _meet(fault, left, reads)
         _go_on(reader, left, reached)
-        if reached or faults:
+        if reached:
             until = monotonic() + timeout_s
         elif monotonic() >= until:
             raise KafkaUnavailableError(
