@@ -325,3 +325,30 @@ def test_a_watchdog_would_release_the_share_and_no_longer_once_it_is_over() -> N
     net.run(HI)
     will.look(0, T0)
     assert will.leases == {}
+
+
+def test_what_is_given_back_is_sent_again_until_the_log_shows_it() -> None:
+    net = shared_net(end=3)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    a.drop_appends = True
+    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.settle()
+    b = sharer(net, "b")
+    net.run_until(lambda: b.held())
+    net.data[T0].end = 6
+    assert offsets(batch(net, b)) == [3, 4, 5]
+    a.drop_appends = False
+    net.run(2 * HI)
+    assert (holes(net)[0].first, holes(net)[0].attempts) == (0, 2)
+
+
+def test_what_a_sharer_leaves_at_its_end_is_taken_at_once() -> None:
+    net = shared_net(end=3)
+    a, b = sharer(net, "a"), sharer(net, "b")
+    batch(net, a)
+    net.run_until(lambda: b.held())
+    a.close()
+    before = net.now
+    assert batch(net, b).attempts == 2
+    assert net.now < before + HI

@@ -42,6 +42,7 @@ class Attempt:
         "attempts",
         "epoch",
         "group_id",
+        "is_shared",
         "kind",
         "message",
         "number",
@@ -72,6 +73,8 @@ class Attempt:
         self.number: int = number
         self.attempts: int | None = attempts
         self.epoch: int = epoch
+        #: Its partition is shared by batches: the epoch is that of this member's share, and no token of the message.
+        self.is_shared: bool = False
         self.group_id: str = group_id
         self.kind = kind
         self.order = order

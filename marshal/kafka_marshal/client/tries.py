@@ -170,6 +170,7 @@ class Tries:
         about = (*self._about, stable, keep, partial(self.is_held, assignment), self.committers is not None)
         number = lane.before + lane.number
         attempt = Attempt(cast("Message", message), number, attempts, assignment.epoch, *about)
+        attempt.is_shared = self.consumer._options.settings.sharing is not None
         current.set(attempt)
         for hooks in self.options.hooks:
             if hooks.before is not None:

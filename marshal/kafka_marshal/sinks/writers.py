@@ -116,6 +116,8 @@ def the_record(
             f"known. {_NOTHING}. In a handler, call it in the handler's own thread or task, or by "
             "asyncio.to_thread; elsewhere, give message, group_id, epoch and kind"
         )
+    if attempt.is_shared:
+        raise _not_of_shares()
     if message is not None and _place(message) != _place(attempt.message):
         raise ConfigurationError(
             f"sink.record(…) was called with {_shown(message)} in the handler of {_shown(attempt.message)}, whose "
@@ -126,6 +128,14 @@ def the_record(
     # A handler may have changed the message's key.
     messages = [(attempt.message, attempt._key)]
     return _records(messages, attempt.group_id, attempt.epoch, attempt.kind, stable, is_single=True)
+
+
+def _not_of_shares() -> ConfigurationError:
+    return ConfigurationError(
+        "sinks take no messages of a consumer with shared_batches=True yet: their token is no epoch, and members would "
+        f"refuse each other's. {_NOTHING}. Write with an INSERT that leaves out rows that are there, by partition "
+        "and offset; or hold partitions whole"
+    )
 
 
 def the_records(
@@ -139,11 +149,7 @@ def the_records(
     given = [each is not None for each in (group_id, epoch, kind)]
     batch = messages if isinstance(messages, Batch) and not any(given) else None
     if batch is not None and hasattr(batch, "token"):
-        raise ConfigurationError(
-            f"sinks take no batch of a consumer with shared_batches=True yet: its token is no epoch. {_NOTHING}. Write "
-            "with an INSERT that leaves out rows that are there, by topic, partition and offset; or hold partitions "
-            "whole"
-        )
+        raise _not_of_shares()
     if batch is not None:
         group_id, epoch, kind = batch.group_id, batch.epoch, batch.kind
         stable = batch.stable if stable is None else stable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from kafka_marshal.engine.claims.client import ClaimsClient, LeaseReports, LeaseView
 from kafka_marshal.engine.claims.leases import HeldLease
@@ -57,6 +57,13 @@ class ShareView(LeaseView):
 
     def open(self, key: Key) -> Sequence[Hole]:
         return ()
+
+
+class _Seen(Protocol):
+    """What a share knows of its partition."""
+
+    #: A record may have changed that.
+    is_dirty: bool
 
 
 class _NoPlacement:
@@ -120,6 +127,9 @@ class ShareSource(ClaimsClient):
 
     def look_again(self, key: Key | None = None) -> None:
         self._is_dirty = True
+        for part in self._work.parts.values() if key is None else [self._work.parts.get(key)]:
+            if part is not None:
+                cast("_Seen", part).is_dirty = True
 
     def refused(self, key: Key, code: str, now: float) -> None:
         """The log refused a claim: wait until that may have changed, and say so once."""

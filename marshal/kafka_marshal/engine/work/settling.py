@@ -153,7 +153,7 @@ class Settling:
                 answer = (request.kind is Kind.DONE) if is_passed else None
             elif hole.owner != self.owner:
                 answer = False
-            elif request.kind is Kind.DONE:
+            elif request.kind is Kind.DONE or self.owner != NO_OWNER:  # a batch is ours until the log says otherwise
                 answer = None
             elif request.kind is Kind.PARKED:
                 answer = True if hole.is_parked else None
