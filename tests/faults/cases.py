@@ -322,7 +322,7 @@ def claim_in_with(interrupts: Interrupts) -> None:
     story.close()
 
 
-#: An answer that the log does not show within two of these ends the lease: that of a machine that stands still, too.
+#: An answer that the log does not show within two of these ends the lease: that of a stopped machine, too.
 LONG_HI = 2_000
 
 

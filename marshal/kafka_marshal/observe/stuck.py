@@ -155,7 +155,7 @@ def _with_reason(
 
 
 def waiting_for_all(row: LeaseRow) -> LeaseRow:
-    """A row of a hold group: what has no progress waits for a checkpoint of all members, whoever does not take part."""
+    """A row of a hold group: what has no progress waits for a checkpoint, if only one member does not take part."""
     if not row.stuck.startswith(NO_PROGRESS):
         return row
     still = row.stuck.removeprefix(NO_PROGRESS).partition(" with messages")[0]
