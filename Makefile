@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist dist-compiled clean distclean spark
 
 help: ## this list
@@ -98,6 +98,9 @@ exhaustive: $(VENV)/.stamp-setup ## small scope, all of it: every order of DEPTH
 	$(PY) -m tests.campaigns.small_scope --engine $(ARGS)
 
 INPUTS ?= 1000000
+
+sharers: setup ## members that share a partition by batches: 200 seeds with faults, planted bugs, a stopped process on a broker
+	$(PY) -m pytest -m campaign tests/engine/test_sharers.py tests/client/test_shared_batches.py $(ARGS)
 
 fuzz: setup ## INPUTS hostile records straight into the replay; with ARGS=--broker into a real log while workers work
 	$(PY) -m tests.campaigns.fuzz --inputs $(INPUTS) $(ARGS)
