@@ -82,7 +82,8 @@ class Steps:
         self.is_behind: bool = False
         #: When the next step begins.
         self._next_read = 0.0
-        #: How long (ms) the rest that begins may take.
+        #: The present step (ms), and how long the rest that begins may take.
+        self._step = 0.0
         self._left = 0.0
         self._is_resting = self._is_rung = False
         #: Senders of records: since the time below, and in the HEARD_MS before it.
@@ -141,7 +142,8 @@ class Steps:
         """
         now = self._now_ms()
         with self._lock.condition:
-            until = min(self._next_read, now + self.step_ms(now), due_at - FRESH_MS, now + wait_s * 1000)
+            self._step = self.step_ms(now)
+            until = min(self._next_read, now + self._step, due_at - FRESH_MS, now + wait_s * 1000)
             self._left = until - now
             self._is_resting = self._left >= SHORTEST_MS and self.reason(now) is None
             return self._is_resting
@@ -156,12 +158,12 @@ class Steps:
     def read(self, batch: TailBatch) -> bool:
         """This was read. Returns whether a step has begun, unless something in it is a reason to read at once."""
         self.is_behind = sum(map(len, batch.records.values())) >= MANY_RECORDS
-        if not batch.records:
+        if not batch.records or self._step <= 0:
             return False
         now = self._now_ms()
         with self._lock.condition:
-            self._next_read = now + self.step_ms(now)
-            return self._next_read > now and self.reason(now) is None
+            self._next_read = now + self._step
+            return self.reason(now) is None
 
     def _ring(self) -> None:
         """End the rest: there is something to wait for now."""
