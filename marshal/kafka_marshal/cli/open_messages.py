@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -97,7 +98,10 @@ def open_messages(options: Options, group: str, partitions: tuple[tuple[str, int
         say_warning(f"keys could not be read. {listed}")
     if is_terminal() and found:
         at = _at(found[0])
-        say(f"Look into one: kafka-marshal show {at}. Try it again: kafka-marshal redrive {group} {at}")
+        say(
+            f"Look into one: kafka-marshal show {quote(at)}{options.reach()}. "
+            f"Try it again: kafka-marshal redrive {quote(group)} {quote(at)}{options.reach()}"
+        )
     return DONE
 
 

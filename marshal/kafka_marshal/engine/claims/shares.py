@@ -82,8 +82,10 @@ class ShareSource(ClaimsClient):
 
     def attach(self, work: Work) -> None:
         self._work = work
-        self.view = ShareView(self._peers, work.subscription)
-        self.reports = LeaseReports(self._settings.ids, self._book, self._outbox, _NoPlacement(), self._peers)
+        self.view: ShareView = ShareView(self._peers, work.subscription)
+        self.reports: LeaseReports = LeaseReports(
+            self._settings.ids, self._book, self._outbox, _NoPlacement(), self._peers
+        )
         #: Partition → when (own clock, ms) its share may be claimed again.
         self._claim_at: dict[Key, float] = {}
         #: Partitions that are held in another mode.

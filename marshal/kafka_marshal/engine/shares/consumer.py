@@ -10,7 +10,7 @@ from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Key, Outbox, StartFetch, StopFetch
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import Loss, Owner, Ownership
-from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
+from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
 from kafka_marshal.engine.shares.desk import Desk, Given
 from kafka_marshal.engine.shares.taking import Taking
 from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
@@ -362,7 +362,7 @@ class SharedConsumer(ConsumerEngine):
         rng: Random,
     ) -> None:
         assert settings.sharing is not None
-        self.sharing = settings.sharing
+        self.sharing: SharingOptions = settings.sharing
         #: The same as ``source``.
         self.shares: ShareSource = source
         #: The time (own clock, ms) of the present input, as far as it is known.

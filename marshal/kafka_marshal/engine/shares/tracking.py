@@ -18,10 +18,12 @@ class BatchBuffer(Buffer):
 
     __slots__ = ("is_ours", "on_drop")
 
+    size: int
+
     def __init__(self, is_ours: Callable[[int], bool], on_drop: Callable[[int], object]) -> None:
         super().__init__()
-        self.is_ours = is_ours
-        self.on_drop = on_drop
+        self.is_ours: Callable[[int], bool] = is_ours
+        self.on_drop: Callable[[int], object] = on_drop
 
     def put_back(self, messages: list[Message], covers_from: int) -> None:
         ours = [message for message in messages if self.is_ours(offset_of(message))]
@@ -60,6 +62,8 @@ class BatchBuffer(Buffer):
 
 class BatchTracker(Tracker):
     """Collects what is done, until the desk takes it over."""
+
+    done: Progress
 
     @property
     def has_news(self) -> bool:

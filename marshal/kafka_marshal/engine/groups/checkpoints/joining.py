@@ -143,10 +143,9 @@ def _in_transactions(group_id: str, topic: str, partition: int) -> Configuration
 
 def open_messages_text(group_id: str, topic: str, partition: int) -> str:
     """Why a group with such messages begins no checkpoints (X4)."""
-    group = quote(group_id)
     return (
         f"group {group_id!r} has messages of {topic} [{partition}] that wait for another try, or are set aside: "
         "checkpoints can't hold them. Nothing was changed. See them: kafka-marshal open-messages "
-        f"{group}. Let workers without checkpoints handle them (kafka-marshal redrive {group} --all frees those that "
-        f"are set aside), or give them up: kafka-marshal discard {group} --all"
+        f"{quote(group_id)}. Let workers without checkpoints handle them (kafka-marshal redrive {quote(group_id)} "
+        f"--all frees those that are set aside), or give them up: kafka-marshal discard {quote(group_id)} --all"
     )
