@@ -151,7 +151,7 @@ def test_no_function_is_too_long() -> None:
 #: Package → (modules, lines) that it may have, docstrings included.
 MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "adapters": (36, 5_900),
-    "admin": (27, 6_500),
+    "admin": (26, 6_400),
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (32, 8_130),
@@ -160,12 +160,12 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "kafka_marshal": (19, 2_850),
     "metrics": (8, 1_770),
     "node": (30, 4_680),
-    "observe": (23, 4_890),
+    "observe": (24, 5_010),
     "pipeline": (37, 7_590),
     "rationalizer": (61, 11_070),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
-    "testing": (50, 10_640),
+    "testing": (50, 10_650),
     "ui": (16, 4_450),
     "watchdog": (5, 1_000),
 }
@@ -489,7 +489,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.node.replica.Replica": (25, 17),
     "kafka_marshal.pipeline.audit.observer.Observer": (29, 15),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
-    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (24, 18),
+    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (25, 19),
     "rationalizer.groups.group.Group": (26, 15),
     "kafka_marshal.testing.simulation.process.Job": (20, 17),
 }

@@ -14,13 +14,13 @@ from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin import Move, conversion, repositioning, settling
 from kafka_marshal.admin.groups import caught_up
 from kafka_marshal.admin.open_messages import OpenMessage
-from kafka_marshal.admin.point_reads import read_at
 from kafka_marshal.admin.positions import Keep
 from kafka_marshal.admin.session import Session
 from kafka_marshal.admin.settling import Settled
 from kafka_marshal.admin.transfer import Open, planned_export, progress_of_all
 from kafka_marshal.errors import AdminError, ConfigurationError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import required_settings
+from kafka_marshal.observe.point_reads import read_at
 from kafka_marshal.ports import KafkaGroup
 from rationalizer import (
     ClaimingPartition,

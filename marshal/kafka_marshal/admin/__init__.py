@@ -22,7 +22,6 @@
 ``settling``        redrive, discard and park, record by record
 ``redriving``       dead letters, produced into a topic in transactions
 ``aside``           open messages written again: after a move that failed, in a conversion
-``point_reads``     single messages, read by their offsets
 ``stored_message``  one message of a data topic, by its offset
 ``topic``           the coordination topic, created or completed: the work of ``init``
 ``prune``           old log and old snapshots, removed up to a checked snapshot

@@ -5,18 +5,18 @@ Progress has passed them, or will, and they are not done all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from kafka_marshal.admin.point_reads import PointReads, read_at
-from kafka_marshal.admin.session import group_in
+from kafka_marshal.observe.holes import Holding
+from kafka_marshal.observe.point_reads import PointReads, read_at
 from kafka_marshal.ports import Cluster, TopicPartition
-from rationalizer import World, decode, route_group
+from rationalizer import decode
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.levels import SUPPORTED_LEVEL
 
-__all__ = ["Holding", "OpenMessage", "Place", "State", "describe", "holdings_of", "messages_of", "state_of"]
+__all__ = ["OpenMessage", "Place", "State", "describe", "messages_of", "state_of"]
 
 State = Literal["parked", "waiting", "acquired"]
 
@@ -61,44 +61,9 @@ class OpenMessage:
         return self.topic, self.partition, self.offset
 
 
-class Holding(NamedTuple):
-    """A hole, and where it is."""
-
-    cp: int
-    topic: str
-    partition: int
-    hole: Hole
-
-    @property
-    def key(self) -> TopicPartition:
-        """(topic, partition)"""
-        return self.topic, self.partition
-
-
 def state_of(hole: Hole) -> State:
     """The state in the words of users."""
     return "parked" if hole.is_parked else "waiting" if hole.is_free else "acquired"
-
-
-def holdings_of(worlds: Mapping[int, World], group_id: str) -> list[Holding]:
-    """All holes of a group, sorted by topic, partition and offset."""
-    group = group_in(worlds, group_id)
-    if group is not None:
-        home = route_group(group_id, len(worlds))
-        found = [
-            Holding(home, topic, partition, hole)
-            for topic, partition, kept in group.all_progress()
-            for hole in kept.progress.open
-        ]
-    else:
-        found = [
-            Holding(cp, lease.topic, lease.partition, hole)
-            for cp, world in worlds.items()
-            for lease in world.leases()
-            if lease.group_id == group_id
-            for hole in lease.progress.open
-        ]
-    return sorted(found, key=lambda each: (each.topic, each.partition, each.hole.first))
 
 
 def messages_of(group_id: str, holdings: Iterable[Holding]) -> Iterator[OpenMessage]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from kafka_marshal import arguments
-from kafka_marshal.admin.open_messages import OpenMessage, Place, describe, holdings_of, messages_of
+from kafka_marshal.admin.open_messages import OpenMessage, Place, describe, messages_of
 from kafka_marshal.admin.positions import check_name
 from kafka_marshal.admin.redriving import RedrivenLetters, plan_letters, redrive_letters
 from kafka_marshal.admin.session import Session, kind_in
@@ -15,6 +15,7 @@ from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.one_process import OneProcess
 from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.node.replica import Replica
+from kafka_marshal.observe.holes import holdings_of
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.topic_names import is_topic_name

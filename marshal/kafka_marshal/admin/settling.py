@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, Literal
 
-from kafka_marshal.admin.open_messages import Holding, Place, holdings_of, state_of
-from kafka_marshal.admin.point_reads import read_at
+from kafka_marshal.admin.open_messages import Place, state_of
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, lost_positions
 from kafka_marshal.admin.session import Session
 from kafka_marshal.errors import AdminError
+from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.names import names_of, no_group
+from kafka_marshal.observe.point_reads import read_at
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Record, SettleOffsets, SettlingMessages, codes, key_hash
 from rationalizer.holes import NO_KEY, Hole

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.admin.open_messages import Holding, holdings_of
-from kafka_marshal.admin.point_reads import read_at
+from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.problems import Problem, places
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
 from kafka_marshal.observe.text import count, span
-from kafka_marshal.observe.view import View
-from kafka_marshal.ports import Cluster
 from rationalizer.limits import MAX_HOLES
+
+if TYPE_CHECKING:
+    from kafka_marshal.observe.view import View
+    from kafka_marshal.ports import Cluster
 
 __all__ = ["STUCK_BATCH_MS", "open_problems", "open_text"]
 
@@ -78,6 +79,8 @@ def _rows(rows: dict[tuple[str, int], LeaseRow], holdings: Sequence[Holding]) ->
 
 def _older(cluster: Cluster, view: View, holdings: Sequence[Holding], most_ms: int) -> list[tuple[Holding, int]]:
     """Those that are as they are for longer than this, with their age (ms). One whose record was pruned is left out."""
+    from kafka_marshal.observe.point_reads import read_at
+
     log = view.replica.topic
     wanted: dict[tuple[str, int], set[int]] = {}
     for each in holdings:

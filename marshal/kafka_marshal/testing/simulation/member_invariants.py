@@ -112,6 +112,8 @@ class MemberInvariants:
         self._pauses: dict[tuple[str, int], tuple[float, float]] = {}
         #: (process, partition) → offset in flight → since when.
         self._in_hand: dict[tuple[str, Key], dict[int, float]] = {}
+        #: Process and partition → how often it has asked for a producer, and when that was last seen to grow.
+        self._opened: dict[tuple[str, Key], tuple[int, float]] = {}
         #: (process, partition) → when it last lost the lease.
         self._lost: dict[tuple[str, Key], float] = {}
         #: When it was lost by the log, which the member's clock may have ended in the same moment (T4).
@@ -285,7 +287,9 @@ class MemberInvariants:
         if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
         in_hand = self._in_hand.get((process.name, key), {})
-        since = {offset: begun for offset, begun in in_hand.items() if lost_at < begun < sent_at}
+        self._note_producer(process, key)
+        opened_at = self._opened.get((process.name, key), (0, -1.0))[1]
+        since = {offset: begun for offset, begun in in_hand.items() if max(lost_at, opened_at) < begun < sent_at}
         if not since:
             return
         if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:
@@ -350,6 +354,7 @@ class MemberInvariants:
     def begins(self, process: Living, key: Key, offset: int) -> None:
         """A worker begins to handle a message."""
         now = self._scheduler.now
+        self._note_producer(process, key)
         self._in_hand.setdefault((process.name, key), {})[offset] = now
         for driver in process.drivers:
             if (lease := holdings(driver).get(key)) is not None:
@@ -424,6 +429,15 @@ class MemberInvariants:
                 f"{process.name} trusts {_name(key)}, though log time ran ahead of its clock, and no beat "
                 "that it sent after that is accepted yet (T5)",
             )
+
+    def _note_producer(self, process: Living, key: Key) -> None:
+        """A new producer is needed: the fate of a commit is not known, and what was in flight is dropped (M2)."""
+        consumers = [each for driver in process.drivers for each in driver.engine.consumers.values()]
+        taking = [each.assignments[key].taking for each in consumers if key in each.assignments]
+        asked = max((each.attempt for each in taking), default=0)
+        last, _ = self._opened.get((process.name, key), (0, 0.0))
+        if asked > last or (self._scenario.transactions and not all(each.is_done for each in taking)):
+            self._opened[process.name, key] = (asked, self._scheduler.now)
 
     def handled(self, process: Living, key: Key, offset: int) -> None:
         """A worker has handled a message."""
