@@ -260,12 +260,14 @@ class Consumer(FetchingConsumer["Consumer"]):
         """
         max_messages = arguments.a_whole("max_messages", max_messages, 1)
         arguments.seconds("timeout", timeout)
-        return (
-            self._batches_granted(max_messages) if self._engine.at_most_once else self._batches(max_messages, timeout)
-        )
+        if self._engine.at_most_once:
+            return self._batches_granted(max_messages)
+        return self._batches(max_messages, timeout)
+
+    def _batch_of(self, run: Run) -> Batch:
+        return Batch(self._say_batch, run, list(run.messages), *self._about())
 
     def _batches(self, max_messages: int, timeout: float) -> Iterator[Batch]:
-        about = self._marshal.group_id, self._kind, self._driver.now_ms
         while True:
             try:
                 answer = self._ask(self._serve_batch, max_messages, timeout, undo=self._undo)
@@ -279,7 +281,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                 if not self._may_leave(run, self._driver.now_ms()):  # this process was stopped during the wait (T4)
                     answer.receipt.left = True
                     continue
-                batch = Batch(self._say_batch, run, list(run.messages), *about)
+                batch = self._batch_of(run)
                 run.holder = weakref.ref(batch)
                 answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
                 del batch
@@ -328,7 +330,6 @@ class Consumer(FetchingConsumer["Consumer"]):
             )
 
     def _batches_granted(self, max_messages: int) -> Iterator[Batch]:
-        about = self._marshal.group_id, self._kind, self._driver.now_ms
         messages: list[ports.Message] = []
         hand: Run | None = None
         out = [0]
@@ -340,7 +341,7 @@ class Consumer(FetchingConsumer["Consumer"]):
                     hand.since = now
                     out = [0]
                     hand.taken.append(Taken(messages, out, now))
-                    batch = Batch(self._say, hand, list(messages), *about)
+                    batch = Batch(self._say, hand, list(messages), *self._about())
                     if self._closed:
                         return  # as in poll
                     out[0] = ALL; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between

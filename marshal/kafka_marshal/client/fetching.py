@@ -132,6 +132,10 @@ class FetchingConsumer(Membership[S]):
         """How its partitions are assigned."""
         return "claimed" if self._options.settings.group is None else "coordinated"
 
+    def _about(self) -> tuple[str, GroupKind, Callable[[], float]]:
+        """What a batch says of its consumer: group, kind of it, and the clock (ms)."""
+        return self._marshal.group_id, self._kind, self._driver.now_ms
+
     @property
     def _delivery(self) -> Delivery:
         return self._engine.delivery

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from kafka_marshal import arguments, ports
-from kafka_marshal.client.attempt import GroupKind, Order
+from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consumer
 from kafka_marshal.engine.settings import SharingOptions
@@ -17,7 +16,6 @@ from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatc
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.node.serving import EndedError
 from rationalizer import key_hash
 from rationalizer.levels import SHARING_LEVEL
 
@@ -46,7 +44,7 @@ class SharedBatch(Batch):
 
     def __init__(self, consumer: ShareConsumer, run: BatchRun) -> None:
         messages = list(run.messages)
-        super().__init__(consumer._say, run, messages, *consumer._about)
+        super().__init__(consumer._say, run, messages, *consumer._about())
         self._consumer = consumer
         self.first: int = run.batch_first
         self.last: int = run.batch_last
@@ -114,10 +112,6 @@ class ShareConsumer(Consumer):
             )
         super()._enter(*of)
 
-    @property
-    def _about(self) -> tuple[str, GroupKind, Callable[[], float]]:
-        return self._marshal.group_id, self._kind, self._driver.now_ms
-
     # Reports (any thread).
 
     def _say(self, what: Any) -> None:
@@ -155,31 +149,12 @@ class ShareConsumer(Consumer):
         """
         max_messages = arguments.a_whole("max_messages", max_messages, 1)
         timeout = arguments.seconds("timeout", timeout)
-        return self._shared_batches(max_messages, timeout)
+        return cast("Iterator[SharedBatch]", self._batches(max_messages, timeout))
 
-    def _shared_batches(self, max_messages: int, timeout: float) -> Iterator[SharedBatch]:
-        while True:
-            try:
-                answer = self._ask(self._serve_share, max_messages, timeout, undo=self._undo)
-            except EndedError:
-                return
-            run: Run | None = None
-            try:
-                run = self._waited(answer)
-                if run is None:
-                    return
-                if not self._may_leave(run, self._driver.now_ms()):  # this process was stopped during the wait (T4)
-                    answer.receipt.left = True
-                    continue
-                batch = SharedBatch(self, cast("BatchRun", run))
-                run.holder = weakref.ref(batch)
-                answer.receipt.out = True; yield batch  # fmt: skip  # noqa: E702 - one line: nothing may come in between
-                del batch
-            except BaseException:
-                answer.receipt.left = True
-                raise
+    def _batch_of(self, run: Run) -> SharedBatch:
+        return SharedBatch(self, cast("BatchRun", run))
 
-    def _serve_share(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
+    def _serve_batch(self, is_gone: Callable[[], bool], max_messages: int, timeout: float) -> Run | None:
         with self._driver.locked(step=False):
             self._take(WantBatches(self._engine.number, max_messages, timeout * 1000))
         return self._pull(Pull(self._engine), is_gone, max_messages)
