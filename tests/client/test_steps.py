@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
+from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.engine.awaited import AWAITED, Awaited
 from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.engine import Engine
@@ -249,3 +251,28 @@ def test_a_lease_by_hand_comes_and_goes_at_once(groups: Groups) -> None:
         lease.heartbeat(5)
     with marshal.claim("t", 0, timeout=10):
         pass
+
+
+def test_a_rest_fetches_nothing(kafka_bootstrap: str, topic_factory: Callable[..., str]) -> None:
+    topic, cluster = topic_factory(1), KafkaCluster(kafka_bootstrap, {})
+    tail = cluster.tail(topic, {0: 0})
+    read: list[int] = []
+
+    def has_read(offset: int) -> bool:
+        read.extend(at for at, _, _ in tail.read(0.1).records.get(0, ()))
+        return offset in read
+
+    def write() -> None:
+        producer.produce(topic, b"", partition=0)
+        assert producer.flush(20) == 0
+
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    write()
+    wait_until(lambda: has_read(0))
+    wait_until(tail.rest)
+    write()
+    assert tail._reading.read(1, 0.5) == [], "it lies at the broker"
+    wait_until(lambda: has_read(1))
+    assert read == [0, 1]
+    tail.close()
+    cluster.close()
