@@ -17,6 +17,9 @@ pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokerDiedError"])
 #: A program ends within this time, whatever it does.
 END_S = 5.0
 
+#: Heartbeat interval (ms) of programs that must say nothing.
+SILENT_HI = 3_000
+
 
 def ranges_of(found: set[int]) -> str:
     return offsets((0, offset) for offset in found)
@@ -122,7 +125,9 @@ def test_ctrl_c_ends_with_blocks(scene: Scene) -> None:
 @pytest.mark.parametrize("by", ["end", "exit", "iterating", "polling", "error"])
 def test_a_program_may_end_without_close(scene: Scene, by: str, delivery: str) -> None:
     """Without output from us and without a remaining lease that others would have to wait for."""
-    program = Program(scene, "leave", scene.topic(1, 20), by=by, options={"delivery": delivery, "batch_size": 5})
+    program = Program(
+        scene, "leave", scene.topic(1, 20), by=by, hi=SILENT_HI, options={"delivery": delivery, "batch_size": 5}
+    )
     status, _, err = program.end(10.0 + END_S)
     assert status == int(by == "error"), err
     assert err.count("Traceback") == int(by == "error"), err
@@ -137,7 +142,7 @@ def test_a_program_may_end_without_close(scene: Scene, by: str, delivery: str) -
     ("by", "wanted"), [("atexit", "revoked"), ("destructor", "revoked\nfinalizing: 1"), ("stuck", "")], ids=lambda x: x
 )
 def test_the_interpreters_end_waits_for_no_thread(scene: Scene, by: str, wanted: str) -> None:
-    program = Program(scene, "ends", scene.topic(1), by=by)
+    program = Program(scene, "ends", scene.topic(1), by=by, hi=SILENT_HI)
     status, out, err = program.end(10.0 + END_S)
     assert (status, out.strip(), err) == (0, wanted, "")
     if by == "atexit":  # its leases were released, too
@@ -146,6 +151,6 @@ def test_the_interpreters_end_waits_for_no_thread(scene: Scene, by: str, wanted:
 
 
 def test_a_call_that_waits_ends_in_a_forked_child(scene: Scene) -> None:
-    program = Program(scene, "forks", scene.topic(1))
+    program = Program(scene, "forks", scene.topic(1), hi=SILENT_HI)
     status, _, err = program.end(10.0 + END_S)
     assert (status, err) == (0, "")
