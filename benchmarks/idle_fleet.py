@@ -216,10 +216,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     of_size[in_steps].append(measure(members, args.seconds, in_steps, args.data_wait))
                     print(of_size[in_steps][-1].line(), f"{os.getloadavg()[0]:6.1f}", flush=True)
         found += [middle(costs) for costs in of_size.values() if costs]
-    print("medians; and for 1,000 by a straight line through each figure of one member")
+    print("medians; and of three sizes or more, 1,000 by a straight line through each figure of one member")
     for in_steps in (False, True):
         costs = [cost for cost in found if cost.in_steps is in_steps]
-        if len(costs) > 1:
+        if len(costs) > 2:  # two sizes have no line that could fail
             costs.append(fitted(costs, 1_000))
         for cost in costs:
             print(cost.line())

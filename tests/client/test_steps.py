@@ -173,7 +173,7 @@ def test_it_reads_before_it_does_what_is_due_by_time(scene: Scene) -> None:
 
 
 def test_steps_grow_with_the_members_up_to_a_third_of_the_margin() -> None:
-    assert [step_ms(members, 10_000) for members in (1, 10, 12, 13, 32, 52, 1_000)] == [0, 0, 0, 5, 100, 200, 333]
+    assert [step_ms(members, 10_000) for members in (1, 10, 12, 13, 32, 52, 1_000)] == [0, 0, 0, 8, 160, 320, 333]
     for session in (100, 1_000, 3_000, 10_000, 60_000):
         assert 3 * step_ms(1_000, session) <= proof_margin_ms(session)
     assert steps.LONGEST_STEP_MS < stalled_fetch.HELD_UP_S * 1000, "a rest is no hold-up of the reader"
@@ -187,7 +187,27 @@ def test_the_members_counted_are_those_heard_lately(scene: Scene) -> None:
         now = scene.steps.step_ms(scene.now)
     assert now == 8 * steps.MEMBER_STEP_MS
     scene.hears(*(f"new{number}" for number in range(40)))
-    assert scene.steps.step_ms(scene.now) == 28 * steps.MEMBER_STEP_MS, "a group that grows at once is not waited for"
+    assert scene.steps.step_ms(scene.now) == 200, "a group that grows at once is not waited for"
+
+
+def test_a_member_without_leases_has_the_margin_of_its_session(scene: Scene) -> None:
+    engine = scene.lock.engine
+    engine.groups[0] = engine.consumers[0] = SimpleNamespace(session_timeout_ms=10_000)
+    assert scene.steps.step_ms(scene.now) == 333
+    engine.consumers[1] = SimpleNamespace()
+    assert scene.steps.step_ms(scene.now) == 200, "a consumer that claims"
+    del engine.consumers[1]
+    engine.book.leases["orders", 0] = SimpleNamespace()
+    assert scene.steps.step_ms(scene.now) == 200, "a lease by hand"
+
+
+def test_a_turn_that_is_due_ends_no_step(scene: Scene) -> None:
+    assert scene.steps.begin_rest(0.002, inf)
+    assert not scene.steps.wait(), "it turns, and rests on"
+    assert scene.steps.begin_rest(1_000.0, inf)
+    scene.now += steps.LONGEST_STEP_MS
+    scene.steps._ring()
+    assert scene.steps.wait()
 
 
 # On a broker.

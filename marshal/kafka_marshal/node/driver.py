@@ -197,11 +197,12 @@ class Driver:
             self.lock.settle()
 
     def _read(self, wait_s: float) -> TailBatch:
-        """What came, or nothing: the next step has not begun."""
+        """What came; nothing if it has to turn before the next step begins."""
         steps = self.pacing.steps
         if steps.begin_rest(wait_s, self.pacing.due_at) and self.replica.tail.rest():
-            steps.wait()
-            return TailBatch()
+            if not steps.wait():
+                return TailBatch()
+            wait_s = self.pacing.wait_s()
         batch = self.replica.read(wait_s)
         if steps.read(batch):
             self.replica.tail.rest()  # now: soon the next fetch is on its way

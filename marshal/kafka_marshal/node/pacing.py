@@ -38,6 +38,8 @@ class Pacing:
         self._appended_at = 0.0
         #: The last effects were beats of several CPs, and nothing else waits for an answer.
         self.beats_sent: bool = False
+        #: When something is due by time (own clock, ms).
+        self.due_at: float = 0.0
         #: When the engine is asked again at the latest, even without an acknowledgement.
         self._settle_by = 0.0
 
@@ -63,17 +65,12 @@ class Pacing:
             soon = self.unanswered > 0 and now - self._appended_at < ACK_WATCH_MS
             if not soon or now >= self._settle_by:
                 deadline = lock.engine.take(Deadline(), now) if lock.started else inf
-                self._settle_by = min(deadline, now + MAX_WAIT_MS)
+                self.due_at, self._settle_by = deadline, min(deadline, now + MAX_WAIT_MS)
             return max(0.0, min(ACK_WAIT_MS if soon else inf, self._settle_by - now)) / 1000
 
     def is_due(self) -> bool:
         """Whether the engine must be asked now, even if nothing has come."""
         return self._now_ms() >= self._settle_by
-
-    @property
-    def due_at(self) -> float:
-        """When the engine is asked next at the latest (own clock, ms)."""
-        return self._settle_by
 
     @property
     def looks_until(self) -> float:

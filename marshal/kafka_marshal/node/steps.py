@@ -28,10 +28,11 @@ LONGEST_STEP_MS = 333.0
 #: the fetches that steps would save.
 FREE_MEMBERS = 12
 
-#: Each further member makes the step this much longer (ms), so that 79 are the first with the longest one.
-MEMBER_STEP_MS = 5.0
+#: Each further member makes the step this much longer (ms), so that 54 are the first with the longest one.
+MEMBER_STEP_MS = 8.0
 
-#: No step is longer than this share of a session, or of the 2·HI of leases: a third of the margin of T4 of a session.
+#: No step is longer than this share of a session, or of the 2·HI of leases where there may be any: a third of the margin
+#: of T4 of a session.
 LONGEST_SHARE = 1 / 30
 
 #: Members are those from which a record came within this time, or twice as long (ms): beats come every third of a
@@ -82,8 +83,9 @@ class Steps:
         self.is_behind: bool = False
         #: When the next step begins.
         self._next_read = 0.0
-        #: The present step (ms), and how long the rest that begins may take.
+        #: The present step (ms), when the rest that begins ends with a read, and how long it takes at the most.
         self._step = 0.0
+        self._read_at = 0.0
         self._left = 0.0
         self._is_resting = self._is_rung = False
         #: Senders of records: since the time below, and in the HEARD_MS before it.
@@ -125,8 +127,10 @@ class Steps:
         if members <= FREE_MEMBERS:
             return 0.0
         engine = self._lock.engine
-        sessions = [client.session_timeout_ms for client in engine.groups.values()]
-        return step_ms(members, min((2 * engine.settings.heartbeat_interval_ms, *sessions)))
+        patience = [client.session_timeout_ms for client in engine.groups.values()]
+        if not patience or engine.book.leases or engine.consumers.keys() - engine.groups.keys():
+            patience.append(2 * engine.settings.heartbeat_interval_ms)
+        return step_ms(members, min(patience))
 
     def reason(self, now: float) -> Waits | Awaited | None:
         """Why it reads at once; None: it waits for nothing."""
@@ -143,17 +147,19 @@ class Steps:
         now = self._now_ms()
         with self._lock.condition:
             self._step = self.step_ms(now)
-            until = min(self._next_read, now + self._step, due_at - FRESH_MS, now + wait_s * 1000)
-            self._left = until - now
+            self._read_at = min(self._next_read, now + self._step, due_at - FRESH_MS)
+            self._left = min(self._read_at - now, wait_s * 1000)
             self._is_resting = self._left >= SHORTEST_MS and self.reason(now) is None
             return self._is_resting
 
-    def wait(self) -> None:
-        """Wait until the rest is over (*blocking*)."""
+    def wait(self) -> bool:
+        """Wait until the rest is over (*blocking*). Returns whether it is time to read."""
         with self._bell:
             if not self._is_rung:
                 self._bell.wait(self._left / 1000)
+            is_time = self._is_rung or self._now_ms() >= self._read_at
             self._is_resting = self._is_rung = False
+            return is_time
 
     def read(self, batch: TailBatch) -> bool:
         """This was read. Returns whether a step has begun, unless something in it is a reason to read at once."""
