@@ -31,8 +31,8 @@ FREE_MEMBERS = 12
 #: Each further member makes the step this much longer (ms), so that 54 are the first with the longest one.
 MEMBER_STEP_MS = 8.0
 
-#: No step is longer than this share of a session, or of the 2·HI of leases where there may be any: a third of the margin
-#: of T4 of a session.
+#: No step is longer than this share of a session, or of the 2·HI of leases where there may be any: a third of the
+#: margin of T4 of a session.
 LONGEST_SHARE = 1 / 30
 
 #: Members are those from which a record came within this time, or twice as long (ms): beats come every third of a
