@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import ConfigurationError, Marshal, Retry, aio
+from kafka_marshal import Attempt, ConfigurationError, Marshal, Retry, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.sinks import SqliteSink
@@ -25,9 +25,17 @@ MESSAGES = 200
 class Team:
     """Members that run one handler."""
 
-    def __init__(self, cluster: MemoryCluster, names: str, handle: Callable[[Any], object], **options: Any) -> None:
+    def __init__(
+        self,
+        cluster: MemoryCluster,
+        names: str,
+        handle: Callable[[Any], object],
+        handler_timeout: float | None = None,
+        **options: Any,
+    ) -> None:
         self.members = [member(cluster, name) for name in names]
-        self.consumers = [each.consumer([TOPIC], shared_batches=True) for each in self.members]
+        about: dict[str, Any] = {"shared_batches": True, "handler_timeout": handler_timeout}
+        self.consumers = [each.consumer([TOPIC], **about) for each in self.members]
         self._threads = [
             threading.Thread(target=consumer.run, args=(handle,), kwargs=options) for consumer in self.consumers
         ]
@@ -69,6 +77,41 @@ def test_run_sets_aside_what_fails_and_the_rest_is_done() -> None:
     wait_until(lambda: [(hole.first, hole.reason) for hole in open_in(marshal)] == [(7, "ValueError")])
     team.close()
     assert handled == set(range(40)) - {7}
+
+
+def test_a_message_that_hangs_is_given_to_others_and_all_else_continues() -> None:
+    """U11: one message costs one handler, and what that reports later has no effect."""
+    cluster, handled, gate = memory_cluster(1, 40), Counter[int](), threading.Event()
+    attempts: list[Attempt] = []
+
+    def begins(message: Any) -> bool:
+        """Whether it hangs."""
+        is_first = message.offset() == 7 and not attempts
+        if is_first:
+            attempts.append(Attempt.current())
+        return is_first
+
+    def handle(message: Any) -> None:
+        if begins(message):
+            gate.wait(30)
+        handled[message.offset()] += 1
+
+    team = Team(cluster, "a", handle, handler_timeout=0.3, concurrency=2)
+    [marshal], [consumer] = team.members, team.consumers
+    wait_until(lambda: set(handled) == set(range(40)))
+    assert handled[7] == 1, "by another handler"
+    assert not attempts[0].is_held
+    assert "offset 7 (key" in str(marshal.health())
+    assert len(consumer.assignment()) == 1, "the share stays"
+    for _ in range(20):
+        cluster.broker.produce(TOPIC, 0, b"x")
+    wait_until(lambda: len(handled) == 60)
+    gate.set()
+    wait_until(lambda: handled[7] == 2)
+    wait_until(lambda: marshal.health().ok)
+    wait_until(lambda: open_in(marshal) == [])
+    team.close()
+    assert handled == Counter({**dict.fromkeys(range(60), 1), 7: 2})
 
 
 def test_what_run_can_t_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.watchdog.last_will import LastWill
 from rationalizer import ClaimingPartition, ClaimingShare, HeartbeatBatch, ReleasingPartition, SettlingMessages
-from rationalizer.holes import Hole
+from rationalizer.holes import NO_OWNER, Hole
 from tests.engine.harness import HI, Member, Net
 from tests.engine.sharers import TOPIC, shared_net
 
@@ -224,6 +224,33 @@ def test_all_shares_beat_in_one_record_and_there_are_at_most_so_many() -> None:
     assert {len(record.entries) for record in net.records(HeartbeatBatch, "a", since=int(net.now) - HI)} == {6}  # type: ignore[attr-defined]
 
 
+def test_idle_shares_move_to_where_all_sharers_have_work_and_no_partition_is_left_alone() -> None:
+    """U7: more partitions than a member has shares of, and one of them has all the messages."""
+    net = shared_net(partitions=6)
+    members = [sharer(net, name, max_shares=1) for name in "abcdef"]
+    net.run(4 * HI)
+    busy = max(net.data, key=lambda key: (len(sharers_of(net, key)), key))
+    before = sharers_of(net, busy)
+    assert len(before) < len(members)
+    net.data[busy].end = 100_000
+    for _ in range(200):
+        for member in members:
+            member.fetch(50)
+            if (run := member.take(1_000)) is not None:
+                member.done_run(run)
+            member.settle()
+        net.run(HI / 20)
+    assert len(sharers_of(net, busy)) > len(before)
+    assert all(sharers_of(net, key) for key in net.data)
+    released = net.records(ReleasingPartition)
+    assert 0 < len(released) < len(members) * 12, "shares move, and not at each check"
+
+
+def sharers_of(net: Net, key: tuple[str, int]) -> list[str]:
+    lease = net.world(key)
+    return [] if lease.shares is None else [share.client_id for share in lease.shares]
+
+
 def test_the_group_begins_where_start_says_and_only_once() -> None:
     net = shared_net(end=100)
     a = net.member("a")
@@ -298,19 +325,76 @@ def test_a_take_that_was_lost_is_repeated_and_one_that_was_written_twice_takes_o
     assert len(holes(net)) == 1
 
 
-def test_a_handler_that_hangs_costs_the_share_and_others_get_what_it_has() -> None:
+def test_a_batch_that_takes_too_long_is_given_to_others_and_what_is_reported_later_has_no_effect() -> None:
     net = shared_net(end=5)
     a = net.member("a")
     a.consumer(TOPIC, sharing=SharingOptions(), handler_timeout_ms=2.0 * HI)
     b = sharer(net, "b")
     net.run_until(lambda: b.held() and a.held())
     hung = batch(net, a)
-    again = batch(net, b)
-    assert offsets(again) == offsets(hung)
-    assert again.attempts == 2
+    found: list[Any] = []
+
+    def is_given_again() -> bool:
+        for member in (a, b):
+            member.fetch(50)
+            found.extend(run for run in (member.take(1_000),) if run is not None)
+            member.settle()
+        return bool(found)
+
+    epoch = a.lease(T0).epoch
+    net.run_until(is_given_again)
+    [again] = found
+    assert (offsets(again)[0], again.attempts) == (0, 2)
+    assert "0 to 4: with a handler" in a.warnings[-1], "it is named"
+    assert a.lease(T0).epoch == epoch, "another thread takes batches: the share stays"
+    [left] = of(a).delivery.left_behind
+    assert (left.first, left.last) == (0, 4)
     a.done_run(hung)
     net.run(HI)
-    assert {hole.owner for hole in holes(net)} == {b.lease(T0).epoch}, "the late done has no effect"
+    assert of(a).delivery.left_behind == [], "it has returned"
+    assert sum(hole.last - hole.first + 1 for hole in holes(net)) == 5, "the late done has no effect"
+
+
+def test_a_late_report_does_not_settle_what_the_same_member_was_given_again() -> None:
+    net = shared_net(end=3)
+    a = net.member("a")
+    a.consumer(TOPIC, sharing=SharingOptions(), handler_timeout_ms=HI)
+    hung = batch(net, a)
+    again = batch(net, a)
+    assert (offsets(again)[0], again.attempts) == (0, 2)
+    a.done_run(hung)
+    net.run(HI / 4)
+    assert sum(hole.last - hole.first + 1 for hole in holes(net)) == len(hung.messages)
+
+
+def test_a_member_whose_only_thread_hangs_takes_nothing_until_it_comes_back() -> None:
+    net = shared_net(end=5)
+    a = net.member("a")
+    a.consumer(TOPIC, sharing=SharingOptions(), handler_timeout_ms=2.0 * HI)
+    hung = batch(net, a)
+    net.run(4 * HI)
+    net.data[T0].end = 50
+    net.run(4 * HI)
+    assert (a.held(), {hole.owner for hole in holes(net)}) == ([], {NO_OWNER})
+    a.done_run(hung)
+    assert batch(net, a).attempts in (1, 2)
+
+
+def test_a_batch_is_done_or_given_back_but_for_what_was_set_aside_of_it() -> None:
+    net = shared_net(end=10)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    a.engine.take(given.ParkMessage(of(a).number, run, 4, 77, "Bad"), a.clock())
+    a.done_run(run)
+    net.run(HI)
+    assert [(hole.first, hole.last, hole.reason) for hole in holes(net)] == [(4, 4, "Bad")]
+    net.data[T0].end = 20
+    run = batch(net, a)
+    a.engine.take(given.ParkMessage(of(a).number, run, 14, 77, "Bad"), a.clock())
+    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.settle()
+    again = batch(net, a)
+    assert (offsets(again), again.attempts) == ([10, 11, 12, 13], 2)
 
 
 def test_a_watchdog_would_release_the_share_and_no_longer_once_it_is_over() -> None:

@@ -202,6 +202,7 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
             "hand is done, and claims nothing more. Nothing is lost. End the process; a new one claims again"
         )
     for consumer in list(driver.engine.consumers.values()):
+        yield from (left.text(now) for left in consumer.delivery.left_behind)
         if consumer.schedule.let_go_why == HUNG:
             yield (
                 f"{HUNG} (consumer of {', '.join(sorted(consumer.subscription.topics))}): its partitions are released, "

@@ -50,8 +50,8 @@ class Threads:
             log(
                 logging.WARNING,
                 "handlers_hang",
-                "%d handler(s) have taken longer than handler_timeout: their partitions are released, their threads "
-                "are left behind, and others take their place",
+                "%d handler(s) have taken longer than handler_timeout: others get what they have, their threads are "
+                "left behind, and new ones take their place",
                 hanging,
             )
         self._wanted = self._tries.options.concurrency + hanging

@@ -167,7 +167,7 @@ class Tries:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
         stable, keep = stable_of(assignment), self.letters is not None or attempts != 1
-        about = (*self._about, stable, keep, partial(self.is_held, assignment), self.committers is not None)
+        about = (*self._about, stable, keep, partial(self.is_held, lane, assignment), self.committers is not None)
         number = lane.before + lane.number
         attempt = Attempt(cast("Message", message), number, attempts, assignment.epoch, *about)
         attempt.is_shared = self.consumer._options.settings.sharing is not None
@@ -177,12 +177,12 @@ class Tries:
                 _hook("before", hooks.before, attempt)
         return attempt
 
-    def is_held(self, assignment: Assignment) -> bool:
-        """Whether our own clock proves that this member holds a partition, also while it is being released (T4).
+    def is_held(self, lane: Lane, assignment: Assignment) -> bool:
+        """Whether our own clock proves that this member holds a lane's message, also while it is being released (T4).
 
         Checked before a side effect: if the process was stopped, another member may have the partition by now.
         """
-        return not assignment.over and self.runtime.now_ms() < assignment.lease.proven_until
+        return not (assignment.over or lane.is_left) and self.runtime.now_ms() < assignment.lease.proven_until
 
     def done(self, lane: Lane, attempt: Attempt, began: float) -> bool:
         """A handler has returned; whether its lane is ready again: then the caller takes it or puts it back."""
@@ -217,7 +217,7 @@ class Tries:
         fate, took = fate_of(error), (self.runtime.now_ms() - began) / 1000
         attempt._take_outputs()  # a failed try leaves nothing
         attempt._restore(lane.assignment.key[0])
-        if not self.is_held(lane.assignment):
+        if not self.is_held(lane, lane.assignment):
             self._call_hooks("lost", attempt, took, error)
             if fate is Fate.ENDS:
                 self.give_up(lane, attempt, error)

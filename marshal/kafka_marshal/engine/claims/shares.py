@@ -59,11 +59,19 @@ class ShareView(LeaseView):
         return ()
 
 
+#: Why a share is released although the member could keep it.
+MOVES = "it has nothing to do here, and messages wait in other partitions"
+
+
 class _Seen(Protocol):
     """What a share knows of its partition."""
 
     #: A record may have changed that.
     is_dirty: bool
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no batch, and nothing is free."""
 
 
 class _NoPlacement:
@@ -93,6 +101,9 @@ class ShareSource(ClaimsClient):
         #: Partitions whose refusal was reported.
         self._told: set[Key] = set()
         self._is_dirty = True
+        #: Shares that had nothing to do at the last check, and when (own clock, ms) the next one is.
+        self._idle: set[Key] = set()
+        self._check_at = 0.0
 
     # What its consumer reads.
 
@@ -172,7 +183,12 @@ class ShareSource(ClaimsClient):
         pass
 
     def step(self, now: float) -> None:
-        if self.failure is not None or not (self._is_dirty or now >= self._next_claim()):
+        if self.failure is not None:
+            return
+        if self._is_limited and now >= self._check_at:
+            self._check_at = now + self._settings.heartbeat_interval_ms
+            self._move(now)
+        if not (self._is_dirty or now >= self._next_claim()):
             return
         self._is_dirty = False
         parts, blocked = self._work.parts, self._work.blocked
@@ -183,11 +199,31 @@ class ShareSource(ClaimsClient):
         ]
         self._claim_at = {key: at for key, at in self._claim_at.items() if at > now}
         room = self._most() - len(parts)
-        for key in sorted(open_now, key=self._sharers)[: max(0, room)]:
+        for key in sorted(open_now, key=self._preference)[: max(0, room)]:
             if self.view.closed(self._peers.cp_of(key), now):
                 self._claim_at[key] = now + self._settings.heartbeat_interval_ms / 2
                 continue
             self.want(key, now)
+
+    def _move(self, now: float) -> None:
+        """Release one share that was idle at the last two checks, if messages wait where this member has none."""
+        parts, partitions = self._work.parts, self._work.subscription.partitions
+        if len(parts) < self._most():
+            return
+        idle = {key for key, part in parts.items() if cast("_Seen", part).is_idle and self._sharers(key) > 1}
+        still_idle, self._idle = idle & self._idle, idle
+        if still_idle and any(key not in parts and self._waits(key) for key in partitions):
+            self._work.let_go(max(still_idle, key=self._sharers), MOVES, now)
+
+    def _waits(self, key: Key) -> bool:
+        """Whether messages seem to wait there: all of its sharers have batches."""
+        lease = self._peers.lease(key)
+        if lease is None or lease.shares is None or lease.progress.holes is None:
+            return False
+        return {share.epoch for share in lease.shares} <= set(lease.progress.holes.owners())
+
+    def _preference(self, key: Key) -> tuple[bool, int]:
+        return not self._waits(key), self._sharers(key)
 
     def want(self, key: Key, now: float) -> None:
         """Register that a share is wanted; its consumer has it claimed once it knows where the group begins."""
@@ -223,7 +259,12 @@ class ShareSource(ClaimsClient):
     def deadline(self, now: float) -> float:
         if self.failure is not None or not self._work.takes_on or self.lets_all_go():
             return inf
-        return self._next_claim()
+        return min(self._next_claim(), self._check_at) if self._is_limited else self._next_claim()
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether there are more partitions than a member has shares of."""
+        return len(self._work.subscription.partitions) > self._wanted_shares
 
 
 #: Code of a refused claim → the warning, once for each partition.

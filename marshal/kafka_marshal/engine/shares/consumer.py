@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import cast
+from weakref import ref
 
 from kafka_marshal.engine.claims.shares import ShareSource
 from kafka_marshal.engine.effects import Key, Outbox, StartFetch, StopFetch
@@ -16,6 +17,7 @@ from kafka_marshal.engine.shares.taking import Taking
 from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage
+from kafka_marshal.engine.work.behind import LeftBehind
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.positions import Positions
@@ -76,6 +78,13 @@ class SharedAssignment(Assignment):
         self.is_dirty: bool = True
         #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
         self.sent_at: float | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no batch, and nothing is free."""
+        desk = self.desk
+        is_free = desk.crowd.again or desk.shelf.new(desk.free_from).messages
+        return self.stage is Stage.ACTIVE and not (desk.given or len(desk.settling) or self.tracker.runs or is_free)
 
     def _is_ours(self, offset: int) -> bool:
         return self.desk.at(offset) is not None
@@ -191,6 +200,12 @@ class SharedDelivery(Delivery):
 
     _consumer: SharedConsumer
 
+    def __init__(self, consumer: SharedConsumer) -> None:
+        super().__init__(consumer)
+        #: Batches that were given to others because they took too long, until the program reports or drops them.
+        #: Replaced, never changed.
+        self._left: tuple[tuple[ref[Run], LeftBehind], ...] = ()
+
     def has_more(self, assignment: SharedAssignment) -> None:
         """Messages of our batches are there."""
         self._turns.setdefault(assignment)
@@ -212,15 +227,66 @@ class SharedDelivery(Delivery):
         super()._came_back(assignment, now)
         self._consumer.taking.step(now)
 
+    def done_run(self, run: Run, now: float) -> None:
+        self._returned(run)
+        for part in self._parts(run):
+            super().done_run(part, now)
+
+    def _returned(self, run: Run) -> None:
+        self._left = tuple(each for each in self._left if each[0]() not in (None, run))
+
+    @staticmethod
+    def _parts(run: Run) -> list[Run]:
+        """What is in flight of a batch: some of its messages may have been set aside."""
+        ours = set(map(id, run.messages))
+        parts = [part for part in run.assignment.tracker.runs.values() if id(part.messages[0]) in ours]
+        return parts or [run]
+
     def give_back_run(self, run: Run, now: float) -> None:
         """The program gives a batch back: others may have it, and it counts as one delivery."""
+        self._returned(run)
+        for part in self._parts(run):
+            self._give_back(part)
+        self._gave_back(cast("SharedAssignment", run.assignment), now)
+
+    def _give_back(self, run: Run) -> bool:
+        """Others may have what is not done of it. Returns whether there is any."""
         undone = [message for message, mark in zip(run.messages, run.marks, strict=True) if not mark]
         assignment = cast("SharedAssignment", run.assignment)
-        for messages, covers_from in assignment.tracker.split(run, undone):
+        parts = assignment.tracker.split(run, undone)
+        for messages, covers_from in parts:
             assignment.desk.give_back(covers_from, offset_of(messages[-1]), is_begun=True)
+        return bool(parts)
+
+    def _gave_back(self, assignment: SharedAssignment, now: float) -> None:
         if not assignment.over:
             assignment.report(now)
         self._came_back(assignment, now)
+
+    @property
+    def left_behind(self) -> list[LeftBehind]:
+        return [*super().left_behind, *(left for run, left in self._left if run() is not None)]
+
+    def leave(self, assignment: SharedAssignment, before: float, now: float) -> None:
+        """Give to others what a handler has had since before that time (U11); the share, and all else of it, stay."""
+        found: list[LeftBehind] = []
+        for message in self.in_lanes.leave(assignment, before):
+            first = last = offset_of(message)
+            found.append(LeftBehind(*assignment.key, first, last, message.key(), before))
+            if (begun := assignment.tracker.run_at(first)) is not None:
+                for _, covers_from in assignment.tracker.split(begun, [message]):
+                    assignment.desk.give_back(covers_from, last, is_begun=True)
+        runs = () if self.in_lanes.is_active else list(assignment.tracker.runs.values())
+        for run in runs:
+            since = run.in_hand_since()
+            if since is not None and since <= before and self._give_back(run):
+                key = run.messages[0].key() if run.size == 1 else None
+                found.append(LeftBehind(*assignment.key, run.first, run.last, key, since))
+                self._left = (*self._left, (ref(run), found[-1]))
+                self.overdue()  # all is released if no thread of the program comes back
+        for each in found:
+            self._consumer.warn(each.text(now))
+        self._gave_back(assignment, now)
 
     def park(self, run: Run, offset: int, key_hash: int, reason: str, now: float) -> None:
         """The program sets a message of a batch aside."""
@@ -337,6 +403,13 @@ class SharedSchedule(Schedule):
         self._consumer.now = now
         super().step(now, silent_cps)
         self._consumer.taking.step(now)
+
+    def _overran(self, assignment: Assignment, before: float, now: float) -> None:
+        shared = cast("SharedAssignment", assignment)
+        if shared.desk.at_most_once:  # what it has in hand is done for the log
+            super()._overran(assignment, before, now)
+        else:
+            self._consumer.delivery.leave(shared, before, now)
 
     def deadline(self, now: float) -> float:
         return min(super().deadline(now), self._consumer.taking.due)

@@ -14,6 +14,7 @@ from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
+from kafka_marshal.engine.work.behind import LeftBehind
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.memory import InFlight
@@ -111,6 +112,12 @@ class Delivery:
         if self._overdue:
             self._overdue = False
             self._consumer.source.look_again()
+
+    @property
+    def left_behind(self) -> list[LeftBehind]:
+        """Messages that are given to others though a handler still has them. Any thread may ask."""
+        lanes = self.in_lanes.lanes
+        return [] if lanes is None else list(lanes.left.values())
 
     def _last_heard(self) -> float:
         return self._heard_at

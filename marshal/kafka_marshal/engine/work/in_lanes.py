@@ -160,6 +160,11 @@ class InLanes:
         return None if self.lanes is None else self.lanes.oldest(assignment)
 
     @reading
+    def leave(self, assignment: Assignment, before: float) -> list[Message]:
+        """Leave behind what handlers have had since before that time; it is still in flight."""
+        return [] if self.lanes is None else self.lanes.leave(assignment, before)
+
+    @reading
     def waiting(self, assignment: Assignment) -> int:
         """How many messages of a partition wait in lanes, also for their next try: no handler has them."""
         return 0 if self.lanes is None else self.lanes.waiting(assignment.key)

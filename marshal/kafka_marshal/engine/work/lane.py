@@ -17,7 +17,20 @@ class Lane:
     """The messages of one key of one partition that are in flight."""
 
     __slots__ = (
-        *("assignment", "before", "began", "key", "message", "number", "partition", "rest", "running", "since", "turn"),
+        *(
+            "assignment",
+            "before",
+            "began",
+            "is_left",
+            "key",
+            "message",
+            "number",
+            "partition",
+            "rest",
+            "running",
+            "since",
+            "turn",
+        ),
     )
 
     def __init__(self, partition: Partition, key: Hashable, message: Message) -> None:
@@ -34,6 +47,8 @@ class Lane:
         #: How many tries of it had begun before, as the log shows.
         self.before: int = 0
         self.running: bool = False
+        #: Its handler was left behind with the message: what it does has no effect.
+        self.is_left: bool = False
         #: How many tries have begun, of all messages of the lane.
         self.turn: int = 0
         #: When the first try of the message, and the latest one, began (ms, own clock); 0: none has.

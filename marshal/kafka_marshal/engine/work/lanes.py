@@ -17,15 +17,16 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
+from kafka_marshal.engine.work.behind import HeldBack, LeftBehind, lasting
 from kafka_marshal.engine.work.lane import Lane, Partition
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
-__all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "Order", "Owner", "lasting"]
+__all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "LeftBehind", "Order", "Owner", "lasting"]
 
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]
@@ -60,47 +61,6 @@ class Handlers(Protocol):
 
     def put(self, lanes: Iterable[Lane]) -> None:
         """These lanes are ready (any thread)."""
-
-
-class HeldBack(NamedTuple):
-    """A partition whose progress waits for one message, while later ones are done or wait."""
-
-    topic: str
-    partition: int
-    #: The offset of the message that all others wait for, and its key.
-    offset: int
-    key: bytes | str | None
-    #: For how long it has been with a handler, or waited for its next try (ms).
-    for_ms: float
-    #: How many messages of this partition are in flight.
-    in_hand: int
-    #: Why the partition is being released, which also waits for that message (``revoke_timeout``); "": it is not.
-    releasing: str = ""
-    #: In a run with transactions: how many later messages are handled, and how many bytes of output wait with them.
-    finished: int = 0
-    finished_bytes: int = 0
-    #: What else it waits for: a transaction that is not committed yet; "": the message's handler.
-    why: str = ""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.topic} [{self.partition}]: held back at offset {self.offset} for {lasting(self.for_ms)} by "
-            + (self.why or f"key {self.key!r}")
-            + (
-                f"; {self.finished:,} later message(s) are handled, and {self.finished_bytes:,} bytes of output wait "
-                "with them"
-            )
-            * bool(self.finished)
-            + (f"; it is to be released ({self.releasing}), which waits for that" * bool(self.releasing))
-        )
-
-
-def lasting(ms: float) -> str:
-    """A duration, for people: "12 s", "3 min", "5.5 h"."""
-    seconds = ms / 1000
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 class Lanes:
@@ -142,6 +102,8 @@ class Lanes:
         self.has_returned: bool = False
         #: Messages that failed after their assignments had ended; they will never be done here.
         self.dropped: deque[tuple[Assignment, Message]] = deque()
+        #: Lanes whose handlers were left behind with their messages, and have not returned.
+        self.left: dict[Lane, LeftBehind] = {}
 
     def open(
         self, owner: Owner, *, is_durable: bool = False, concurrency: int = 1, most_tries: int | None = None
@@ -334,6 +296,7 @@ class Lanes:
             self.running = sum(len(partition.running) for partition in self._partitions.values())
             self.has_returned = True
             self._end_alone(lane)
+            self.left.pop(lane, None)
             if lane.message is None or lane.partition.lanes.get(lane.key) is not lane:
                 return
             if lane.assignment.over:
@@ -408,6 +371,7 @@ class Lanes:
     def _rest(self, lane: Lane) -> bool:
         """End the try under way. False: there is none."""
         if not lane.running:
+            self.left.pop(lane, None)
             return False
         lane.running = False
         lane.partition.running.discard(lane)
@@ -534,6 +498,26 @@ class Lanes:
             times = (lane.began + self._grace_ms for lane in running if lane.assignment is assignment)
             return min(times, default=None)
 
+    def leave(self, assignment: Assignment, before: float) -> list[Message]:
+        """Remove and return messages of single lanes that handlers have had since before that time (ms, own clock).
+
+        What becomes of them there has no effect. (Without an order each lane has one message.)
+        """
+        found: list[Message] = []
+        with self._lock:
+            partition = self._partitions.get(assignment.key)
+            for lane in [] if partition is None else list(partition.running):
+                message = lane.message
+                if message is None or lane.assignment is not assignment or lane.began + self._grace_ms > before:
+                    continue
+                offset = offset_of(message)
+                self._rest(lane)
+                self.left[lane] = LeftBehind(*assignment.key, offset, offset, message.key(), lane.began)
+                lane.is_left = True
+                self._go_on(lane, None)
+                found.append(message)
+        return found
+
     def with_handlers(self, assignment: Assignment) -> list[int]:
         """The offsets of this assignment's messages that handlers have."""
         with self._lock:
@@ -543,7 +527,8 @@ class Lanes:
     def hanging(self, before: float) -> list[Lane]:
         """Lanes that have been with a handler since before that time (ms, own clock)."""
         with self._lock:
-            return [lane for x in self._partitions.values() for lane in x.running if lane.began < before]
+            running = (lane for x in self._partitions.values() for lane in x.running)
+            return [lane for lane in (*running, *self.left) if lane.began < before]
 
     def held_back(self, now: float, longer_than: float) -> tuple[HeldBack, ...]:
         """Partitions whose lowest started message was first tried this long ago (ms), by topic and partition."""

@@ -118,7 +118,11 @@ class Schedule:
         if timeout is not None and lease.held:
             oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
             if oldest is not None and now >= oldest + timeout:
-                self._consumer.source.lose(lease, Loss.HANDLER_TIMEOUT, now)
+                self._overran(assignment, now - timeout, now)
+
+    def _overran(self, assignment: Assignment, before: float, now: float) -> None:
+        """A handler has had a message since before that time (own clock, ms), longer than handler_timeout."""
+        self._consumer.source.lose(assignment.lease, Loss.HANDLER_TIMEOUT, now)
 
     def _ends(self, assignment: Assignment, now: float) -> bool:
         """Release it, if it is to be. Returns whether it is being released."""
