@@ -106,6 +106,25 @@ def test_a_redrive_holds_ranges_back_until_a_worker_has_handled_it() -> None:
     assert ranges_of(net, member) == [(16, 19, ())]
 
 
+def test_a_redrive_at_most_once_loses_none_of_the_ranges_that_were_granted() -> None:
+    net = left()
+    member = at_work(net, ranges=True, at_most_once=True)
+    (consumer,) = member.engine.consumers.values()
+    assert isinstance(consumer.ranges, RangeDelivery)
+    (run,) = consumer.ranges.take({T0: (0, 20)}, 100, member.clock())
+    member.settle()
+    net.run(100)
+    net.write(SettlingMessages(*OPERATOR, *T0, None, SEEN, open=((5, 5, None, 0),)), 0)
+    net.run(HI)
+    assert consumer.ranges.collect_range(run, member.clock())
+    assert member.held()
+    assert consumer.ranges.done_range(run.offsets(), member.clock())
+    member.settle()
+    net.run_until(lambda: not member.held())
+    assert consumer.delivery.grants.unprocessed == []
+    assert "offset 5" in held_back(member)
+
+
 def test_transactions_and_messages_set_aside_are_not_together() -> None:
     net = left()
     assert "kafka-marshal discard g t:0:" in held_back(at_work(net, transactions=True))

@@ -220,7 +220,7 @@ class Mover(Protocol):
 
     @property
     def handles_open(self) -> bool:
-        """Whether it handles open messages: not in transactions, at most once, nor as ranges (U3, U6)."""
+        """Whether it handles open messages: not in transactions, nor as ranges (U3, U6)."""
 
     # Reports from a lease.
 

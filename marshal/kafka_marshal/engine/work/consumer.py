@@ -148,9 +148,8 @@ class ConsumerEngine:
 
     @property
     def handles_open(self) -> bool:
-        """Whether it handles open messages: not in transactions, at most once, nor as ranges (U3, U6)."""
-        settings = self.settings
-        return not (settings.transactions or settings.at_most_once or settings.ranges)
+        """Whether it handles open messages: not in transactions, nor as ranges (U3, U6)."""
+        return not (self.settings.transactions or self.settings.ranges)
 
     def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
         """Set a message in flight aside. Returns whether it was in flight here."""

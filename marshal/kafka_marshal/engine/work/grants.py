@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
+from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Entries
 from kafka_marshal.ports import Message
 from rationalizer import codes
 
@@ -79,7 +82,11 @@ class Grants:
     def send(self, assignment: Assignment, now: float) -> None:
         """Append the ClaimingMessages under way, possibly again; any accepted copy counts."""
         grant = assignment.grant
-        if grant is not None:
+        if grant is not None and grant.run.is_open:
+            grant.sent_at = now
+            entries = Entries(done=((grant.run.covers_from, grant.last_offset),))
+            self._consumer.source.reports.settle(assignment.lease, entries, now)
+        elif grant is not None:
             grant.sent_at = now
             self._consumer.source.reports.grant(assignment.lease, grant.last_offset, now)
 
@@ -98,6 +105,15 @@ class Grants:
             grant.accepted = grant.accepted or False
         if accepted and assignment.lease.held:
             self._consumer.source.reports.beat(assignment.lease, last_offset, now)
+
+    def settled(self, assignment: Assignment, entries: Settles, answers: Sequence[str]) -> None:
+        """Our replica applied a record of this member about open messages: any accepted copy grants one (U3)."""
+        grant = assignment.grant
+        for (_, last), code in zip(entries.done, answers, strict=False):
+            if grant is None or not grant.run.is_open or grant.last_offset != last:
+                self.answered_late(assignment.key, None, last, code == codes.OK)
+            else:
+                grant.accepted = grant.accepted or code == codes.OK
 
     def answered_late(self, key: Key, epoch: int | None, last_offset: int, accepted: bool) -> None:
         """Our replica applied a grant that was given up. epoch: None if the log does not name it."""

@@ -4,30 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from shlex import quote
+from typing import Protocol
 
 from kafka_marshal.engine.effects import Callback, Key, LookUp
 from kafka_marshal.engine.plane import Loss, Settles
 from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Stage
+from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.stuck import LOOK_UP_AGAIN_MS, StuckPartitions
 from kafka_marshal.engine.work.taking_over import TakeOvers
 from kafka_marshal.engine.work.topic_mark import TopicMarks, kafka_counts, split
 from kafka_marshal.types import Start
+from rationalizer import codes
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_OFFSET, NOTHING_DONE
 
 __all__ = ["Positions"]
 
+#: Why a partition is released in which messages are open that its consumer does not handle.
+IN_THE_WAY = "messages of it are open, which this consumer does not handle"
 #: Why no position counts in a topic that was deleted and recreated.
 RECREATED = "the topic was made anew"
+
+
+class Placed(Mover, Protocol):
+    """A consumer, as Positions sees it."""
+
+    @property
+    def delivery(self) -> Granting: ...
+
+
+class Granting(Protocol):
+    """The delivery of a consumer, as far as its positions need it."""
+
+    @property
+    def grants(self) -> Grants: ...
 
 
 class Positions:
     """Moves one consumer's assignments from the granted lease to work. Called under the shell's lock."""
 
     def __init__(
-        self, consumer: Mover, subscription: Subscription, about: EngineSettings, want_ids: Callable[[], object]
+        self, consumer: Placed, subscription: Subscription, about: EngineSettings, want_ids: Callable[[], object]
     ) -> None:
         self._consumer = consumer
         self._subscription = subscription
@@ -95,9 +114,12 @@ class Positions:
         assignment = self._consumer.assignments.get(key)
         if assignment is None or assignment.over or not assignment.lease.held:
             self.unblock([key])  # what still stands in the way is found again
+            for (_, last), code in zip(entries.done, answers or (), strict=False):
+                self._consumer.delivery.grants.answered_late(key, None, last, code == codes.OK)
         elif open_messages := self._in_the_way(assignment):
             self._open(assignment, open_messages, now)
         else:
+            self.unblock([key])
             self._consumer.settlements.applied(assignment, entries, answers, now)
 
     def _needs_start(self, assignment: Assignment) -> bool:
@@ -288,18 +310,25 @@ class Positions:
 
     def _open(self, assignment: Assignment, holes: Sequence[Hole], now: float) -> None:
         """There are open messages that this kind of consumer does not handle, and must not pass over (H1)."""
+        if assignment.key in self.blocked:
+            return
         topic, partition = assignment.key
-        position, first, settings = assignment.buffer.fetch_next, holes[0], self._consumer.settings
+        first, settings = holes[0], self._consumer.settings
         which = f"offset {first.first}" if first.first == first.last else f"offsets {first.first} to {first.last}"
         more = f", and {len(holes) - 1:,} more" if len(holes) > 1 else ""
-        kind = "with transactions" if settings.transactions else "of ranges" if settings.ranges else "at most once"
+        kind = "with transactions" if settings.transactions else "of ranges"
         text = (
             f"{topic} [{partition}]: messages are open that a consumer {kind} does not handle ({which}{more}): another "
             "worker has set them aside, or has not finished them. Nothing of this partition is delivered here, and "
             "nothing is lost. Let a worker without that handle them. Or give them up: kafka-marshal discard "
             f"{quote(self._group_id)} {topic}:{partition}:OFFSET"
         )
-        self._give_up(assignment, position, text, Loss.OPEN, now)
+        if assignment.shown:  # redriven while it works: what is in flight is finished, and nothing after it begun
+            self.stuck.position_lost(assignment.key, assignment.buffer.fetch_next, text, now)
+            self.blocked.add(assignment.key)
+            self._consumer.revocation.revoke(assignment, IN_THE_WAY, now)
+        else:
+            self._give_up(assignment, assignment.buffer.fetch_next, text, Loss.OPEN, now)
 
     def _give_up(self, assignment: Assignment, position: int, text: str, loss: Loss, now: float) -> None:
         """Deliver nothing until the position is set."""

@@ -80,7 +80,7 @@ class Revocation:
         consumer, lease = self._consumer, assignment.lease
         if not lease.held or consumer.closing or consumer.schedule.lets_all_go(now):
             return False
-        if consumer.source.view.closed(lease.cp, now):
+        if consumer.source.view.closed(lease.cp, now) or assignment.key in consumer.positions.blocked:
             return False
         return not consumer.source.still_lets_go(lease, assignment.releasing, now)
 

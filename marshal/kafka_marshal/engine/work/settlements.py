@@ -9,6 +9,7 @@ from typing import Protocol
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
+from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.open_messages import Try, Wary
 from kafka_marshal.engine.work.run import offset_of
@@ -46,6 +47,9 @@ class Deliverer(Protocol):
     @property
     def in_lanes(self) -> InLanes: ...
 
+    @property
+    def grants(self) -> Grants: ...
+
     def set_aside(
         self, assignment: Assignment, offset: int, key_hash: int, attempts: int, reason: str, now: float
     ) -> bool:
@@ -74,6 +78,9 @@ class Settlements:
         progress, keys = self._consumer.source.view.whole_progress(assignment.key), assignment.lease.keys
         opened = assignment.opened
         opened.applied(progress, entries, lambda key: keys is None or keys.lo <= key <= keys.hi)
+        if answers and self._consumer.at_most_once:
+            self._consumer.delivery.grants.settled(assignment, entries, answers)
+            answers = None
         for offset, code in opened.refused(entries, answers) if answers else ():
             if code in _MEANS:
                 self._consumer.delivery.in_lanes.admit(assignment, offset)  # it is tried without that
