@@ -23,7 +23,7 @@ from tests.interrupts import Alarms
 arguments: dict[str, Any] = json.loads(sys.argv[2])
 TOPIC: str = arguments["topic"]
 
-#: Programs whose whole output is compared take a longer one: a machine that stands still for a second costs no lease.
+#: Programs whose whole output is compared take a longer one: a machine that pauses for a second costs no lease.
 HI: int = arguments.get("hi", 500)
 
 #: Time-out of a program.

@@ -51,6 +51,8 @@ from rationalizer import (
     Record,
     RejectedValueError,
     ReleasingPartition,
+    SettleOffsets,
+    SettlingMessages,
     decode,
 )
 from rationalizer.levels import SUPPORTED_LEVEL
@@ -153,6 +155,8 @@ def step_of(record: Record) -> str:
             return "grant"
         case ReleasingPartition() | LeaveGroup():
             return "release"
+        case SettlingMessages() | SettleOffsets():
+            return "settle"
         case CommitRanges(ranges=ranges) if _is_mark(ranges):
             return "mark"
         case CommitOffsets(entries=entries) if any(_is_mark(entry.ranges) for entry in entries):
