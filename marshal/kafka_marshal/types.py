@@ -13,9 +13,11 @@ from typing import Any, Literal, NamedTuple, Self
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = [
+    "BatchToken",
     "Delivery",
     "Key",
     "LeaseInfo",
+    "OpenEpoch",
     "OpenMessages",
     "Progress",
     "SharedEpoch",
@@ -69,6 +71,26 @@ class SharedEpoch(int):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return int(self), self.lo, self.hi, self.parts
+
+
+class BatchToken(int):
+    """The fencing token of a batch of a partition that several members share by batches: good for its messages alone.
+
+    Larger than that of anyone who had them before. A program compares it with the epochs it has stored, and stores it
+    nowhere: batches of other members, with smaller ones, are as rightful. SQL sinks do so.
+    """
+
+
+class OpenEpoch(int):
+    """The epoch of a partition, of a message of it that was open: the position has passed it, and it is not done.
+
+    So a last offset says nothing of it: sinks take it by ``record`` and ``records`` only.
+    """
+
+
+def open_epoch(epoch: int) -> int:
+    """The epoch of a message that was open."""
+    return epoch if isinstance(epoch, SharedEpoch) else OpenEpoch(epoch)
 
 
 class TopicPartition(NamedTuple):

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from kafka_marshal import Attempt, ConfigurationError, Marshal, Retry, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.client.consumer import Consumer
-from kafka_marshal.sinks import SqliteSink
 from rationalizer.holes import Hole
 from tests.client.conftest import wait_until
 from tests.faults.stories import TOPIC, member, memory_cluster
@@ -124,27 +122,6 @@ def test_what_run_can_t_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         once: Consumer = marshal.consumer([TOPIC], shared_batches=True, delivery="at-most-once")
         with once, pytest.raises(ConfigurationError, match="Take batches"):
             once.run(print)
-
-
-def test_sinks_refuse_what_is_shared(tmp_path: Path) -> None:
-    cluster, refused = memory_cluster(1, 2), list[str]()
-    sink = SqliteSink(tmp_path / "rows.db")
-
-    def handle(message: Any) -> None:
-        with pytest.raises(ConfigurationError) as found, sink.record():
-            raise AssertionError(message)
-        refused.append(str(found.value))
-
-    team = Team(cluster, "a", handle)
-    wait_until(lambda: len(refused) == 2)
-    team.close()
-    with member(cluster, "b") as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
-        cluster.broker.produce(TOPIC, 0, b"x")
-        batch = next(iter(consumer.batches()))
-        with pytest.raises(ConfigurationError) as found, sink.records(batch):
-            raise AssertionError(batch)
-    assert {*refused, str(found.value)} == {refused[0]}
-    assert "shared_batches=True" in refused[0]
 
 
 def test_batches_in_asyncio() -> None:

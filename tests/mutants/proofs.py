@@ -368,7 +368,13 @@ SINKS = Path(__file__).parents[1] / "sinks"
 def _sinks(campaigns: int) -> Iterator[Unit]:
     if not campaigns:
         return
-    for name in ("test_several_writers.py", "test_fences.py", "test_done_records.py", "test_restore.py"):
+    for name in (
+        "test_several_writers.py",
+        "test_fences.py",
+        "test_done_records.py",
+        "test_restore.py",
+        "test_open.py",
+    ):
         yield Unit("sinks", name, partial(_tests, SINKS / name, "-p", "tests.sinks.conftest", "--noconftest"))
     for seed in range(campaigns):
         yield Unit("sinks", f"campaign {seed} on SQLite", partial(_on_sqlite, seed))

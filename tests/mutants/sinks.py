@@ -13,7 +13,7 @@ _EARLY = (
     "early = self._run(_COVERING, (2**62, *self._of, -1, *self._of)).fetchall(); "
     "inserted, found = (lambda *both: (self._run_all(*both)[0], early))("
 )
-_STABLE = "stable = written.stable if is_free and of.is_newest(fences) else -1"
+_STABLE = "known = besides if is_free and of.is_newest(fences) else ()"
 
 SINKS: tuple[Mutation, ...] = (
     # Fences.
@@ -134,7 +134,7 @@ SINKS: tuple[Mutation, ...] = (
         "what is stable does not wait for running records",
         "_merge",
         _STABLE,
-        "stable = written.stable if of.is_newest(fences) else -1",
+        "known = besides if of.is_newest(fences) else ()",
         "F4",
     ),
     # Offsets.
@@ -164,14 +164,14 @@ SINKS: tuple[Mutation, ...] = (
         "a stale writer says what is stable",
         "_merge",
         _STABLE,
-        "stable = written.stable if is_free else -1",
+        "known = besides if is_free else ()",
         "F4",
     ),
     Mutation(
         "who enters keys that others have says what is stable",
         "_enter",
-        "stable = of.stable if of.is_newest(after) else -1",
-        "stable = of.stable",
+        "known = besides if of.is_newest(after) else ()",
+        "known = besides",
         "F4",
     ),
     Mutation(
@@ -180,6 +180,35 @@ SINKS: tuple[Mutation, ...] = (
         "written.tokens, written.stable = of.tokens, -1",
         "written.tokens = of.tokens",
         "F4",
+    ),
+    # Batches, and messages that are open.
+    Mutation(
+        "what is open counts as done",
+        "done_of",
+        "for hole in progress.open:",
+        "for hole in progress.open[:0]:",
+        "U15",
+    ),
+    Mutation(
+        "at most once, what is taken counts as written",
+        "done_of",
+        "is_once = consumer.at_most_once or (sharing is not None and sharing.at_most_once)",
+        "is_once = False",
+        "U15",
+    ),
+    Mutation(
+        "the token of a batch is stored",
+        "_enter",
+        "after = entered(before, of.tokens) if of.enters else before",
+        "after = entered(before, of.tokens)",
+        "U15",
+    ),
+    Mutation(
+        "a parked message that stays counts as written after a rewind",
+        "DoneRecords.rewind",
+        "at = offset + 1",
+        "at = offset",
+        "U15",
     ),
     Mutation(
         "a block may write what is stored",

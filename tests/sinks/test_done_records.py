@@ -326,7 +326,7 @@ def test_postgres_a_record_whose_row_is_merged_away_meanwhile_is_done(postgres: 
     with ThreadPoolExecutor(1) as pool:
         with sink._work() as work:
             assert sink._row(work.connection, "group", T0, "merging") is not None
-            sink._done(work.connection, "group", T0).merge(-1, -1)
+            sink._done(work.connection, "group", T0).merge(-1)
             second = pool.submit(handle, kind, sink, 4)
             waits(postgres)
         assert second.result(30) is False

@@ -299,14 +299,13 @@ def test_f3_what_is_refused(kind: Kind) -> None:
 
 
 @pytest.fixture
-def batch(monkeypatch: pytest.MonkeyPatch) -> Batch:
+def batch() -> Batch:
     """A batch of a member with two parts of a partition."""
     lease = SimpleNamespace(proven_until=1_000.0)
     assignment = SimpleNamespace(key=T0, epoch=both(5, 9), over=False, at_most_once=False, lease=lease)
-    run: Any = SimpleNamespace(assignment=assignment)
+    run: Any = SimpleNamespace(assignment=assignment, is_open=False)
     messages: Any = mixed(4, 5, 6)
-    monkeypatch.setattr("kafka_marshal.client.batch.stable_of", lambda _: 3)
-    return Batch(lambda _: None, run, messages, "group", "coordinated", lambda: 0.0)
+    return Batch(lambda _: None, run, messages, "group", "coordinated", lambda: 0.0, lambda _: ((0, 3),))
 
 
 def test_f3_a_batch_of_a_consumer_says_by_which_tokens(kind: Kind, batch: Batch) -> None:

@@ -549,6 +549,10 @@ def _print_moves(moves: list[Move]) -> None:
         for move in moves
     ]
     print_table((*_MOVES[:-1], Column("epoch", right=True), _MOVES[-1]) if is_done else _MOVES, rows)
+    for move in moves:
+        if move.parked:
+            more = f" and {len(move.parked) - 20:,} more (--json)" if len(move.parked) > 20 else ""
+            say(f"stay set aside of {move.topic} [{move.partition}]: {', '.join(map(str, move.parked[:20]))}{more}")
 
 
 def _result(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -27,22 +27,24 @@ class Attempt:
         number: 1 for the first try, 2 for the first retry … With ``park=True`` or ``Retry(durable=True)`` it counts the
             tries of earlier owners of the partition, too, as far as the log has them.
         attempts: how many tries there are at most; None: there is no limit.
-        epoch: the fencing token of its partition; a ``SharedEpoch`` if the partition is shared by key.
+        epoch: the fencing token of its partition; a ``SharedEpoch`` if the partition is shared by key, a
+            ``BatchToken`` if by batches.
         group_id, kind: of the consumer.
         order: as passed to ``run``.
-        stable: everything of the partition up to this offset is done; −1: nothing is.
+        stable: everything of the partition up to this offset is done, or open; −1: nothing is.
     """
 
     __slots__ = (
+        "_done_besides",
         "_headers",
         "_held",
         "_key",
+        "_leaves_open",
         "_outputs",
         "_value",
         "attempts",
         "epoch",
         "group_id",
-        "is_shared",
         "kind",
         "message",
         "number",
@@ -73,13 +75,15 @@ class Attempt:
         self.number: int = number
         self.attempts: int | None = attempts
         self.epoch: int = epoch
-        #: Its partition is shared by batches: the epoch is that of this member's share, and no token of the message.
-        self.is_shared: bool = False
         self.group_id: str = group_id
         self.kind = kind
         self.order = order
         self.stable: int = stable
         self._held = held
+        #: What of the partition is done in the group, and not open, as intervals (F4).
+        self._done_besides: Callable[[], Sequence[tuple[int, int]]] | None = None
+        #: The message was open, or its run leaves messages open behind its position: a last offset hides these.
+        self._leaves_open: bool = False
         #: What it has produced; None: nothing may be, or nothing more.
         self._outputs: list[Output] | None = [] if is_in_transaction else None
 

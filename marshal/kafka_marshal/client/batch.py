@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import GroupKind
-from kafka_marshal.engine.work.assignment import Run, stable_of
-from kafka_marshal.errors import LeaseLostError
+from kafka_marshal.engine.work import consumer
+from kafka_marshal.engine.work.assignment import Assignment, Run, stable_of
+from kafka_marshal.errors import LeaseLostError, MarshalError
+from kafka_marshal.types import open_epoch
 
-__all__ = ["Batch"]
+if TYPE_CHECKING:
+    from kafka_marshal.engine.work.consumer import ConsumerEngine
+    from kafka_marshal.node.driver import Driver
+
+__all__ = ["Batch", "DoneOf", "done_of"]
+
+#: What of a partition is done for every key, and not open, as ascending intervals.
+DoneOf = Callable[[Assignment], Sequence[tuple[int, int]]]
+
+
+def done_of(driver: Driver, engine: ConsumerEngine, assignment: Assignment) -> Sequence[tuple[int, int]]:
+    """What of its partition is done, and not open: ascending, inclusive; nothing, if that is not known (F4)."""
+
+    def read() -> Sequence[tuple[int, int]]:
+        with driver.locked(step=False):
+            return consumer.done_of(engine, assignment)
+
+    try:
+        return driver.call(read)
+    except MarshalError:
+        return ()  # it has ended: what is not known costs the sink a row
 
 
 class Batch:
@@ -20,7 +42,7 @@ class Batch:
     Attributes:
         topic, partition: where they are from.
         epoch: the fencing token, with which sinks store what the batch writes; a ``SharedEpoch`` if the partition is
-            shared by key.
+            shared by key, a ``BatchToken`` if by batches.
         group_id, kind: of the consumer.
         messages: in the order of their offsets; the caller may change the list.
         first_offset, last_offset: of the first and the last message.
@@ -29,6 +51,7 @@ class Batch:
     __slots__ = (
         "__weakref__",
         "_done",
+        "_done_of",
         "_is_used",
         "_now_ms",
         "_run",
@@ -50,8 +73,10 @@ class Batch:
         group_id: str,
         kind: GroupKind,
         now_ms: Callable[[], float],
+        done_of: DoneOf | None = None,
     ) -> None:
         self._done = done
+        self._done_of = done_of
         self._now_ms = now_ms
         self._run = run
         #: It has had its transaction.
@@ -59,7 +84,7 @@ class Batch:
         self.topic: str
         self.partition: int
         self.topic, self.partition = run.assignment.key
-        self.epoch: int = run.assignment.epoch
+        self.epoch: int = open_epoch(run.assignment.epoch) if run.is_open else run.assignment.epoch
         self.group_id: str = group_id
         self.kind: GroupKind = kind
         self.messages: list[Message] = cast("list[Message]", messages)
@@ -73,8 +98,12 @@ class Batch:
 
     @property
     def stable(self) -> int:
-        """Everything of the partition up to this offset is done in the group; −1: nothing is."""
+        """Everything of the partition up to this offset is done in the group, or open; −1: nothing is."""
         return stable_of(self._run.assignment)
+
+    def _done_besides(self) -> Sequence[tuple[int, int]]:
+        """What of the partition is done in the group, and not open, as intervals (F4)."""
+        return () if self._done_of is None else self._done_of(self._run.assignment)
 
     @property
     def is_held(self) -> bool:

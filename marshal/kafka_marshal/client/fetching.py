@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 
 from kafka_marshal import arguments
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S
+from kafka_marshal.client.batch import DoneOf, done_of
 from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.failures import say_in_hand, shortened
 from kafka_marshal.client.fetcher import Fetcher
@@ -132,9 +134,9 @@ class FetchingConsumer(Membership[S]):
         """How its partitions are assigned."""
         return "claimed" if self._options.settings.group is None else "coordinated"
 
-    def _about(self) -> tuple[str, GroupKind, Callable[[], float]]:
-        """What a batch says of its consumer: group, kind of it, and the clock (ms)."""
-        return self._marshal.group_id, self._kind, self._driver.now_ms
+    def _about(self) -> tuple[str, GroupKind, Callable[[], float], DoneOf]:
+        """What a batch says of its consumer: group, kind of it, the clock (ms), and what of a partition is done."""
+        return self._marshal.group_id, self._kind, self._driver.now_ms, partial(done_of, self._driver, self._engine)
 
     @property
     def _delivery(self) -> Delivery:

@@ -16,6 +16,7 @@ from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatc
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.types import BatchToken
 from rationalizer import key_hash
 from rationalizer.levels import SHARING_LEVEL
 
@@ -36,7 +37,7 @@ class SharedBatch(Batch):
 
     Attributes (besides those of ``Batch``):
         first, last: the offsets that it has in the log.
-        token: of the messages, in place of ``epoch``: larger than that of anyone who had them before.
+        token: of the messages, the same as ``epoch``: larger than that of anyone who had them before.
         delivery_count: how many members have been given them, with this one.
     """
 
@@ -48,12 +49,13 @@ class SharedBatch(Batch):
         self._consumer = consumer
         self.first: int = run.batch_first
         self.last: int = run.batch_last
-        self.token: int = run.token
+        self.token: BatchToken = run.token
+        self.epoch = self.token  # that of the share would refuse other members' batches
         self.delivery_count: int = run.attempts
 
     @property
     def stable(self) -> int:
-        """Everything of the partition up to this offset is done, or taken by a member, in the group; −1: nothing."""
+        """Everything of the partition up to this offset is done in the group, or open; −1: nothing is."""
         return self._run.assignment.consumer.known_stable((self.topic, self.partition))
 
     def done(self, messages: Iterable[ports.Message] | None = None) -> None:

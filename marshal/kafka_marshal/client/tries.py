@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, cast
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
+from kafka_marshal.client.batch import done_of
 from kafka_marshal.client.breaker import FAILING, Breaker
 from kafka_marshal.client.failures import Failures, shortened
 from kafka_marshal.client.fates import Fate, fate_of
@@ -169,8 +170,10 @@ class Tries:
         stable, keep = stable_of(assignment), self.letters is not None or attempts != 1
         about = (*self._about, stable, keep, partial(self.is_held, lane, assignment), self.committers is not None)
         number = lane.before + lane.number
-        attempt = Attempt(cast("Message", message), number, attempts, assignment.epoch, *about)
-        attempt.is_shared = self.consumer._options.settings.sharing is not None
+        epoch = assignment.epoch if lane.token is None else lane.token
+        attempt = Attempt(cast("Message", message), number, attempts, epoch, *about)
+        attempt._done_besides = partial(done_of, self.consumer._driver, self.consumer._engine, assignment)
+        attempt._leaves_open = self.options.is_durable or attempt.message.offset() in lane.partition.tried
         current.set(attempt)
         for hooks in self.options.hooks:
             if hooks.before is not None:

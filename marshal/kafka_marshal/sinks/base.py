@@ -304,15 +304,16 @@ class FencedSink(Database[Connection]):
         with written.lock:
             if written.entries != entries and written.entered == of.tokens:
                 return  # another thread has entered since
+            besides = of.done_besides(of.stable)
             with self._work(rows, [of.key]) as work:
                 work.stage = "fence"
                 stored = self._lock_rows(work.connection, rows, [of.key])[of.key]
                 before = self._fences(work.connection, rows, of.key, stored.epoch)
                 of.refuse_kind(before)
-                after = entered(before, of.tokens)
+                after = entered(before, of.tokens) if of.enters else before
                 self._set_fences(work.connection, rows, of.key, stored.epoch, after)
-                stable = of.stable if of.is_newest(after) else -1
-                self._done(work.connection, rows, of.key).merge(stored.last_offset, stable)
+                known = besides if of.is_newest(after) else ()
+                self._done(work.connection, rows, of.key).merge(stored.last_offset, known)
             written.entered = of.tokens
             written.entries += 1
             written.offsets.clear()
@@ -330,6 +331,7 @@ class FencedSink(Database[Connection]):
     def _merge(self, of: Records, written: Written) -> None:
         """Merge the rows written since the last time, and what is stable, unless transactions of records run."""
         group_id, key = self._rows_of(of.group_id), of.key
+        besides = of.done_besides(written.stable)
         with self._work() as work:
             work.stage = "fence"
             at = self._row(work.connection, group_id, key, "free" if written.postponed < PATIENCE else "exclusive")
@@ -340,9 +342,9 @@ class FencedSink(Database[Connection]):
                 return  # another transaction merges
             # A writer of records below it that still runs would leave rows that overlap.
             fences = self._fences(work.connection, group_id, key, at.epoch) if is_free else ()
-            stable = written.stable if is_free and of.is_newest(fences) else -1
-            last, _ = self._done(work.connection, group_id, key).merge(at.last_offset, stable, min(written.offsets))
-        written.postponed = 0 if is_free or written.stable <= last else written.postponed + 1
+            known = besides if is_free and of.is_newest(fences) else ()
+            last, _ = self._done(work.connection, group_id, key).merge(at.last_offset, known, min(written.offsets))
+        written.postponed = 0 if is_free or not besides or besides[-1][1] <= last else written.postponed + 1
         written.offsets.clear()
 
     def progress(self, group_id: str) -> dict[Key, Progress]:
@@ -388,6 +390,7 @@ class FencedSink(Database[Connection]):
         *,
         epochs: Mapping[Key, int | None] | None = None,
         kind: GroupKind = "claimed",
+        parked: Mapping[Key, Iterable[int]] | None = None,
     ) -> None:
         """After a reposition of the group: take these as last offsets (-1: from the start), back or forward.
 
@@ -399,6 +402,9 @@ class FencedSink(Database[Connection]):
         the partition before is refused from then on. Without it the epochs stay, and such a writer, if it is late, is
         refused only after the next one has written. ``kind``: of the group.
 
+        ``parked``: of partitions, the offsets that were set aside and stay so: ``move.parked`` of the same. Those whose
+        rows are not here are written when they are redriven; without it they count as written.
+
         Call it before workers write after the reposition. Raises ConfigurationError if one has written already (epochs
         only), WrongEpochKindError, SinkError; nothing was changed then.
         """
@@ -408,6 +414,10 @@ class FencedSink(Database[Connection]):
         entered_at = cast("Mapping[Key, int]", epochs or {})
         arguments.one_of("kind", kind, KINDS)
         claims = {key: Claim(*key, tokens_of(epoch, kind), -1) for key, epoch in entered_at.items()}
+        aside = arguments.a_mapping("parked", parked, "a mapping of (topic, partition) to offsets")
+        arguments.partitions("parked", aside)
+        for key, offsets in aside.items():
+            aside[key] = [arguments.a_whole(f"parked: an offset of {key!r}", each) for each in offsets]
         with self._work(group_id, sorted(claims)) as work:
             wanted = claims.keys() | (positions.keys() & self._stored(work.connection, group_id).keys())
             for key, stored in self._lock_rows(work.connection, group_id, sorted(wanted)).items():
@@ -415,10 +425,15 @@ class FencedSink(Database[Connection]):
                     before = self._fences(work.connection, group_id, key, stored.epoch)
                     after = rewound(claims[key], group_id, before)
                     self._set_fences(work.connection, group_id, key, stored.epoch, after)
-                if key in positions:
+                if key not in positions:
+                    continue
+                if aside.get(key):
+                    self._pool.require(DONE, self._name())
+                if self._pool.has(DONE):
+                    done = self._done(work.connection, group_id, key)
+                    done.rewind(stored.last_offset, positions[key], aside.get(key, ()))
+                else:
                     self._run(work.connection, _SET_LAST_OFFSET, (positions[key], group_id, *key))
-                    if self._pool.has(DONE):
-                        self._done(work.connection, group_id, key).drop()
 
     def restore(self, restore: Restore, undo: Undo[Connection]) -> None:
         """In ``on_restore`` of a group that takes checkpoints: take back what was written beyond the pieces' positions.
@@ -555,7 +570,7 @@ class FencedSink(Database[Connection]):
         for each in wanted:
             if each.key not in found:
                 continue
-            last, kept = self._done(connection, group_id, each.key).merge(stored[each.key].last_offset, -1)
+            last, kept = self._done(connection, group_id, each.key).merge(stored[each.key].last_offset)
             stored[each.key] = replace(stored[each.key], last_offset=last)
             if kept and kept[0][0] <= each.last_offset:
                 first, end = kept[0]

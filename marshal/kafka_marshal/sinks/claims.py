@@ -17,7 +17,7 @@ from kafka_marshal.checkpoints import Restore, RestorePiece
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.errors import ConfigurationError, StaleEpochError, WrongEpochKindError
 from kafka_marshal.sinks.fences import SPLIT, Fence, all_keys, covers_all, entered, overlapping
-from kafka_marshal.types import Key, SharedEpoch
+from kafka_marshal.types import BatchToken, Key, OpenEpoch, SharedEpoch
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["Claim", "Progress", "checked", "tokens_of"]
@@ -127,6 +127,8 @@ def tokens_of(epoch: object, kind: object) -> tuple[Fence, ...]:
     """A writer's tokens, as they are stored. Raises ConfigurationError."""
     group_kind: GroupKind = arguments.one_of("kind", kind, KINDS)  # type: ignore[assignment]
     given = epoch.parts if isinstance(epoch, SharedEpoch) else all_keys(epoch)  # type: ignore[arg-type]
+    if isinstance(epoch, BatchToken) and group_kind != "claimed":
+        raise arguments.wrong("kind", "'claimed' with the token of a batch, which only such groups have", kind)
     if isinstance(epoch, SharedEpoch) and group_kind != "coordinated":
         raise arguments.wrong("kind", "'coordinated' with a SharedEpoch, which only such groups have", kind)
     # Above it, epochs of coordinated groups begin, and the mark of a partition whose keys have different ones.
@@ -218,6 +220,15 @@ def _wrong_kind(group_id: str, key: Key, theirs: GroupKind) -> WrongEpochKindErr
     )
 
 
+def no_last_offset(what: str) -> ConfigurationError:
+    """Messages below a last offset are open, which would hide them."""
+    return ConfigurationError(
+        f"{what}, so messages below it may be open. sink.transaction(…) stores a last offset, which would hide these: "
+        "they would be left out for good. Nothing was written. Use sink.records(batch) or, in a handler, sink.record() "
+        "of a SQL sink: these store each message by itself"
+    )
+
+
 def checked(group_id: object, claims: object, kind: GroupKind) -> list[Claim]:
     """With epochs as they are stored. Sorted, each partition once: all lock rows in the same order."""
     merged: dict[Key, Claim] = {}
@@ -232,6 +243,9 @@ def checked(group_id: object, claims: object, kind: GroupKind) -> list[Claim]:
                 "members' messages. Nothing was written. Use sink.records(batch) of a SQL sink, which stores each "
                 "message by itself, or give the consumer allow_key_share=False"
             )
+        if isinstance(claim[2], BatchToken | OpenEpoch):
+            what = "a batch of a share" if isinstance(claim[2], BatchToken) else "a message that was open"
+            raise no_last_offset(f"{topic} [{claim[1]}]: offset {claim[3]} is of {what}")
         partition, epoch, last_offset = (arguments.a_whole(f"claims: {claim!r}", x, -1) for x in claim[1:])
         if epoch < 0 or last_offset < -1 or partition < 0:
             raise ConfigurationError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -123,13 +124,16 @@ class DoneRecords:
             self._run(_DROP_SOME, (*self._of, json.dumps(sorted(done))))
         return new - done
 
-    def merge(self, last_offset: int, up_to: int, since: int = -1) -> tuple[int, list[Interval]]:
+    def merge(self, last_offset: int, besides: Sequence[Interval] = (), since: int = -1) -> tuple[int, list[Interval]]:
         """Merge intervals from offset ``since`` on, and with the last offset; what is left. Its row must be locked.
 
-        last_offset: as stored. up_to: everything up to here is done, too. Few statements, whatever there is to merge.
+        last_offset: as stored. besides: ascending, they are done, too. Few statements, whatever there is to merge.
         """
+        beyond = [each for each in besides if each[1] > last_offset]
+        if beyond and (len(beyond) > 1 or beyond[0][0] > last_offset + 1):
+            since = -1  # between open messages: it may meet any row
         found = self._run(_FROM, (*self._of, *self._of, since)).fetchall()
-        last, kept = interval_merged(max(last_offset, up_to), found)
+        last, kept = interval_merged(last_offset, sorted([*beyond, *found]))
         if last > last_offset:
             self._run(_SET_LAST_OFFSET, (last, *self._of))
         self._run(_DROP_BELOW, (*self._of, last, last))
@@ -153,6 +157,24 @@ class DoneRecords:
         self.drop()
         if merged:
             self._run(_ADD, (*self._of, json.dumps(merged)))
+        self._run(_SET_LAST_OFFSET, (last, *self._of))
+
+    def rewind(self, last_offset: int, to: int, parked: Sequence[int]) -> None:
+        """Everything up to offset ``to`` is done, but those that are parked and not stored now. Its row is locked.
+
+        last_offset: as stored. What is above is forgotten.
+        """
+        stored = self._run(_FROM, (*self._of, *self._of, -1)).fetchall() if parked else []
+        firsts, kept, at = [first for first, _ in stored], list[Interval](), 0
+        for offset in sorted(set(parked)):
+            place = bisect_right(firsts, offset) - 1
+            if last_offset < offset <= to and not (place >= 0 and offset <= stored[place][1]):
+                kept.append((at, offset - 1))
+                at = offset + 1
+        last, kept = interval_merged(-1, [each for each in (*kept, (at, to)) if each[0] <= each[1]])
+        self.drop()
+        if kept:
+            self._run(_ADD, (*self._of, json.dumps(kept)))
         self._run(_SET_LAST_OFFSET, (last, *self._of))
 
     def drop(self) -> None:

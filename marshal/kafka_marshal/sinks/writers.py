@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,9 +14,10 @@ from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.engine.groups.pieces import hash_of
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.sinks.claims import kind_of, refuse_others, tokens_of
+from kafka_marshal.sinks.claims import kind_of, no_last_offset, refuse_others, tokens_of
+from kafka_marshal.sinks.done_records import interval_merged
 from kafka_marshal.sinks.fences import Fence, covers_all, epoch_at, has_key, overlapping
-from kafka_marshal.types import Key
+from kafka_marshal.types import BatchToken, Key
 
 __all__ = ["Records", "refuse_out_of_order", "require_held", "the_record", "the_records"]
 
@@ -30,12 +31,16 @@ class Records:
     group_id: str
     key: Key
     tokens: tuple[Fence, ...]
-    #: Everything up to here is done in the group, as the writer knows; −1: nothing is.
+    #: Everything up to here is done in the group, as the caller says; −1: it did not.
     stable: int
     #: (message, key as in Kafka), in the caller's order.
     messages: Sequence[tuple[Message, Any]]
     #: One message, by ``record``: what is written of it is rolled back if it is done.
     is_single: bool
+    #: What of the partition is done in the group, as this process knows it by itself (F4).
+    besides: Callable[[], Sequence[tuple[int, int]]] | None = None
+    #: Whether the tokens are stored: that of a batch of a share is only compared (U15).
+    enters: bool = True
     #: The batch that they are, whose lease is compared with the process's own clock before the commit.
     batch: Batch | None = None
 
@@ -56,8 +61,14 @@ class Records:
         return list(reversed(found.values()))
 
     def is_newest(self, fences: Iterable[Fence]) -> bool:
-        """Whether all of our keys have our epochs."""
-        return all(stored == ours for lo, hi, ours in self.tokens for _, _, stored in overlapping(fences, lo, hi))
+        """Whether all of our keys have our epochs; none newer, if ours are only compared."""
+        pairs = [(ours, stored) for lo, hi, ours in self.tokens for _, _, stored in overlapping(fences, lo, hi)]
+        return all(stored == ours or (not self.enters and stored < ours) for ours, stored in pairs)
+
+    def done_besides(self, stable: int) -> list[tuple[int, int]]:
+        """What is done without the sink, ascending. stable: up to here it is, as callers have said."""
+        known = () if self.besides is None else self.besides()
+        return interval_merged(-2, sorted([*known, (0, stable)] if stable >= 0 else known))[1]
 
     def refuse_kind(self, fences: Iterable[Fence]) -> None:
         """Raise WrongEpochKindError if one of our keys has an epoch of the other kind of group."""
@@ -93,7 +104,7 @@ class Records:
             pairs = {(epoch_at(self.tokens, each), epoch_at(fences, each)) for each in self._hashes}
         for ours, stored in pairs:
             refuse_others(self.group_id, self.key, ours, stored)
-        return all(ours == stored for ours, stored in pairs)
+        return not self.enters or all(ours == stored for ours, stored in pairs)
 
 
 def the_record(
@@ -116,26 +127,16 @@ def the_record(
             f"known. {_NOTHING}. In a handler, call it in the handler's own thread or task, or by "
             "asyncio.to_thread; elsewhere, give message, group_id, epoch and kind"
         )
-    if attempt.is_shared:
-        raise _not_of_shares()
     if message is not None and _place(message) != _place(attempt.message):
         raise ConfigurationError(
             f"sink.record(…) was called with {_shown(message)} in the handler of {_shown(attempt.message)}, whose "
             f"epoch is not known to be good for the other. {_NOTHING}. Leave the message out, or give group_id, "
             "epoch and kind, too"
         )
-    stable = attempt.stable if stable is None else stable
     # A handler may have changed the message's key.
     messages = [(attempt.message, attempt._key)]
-    return _records(messages, attempt.group_id, attempt.epoch, attempt.kind, stable, is_single=True)
-
-
-def _not_of_shares() -> ConfigurationError:
-    return ConfigurationError(
-        "sinks take no messages of a consumer with shared_batches=True yet: their token is no epoch, and members would "
-        f"refuse each other's. {_NOTHING}. Write with an INSERT that leaves out rows that are there, by partition "
-        "and offset; or hold partitions whole"
-    )
+    found = _records(messages, attempt.group_id, attempt.epoch, attempt.kind, stable, is_single=True)
+    return replace(found, besides=attempt._done_besides)
 
 
 def the_records(
@@ -148,11 +149,8 @@ def the_records(
     """What ``records`` is to write. Raises ConfigurationError."""
     given = [each is not None for each in (group_id, epoch, kind)]
     batch = messages if isinstance(messages, Batch) and not any(given) else None
-    if batch is not None and hasattr(batch, "token"):
-        raise _not_of_shares()
     if batch is not None:
         group_id, epoch, kind = batch.group_id, batch.epoch, batch.kind
-        stable = batch.stable if stable is None else stable
     elif not all(given):
         raise ConfigurationError(
             "sink.records(…) takes a batch of a consumer, or messages of one partition with group_id, epoch and kind "
@@ -165,7 +163,8 @@ def the_records(
             f"{_NOTHING}. Call it once for each partition"
         )
     found = [(message, message.key()) for message in several]
-    return replace(_records(found, group_id, epoch, kind, stable, is_single=False), batch=batch)
+    made = _records(found, group_id, epoch, kind, stable, is_single=False)
+    return made if batch is None else replace(made, batch=batch, besides=batch._done_besides)
 
 
 def _records(
@@ -185,7 +184,8 @@ def _records(
         arguments.a_whole("the message's offset", message.offset())
     group = arguments.text("group_id", group_id)
     stable = arguments.a_whole("stable", -1 if stable is None else stable, -1)
-    found = Records(group, (topic, partition), tokens, stable, messages, is_single)
+    enters = not isinstance(epoch, BatchToken)
+    found = Records(group, (topic, partition), tokens, stable, messages, is_single, enters=enters)
     found.require_own_keys()
     return found
 
@@ -198,6 +198,10 @@ def refuse_out_of_order() -> None:
             f"sink.transaction(…) was called in a handler of consumer.run(…, order={attempt.order!r}), where records "
             "of one partition end in any order. It stores a last offset, which would hide earlier records that are not "
             f"done yet: they would be left out for good. {_NOTHING}. Use sink.record() here, or order='partition'"
+        )
+    if attempt is not None and attempt._leaves_open:
+        raise no_last_offset(
+            f"{_shown(attempt.message)} was open, or its run sets messages aside (park=True, Retry(durable=True))"
         )
 
 

@@ -27,6 +27,7 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settling import Kind, Request
 from kafka_marshal.ports import Message
+from kafka_marshal.types import BatchToken
 from rationalizer import Progress
 from rationalizer.leases.shares import Share
 from rationalizer.wire.records import Take
@@ -53,7 +54,7 @@ class BatchRun(RunOf[Assignment]):
         given: Given,
     ) -> None:
         super().__init__(assignment, messages, covers_from, iterating, now)
-        self.token: int = given.token
+        self.token: BatchToken = BatchToken(given.token)
         self.attempts: int = given.attempts
         self.batch_first: int = given.first
         self.batch_last: int = given.last

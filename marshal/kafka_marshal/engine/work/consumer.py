@@ -16,7 +16,7 @@ from kafka_marshal.engine.figures import Moved
 from kafka_marshal.engine.plane import HUNG, Owner, Ownership, PartitionSource
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage, stable_of
 from kafka_marshal.engine.work.cutting import Cutting
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.hand import Hand
@@ -29,7 +29,26 @@ from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settlements import Settlements
 from kafka_marshal.ports import Message
 
-__all__ = ["ConsumerEngine"]
+__all__ = ["ConsumerEngine", "done_of"]
+
+
+def done_of(consumer: ConsumerEngine, assignment: Assignment) -> tuple[tuple[int, int], ...]:
+    """What of its partition is done for every key, and not open: ascending, inclusive (F4). It may be over.
+
+    At most once: nothing, since the log calls done what is yet to be handled.
+    """
+    sharing = consumer.settings.sharing
+    is_once = consumer.at_most_once or (sharing is not None and sharing.at_most_once)
+    progress = None if is_once or assignment.over else consumer.source.view.whole_progress(assignment.key)
+    if progress is None:
+        return ()
+    stable, found, at = stable_of(assignment), list[tuple[int, int]](), 0
+    for hole in progress.open:
+        if hole.first > stable:
+            break
+        found += [(at, hole.first - 1)] * (at < hole.first)
+        at = hole.last + 1
+    return (*found, (at, stable)) if at <= stable else tuple(found)
 
 
 class ConsumerEngine:

@@ -15,6 +15,7 @@ from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from kafka_marshal.types import BatchToken
 
 __all__ = ["InLanes"]
 
@@ -96,7 +97,7 @@ class InLanes:
         if wary is not None:
             tried = {**(tried or {}), **wary.tried}
             messages = [message for message in messages if offset_of(message) not in wary.crashed]
-        return self._put(run.assignment, messages, tried, wary)
+        return self._put(run.assignment, messages, tried, wary, run.token)
 
     # What workers change without the shell's lock.
 
@@ -117,12 +118,13 @@ class InLanes:
         messages: list[Message],
         tried: Mapping[int, int] | None = None,
         wary: Wary | None = None,
+        token: BatchToken | None = None,
     ) -> list[Lane]:
         if self.lanes is None:
             return []
         if wary is not None:
             self.lanes.watch(assignment, wary.tried, wary.alone)
-        return self.lanes.put(assignment, messages, tried)
+        return self.lanes.put(assignment, messages, tried, token)
 
     @reading
     def hashes(self, messages: Sequence[Message]) -> list[int]:

@@ -9,6 +9,7 @@ from math import inf
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from kafka_marshal.types import BatchToken
 
 __all__ = ["Lane", "Partition"]
 
@@ -29,6 +30,7 @@ class Lane:
             "rest",
             "running",
             "since",
+            "token",
             "turn",
         ),
     )
@@ -46,6 +48,8 @@ class Lane:
         self.number: int = 1
         #: How many tries of it had begun before, as the log shows.
         self.before: int = 0
+        #: Of a batch of a share, whose lanes have one message each: its token.
+        self.token: BatchToken | None = None
         self.running: bool = False
         #: Its handler was left behind with the message: what it does has no effect.
         self.is_left: bool = False

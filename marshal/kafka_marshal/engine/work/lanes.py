@@ -25,6 +25,7 @@ from kafka_marshal.engine.work.behind import HeldBack, LeftBehind, lasting
 from kafka_marshal.engine.work.lane import Lane, Partition
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
+from kafka_marshal.types import BatchToken
 
 __all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "LeftBehind", "Order", "Owner", "lasting"]
 
@@ -134,11 +135,15 @@ class Lanes:
         self.next_at = next_at
 
     def put(
-        self, assignment: Assignment, messages: Iterable[Message], tried: Mapping[int, int] | None = None
+        self,
+        assignment: Assignment,
+        messages: Iterable[Message],
+        tried: Mapping[int, int] | None = None,
+        token: BatchToken | None = None,
     ) -> list[Lane]:
         """Add messages that are in flight from now on. Returns the lanes that became ready.
 
-        tried: by offset, how many tries had begun before, as the log shows.
+        tried: by offset, how many tries had begun before, as the log shows. token: of a batch of a share.
         """
         ready: list[Lane] = []
         by_key, by_partition = self.order == "key", self.order == "partition"
@@ -163,6 +168,7 @@ class Lanes:
                 if lane is None:
                     lanes[key] = lane = Lane(partition, key, message)
                     lane.before = partition.tried.get(offset_of(message), 0) if partition.tried else 0
+                    lane.token = token
                     ready.append(lane)
                 elif lane.rest is None:
                     lane.rest = deque((message,))

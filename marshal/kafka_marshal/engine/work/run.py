@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kafka_marshal.engine.readings import reading
 from kafka_marshal.ports import Message
+from kafka_marshal.types import BatchToken
 
 __all__ = ["ALL", "Run", "Taken", "first_in_hand", "offset_of"]
 
@@ -65,6 +66,9 @@ class Run(Generic[A]):
     User threads take messages only from ``walk``. One step of its iterator is one step of the interpreter, which no
     signal or other thread can interrupt. ``recall`` takes the rest in one such step, too.
     """
+
+    #: Of a batch of a share: the token of its messages.
+    token: BatchToken | None = None
 
     __slots__ = (
         "__weakref__",
