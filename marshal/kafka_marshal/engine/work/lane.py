@@ -18,21 +18,19 @@ class Lane:
     """The messages of one key of one partition that are in flight."""
 
     __slots__ = (
-        *(
-            "assignment",
-            "before",
-            "began",
-            "is_left",
-            "key",
-            "message",
-            "number",
-            "partition",
-            "rest",
-            "running",
-            "since",
-            "token",
-            "turn",
-        ),
+        "assignment",
+        "before",
+        "began",
+        "is_left",
+        "key",
+        "message",
+        "number",
+        "partition",
+        "rest",
+        "running",
+        "since",
+        "token",
+        "turn",
     )
 
     def __init__(self, partition: Partition, key: Hashable, message: Message) -> None:
