@@ -50,7 +50,7 @@ class SharedBatch(Batch):
         self.first: int = run.batch_first
         self.last: int = run.batch_last
         self.token: BatchToken = run.token
-        self.epoch = self.token  # that of the share would refuse other members' batches
+        self.epoch: int = self.token  # that of the share would refuse other members' batches
         self.delivery_count: int = run.attempts
 
     @property
