@@ -24,6 +24,7 @@ from typing import Any, Protocol, cast
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine.claims.applied import LeaseRecords
+from kafka_marshal.engine.claims.keys import KeySource
 from kafka_marshal.engine.claims.leases import LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers
@@ -36,6 +37,7 @@ from kafka_marshal.engine.kinds import coordinated_group
 from kafka_marshal.engine.plane import Loss, PartitionSource, Settles
 from kafka_marshal.engine.settings import BEATS_PER_INTERVAL, FIRST_TICK_SHARE, ConsumerSettings, EngineSettings
 from kafka_marshal.engine.shares.consumer import SharedConsumer
+from kafka_marshal.engine.shares.keys import KeyConsumer
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import REPORTING
 from kafka_marshal.engine.work.consumer import ConsumerEngine
@@ -155,7 +157,8 @@ class Engine:
         if isinstance(source, ShareSource):
             about, ids = self.settings, self.topic_ids.want
             return SharedConsumer(number, settings, subscription, source, about, self.outbox, ids, self._rng)
-        return ConsumerEngine(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
+        kind = KeyConsumer if isinstance(source, KeySource) else ConsumerEngine
+        return kind(number, settings, subscription, source, self.settings, self.outbox, self.topic_ids.want)
 
     def remove_consumer(self, consumer: ConsumerEngine) -> None:
         """A consumer has ended; partitions of a running callback are released when it returns."""
@@ -302,7 +305,7 @@ class Engine:
         if silent_cps and any(map(self.peers.is_stopped, silent_cps)):
             for lease in list(self.book.leases.values()):
                 if lease.state is LeaseState.RELEASING and self.peers.is_stopped(lease.cp):
-                    self.leases.released(lease.key, now)  # we no longer read this part of the log (E4)
+                    self.leases.released(lease, now)  # we no longer read this part of the log (E4)
         self.commits.step(self.consumers.values(), now, beaten=bool(beaten))
         for member in self.groups.values():
             member.reports.flush(now)

@@ -210,7 +210,7 @@ class Ownership(Protocol):
 
 
 class Keys(Protocol):
-    """Our keys of a partition that is, or was, shared by key (K1): hashes lo … hi, both included."""
+    """Our keys of a partition that is, or was, shared by key (K1): ranges of hashes from lo to hi, both included."""
 
     lo: int
     hi: int
@@ -218,6 +218,9 @@ class Keys(Protocol):
     @property
     def is_part(self) -> bool:
         """Whether other members have other keys of the partition."""
+
+    def has(self, key: int) -> bool:
+        """Whether a key hash is one of these."""
 
     def wants(self, message: Message) -> bool:
         """Whether a message has one of these keys, and is not done."""

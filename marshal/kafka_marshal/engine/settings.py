@@ -193,3 +193,6 @@ class ConsumerSettings:
     revoke_timeout_ms: float = REVOKE_TIMEOUT_MS
     #: It shares its partitions by batches; None: it holds them whole.
     sharing: SharingOptions | None = None
+    #: The partitions that the program has named, each with ranges (lo, hi) of key hashes, or () for all of it; None:
+    #: a policy chooses them.
+    keys: tuple[tuple[str, int, tuple[tuple[int, int], ...]], ...] | None = None

@@ -12,7 +12,7 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.client import attempt as attempts
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.batch import Batch
-from kafka_marshal.engine.groups.pieces import hash_of
+from kafka_marshal.engine.key_share import hash_of
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.sinks.claims import kind_of, no_last_offset, refuse_others, tokens_of
 from kafka_marshal.sinks.done_records import interval_merged

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, Protocol
 
 from kafka_marshal.engine.claims.client import ClaimsClient
+from kafka_marshal.engine.claims.keys import KeySource
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.manual import ManualLease
 from kafka_marshal.engine.claims.peers import Peers, vacant_since
@@ -80,7 +81,7 @@ class LeaseRecords:
 
     def source(self, number: int, settings: ConsumerSettings, subscription: Subscription) -> ClaimsClient:
         """Create the source of partitions for a new consumer."""
-        kind = ClaimsClient if settings.sharing is None else ShareSource
+        kind = KeySource if settings.keys is not None else ClaimsClient if settings.sharing is None else ShareSource
         made = kind(self.settings, settings, subscription, self.book, self.peers, self.outbox, self.lets_all_go)
         self.sources[number] = made
         return made
@@ -166,19 +167,19 @@ class LeaseRecords:
 
     def _verify(self, key: Key, now: float) -> None:
         """Check that the world still holds our lease under our ids and epoch; otherwise it is lost (C5)."""
-        lease = self.book.leases.get(key)
-        if lease is None or lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
-            return
-        if not lease.is_ours_in(self.peers.lease(key), self.settings.ids):
-            if lease.state is LeaseState.RELEASING:
-                self.released(key, now)
-            else:
-                self.book.lose(lease, Loss.FENCED, now)
+        for lease in self.book.all_of(key):
+            if lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
+                continue
+            if not lease.is_ours_in(self.peers.lease(key), self.settings.ids):
+                if lease.state is LeaseState.RELEASING:
+                    self.released(lease, now)
+                else:
+                    self.book.lose(lease, Loss.FENCED, now)
 
     def _claim_applied(self, cp: int, offset: int, message: Any, outcome: Outcome, own: bool, now: float) -> None:
         key = (message.topic, message.partition)
         if own:
-            self._own_claim_applied(cp, offset, key, message.heartbeat_interval_ms, outcome, outcome.epoch, now)
+            self._own_claim_applied(cp, offset, key, None, message.heartbeat_interval_ms, outcome, outcome.epoch, now)
         if outcome.code == codes.OK:
             self.peers.granted(message.client_id, message.instance_id, key, now)
             self._look_again(key)
@@ -192,12 +193,13 @@ class LeaseRecords:
         cp: int,
         offset: int,
         key: Key,
+        lo: int | None,
         heartbeat_interval_ms: int,
         outcome: Outcome,
         granted: int | None,
         now: float,
     ) -> None:
-        lease = self.book.leases.get(key)
+        lease = self.book.claimed_as(key, lo)
         wanted = lease is not None and lease.state is LeaseState.WANTED
         self.book.unseen.answered(key)
         if not outcome.accepted:
@@ -291,8 +293,8 @@ class LeaseRecords:
                 continue
             if accepted and epoch is not None:
                 beaten.append((key, epoch))
-            lease = self.book.leases.get(key)
-            if lease is not None and lease.epoch == epoch:
+            lease = self.book.of(key, epoch)
+            if lease is not None:
                 lease.owner.beaten(last_offset, accepted, now)
                 if not accepted:  # an accepted one proves that it is ours: only the holder's beats are accepted (C5)
                     self._verify(key, now)
@@ -301,8 +303,8 @@ class LeaseRecords:
 
     def _release_applied(self, record: ReleasingPartition, outcome: Outcome, own: bool, now: float) -> None:
         key = (record.topic, record.partition)
-        lease = self.book.leases.get(key)
-        is_held = lease is not None and lease.held and lease.epoch == record.epoch
+        lease = self.book.of(key, record.epoch)
+        is_held = lease is not None and lease.held
         if own:
             self.book.unseen.released(key, record.epoch)
         if not outcome.accepted:
@@ -314,7 +316,7 @@ class LeaseRecords:
         if own and is_held and lease is not None:  # we sent no release: an operator evicted us (C18)
             self.book.lose(lease, Loss.EVICTED, now)
             return
-        if own and lease is not None and lease.epoch == record.epoch:
+        if own and lease is not None:
             pause = self._worlds[lease.cp].pause(self.settings.group_id)
             pausing = pause is not None and pause.client_id == self.settings.client_id
             lease.owner.handed_in(HandIn(record.last_offset, outcome.code, pausing))
@@ -331,8 +333,8 @@ class LeaseRecords:
                 )
             )
 
-    def released(self, key: Key, now: float) -> None:
-        lease = self.book.leases.pop(key)
+    def released(self, lease: HeldLease, now: float) -> None:
+        self.book.remove(lease)
         lease.state = LeaseState.LOST
         lease.owner.released(now)
 
@@ -342,7 +344,8 @@ class LeaseRecords:
         """A lease is shared from now on: held, for those that want all of it (B4)."""
         key = (record.topic, record.partition)
         if own:
-            self._own_claim_applied(cp, offset, key, record.heartbeat_interval_ms, outcome, outcome.share, now)
+            interval_ms = record.heartbeat_interval_ms
+            self._own_claim_applied(cp, offset, key, record.lo, interval_ms, outcome, outcome.share, now)
         if outcome.accepted:
             self.peers.shared(key, now)
             self._look_again(key)
@@ -355,8 +358,8 @@ class LeaseRecords:
         self.peers.heard(key, now)
         if own and record.epoch is not None:
             self.book.beat_applied(cp, offset, outcome.log_time, [(key, record.epoch)], now)
-            lease = self.book.leases.get(key)
-            if lease is not None and lease.epoch == record.epoch:
+            lease = self.book.of(key, record.epoch)
+            if lease is not None:
                 lease.owner.settled(outcome.taken, now)
         self._host.messages_opened(key, record, outcome.entries if own else None, now)
         self._look_again(key)

@@ -202,7 +202,7 @@ class Peers:
         opens_at = self._goes_stale_at(key, hi, age, now, self._moved.get(cp, now))
         if opens_at >= enough:
             return opens_at, kept_by.client_id
-        return opens_at + self._jitter(key, hi), kept_by.client_id
+        return opens_at + self.jitter(key, hi), kept_by.client_id
 
     def opening(self, keys: Iterable[Key], cp: int, now: float, before: float) -> list[Key]:
         """The held leases of one CP that a claim may win before that time (own clock, ms); ``look`` returns when."""
@@ -214,7 +214,7 @@ class Peers:
             if lease is not None and (kept_by := lease.longest) is not None:
                 hi = kept_by.heartbeat_interval_ms
                 opens_at = self._goes_stale_at(key, hi, log_time - kept_by.last_beat, now, moved)
-                if opens_at < before and opens_at + self._jitter(key, hi) < before:
+                if opens_at < before and opens_at + self.jitter(key, hi) < before:
                     found.append(key)
         return found
 
@@ -222,7 +222,7 @@ class Peers:
         """When (own clock, ms) a lease is stale if no more beats come. age: by log time, which last moved at moved."""
         return min(self._heard.get(key, now), moved - age) + 2 * hi + 1
 
-    def _jitter(self, key: Key, hi: int) -> float:
+    def jitter(self, key: Key, hi: int) -> float:
         """Differs between clients, so that one of many waiting clients claims first and the others see it."""
         share = self._shares.get(key)
         if share is None:

@@ -11,9 +11,10 @@ from math import inf
 
 from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
-from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, KeyShare
+from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_by, owned_since, span_of, tokens_of
+from kafka_marshal.engine.key_share import KeyShare
 from kafka_marshal.engine.plane import Loss, Owner, Ownership, Work
 from kafka_marshal.types import SharedEpoch
 from rationalizer import Piece
@@ -166,7 +167,7 @@ class Holdings:
         tokens = tokens_of(parts)
 
         def want(owner: Owner) -> Ownership:
-            keys = KeyShare(lo, hi, lambda: self._view.whole_progress(key))
+            keys = KeyShare([(lo, hi)], lambda: self._view.whole_progress(key))
             epoch = SharedEpoch(since, lo, hi, tokens) if keys.is_part or len(tokens) > 1 else since
             progress = self._view.whole_progress(key)
             told_apart = keys.is_part or (progress is not None and progress.pieces is not None)

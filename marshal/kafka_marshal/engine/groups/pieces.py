@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from kafka_marshal.engine.key_share import KeyShare
 from kafka_marshal.engine.plane import Owner
-from kafka_marshal.engine.readings import reading
-from kafka_marshal.ports import Message
 from kafka_marshal.types import Key
-from rationalizer import Group, Piece, Progress, key_hash
-from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH, NOTHING_DONE
+from rationalizer import Group, Piece
+from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH
 
-__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "KeyShare", "LettingGo", "hash_of"]
+__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "LettingGo"]
 
 #: Why a partition is released when it is assigned to another member.
 REVOKED = "it is assigned to another member"
@@ -29,60 +27,6 @@ class LettingGo:
     last_offset: int | None
     why: str
     sent_at: float
-
-
-class KeyShare:
-    """Keys of a shared partition: which messages are ours, and not done by an earlier owner (K4, K5)."""
-
-    def __init__(self, lo: int, hi: int, progress: Callable[[], Progress | None]) -> None:
-        self.lo = lo
-        self.hi = hi
-        self._progress = progress
-
-    @property
-    def is_part(self) -> bool:
-        """Whether other members have other keys of the partition."""
-        return (self.lo, self.hi) != (0, MAX_KEY_HASH)
-
-    def wants(self, message: Message) -> bool:
-        """Whether a message has one of these keys, and is not done."""
-        offset = message.offset()
-        assert offset is not None
-        key = self._hash_of(message, offset)
-        if not self.lo <= key <= self.hi:
-            return False
-        progress = self._progress()
-        return progress is None or not progress.is_done(offset, key)
-
-    @reading
-    def _hash_of(self, message: Message, offset: int) -> int:
-        """The key hash of a message; a recording keeps this instead of the key."""
-        return hash_of(message.key(), offset)
-
-    @property
-    def stable_of_all(self) -> int:
-        """The offset up to which everything is done for every key, those of other members too (any thread)."""
-        progress = self._progress()
-        return NOTHING_DONE if progress is None else progress.stable
-
-    @property
-    def stable_of_others(self) -> int:
-        """The offset up to which everything is done for all keys but these."""
-        progress = self._progress()
-        pieces = [] if progress is None else progress.done_through
-        return min((done for lo, hi, done in pieces if lo < self.lo or self.hi < hi), default=NOTHING_DONE)
-
-    def stable(self) -> int:
-        """The offset up to which everything is done, for all of these keys."""
-        progress = self._progress()
-        if progress is None:
-            return NOTHING_DONE
-        return min(done for lo, hi, done in progress.done_through if lo <= self.hi and self.lo <= hi)
-
-
-def hash_of(key: bytes | str | None, offset: int) -> int:
-    """Where a message lies among the key hashes of its partition."""
-    return key_hash(key.encode() if isinstance(key, str) else key, offset)
 
 
 class HeldPiece:

@@ -38,11 +38,7 @@ class GroupView:
         progress, piece = self.whole_progress(key), self._pieces.get(key)
         if progress is None or piece is None or piece.keys is None:
             return progress
-        ours = Progress()  # as if these were the only keys
-        ours.through(piece.keys.stable())
-        if ranges := [(first, last) for first, last in progress.ranges if last > ours.stable]:
-            ours.commit(ranges)
-        return ours
+        return piece.keys.progress()
 
     def whole_progress(self, key: Key) -> Progress | None:
         """The progress of all keys of a partition, not only of this member's."""
@@ -52,9 +48,9 @@ class GroupView:
 
     def open(self, key: Key) -> Sequence[Hole]:
         progress, piece = self.whole_progress(key), self._pieces.get(key)
-        holes = () if progress is None else progress.open
-        keys = None if piece is None else piece.keys
-        return [hole for hole in holes if keys is None or keys.lo <= hole.key_hash <= keys.hi]
+        if piece is not None and piece.keys is not None:
+            return piece.keys.open()
+        return () if progress is None else progress.open
 
     def is_held(self, key: Key) -> bool:
         me = self._member.me  # this member reports what it owns, whether or not it works on it

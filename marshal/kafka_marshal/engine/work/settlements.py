@@ -77,7 +77,7 @@ class Settlements:
         """A record with these entries was applied. answers: of our own record, what the log says of each."""
         progress, keys = self._consumer.source.view.whole_progress(assignment.key), assignment.lease.keys
         opened = assignment.opened
-        opened.applied(progress, entries, lambda key: keys is None or keys.lo <= key <= keys.hi)
+        opened.applied(progress, entries, lambda key: keys is None or keys.has(key))
         if answers and self._consumer.at_most_once:
             self._consumer.delivery.grants.settled(assignment, entries, answers)
             answers = None

@@ -1,0 +1,470 @@
+"""Partitions, or some keys of them, that the program names itself (U12): claimed one by one, and kept.
+
+A partition's ranges of keys are a share each (B1), claimed in ascending order. It is worked on when the log has granted
+all of them. If one is refused, those granted are released: so nobody waits while it keeps others waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, ClaimsClient, LeaseReports, LeaseView
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState, Slot
+from kafka_marshal.engine.claims.peers import Peers
+from kafka_marshal.engine.claims.shares import ShareLease
+from kafka_marshal.engine.effects import Key, Warn
+from kafka_marshal.engine.key_share import KeyShare, Span
+from kafka_marshal.engine.plane import HandIn, Loss, Owner, Ownership, Settles, Work
+from kafka_marshal.engine.subscription import Subscription
+from rationalizer import ClaimingShare, Progress, Record, SettlingMessages, codes
+from rationalizer.holes import Hole
+from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
+from rationalizer.wire.records import Done, Opened, Parked
+
+__all__ = ["KeyLease", "KeyParts", "KeySource"]
+
+#: In heartbeat intervals: how long a partition is left alone after a claim was refused, and after one was as HELD: our
+#: replica shows when that ends.
+REST, HELD_REST = 0.5, 0.1
+
+#: Reasons for which the log has ended one of our shares; the others are still ours then.
+_OF_THE_LOG = (Loss.FENCED, Loss.EVICTED)
+
+
+class KeyLease(ShareLease):
+    """A part of a lease: some keys."""
+
+    __slots__ = ("hi", "lo", "parts", "told")
+
+    lo: int
+
+    def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, parts: KeyParts, span: Span) -> None:
+        self.parts = parts
+        self.lo, self.hi = span
+        #: The last_offset of its newest accepted beat that had one.
+        self.told: int | None = None
+        super().__init__(key, cp, heartbeat_interval_ms, _PartOwner(parts, self))
+
+    @property
+    def slot(self) -> Slot:
+        return self.key if self.lo == self.parts.keys.lo else (*self.key, self.lo)
+
+    def has(self, key: int) -> bool:
+        """Whether it has a key hash."""
+        return self.lo <= key <= self.hi
+
+    def claim(self, ids: tuple[str, str, str], heartbeat_interval_ms: int) -> Record:
+        return ClaimingShare(*ids, *self.key, heartbeat_interval_ms, self.lo, self.hi, self.parts.start)
+
+    def refresh(self) -> None:
+        super().refresh()
+        self.parts.refresh()
+
+
+class _PartOwner:
+    """An :class:`~kafka_marshal.engine.plane.Owner` of one share: passes on what concerns all of them."""
+
+    def __init__(self, parts: KeyParts, lease: KeyLease) -> None:
+        self._parts = parts
+        self._lease = lease
+
+    def granted(self, now: float) -> None:
+        self._parts.granted(now)
+
+    def refused(self, code: str, now: float) -> None:
+        if not self._parts.over:
+            self._parts.owner.refused(code, now)
+
+    def lost(self, reason: str, now: float) -> None:
+        self._parts.lost(reason, now)
+
+    def released(self, now: float) -> None:
+        self._parts.released(now)
+
+    def handed_in(self, hand_in: HandIn) -> None:
+        if not self._parts.over:
+            self._parts.owner.handed_in(hand_in)
+
+    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
+        if accepted and last_offset is not None:
+            self._lease.told = last_offset
+        self._parts.beaten(last_offset, accepted, now)
+
+    def answered(self, last_offset: int, accepted: bool, code: str, now: float) -> None:
+        """No share answers: it takes no type 4 (B2)."""
+
+    def settled(self, taken: tuple[int, int] | None, now: float) -> None:
+        self._parts.owner.settled(taken, now)
+
+    def progress_to_report(self) -> int | None:
+        return self._parts.owner.progress_to_report()
+
+
+class KeyParts:
+    """An :class:`~kafka_marshal.engine.plane.Ownership` of the shares of one partition."""
+
+    is_cut_whole = False
+    is_paused = False
+    is_restored = True
+    most_intervals = MAX_INTERVALS
+
+    def __init__(self, key: Key, cp: int, keys: KeyShare, owner: Owner, book: LeaseBook, heartbeat_interval_ms: int):
+        self.key: Key = key
+        self.cp: int = cp
+        self.keys: KeyShare = keys
+        self.owner: Owner = owner
+        self.heartbeat_interval_ms: int = heartbeat_interval_ms
+        #: Where the group begins, if the log does not know the lease (B3); None: at offset 0.
+        self.start: int | None = None
+        self.stopped: bool = False
+        #: It was lost, or is not wanted any more: what follows of its shares concerns nobody.
+        self.over: bool = False
+        self.hand_out_until: float = 0.0
+        self.hand_out_until_s: float = 0.0
+        self.proven_until: float = 0.0
+        self._book = book
+        self.leases: list[KeyLease] = []
+        for span in keys.spans:
+            self.leases.append(KeyLease(key, cp, heartbeat_interval_ms, self, span))
+        for lease in self.leases:
+            book.add(lease)
+
+    @property
+    def epoch(self) -> int:
+        """The newest of the shares' epochs."""
+        return max(lease.epoch for lease in self.leases)
+
+    @property
+    def held(self) -> bool:
+        return all(lease.held for lease in self.leases)
+
+    @property
+    def proven_by(self) -> int:
+        return min(lease.proven_by for lease in self.leases)
+
+    @property
+    def claim_expires(self) -> float:
+        return min(lease.claim_expires for lease in self.leases)
+
+    def is_ending(self, now: float) -> bool:
+        return now >= self.hand_out_until
+
+    def may_hand_over(self, now: float) -> bool:
+        return all(lease.may_hand_over(now) for lease in self.leases)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.refresh()
+
+    def resume(self) -> None:
+        self.stopped = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Recompute proven_until and hand_out_until."""
+        self.proven_until = min([lease.proven_until for lease in self.leases], default=0.0)
+        self.hand_out_until = 0.0 if self.stopped else self.proven_until
+        self.hand_out_until_s = self.hand_out_until / 1000.0
+
+    # What becomes of its shares.
+
+    def claim_next(self, now: float) -> None:
+        """Claim the next share."""
+        self._book.claim(next(lease for lease in self.leases if lease.state is LeaseState.WANTED), now)
+
+    def granted(self, now: float) -> None:
+        """The log granted a share."""
+        if self.held:
+            self.owner.granted(now)
+        else:
+            self.claim_next(now)
+
+    def drop(self, now: float) -> None:
+        """It is not wanted any more, or a share was refused: release those that were granted."""
+        self.over = True
+        for lease in self.leases:
+            if lease.state is LeaseState.WANTED:
+                self._book.drop(lease)
+            elif lease.held:
+                self._book.release(lease, None, now)
+
+    def lost(self, reason: str, now: float) -> None:
+        """A share is over, and we did not release it: so is the rest."""
+        if self.over:
+            return
+        self.over = True
+        last_offset = self.owner.progress_to_report()
+        self.owner.lost(reason, now)
+        for lease in self.leases:
+            if lease.state is LeaseState.WANTED:
+                self._book.drop(lease)
+            elif reason in _OF_THE_LOG and lease.held:
+                self._book.release(lease, last_offset, now)
+            elif lease.held:
+                self._book.lose(lease, reason, now)
+
+    def released(self, now: float) -> None:
+        """The log shows the release of a share."""
+        if not self.over and not any(lease.state is LeaseState.RELEASING for lease in self.leases):
+            self.over = True
+            self.owner.released(now)
+
+    def beaten(self, last_offset: int | None, accepted: bool, now: float) -> None:
+        """A beat of one share was applied: the start is reported when all have reported it."""
+        if last_offset is None or all(lease.told == last_offset for lease in self.leases):
+            self.owner.beaten(last_offset, accepted, now)
+
+
+class KeyView(LeaseView):
+    """A partition of which we have some keys is as if there were no others."""
+
+    def __init__(self, peers: Peers, subscription: Subscription, ranges: Mapping[Key, Sequence[Span]]) -> None:
+        super().__init__(peers, subscription)
+        #: Partition → our keys; those of which we want all are left out.
+        self.keys: dict[Key, KeyShare] = {}
+        for key, spans in ranges.items():
+            if spans:
+                self.keys[key] = KeyShare(spans, partial(self.whole_progress, key))
+
+    def progress(self, key: Key) -> Progress | None:
+        keys = self.keys.get(key)
+        return self.whole_progress(key) if keys is None else keys.progress()
+
+    def whole_progress(self, key: Key) -> Progress | None:
+        lease = self._peers.lease(key)
+        return None if lease is None else lease.progress
+
+    def open(self, key: Key) -> Sequence[Hole]:
+        keys = self.keys.get(key)
+        return super().open(key) if keys is None else keys.open()
+
+    def is_held(self, key: Key) -> bool:
+        lease = self._peers.lease(key)
+        return lease is not None and (lease.held or lease.shares is not None)
+
+    def is_first(self, key: Key) -> bool:
+        if key not in self.keys:
+            return super().is_first(key)
+        progress = self.progress(key)  # others may have claimed other keys before
+        return progress is None or (progress.stable == NOTHING_DONE and not progress.ranges)
+
+
+class _Entries(NamedTuple):
+    """A :class:`~kafka_marshal.engine.plane.Settles`."""
+
+    done: Done
+    open: Opened
+    parked: Parked
+
+
+class KeyReports(LeaseReports):
+    """Writes for each share what concerns its keys, and for a whole lease what others do."""
+
+    def beat(self, own: Ownership, last_offset: int, now: float) -> None:
+        for lease in _leases(own):
+            self._book.beat(lease, last_offset, now)
+
+    def prove(self, own: Ownership, now: float) -> int:
+        return min(self._book.beat(lease, None, now) for lease in _leases(own))
+
+    def settle(self, own: Ownership, entries: Settles, now: float) -> None:
+        if not isinstance(own, KeyParts):
+            super().settle(own, entries, now)
+            return
+        seen = self._peers.next_offset(own.cp)
+        for lease, of in self._by_share(own, entries):
+            about = (*self._ids, *own.key, lease.epoch, seen)
+            self._outbox.append(own.cp, SettlingMessages(*about, of.done, of.open, of.parked))
+
+    def _by_share(self, own: KeyParts, entries: Settles) -> Iterator[tuple[KeyLease, Settles]]:
+        """The entries, each with the share that has its key: no other may settle it (H2)."""
+        if len(own.leases) == 1:
+            yield own.leases[0], entries
+            return
+        done = [hole for hole in own.keys.open() if any(first <= hole.first <= last for first, last in entries.done)]
+        for lease in own.leases:
+            found = _Entries(
+                tuple((hole.first, hole.last) for hole in done if lease.has(hole.key_hash)),
+                tuple(each for each in entries.open if each[2] is not None and lease.has(each[2])),
+                tuple(each for each in entries.parked if lease.has(each[1])),
+            )
+            if any(found):
+                yield lease, found
+
+    def let_go(self, own: Ownership, last_offset: int | None, why: str, now: float) -> None:
+        for lease in _leases(own):
+            self._book.release(lease, last_offset, now)
+
+    def give_back(self, own: Ownership, last_offset: int | None) -> None:
+        for lease in _leases(own):
+            self._book.release_epoch(lease.key, lease.cp, lease.epoch, last_offset)
+
+
+class _NoRests:
+    """What the program names is claimed without a policy."""
+
+    def leave_alone(self, key: Key, now: float, intervals: int = 2) -> None:
+        """Others wait for it, if they want it."""
+
+
+def _leases(own: Ownership) -> Sequence[HeldLease]:
+    return own.leases if isinstance(own, KeyParts) else [own]  # type: ignore[list-item]  # from ``KeySource``
+
+
+class KeySource(ClaimsClient):
+    """The source of a consumer whose partitions, and keys of them, the program has named."""
+
+    def attach(self, work: Work) -> None:
+        assert self._wanted.keys is not None
+        self._work = work
+        #: Partition → its ranges of key hashes; (): the whole partition.
+        self.ranges: Mapping[Key, Sequence[Span]] = {
+            (topic, number): spans for topic, number, spans in self._wanted.keys
+        }
+        self.view: KeyView = KeyView(self._peers, work.subscription, self.ranges)
+        about = self._settings.ids, self._book, self._outbox
+        self.reports: KeyReports = KeyReports(*about, _NoRests(), self._peers)
+        #: Partition → when (own clock, ms) to claim it; and until when it is left alone, whatever changes.
+        self._claim_at: dict[Key, float] = {}
+        self._rests: dict[Key, float] = {}
+        self.now = 0.0
+        #: Partitions of which was said that they are held.
+        self._told: set[Key] = set()
+        self._is_dirty = True
+
+    # What its consumer asks.
+
+    def claim_from(self, own: Ownership, start: int | None, now: float) -> None:
+        """Claim what is wanted of a partition; start: where the group begins if the log does not know the lease."""
+        assert isinstance(own, KeyParts)
+        own.start = start
+        own.claim_next(now)
+
+    def is_known(self, key: Key) -> bool:
+        """Whether the log knows the lease."""
+        return self._peers.lease(key) is not None
+
+    def drop(self, own: Ownership) -> None:
+        if isinstance(own, KeyParts):
+            own.drop(self.now)
+        else:
+            super().drop(own)
+
+    def lose(self, own: Ownership, reason: Loss, now: float) -> None:
+        self._book.lose(own.leases[0] if isinstance(own, KeyParts) else _leases(own)[0], reason, now)
+
+    def look_again(self, key: Key | None = None) -> None:
+        self._is_dirty = True
+
+    def log_time_moved(self, cp: int, now: float) -> None:
+        self._is_dirty = True
+
+    def taken_away(self, key: Key, reason: str, now: float) -> bool:
+        if reason == Loss.EVICTED:
+            self._rests[key] = now + EVICTED_INTERVALS * self._settings.heartbeat_interval_ms
+        return reason == Loss.EVICTED
+
+    def measured(self, own: Ownership, done: int, log_end: int, now: float) -> None:
+        pass
+
+    def refused(self, key: Key, code: str, now: float) -> None:
+        """The log refused a claim: wait until that may have changed, and say so once."""
+        share = HELD_REST if code == codes.HELD else REST
+        self._rests[key] = now + share * self._settings.heartbeat_interval_ms
+        self._is_dirty = True
+        if code != codes.HELD or key not in self._told:
+            self._say(key, code)
+
+    def _say(self, key: Key, code: str) -> None:
+        if code in _REFUSED:
+            self._told.add(key)
+            self._outbox.add(Warn(f"{key[0]} [{key[1]}]: {_REFUSED[code]}"))
+
+    def granted(self, key: Key) -> None:
+        """The log granted all that is wanted of a partition."""
+        self._told.discard(key)
+        self._claim_at.pop(key, None)
+
+    # Claiming.
+
+    def step(self, now: float) -> None:
+        self.now = now
+        if self.failure is not None or not (self._is_dirty or now >= self.deadline(now)):
+            return
+        self._is_dirty = False
+        for key in self.ranges:
+            if key not in self._work.parts and self._work.subscription.has(key) and key not in self._work.blocked:
+                self._claim_if_open(key, now)
+            else:
+                self._claim_at.pop(key, None)
+
+    def _claim_if_open(self, key: Key, now: float) -> None:
+        if self._book.all_of(key):
+            return  # the log is to show our release
+        opens_at = self._opens_at(key, now)
+        if opens_at > now and key not in self._told:
+            self._say(key, codes.HELD)
+        if self.view.closed(self._peers.cp_of(key), now) or self._work.owes:
+            opens_at = now + REST * self._settings.heartbeat_interval_ms
+        opens_at = max(opens_at, self._rests.get(key, 0.0))
+        if opens_at > now:
+            self._claim_at[key] = opens_at
+            return
+        self._claim_at.pop(key, None)
+        self._rests.pop(key, None)
+        if key in self.view.keys:
+            self._want(key)
+        else:
+            self.claim(key, now)
+
+    def claim(self, key: Key, now: float, *, take_over: bool = False) -> None:
+        cp = self._peers.cp_of(key)
+        before = None if self._prior is None else self._prior.claims_before(key)
+        is_first = self.view.is_first(key)
+        self._work.take_on(key, is_first, lambda owner: self._book.want(key, cp, owner, HeldLease), before)
+        self._book.claim(self._book.leases[key], now, take_over=take_over)
+
+    def _want(self, key: Key) -> None:
+        """Register that some keys are wanted; its consumer has them claimed once it knows where the group begins."""
+        cp, hi = self._peers.cp_of(key), self._settings.heartbeat_interval_ms
+        before = None if self._prior is None else self._prior.claims_before(key)
+        keys = self.view.keys[key]
+        self._work.take_on(
+            key, self.view.is_first(key), lambda owner: KeyParts(key, cp, keys, owner, self._book, hi), before
+        )
+
+    def _opens_at(self, key: Key, now: float) -> float:
+        """When (own clock, ms) a claim is worth sending: at once, or when the last one in the way is stale."""
+        lease = self._peers.lease(key)
+        if lease is None or lease.shares is None or not self.ranges[key]:
+            return self._peers.opens_at(key, now)
+        ids, log_time = self._settings.ids, self._peers.log_time(self._peers.cp_of(key), now)
+        found = [share for lo, hi in self.ranges[key] for share in lease.shares.overlapping(ids[0], ids[1], lo, hi)]
+        deadline = max([share.deadline for share in found], default=-inf)
+        if deadline < log_time:
+            return 0.0
+        hi = self._settings.heartbeat_interval_ms
+        return now + deadline - log_time + 1 + self._peers.jitter(key, hi)
+
+    def deadline(self, now: float) -> float:
+        if self.failure is not None or not self._work.takes_on or self.lets_all_go():
+            return inf
+        return min(self._claim_at.values(), default=inf)
+
+
+#: Code of a refused claim → the warning.
+_REFUSED = {
+    codes.HELD: (
+        "another member has it, or some of the keys that this one wants; this member waits, and takes over when it is "
+        "released, or silent for two heartbeat intervals. Nothing is lost"
+    ),
+    codes.WRONG_MODE: (
+        "members have shared it by batches, and some are not finished, so it can't be shared by keys yet. Nothing is "
+        "lost. Let a worker with consumer([topic]) hold it whole until kafka-marshal open-messages shows no more of "
+        "them, or settle them: kafka-marshal discard"
+    ),
+    codes.GROUP_FULL: "it has as many sharers, or pieces of keys, as the log keeps. This member waits",
+}
