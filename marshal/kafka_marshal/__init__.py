@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         GroupPausedError,
         HeldError,
         KafkaUnavailableError,
+        KeyRangeError,
         LeaseLostError,
         MarshalError,
         PartitionStuckError,
@@ -91,6 +92,7 @@ __all__ = [
     "Hooks",
     "InHand",
     "KafkaUnavailableError",
+    "KeyRangeError",
     "Lease",
     "LeaseInfo",
     "LeaseLostError",
@@ -155,7 +157,7 @@ _LATER = {
     "errors": (
         "AdminError ArchiveError CheckpointEndedError ClaimTimeoutError ClientReplacedError ClosedError "
         "ConfigurationError CoordinationTopicError GroupError GroupPausedError HeldError KafkaUnavailableError "
-        "LeaseLostError MarshalError PartitionStuckError PositionLostError ProduceError StateError "
+        "KeyRangeError LeaseLostError MarshalError PartitionStuckError PositionLostError ProduceError StateError "
         "StateMissingError StateSplitError TransactionError TransactionFencedError"
     ),
     "metrics.rows": "Metrics",

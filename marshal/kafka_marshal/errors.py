@@ -32,6 +32,7 @@
     │   ├── SessionTimeoutTooHighError  the session is above the group's setting
     │   ├── GroupFullError          it has 1,000 members
     │   └── TooManyPartitionsError  too many partitions for one coordination partition
+    ├── KeyRangeError               a partition can't be shared by keys, or messages can't be settled one by one
     ├── PartitionStuckError         what comes next in a partition can't be read; nothing is skipped
     │   └── PositionLostError       the stored position lies outside the partition's log, or in another
     ├── AuditError                  an audit could not be done; it says nothing about the log
@@ -95,6 +96,7 @@ __all__ = [
     "IllegalGenerationError",
     "InconsistentPartitioningStrategyError",
     "KafkaUnavailableError",
+    "KeyRangeError",
     "LeaseError",
     "LeaseLostError",
     "LogCutError",
@@ -273,6 +275,22 @@ class GroupFullError(GroupError):
 
 class TooManyPartitionsError(GroupError):
     """The groups of one coordination partition would subscribe to too many partitions."""
+
+
+class KeyRangeError(MarshalError):
+    """A partition can't be shared by keys, or messages of it can't be settled one by one.
+
+    ``kip_number``: 88: the group's setting accept_individual_commit is off. 89: the topic is one of
+    ``Marshal(ordered_topics=…)``. 90: the log assigns this member some keys of a partition, and it has not allowed that
+    (``allow_key_share=True``).
+    """
+
+    def __init__(self, message: str, *, kip_number: int, stable: int | None = None) -> None:
+        super().__init__(message)
+        #: The number that the proposal of cooperative consumers (a KIP) gives this error.
+        self.kip_number = kip_number
+        #: Everything of the partition up to this offset is done (91); None: the error is about something else.
+        self.stable = stable
 
 
 class PartitionStuckError(MarshalError):

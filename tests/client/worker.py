@@ -49,6 +49,8 @@ with Marshal(
             return marshal.group_consumer([arguments["topic"]], session_timeout_ms=session, **options)
         if arguments.get("how") == "shared":
             return marshal.consumer([arguments["topic"]], shared_batches=True, **options)
+        if "spans" in arguments:
+            return marshal.assign({(arguments["topic"], 0): arguments["spans"]}, on_lost=on_lost)
         return marshal.consumer([arguments["topic"]], claim_ahead=arguments.get("claim_ahead", False), **options)
 
     say("started", -1, -1)
@@ -68,6 +70,6 @@ with Marshal(
                 shared.done()
         else:
             for message in consumer:
-                say("handled", message.partition() or 0, message.offset() or 0)
+                say("handled", message.partition() or 0, message.offset() or 0, key=str(message.key()))
                 time.sleep(pause_s)
 say("closed", -1, -1)

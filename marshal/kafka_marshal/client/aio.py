@@ -45,7 +45,7 @@ from kafka_marshal.node.config import START_TIMEOUT_S
 from kafka_marshal.node.serving import EndedError
 from kafka_marshal.runtime import THREADS
 from kafka_marshal.topic_names import DEFAULT_TOPIC
-from kafka_marshal.types import Progress, Strategy, TopicPartition
+from kafka_marshal.types import Key, Progress, Strategy, TopicPartition
 
 __all__ = ["Consumer", "GroupConsumer", "Marshal"]
 
@@ -74,6 +74,7 @@ class Marshal:
         heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
+        ordered_topics: Sequence[str] = (),
         timeout: float = START_TIMEOUT_S,
     ) -> None:
         """As :class:`kafka_marshal.Marshal`; nothing is connected before ``async with``."""
@@ -86,6 +87,7 @@ class Marshal:
             heartbeat_interval_ms=heartbeat_interval_ms,
             config=config,
             watchdog=watchdog,
+            ordered_topics=ordered_topics,
             timeout=timeout,
         )
         self._calls = Calls()
@@ -215,6 +217,10 @@ class Marshal:
         """
         options = _options(locals())
         return GroupConsumer(self, self._calls, partial(self.sync.group_consumer, topics), options)
+
+    def assign(self, partitions: Mapping[Key, Sequence[tuple[int, int]]], **options: Any) -> Consumer[plain.Consumer]:
+        """As :meth:`kafka_marshal.Marshal.assign`, used as ``consumer`` is; with the same arguments."""
+        return Consumer(self, self._calls, partial(self.sync.assign, partitions), options)
 
     def stop(self) -> None:
         """Ask all loops to end. Safe in a signal handler; returns at once."""

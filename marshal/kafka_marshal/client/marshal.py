@@ -12,9 +12,9 @@ from weakref import ref
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
+from kafka_marshal.client.assigning import Assigning, check_order, checked_order
 from kafka_marshal.client.base import Membership, take_handle
 from kafka_marshal.client.checkpointing import check_with_checkpoints, checked_checkpoints
-from kafka_marshal.client.claiming import serve_claim
 from kafka_marshal.client.closing import (
     CLOSE_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
@@ -25,7 +25,6 @@ from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, Partitio
 from kafka_marshal.client.dropped import close_if_dropped
 from kafka_marshal.client.ending import Ending
 from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
-from kafka_marshal.client.lease import Lease
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
     DEFAULT_BYTES_IN_FLIGHT,
@@ -92,7 +91,7 @@ class _Opened(NamedTuple):
             self.watchdog.close()
 
 
-class Marshal(Watched, OneProcess, WithBlock):
+class Marshal(Watched, Assigning, OneProcess, WithBlock):
     """One member of a group: claims partitions through the log, and keeps them with heartbeats.
 
     ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``client_id`` names this member, unique in the
@@ -123,6 +122,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
+        ordered_topics: Sequence[str] = (),
         timeout: float = START_TIMEOUT_S,
     ) -> None:
         """Connect, and read the log to its end (*blocking*).
@@ -130,7 +130,8 @@ class Marshal(Watched, OneProcess, WithBlock):
         ``bootstrap_servers`` and ``config`` go to librdkafka as they are. ``group_id``: the group to work in.
         ``client_id`` names this member, unique in the group; None: a name is made. ``topic``: the coordination topic.
         ``heartbeat_interval_ms``: a silent member is replaced after two intervals. ``watchdog`` (Linux): a process
-        that releases what this one holds as soon as it dies. ``timeout`` (seconds): how long to wait for Kafka.
+        that releases what this one holds as soon as it dies. ``ordered_topics``: their partitions are never shared by
+        this member, neither by keys nor by batches. ``timeout`` (seconds): how long to wait for Kafka.
 
         Raises KafkaUnavailableError if no broker answers, CoordinationTopicError if the topic can't be trusted,
         ConfigurationError for settings that can't work.
@@ -139,6 +140,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = arguments.a_mapping("config", config)
         arguments.a_flag("watchdog", watchdog)
+        self._ordered = checked_order(ordered_topics)
         self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         check_threads()
         self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
@@ -152,6 +154,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         client_id: str | None = None,
         topic: str = DEFAULT_TOPIC,
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
+        ordered_topics: Sequence[str] = (),
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
@@ -160,6 +163,7 @@ class Marshal(Watched, OneProcess, WithBlock):
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
+        marshal._ordered = checked_order(ordered_topics)
         marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 
@@ -322,6 +326,8 @@ class Marshal(Watched, OneProcess, WithBlock):
         )
         settings = arguments.a_mapping("config", config)
         kind = ShareConsumer if arguments.a_flag("shared_batches", shared_batches) else Consumer
+        if shared_batches:
+            check_order(self._ordered, topics, "shared_batches=True")
         chosen = checked_sharing(options, policy, max_shares) if shared_batches else options
         return self._made(lambda: kind(self, self._driver, chosen, settings))
 
@@ -392,6 +398,8 @@ class Marshal(Watched, OneProcess, WithBlock):
             state_callbacks=state_callbacks,
         )
         settings = arguments.a_mapping("config", config)
+        if allow_key_share:
+            check_order(self._ordered, topics, "allow_key_share=True")
         check_with_checkpoints(options.settings)
         mirrors = arguments.a_flag("mirror_offsets", mirror_offsets)
         if mirrors and options.transactions is not None:
@@ -495,32 +503,6 @@ class Marshal(Watched, OneProcess, WithBlock):
         try:
             consumer = answer.wait()
             answer.receipt.out = True; return consumer  # fmt: skip  # noqa: E702 - one line: nothing may come in between
-        except BaseException:
-            answer.receipt.left = True
-            raise
-
-    def claim(self, topic: str, partition: int, timeout: float = 5.0) -> Lease:
-        """Claim one lease by hand; wait up to timeout seconds until it is free.
-
-        ``topic`` need not exist: then the lease is on its name alone. If it exists, so must the partition. Raises
-        HeldError (it names the holder), GroupPausedError, ClaimTimeoutError (the log did not answer, or does not show
-        our own release yet), UpgradeRequiredError (that part of the log needs a newer release), or ConfigurationError
-        if this Marshal holds it already, or the topic has no such partition.
-        """
-        arguments.text("topic", topic)
-        partition = arguments.a_whole("partition", partition, 0, arguments.MOST_PARTITION)
-        timeout = arguments.seconds("timeout", timeout)
-        self._check_open()
-
-        def serve(is_gone: Callable[[], bool], topic: str, partition: int, timeout: float) -> Lease:
-            lease = serve_claim(self._driver, is_gone, topic, partition, timeout)
-            lease._keeps = self
-            return lease
-
-        answer = self._driver.servants.ask(serve, topic, partition, timeout, undo=Lease.release)
-        try:
-            lease = answer.wait()
-            answer.receipt.out = True; return lease  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:
             answer.receipt.left = True
             raise

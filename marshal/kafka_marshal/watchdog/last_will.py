@@ -37,6 +37,11 @@ def _leaves(group: Group | None, slot: int) -> bool:
 _MEMBER: Key = ("", -1)
 
 
+def _slot(key: Key, number: int) -> Key:
+    """Stands for the release of the number-th of our shares of a partition; no topic can have such a name."""
+    return (f"{key[0]}\0{number}", key[1]) if number else key
+
+
 class LastWill:
     """The pre-encoded releases of one worker. Not thread-safe: its watchdog has a lock."""
 
@@ -70,19 +75,21 @@ class LastWill:
         return []
 
     def look(self, cp: int, key: Key) -> None:
-        """Bring one lease up to date with the replica."""
+        """Bring one lease, or our shares of it, up to date with the replica."""
         instance_id, client_id, group_id = self._ids
         lease = self.worlds[cp].lease(group_id, *key)
-        ours: Lease | Share | None = lease
+        ours: list[Lease | Share] = []
         if lease is not None and lease.shares is not None:
-            ours = next((share for share in lease.shares if share.is_of(instance_id, client_id)), None)
-        elif lease is not None and not lease.is_held_by(instance_id, client_id, lease.epoch):
-            ours = None
-        if ours is None:
-            self._drop(key)
-        else:
-            release = ReleasingPartition(*self._ids, *key, ours.epoch, None)
-            self._say(key, cp, ours.heartbeat_interval_ms, release)
+            ours += [share for share in lease.shares if share.is_of(instance_id, client_id)]
+        elif lease is not None and lease.is_held_by(instance_id, client_id, lease.epoch):
+            ours = [lease]
+        for number, one in enumerate(ours):
+            release = ReleasingPartition(*self._ids, *key, one.epoch, None)
+            self._say(_slot(key, number), cp, one.heartbeat_interval_ms, release)
+        gone = len(ours)
+        while gone == 0 or _slot(key, gone) in self.leases:
+            self._drop(_slot(key, gone))
+            gone += 1
 
     # Of a member of a coordinated group.
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, ClaimsClient, LeaseReports, LeaseView
-from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState, Slot
+from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
 from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.effects import Key, Warn
@@ -49,8 +49,9 @@ class KeyLease(ShareLease):
         super().__init__(key, cp, heartbeat_interval_ms, _PartOwner(parts, self))
 
     @property
-    def slot(self) -> Slot:
-        return self.key if self.lo == self.parts.keys.lo else (*self.key, self.lo)
+    def slot(self) -> Key:
+        topic, partition = self.key
+        return self.key if self.lo == self.parts.keys.lo else (f"{topic}\0{self.lo}", partition)
 
     def has(self, key: int) -> bool:
         """Whether it has a key hash."""

@@ -194,8 +194,8 @@ class HeldLease:
         self._beaten: BeatEntry | None = None
 
     @property
-    def slot(self) -> Slot:
-        """Its place in the book."""
+    def slot(self) -> Key:
+        """Its place in the book: its partition; of further parts of one, a name that no topic can have."""
         return self.key
 
     @property
@@ -269,9 +269,6 @@ class HeldLease:
 
 L = TypeVar("L", bound=HeldLease)
 
-#: A partition; or, for further parts of one, with the lowest key hash of the part.
-Slot = tuple[str, int] | tuple[str, int, int]
-
 
 class LeaseBook:
     """All our leases, and the heartbeats that keep them."""
@@ -285,7 +282,7 @@ class LeaseBook:
         self._next_forget = 0.0
         #: Nothing is due before this, so most wakes return at once; 0: something changed, recompute it.
         self._due = 0.0
-        self.leases: dict[Slot, HeldLease] = {}
+        self.leases: dict[Key, HeldLease] = {}
         #: Partition → further parts of it: they are in ``leases``, too.
         self._others: dict[Key, list[HeldLease]] = {}
         self.unseen: UnseenClaims = UnseenClaims(settings.ids, outbox)

@@ -1,0 +1,295 @@
+"""Partitions, and keys of them, that the program names (U12), on a real broker: who works on what, who takes over."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KeyRangeError, Retry
+from rationalizer import key_hash
+from rationalizer.limits import MAX_KEY_HASH
+from tests.client.conftest import HI, Scene, Worker, wait_until
+from tests.faults.stories import member, memory_cluster
+
+if TYPE_CHECKING:
+    from kafka_marshal.client.shared import SharedBatch
+
+KEYS = 40
+HALF = MAX_KEY_HASH // 2
+LOW, HIGH = (0, HALF), (HALF + 1, MAX_KEY_HASH)
+Span = tuple[int, int]
+
+
+def publish(scene: Scene, topic: str, first: int, count: int) -> None:
+    """Messages with the keys k0 … k39, in turn."""
+    producer = Producer({"bootstrap.servers": scene.bootstrap})
+    for number in range(first, first + count):
+        producer.produce(topic, str(number).encode(), key=f"k{number % KEYS}", partition=0)
+    assert producer.flush(20) == 0
+
+
+def of(spans: Iterable[Span], count: int, first: int = 0) -> list[int]:
+    """The offsets with keys in these ranges."""
+    hashes = {number: key_hash(f"k{number}".encode(), 0) for number in range(KEYS)}
+    return [x for x in range(first, count) if any(lo <= hashes[x % KEYS] <= hi for lo, hi in spans)]
+
+
+def offsets(*workers: Worker) -> list[int]:
+    return [offset for worker in workers for _, offset in worker.offsets()]
+
+
+def begun(worker: Worker) -> list[float]:
+    return [line["at"] for line in worker.lines() if line["what"] == "handled"]
+
+
+def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[int]:
+    found: list[int] = []
+    until = time.monotonic() + timeout_s
+    while len(found) < count:
+        assert time.monotonic() < until, f"{len(found)} of {count}"
+        if (message := consumer.poll(0.2)) is not None:
+            found.append(message.offset() or 0)
+            consumer.done(message)
+    return found
+
+
+def test_two_halves_do_all_once_and_a_standby_takes_over_after_a_kill_and_at_once_after_a_close(
+    scene: Scene, tmp_path: Path
+) -> None:
+    topic = scene.topic(1)
+    publish(scene, topic, 0, 200)
+    high = scene.worker("high", topic, tmp_path, spans=[HIGH], pause_s=0.002)
+    low = scene.worker("low", topic, tmp_path, spans=[LOW], pause_s=0.002)
+    wait_until(lambda: set(offsets(high, low)) == set(range(200)))
+    assert Counter(offsets(high, low)) == Counter(range(200))
+    assert sorted(offsets(low)) == of([LOW], 200)
+
+    standby = scene.worker("standby", topic, tmp_path, spans=[LOW], pause_s=0.002)
+    wait_until(lambda: standby.lines())
+    publish(scene, topic, 200, 100)
+    wait_until(lambda: set(offsets(high, low)) == set(range(300)))
+    time.sleep(2.5 * HI / 1000)  # what was done is in the log; and a standby that would not wait has begun
+    assert not offsets(standby)
+
+    low.kill()
+    publish(scene, topic, 300, 100)
+    killed = time.time()
+    wait_until(lambda: set(offsets(high, low, standby)) == set(range(400)))
+    assert HI / 1000 < min(begun(standby)) - killed < 5 * HI / 1000
+    assert Counter(offsets(high, low, standby)) == Counter(range(400))
+    time.sleep(2.5 * HI / 1000)
+
+    second = scene.worker("second", topic, tmp_path, spans=[LOW], pause_s=0.002)
+    wait_until(lambda: second.lines())
+    time.sleep(HI / 1000)
+    assert standby.terminate() == 0
+    publish(scene, topic, 400, 100)
+    closed = next(line["at"] for line in standby.lines() if line["what"] == "closed")
+    wait_until(lambda: set(offsets(high, low, standby, second)) == set(range(500)))
+    assert min(begun(second)) - closed < HI / 1000
+    assert Counter(offsets(high, low, standby, second)) == Counter(range(500))
+
+
+def test_t4_a_pod_that_was_stopped_for_long_starts_nothing_that_others_have(scene: Scene, tmp_path: Path) -> None:
+    topic = scene.topic(1)
+    publish(scene, topic, 0, 2_000)
+    zombie = scene.worker("zombie", topic, tmp_path, spans=[LOW], pause_s=0.004)
+    wait_until(lambda: len(offsets(zombie)) > 20)
+    zombie.stop()
+    stopped = time.time()
+    standby = scene.worker("standby", topic, tmp_path, spans=[LOW], pause_s=0.001)
+    wait_until(lambda: set(offsets(zombie, standby)) >= set(of([LOW], 2_000)))
+    zombie.go_on()
+    time.sleep(3 * HI / 1000)
+    publish(scene, topic, 2_000, 100)
+    wait_until(lambda: set(offsets(zombie, standby)) >= set(of([LOW], 2_100)))
+    late = [line for line in zombie.lines() if line["what"] == "handled" and line["at"] > stopped + 2 * HI / 1000]
+    assert len(late) <= 1, "the message in its hand, at most, is said to be handled after the stop"
+    assert "lost" in {line["what"] for line in zombie.lines()}
+
+
+def test_pods_that_overlap_never_both_work_and_ranges_change_by_closing(scene: Scene) -> None:
+    topic = scene.topic(1)
+    publish(scene, topic, 0, 100)
+    one, two = scene.member("one"), scene.member("two")
+    left = one.assign({(topic, 0): [(0, HALF)]})
+    assert sorted(take(left, len(of([(0, HALF)], 100)))) == of([(0, HALF)], 100)
+    right = two.assign({(topic, 0): [(HALF // 2, MAX_KEY_HASH)]})
+    assert right.poll(3 * HI / 1000) is None
+    assert right.assignment() == []
+    left.close()
+    third, rest = (0, HALF // 2 - 1), (HALF // 2, MAX_KEY_HASH)
+    left = one.assign({(topic, 0): [third]})
+    publish(scene, topic, 100, 100)
+    found = take(right, len(of([HIGH], 100)) + len(of([rest], 200, 100)))
+    assert sorted(found) == sorted(of([HIGH], 100) + of([rest], 200, 100)), "what was done of other keys is known"
+    assert sorted(take(left, len(of([third], 200, 100)))) == of([third], 200, 100)
+    wait_until(lambda: left.committed([(topic, 0)], ranges=True)[0].stable == 199, 10)
+
+
+def test_a_lease_goes_whole_by_keys_by_batches_and_whole_again(scene: Scene) -> None:
+    topic = scene.topic(1)
+    worker = scene.member("m")
+    done: list[int] = []
+    published = 0
+
+    def more() -> int:
+        nonlocal published
+        publish(scene, topic, published, 80)
+        published += 80
+        return published
+
+    end = more()
+    with worker.consumer([topic]) as whole:
+        done += take(whole, end)
+    more()
+    with worker.assign({(topic, 0): [LOW]}) as low:  # the other keys are behind now
+        done += take(low, len(of([LOW], 160, 80)))
+    with worker.consumer([topic], shared_batches=True) as shared:
+        assert list(_first(shared, 2 * HI / 1000)) == [], "keys at different places can't be shared by batches"
+    with worker.assign({(topic, 0): [HIGH]}) as high:
+        done += take(high, len(of([HIGH], 160, 80)))
+    end = more()
+    with worker.consumer([topic], shared_batches=True) as shared:
+        for batch in shared.batches(max_messages=10):
+            done += [message.offset() or 0 for message in batch]
+            if len(done) >= end:
+                batch.done()
+                break
+            batch.done()
+    end = more()
+    with worker.consumer([topic]) as whole:
+        done += take(whole, 80)
+    assert Counter(done) == Counter(range(end))
+
+
+def _first(shared: Any, seconds: float) -> Iterable[int]:
+    """The offsets of the first batch within some time."""
+    marshal_stop = time.monotonic() + seconds
+    while time.monotonic() < marshal_stop:
+        if shared.assignment():
+            yield from (message.offset() for message in next(shared.batches(timeout=0.1)))
+            return
+        time.sleep(0.05)
+
+
+def test_open_messages_of_a_batch_are_named_and_a_worker_that_holds_it_whole_clears_the_way(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = scene.topic(1)
+    publish(scene, topic, 0, 40)
+    sharer, other = scene.member("m"), scene.member("other")
+    with sharer.consumer([topic], shared_batches=True) as shared:
+        batch = next(iter(shared.batches(max_messages=10)))
+        cast("SharedBatch", batch).give_back()
+    low = other.assign({(topic, 0): [LOW]})
+    wait_until(lambda: "shared it by batches" in caplog.text)
+    assert low.poll(HI / 1000) is None
+    with sharer.consumer([topic]) as whole:
+        assert sorted(take(whole, 40)) == list(range(40))
+    publish(scene, topic, 40, 40)
+    assert sorted(take(low, len(of([LOW], 80, 40)))) == of([LOW], 80, 40)
+
+
+def test_run_by_key_parks_and_a_redriven_message_goes_to_the_pod_with_its_key(scene: Scene) -> None:
+    topic = scene.topic(1)
+    publish(scene, topic, 0, 80)
+    bad = {of([LOW], 80)[3], of([HIGH], 80)[3]}
+    pods = [scene.member("low"), scene.member("high")]
+    consumers = [pod.assign({(topic, 0): [span]}) for pod, span in zip(pods, (LOW, HIGH), strict=True)]
+    handled: list[tuple[int, int]] = []
+    is_mended = False
+
+    def handle_of(number: int) -> Any:
+        def handle(message: Any) -> None:
+            if message.offset() in bad and not is_mended:
+                raise ValueError("poison")
+            handled.append((number, message.offset()))
+
+        return handle
+
+    threads = [
+        Thread(target=consumer.run, args=(handle_of(number),), kwargs={"retry": Retry(2, (0.01, 0.01)), "park": True})
+        for number, consumer in enumerate(consumers)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(handled) == 78)
+        admin = Admin(scene.bootstrap, topic=scene.coordination)
+        wait_until(lambda: {each.offset for each in admin.open_messages(scene.group) if each.state == "parked"} == bad)
+        is_mended = True
+        admin.redrive(scene.group, [(topic, 0, offset) for offset in bad])
+        wait_until(lambda: len(handled) == 80)
+    finally:
+        for consumer in consumers:
+            consumer.stop()
+        for thread in threads:
+            thread.join()
+    assert Counter(offset for _, offset in handled) == Counter(range(80))
+    assert sorted(offset for number, offset in handled if number == 0) == of([LOW], 80)
+    wait_until(lambda: not admin.open_messages(scene.group))
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) -> None:
+    made, topic = scene.member("m"), scene.topic(1)
+    wanted = {(topic, 0): [LOW]}
+    for more, form in (
+        ({"policy": Balanced()}, r"consumer\(topics, policy=…\)"),
+        ({"transactions": True}, r"consumer\(topics, transactions=True\)"),
+        ({"shared_batches": True}, r"consumer\(topics, shared_batches=True\)"),
+        ({"delivery": "at-most-once"}, r"consumer\(topics\)"),
+    ):
+        with pytest.raises(ConfigurationError, match=form):
+            made.assign(wanted, **more)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'polcy'"):
+        made.assign(wanted, polcy=1)
+    values: tuple[Any, ...] = (
+        {},
+        [],
+        {(topic, 0): [(5, 4)]},
+        {(topic, 0): [(0, 2**63)]},
+        {(topic, 0): [7]},
+        {topic: [LOW]},
+    )
+    for wrong in values:
+        with pytest.raises(ConfigurationError):
+            made.assign(wrong)
+    with pytest.raises(ConfigurationError, match="have keys in common"):
+        made.assign({(topic, 0): [(0, 10), (10, 20)]})
+    with pytest.raises(ConfigurationError, match=r"\[3\] does not exist"):
+        made.assign({(topic, 3): []})
+    made.assign(wanted).close()
+
+
+def test_below_level_4_the_command_is_named() -> None:
+    with (
+        member(memory_cluster()) as made,  # at level 1
+        pytest.raises(ConfigurationError, match="kafka-marshal upgrade"),
+    ):
+        made.assign({("t", 0): [LOW]})
+
+
+def test_kip_error_89_an_ordered_topic_is_shared_in_no_way(scene: Scene) -> None:
+    topic = scene.topic(1)
+    made = scene.member("m", ordered_topics=[topic])
+    calls: list[Callable[[], object]] = [
+        lambda: made.assign({(topic, 0): [LOW]}),
+        lambda: made.consumer([topic], shared_batches=True),
+        lambda: made.group_consumer([topic], allow_key_share=True),
+    ]
+    for call in calls:
+        with pytest.raises(KeyRangeError, match="ordered_topics") as raised:
+            call()
+        assert raised.value.kip_number == 89
+    made.assign({(topic, 0): []}).close()
