@@ -155,9 +155,9 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (32, 8_130),
-    "client": (49, 10_250),
-    "engine": (90, 18_750),
-    "kafka_marshal": (19, 2_880),
+    "client": (50, 10_420),
+    "engine": (93, 19_000),
+    "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_770),
     "node": (30, 4_680),
     "observe": (25, 5_060),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (507, 104_150)
+MOST_OF_ALL = (512, 104_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -13,10 +13,11 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KeyRangeError, Retry
-from rationalizer import key_hash
+from kafka_marshal.adapters.memory import MemoryCluster
+from rationalizer import Upgrade, encode, key_hash
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import HI, Scene, Worker, wait_until
-from tests.faults.stories import member, memory_cluster
+from tests.faults.stories import member
 
 if TYPE_CHECKING:
     from kafka_marshal.client.shared import SharedBatch
@@ -254,17 +255,10 @@ def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) ->
             made.assign(wanted, **more)
     with pytest.raises(TypeError, match="unexpected keyword argument 'polcy'"):
         made.assign(wanted, polcy=1)
-    values: tuple[Any, ...] = (
-        {},
-        [],
-        {(topic, 0): [(5, 4)]},
-        {(topic, 0): [(0, 2**63)]},
-        {(topic, 0): [7]},
-        {topic: [LOW]},
-    )
-    for wrong in values:
+    spans: list[Any] = [[(5, 4)], [(0, 2**63)], [7], [("a", "b")], 7]
+    for wrong in ({}, [], {topic: [LOW]}, *({(topic, 0): each} for each in spans)):
         with pytest.raises(ConfigurationError):
-            made.assign(wrong)
+            made.assign(cast("Any", wrong))
     with pytest.raises(ConfigurationError, match="have keys in common"):
         made.assign({(topic, 0): [(0, 10), (10, 20)]})
     with pytest.raises(ConfigurationError, match=r"\[3\] does not exist"):
@@ -273,8 +267,11 @@ def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) ->
 
 
 def test_below_level_4_the_command_is_named() -> None:
+    cluster = MemoryCluster()
+    cluster.broker.create_topic("__marshal", 1)
+    cluster.broker.produce("__marshal", 0, encode(Upgrade("x", "admin", "any", 3)))
     with (
-        member(memory_cluster()) as made,  # at level 1
+        member(cluster) as made,
         pytest.raises(ConfigurationError, match="kafka-marshal upgrade"),
     ):
         made.assign({("t", 0): [LOW]})

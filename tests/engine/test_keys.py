@@ -263,7 +263,7 @@ def test_wrong_mode_what_a_batch_left_open_is_named_with_the_remedy() -> None:
 
 
 class Story:
-    """Some pods with overlapping ranges, and faults: no message is in hand twice, and none is lost."""
+    """Some pods with overlapping ranges, and faults: no message is in flight twice, and none is lost."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(f"pods/{seed}")

@@ -21,7 +21,7 @@ from rationalizer.limits import MAX_KEY_HASH
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Assigning", "check_order", "checked_order"]
+__all__ = ["Assigning", "check_order"]
 
 M = TypeVar("M")
 
@@ -43,11 +43,15 @@ class Assigning:
     if TYPE_CHECKING:
         topic: str
         _driver: Driver
-        _ordered: frozenset[str]
 
         def _made(self, make: Callable[[], Consumer]) -> Consumer: ...
 
         def _check_open(self) -> None: ...
+
+    def _keep_order(self, topics: object) -> None:
+        """Share no partition of these topics."""
+        names = arguments.several("ordered_topics", topics, "a list of topics")
+        self._ordered = frozenset(arguments.text("ordered_topics", name, "a list of topics") for name in names)
 
     def assign(
         self,
@@ -198,12 +202,6 @@ def _disjoint(key: Key, spans: list[Span]) -> tuple[Span, ...]:
                 "itself. Nothing was claimed. Both ends of a range are included: (0, 9), (10, 19)"
             )
     return tuple(spans)
-
-
-def checked_order(topics: object) -> frozenset[str]:
-    """The topics whose partitions are not shared, as ``Marshal(ordered_topics=…)`` has them."""
-    names = arguments.several("ordered_topics", topics, "a list of topics")
-    return frozenset(arguments.text("ordered_topics", name, "a list of topics") for name in names)
 
 
 def check_order(ordered: frozenset[str], topics: Sequence[str], what: str) -> None:

@@ -12,7 +12,7 @@ from weakref import ref
 from kafka_marshal import arguments
 from kafka_marshal.adapters.opening import open_cluster
 from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
-from kafka_marshal.client.assigning import Assigning, check_order, checked_order
+from kafka_marshal.client.assigning import Assigning, check_order
 from kafka_marshal.client.base import Membership, take_handle
 from kafka_marshal.client.checkpointing import check_with_checkpoints, checked_checkpoints
 from kafka_marshal.client.closing import (
@@ -140,7 +140,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         self.bootstrap_servers = bootstrap_servers
         self.config: Mapping[str, object] = arguments.a_mapping("config", config)
         arguments.a_flag("watchdog", watchdog)
-        self._ordered = checked_order(ordered_topics)
+        self._keep_order(ordered_topics)
         self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         check_threads()
         self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
@@ -163,7 +163,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         marshal = cls.__new__(cls)
         marshal.bootstrap_servers = ""
         marshal.config = {}
-        marshal._ordered = checked_order(ordered_topics)
+        marshal._keep_order(ordered_topics)
         marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 

@@ -167,7 +167,7 @@ class LeaseRecords:
 
     def _verify(self, key: Key, now: float) -> None:
         """Check that the world still holds our lease under our ids and epoch; otherwise it is lost (C5)."""
-        for lease in self.book.all_of(key):
+        for lease in self.book.leases.all_of(key):
             if lease.state not in (LeaseState.HELD, LeaseState.RELEASING):
                 continue
             if not lease.is_ours_in(self.peers.lease(key), self.settings.ids):
@@ -199,7 +199,7 @@ class LeaseRecords:
         granted: int | None,
         now: float,
     ) -> None:
-        lease = self.book.claimed_as(key, lo)
+        lease = self.book.leases.claimed_as(key, lo)
         wanted = lease is not None and lease.state is LeaseState.WANTED
         self.book.unseen.answered(key)
         if not outcome.accepted:
@@ -293,7 +293,7 @@ class LeaseRecords:
                 continue
             if accepted and epoch is not None:
                 beaten.append((key, epoch))
-            lease = self.book.of(key, epoch)
+            lease = self.book.leases.of(key, epoch)
             if lease is not None:
                 lease.owner.beaten(last_offset, accepted, now)
                 if not accepted:  # an accepted one proves that it is ours: only the holder's beats are accepted (C5)
@@ -303,7 +303,7 @@ class LeaseRecords:
 
     def _release_applied(self, record: ReleasingPartition, outcome: Outcome, own: bool, now: float) -> None:
         key = (record.topic, record.partition)
-        lease = self.book.of(key, record.epoch)
+        lease = self.book.leases.of(key, record.epoch)
         is_held = lease is not None and lease.held
         if own:
             self.book.unseen.released(key, record.epoch)
@@ -334,7 +334,7 @@ class LeaseRecords:
             )
 
     def released(self, lease: HeldLease, now: float) -> None:
-        self.book.remove(lease)
+        self.book.leases.remove(lease)
         lease.state = LeaseState.LOST
         lease.owner.released(now)
 
@@ -358,7 +358,7 @@ class LeaseRecords:
         self.peers.heard(key, now)
         if own and record.epoch is not None:
             self.book.beat_applied(cp, offset, outcome.log_time, [(key, record.epoch)], now)
-            lease = self.book.of(key, record.epoch)
+            lease = self.book.leases.of(key, record.epoch)
             if lease is not None:
                 lease.owner.settled(outcome.taken, now)
         self._host.messages_opened(key, record, outcome.entries if own else None, now)

@@ -1,7 +1,7 @@
 """Partitions, or some keys of them, that the program names itself (U12): claimed one by one, and kept.
 
 A partition's ranges of keys are a share each (B1), claimed in ascending order. It is worked on when the log has granted
-all of them. If one is refused, those granted are released: so nobody waits while it keeps others waiting.
+all of them. If one is refused, those granted are released: so no two members wait for each other.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class KeyParts:
         #: Where the group begins, if the log does not know the lease (B3); None: at offset 0.
         self.start: int | None = None
         self.stopped: bool = False
-        #: It was lost, or is not wanted any more: what follows of its shares concerns nobody.
+        #: It was lost, or is not wanted any more: what follows of its shares has no effect.
         self.over: bool = False
         self.hand_out_until: float = 0.0
         self.hand_out_until_s: float = 0.0
@@ -131,7 +131,7 @@ class KeyParts:
         for span in keys.spans:
             self.leases.append(KeyLease(key, cp, heartbeat_interval_ms, self, span))
         for lease in self.leases:
-            book.add(lease)
+            book.leases.add(lease)
 
     @property
     def epoch(self) -> int:
@@ -170,7 +170,7 @@ class KeyParts:
         self.hand_out_until = 0.0 if self.stopped else self.proven_until
         self.hand_out_until_s = self.hand_out_until / 1000.0
 
-    # What becomes of its shares.
+    # Its shares.
 
     def claim_next(self, now: float) -> None:
         """Claim the next share."""
@@ -403,7 +403,7 @@ class KeySource(ClaimsClient):
                 self._claim_at.pop(key, None)
 
     def _claim_if_open(self, key: Key, now: float) -> None:
-        if self._book.all_of(key):
+        if self._book.leases.all_of(key):
             return  # the log is to show our release
         opens_at = self._opens_at(key, now)
         if opens_at > now and key not in self._told:

@@ -167,7 +167,7 @@ class HeldLease:
     is_restored = True
     #: A part of the lease by batches (B1); False: the whole lease.
     is_share = False
-    #: The lowest of its key hashes, for a part of the lease by keys; None: it is none.
+    #: The lowest of its key hashes, for a part of the lease by keys; None: it is no such part.
     lo: int | None = None
 
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
@@ -270,6 +270,49 @@ class HeldLease:
 L = TypeVar("L", bound=HeldLease)
 
 
+class Leases(dict[Key, HeldLease]):
+    """All our leases, by their slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Partition → further parts of it.
+        self.others: dict[Key, list[HeldLease]] = {}
+
+    def add(self, lease: HeldLease) -> None:
+        """Take in a lease that we want."""
+        self[lease.slot] = lease
+        if lease.slot != lease.key:
+            self.others.setdefault(lease.key, []).append(lease)
+
+    def remove(self, lease: HeldLease) -> None:
+        """Forget a lease."""
+        if self.get(lease.slot) is lease:
+            del self[lease.slot]
+            if (others := self.others.get(lease.key)) is not None and lease in others:
+                others.remove(lease)
+                if not others:
+                    del self.others[lease.key]
+
+    def of(self, key: Key, epoch: int | None) -> HeldLease | None:
+        """Our lease or part of this epoch; None: we have none."""
+        lease = self.get(key)
+        if lease is not None and lease.epoch == epoch:
+            return lease
+        return next((each for each in self.others.get(key, ()) if each.epoch == epoch), None)
+
+    def claimed_as(self, key: Key, lo: int | None) -> HeldLease | None:
+        """Our lease, or our part with this lowest key hash, that a claim of ours is for."""
+        lease = self.get(key)
+        if lease is not None and lease.lo != lo:
+            return next((each for each in self.others.get(key, ()) if each.lo == lo), None)
+        return lease
+
+    def all_of(self, key: Key) -> list[HeldLease]:
+        """What we hold, want or release of a partition."""
+        lease = self.get(key)
+        return [*([] if lease is None else [lease]), *self.others.get(key, ())]
+
+
 class LeaseBook:
     """All our leases, and the heartbeats that keep them."""
 
@@ -282,50 +325,14 @@ class LeaseBook:
         self._next_forget = 0.0
         #: Nothing is due before this, so most wakes return at once; 0: something changed, recompute it.
         self._due = 0.0
-        self.leases: dict[Key, HeldLease] = {}
-        #: Partition → further parts of it: they are in ``leases``, too.
-        self._others: dict[Key, list[HeldLease]] = {}
+        self.leases: Leases = Leases()
         self.unseen: UnseenClaims = UnseenClaims(settings.ids, outbox)
 
     def want(self, key: Key, cp: int, owner: Owner, kind: type[L]) -> L:
         """Register that we want a lease; ``claim`` sends the claim."""
         lease = kind(key, cp, self._settings.heartbeat_interval_ms, owner)
-        self.add(lease)
+        self.leases.add(lease)
         return lease
-
-    def add(self, lease: HeldLease) -> None:
-        """Take in a lease that we want."""
-        self.leases[lease.slot] = lease
-        if lease.slot != lease.key:
-            self._others.setdefault(lease.key, []).append(lease)
-
-    def remove(self, lease: HeldLease) -> None:
-        """Forget a lease."""
-        if self.leases.get(lease.slot) is lease:
-            del self.leases[lease.slot]
-            if (others := self._others.get(lease.key)) is not None and lease in others:
-                others.remove(lease)
-                if not others:
-                    del self._others[lease.key]
-
-    def of(self, key: Key, epoch: int | None) -> HeldLease | None:
-        """Our lease or part of this epoch; None: we have none."""
-        lease = self.leases.get(key)
-        if lease is not None and lease.epoch == epoch:
-            return lease
-        return next((each for each in self._others.get(key, ()) if each.epoch == epoch), None)
-
-    def claimed_as(self, key: Key, lo: int | None) -> HeldLease | None:
-        """Our lease, or our part with this lowest key hash, that a claim of ours is for."""
-        lease = self.leases.get(key)
-        if lease is not None and lease.lo != lo:
-            return next((each for each in self._others.get(key, ()) if each.lo == lo), None)
-        return lease
-
-    def all_of(self, key: Key) -> list[HeldLease]:
-        """What we hold, want or release of a partition."""
-        lease = self.leases.get(key)
-        return [*([] if lease is None else [lease]), *self._others.get(key, ())]
 
     def claim(self, lease: HeldLease, now: float, *, take_over: bool = False) -> None:
         """Send a claim or, while starting, a takeover of a lease of our client's older instance (C3, C7)."""
@@ -336,11 +343,11 @@ class LeaseBook:
 
     def is_releasing(self, key: Key) -> bool:
         """Whether our release is in flight."""
-        return any(lease.state is LeaseState.RELEASING for lease in self.all_of(key))
+        return any(lease.state is LeaseState.RELEASING for lease in self.leases.all_of(key))
 
     def drop(self, lease: HeldLease) -> None:
         """Stop wanting it. If a claim in flight is granted later, it is released then (C17)."""
-        self.remove(lease)
+        self.leases.remove(lease)
         if lease.pending.claim_sent_at is not None:
             self.unseen.dropped(lease.key, lease.cp, lease.pending.claim_token)
         lease.state = LeaseState.LOST
@@ -405,7 +412,7 @@ class LeaseBook:
         """The lease is over, and we did not release it."""
         if lease.held:
             self._outbox.add(Note("lost", lease.key, reason))
-        self.remove(lease)
+        self.leases.remove(lease)
         lease.state = LeaseState.LOST
         lease.refresh()
         lease.owner.lost(reason, now)
@@ -428,7 +435,7 @@ class LeaseBook:
             return []
         credited: list[HeldLease] = []
         for key, epoch in proof.leases:
-            lease = self.of(key, epoch)
+            lease = self.leases.of(key, epoch)
             if lease is None or not lease.held or proof.sent_at < lease.proof.sent_at:
                 continue
             if lease.in_doubt_since is None or proof.log_time >= lease.proof.log_time:
