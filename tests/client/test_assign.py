@@ -14,8 +14,10 @@ from confluent_kafka import Producer
 
 from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KeyRangeError, Retry
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.node.coordination_topic import required_settings
 from rationalizer import Upgrade, encode, key_hash
 from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.marker import marker
 from tests.client.conftest import HI, Scene, Worker, wait_until
 from tests.faults.stories import member
 
@@ -268,8 +270,9 @@ def test_what_contradicts_assign_is_refused_with_the_right_form(scene: Scene) ->
 
 def test_below_level_4_the_command_is_named() -> None:
     cluster = MemoryCluster()
-    cluster.broker.create_topic("__marshal", 1)
-    cluster.broker.produce("__marshal", 0, encode(Upgrade("x", "admin", "any", 3)))
+    cluster.create_topic("__marshal", 1, 1, required_settings(1), 10)
+    for record in (marker("init-1", 1), Upgrade("x", "admin", "any", 3)):
+        cluster.broker.produce("__marshal", 0, encode(record))
     with (
         member(cluster) as made,
         pytest.raises(ConfigurationError, match="kafka-marshal upgrade"),

@@ -301,7 +301,7 @@ class Leases(dict[Key, HeldLease]):
         return next((each for each in self.others.get(key, ()) if each.epoch == epoch), None)
 
     def claimed_as(self, key: Key, lo: int | None) -> HeldLease | None:
-        """Our lease, or our part with this lowest key hash, that a claim of ours is for."""
+        """The lease, or the part with this lowest key hash, that our claim is for."""
         lease = self.get(key)
         if lease is not None and lease.lo != lo:
             return next((each for each in self.others.get(key, ()) if each.lo == lo), None)
