@@ -39,11 +39,10 @@ class KeyLease(ShareLease):
 
     __slots__ = ("hi", "lo", "parts", "told")
 
-    lo: int
-
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, parts: KeyParts, span: Span) -> None:
-        self.parts = parts
-        self.lo, self.hi = span
+        self.parts: KeyParts = parts
+        self.lo: int = span[0]
+        self.hi: int = span[1]
         #: The last_offset of its newest accepted beat that had one.
         self.told: int | None = None
         super().__init__(key, cp, heartbeat_interval_ms, _PartOwner(parts, self))
@@ -331,7 +330,8 @@ class KeySource(ClaimsClient):
         #: Partition → when (own clock, ms) to claim it; and until when it is left alone, whatever changes.
         self._claim_at: dict[Key, float] = {}
         self._rests: dict[Key, float] = {}
-        self.now = 0.0
+        #: Our own clock's time (ms) of the last step.
+        self.now: float = 0.0
         #: Partitions of which was said that they are held.
         self._told: set[Key] = set()
         self._is_dirty = True
