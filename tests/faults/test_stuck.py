@@ -52,7 +52,7 @@ def spoil(kafka: RunningKafka, topic: str, batch: int) -> None:
     folder: Path | None = getattr(kafka, "folder", None)
     if folder is None:
         pytest.skip("the disk of a broker that somebody else runs is not ours to spoil")
-    (segment,) = folder.glob(f"**/{topic}-0/00000000000000000000.log")
+    (segment,) = folder.glob(f"broker-1/data/{topic}-0/00000000000000000000.log")
     data, at, bounds = segment.read_bytes(), 0, []
     while at < len(data):
         size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")

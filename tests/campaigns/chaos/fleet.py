@@ -289,10 +289,11 @@ class Fleet:
     def ask_all(self, within_s: float, turn: Callable[[], object]) -> list[str]:
         """Send SIGTERM to all; returns the files of those that have not ended in time."""
         self._ending = True
-        for place in self.places:
-            self.signal(place, signal.SIGTERM)
         until = time.monotonic() + within_s
-        while any(place.pid for place in self.places) and time.monotonic() < until:
+        while any(place.job is not None for place in self.places) and time.monotonic() < until:
+            for place in self.places:  # one that has just begun has no PID yet
+                if signal.SIGTERM not in place.sent:
+                    self.signal(place, signal.SIGTERM)
             turn()
             time.sleep(0.02)
         return [Path(place.job.out).name for place in self.places if place.job is not None]
