@@ -19,14 +19,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from random import Random
 from statistics import mean
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.common import Row, bench_kafka, new_log, report
 from kafka_marshal import Marshal
-from kafka_marshal.client.shared import ShareConsumer
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.work.assignment import Run
@@ -147,7 +146,7 @@ def work(about: dict[str, Any]) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         begun, taken = time.monotonic(), list[tuple[float, int]]()
-        for batch in cast("ShareConsumer", consumer).batches():
+        for batch in consumer.batches():
             for _ in batch:
                 time.sleep(WORK_MS / 1000)
             taken.append((time.monotonic(), len(batch)))

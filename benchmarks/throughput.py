@@ -161,7 +161,7 @@ def marshalled(
     """Seconds of one way of reading through a Consumer."""
     with (
         Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal,
-        marshal.consumer([topic], **options) as consumer,  # type: ignore[arg-type]
+        marshal.consumer([topic], **options) as consumer,  # type: ignore[call-overload]
     ):
         return loop(consumer, records)
 

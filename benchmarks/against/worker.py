@@ -73,7 +73,7 @@ def read(bootstrap: str, coordination: str, topic: str, records: int, delivery: 
     total = 0
     with (
         Marshal(bootstrap, group_id=f"g-{uuid.uuid4().hex[:8]}", topic=coordination) as marshal,
-        marshal.consumer([topic], delivery=delivery, **options) as consumer,  # type: ignore[arg-type]
+        marshal.consumer([topic], delivery=delivery, **options) as consumer,  # type: ignore[call-overload]
     ):
         messages = iter(consumer)
         next(messages)  # everything has been opened

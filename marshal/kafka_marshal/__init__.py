@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kafka_marshal.client.lease import Lease
     from kafka_marshal.client.marshal import Marshal
     from kafka_marshal.client.ranges import GroupRangeConsumer, OffsetRange, RangeConsumer
+    from kafka_marshal.client.shared import ShareConsumer, SharedBatch
     from kafka_marshal.client.transaction import Transaction
     from kafka_marshal.client.view import WorldView
     from kafka_marshal.engine.policies import (
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         ReleaseIfBehind,
         WholeTopic,
     )
-    from kafka_marshal.engine.work.lanes import HeldBack
+    from kafka_marshal.engine.work.behind import HeldBack
     from kafka_marshal.engine.work.stuck import Stuck
     from kafka_marshal.errors import (
         AdminError,
@@ -116,6 +117,8 @@ __all__ = [
     "ReleaseIfBehind",
     "Restore",
     "Retry",
+    "ShareConsumer",
+    "SharedBatch",
     "Start",
     "StateError",
     "StateMissingError",
@@ -149,10 +152,11 @@ _LATER = {
     "client.lease": "Lease",
     "client.marshal": "Marshal",
     "client.ranges": "GroupRangeConsumer OffsetRange RangeConsumer",
+    "client.shared": "ShareConsumer SharedBatch",
     "client.transaction": "Transaction",
     "client.view": "WorldView",
     "engine.policies": "Balanced Greedy MaxClaims Policy ReleaseIfBehind WholeTopic",
-    "engine.work.lanes": "HeldBack",
+    "engine.work.behind": "HeldBack",
     "engine.work.stuck": "Stuck",
     "errors": (
         "AdminError ArchiveError CheckpointEndedError ClaimTimeoutError ClientReplacedError ClosedError "

@@ -31,8 +31,8 @@ def handle_text(text: str) -> None: ...
 
 def plain(marshal: Marshal, consumer: Consumer, group: GroupConsumer) -> None:
     marshal.consumer(["t"], delivery="at-most-once", on_assign=lambda c, found: c.stop())
-    marshal.consumer(["t"], delivery="nope")  # type: ignore[arg-type]
-    marshal.consumer(["t"], handler_timout=3.0)  # type: ignore[call-arg]
+    marshal.consumer(["t"], delivery="nope")  # type: ignore[call-overload]
+    marshal.consumer(["t"], handler_timout=3.0)  # type: ignore[call-overload]
     marshal.group_consumer(["t"], strategy="nope")  # type: ignore[arg-type]
     for each in (consumer, group):
         each.run(handle, concurrency=4, order="key", retry=Retry(attempts=3), dead_letters="dead")
@@ -55,8 +55,8 @@ async def assigned(consumer: aio.Consumer[Consumer], found: list[TopicPartition]
 
 async def awaited() -> None:
     async with aio.Marshal("localhost", group_id="g", watchdog=True) as marshal:
-        marshal.consumer(["t"], delivery="nope")  # type: ignore[arg-type]
-        marshal.consumer(["t"], handler_timout=3.0)  # type: ignore[call-arg]
+        marshal.consumer(["t"], delivery="nope")  # type: ignore[call-overload]
+        marshal.consumer(["t"], handler_timout=3.0)  # type: ignore[call-overload]
         marshal.group_consumer(["t"], strategy="nope")  # type: ignore[arg-type]
         async with marshal.group_consumer(["t"], strategy="range") as group:
             await group.run(ahandle_order, deserialize=parse)

@@ -257,7 +257,7 @@ def test_a_callback_may_close_its_consumer(scene: Scene, callback: str) -> None:
         closed.set()
 
     topic = scene.topic(2, 5)
-    consumer = scene.member("a").consumer([topic], handler_timeout=1.0, **{callback: close})  # type: ignore[arg-type]
+    consumer = scene.member("a").consumer([topic], handler_timeout=1.0, **{callback: close})  # type: ignore[call-overload]
     if callback == "on_revoke":
         take(consumer, 1)
         _kept = scene.member("b").consumer([topic])
@@ -492,7 +492,7 @@ def test_topics_by_pattern_and_topics_made_later(scene: Scene) -> None:
 )
 def test_wrong_options_are_refused(scene: Scene, options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
-        scene.member("a").consumer(["t"], **options)  # type: ignore[arg-type]
+        scene.member("a").consumer(["t"], **options)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("topic", ["no such topic!", "", "..", "x" * 250, "flüge", "^[", 7])

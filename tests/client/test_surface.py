@@ -183,7 +183,7 @@ def test_consumers_made_with_wrong_arguments(marshal: Marshal) -> None:
     assert "did you mean 'at-most-once'?" in said(
         "delivery",
         "at_most_once",
-        lambda: marshal.consumer([TOPIC], delivery="at_most_once"),  # type: ignore[arg-type]
+        lambda: marshal.consumer([TOPIC], delivery="at_most_once"),  # type: ignore[call-overload]
     )
     assert marshal._ending.consumers == []
 

@@ -7,12 +7,9 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from kafka_marshal import Consumer, Marshal
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.shared import ShareConsumer
+from kafka_marshal import Consumer, Marshal, ShareConsumer
 
 arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -48,10 +45,13 @@ with Marshal(
         if session := arguments.get("session"):
             return marshal.group_consumer([arguments["topic"]], session_timeout_ms=session, **options)
         if arguments.get("how") == "shared":
-            return marshal.consumer([arguments["topic"]], shared_batches=True, **options)
+            options["shared_batches"] = True
         if "spans" in arguments:
             return marshal.assign({(arguments["topic"], 0): arguments["spans"]}, on_lost=on_lost)
-        return marshal.consumer([arguments["topic"]], claim_ahead=arguments.get("claim_ahead", False), **options)
+        made: Consumer = marshal.consumer(
+            [arguments["topic"]], claim_ahead=arguments.get("claim_ahead", False), **options
+        )
+        return made
 
     say("started", -1, -1)
     with made() as consumer:
@@ -61,8 +61,8 @@ with Marshal(
                     say("handled", batch.partition, message.offset() or 0, epoch=batch.epoch)
                     time.sleep(pause_s)
                 batch.done()
-        elif arguments.get("how") == "shared":
-            for shared in cast("ShareConsumer", consumer).batches(max_messages=arguments.get("max_messages", 50)):
+        elif isinstance(consumer, ShareConsumer):
+            for shared in consumer.batches(max_messages=arguments.get("max_messages", 50)):
                 for message in shared:
                     of = {"token": shared.token, "count": shared.delivery_count}
                     say("handled", shared.partition, message.offset() or 0, **of)

@@ -40,7 +40,8 @@ def make_marshal() -> Marshal:
 
 
 def make_consumer(marshal: Marshal) -> Consumer:
-    return marshal.consumer([TOPIC], **arguments.get("options", {}))
+    made: Consumer = marshal.consumer([TOPIC], **arguments.get("options", {}))
+    return made
 
 
 # Alarms while messages are received.

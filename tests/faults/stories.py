@@ -94,7 +94,8 @@ class Story:
         self._threads_at_start: set[threading.Thread] = set()
 
     def make_consumer(self) -> Consumer:
-        return self.marshal.consumer([TOPIC], **self._options)
+        made: Consumer = self.marshal.consumer([TOPIC], **self._options)
+        return made
 
     # The user's side.
 

@@ -38,6 +38,7 @@ from kafka_marshal.client.options import (
     WhenStuck,
 )
 from kafka_marshal.client.parallel import Call, carry_out
+from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, SharedBatch
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import MAX_SHARES
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -149,6 +150,22 @@ class Marshal:
             raise ConfigurationError("this Marshal is not open: use it in `async with Marshal(…) as marshal:`")
         return self._marshal
 
+    @overload
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        shared_batches: Literal[True],
+        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+    ) -> Consumer[ShareConsumer]: ...
+    @overload
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        shared_batches: bool = False,
+        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+    ) -> Consumer[plain.Consumer]: ...
     def consumer(
         self,
         topics: Sequence[str],
@@ -173,7 +190,7 @@ class Marshal:
         on_revoke: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
         config: Mapping[str, object] | None = None,
-    ) -> Consumer[plain.Consumer]:
+    ) -> Consumer[Any]:
         """As :meth:`kafka_marshal.Marshal.consumer`. Use it in ``async with``.
 
         Callbacks get the consumer of this module. They may be coroutine functions, which run in this loop.
@@ -375,7 +392,13 @@ class Consumer(Generic[C]):
         """Up to num_messages, as many as came within timeout seconds; as ``poll`` if it is cancelled."""
         return await self._calls(self.sync.consume, num_messages, timeout)
 
-    async def batches(self, max_messages: int = 500, timeout: float = 1.0) -> AsyncIterator[Batch]:
+    @overload
+    def batches(
+        self: Consumer[ShareConsumer], max_messages: int = 500, timeout: float = 1.0
+    ) -> AsyncIterator[SharedBatch]: ...
+    @overload
+    def batches(self, max_messages: int = 500, timeout: float = 1.0) -> AsyncIterator[Batch]: ...
+    async def batches(self, max_messages: int = 500, timeout: float = 1.0) -> AsyncIterator[Any]:
         """Batches of one partition each, not done before ``batch.done()``."""
         batches = self.sync.batches(max_messages, timeout)
         while (batch := await self._calls(next, batches, None)) is not None:

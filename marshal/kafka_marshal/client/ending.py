@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_marshal.client.base import Membership
 from kafka_marshal.client.closing import (
@@ -22,9 +22,26 @@ from kafka_marshal.runtime import Runtime
 from kafka_marshal.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from kafka_marshal.client.view import WorldView
+    from kafka_marshal.metrics.measure import Meter
     from kafka_marshal.metrics.server import MetricsServer
 
-__all__ = ["Ending"]
+__all__ = ["Ending", "Opened"]
+
+
+class Opened(NamedTuple):
+    """What a Marshal has open."""
+
+    driver: Driver
+    watchdog: Watchdog | None
+    world: WorldView
+    meter: Meter
+
+    def undo(self) -> None:
+        """End it again: it did not reach the caller."""
+        self.driver.shut_down()
+        if self.watchdog is not None:
+            self.watchdog.close()
 
 
 class Ending:

@@ -19,6 +19,7 @@ from kafka_marshal.engine.settings import EngineSettings
 from kafka_marshal.logs import log
 from kafka_marshal.runtime import Lock
 from kafka_marshal.secret import values_of
+from rationalizer.limits import MAX_REASON_BYTES
 
 __all__ = ["EVERY_MS", "LETTERS", "MOST_KINDS", "Failures", "shortened"]
 
@@ -27,9 +28,6 @@ EVERY_MS: Final = 60_000.0
 
 #: How many kinds are distinguished (a program may create classes without end); all others are one kind.
 MOST_KINDS: Final = 32
-
-#: A reason in a record has at most this many bytes.
-MOST_REASON_BYTES: Final = 64
 
 #: How many dead letters in a minute get a line each.
 LETTERS: Final = 20
@@ -191,4 +189,4 @@ def _shown(message: ports.Message, key: object) -> str:
 def shortened(reason: str) -> str:
     """A reason as a record may have it: at most 64 bytes, without control characters."""
     shown = "".join(each for each in reason if each.isprintable()) or "unknown"
-    return shown.encode()[:MOST_REASON_BYTES].decode(errors="ignore")
+    return shown.encode()[:MAX_REASON_BYTES].decode(errors="ignore")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from weakref import ref
 
 from kafka_marshal import arguments
@@ -15,15 +15,10 @@ from kafka_marshal.checkpoints import Checkpoint, CheckpointPolicy, Restore
 from kafka_marshal.client.assigning import Assigning, check_order
 from kafka_marshal.client.base import Membership, take_handle
 from kafka_marshal.client.checkpointing import check_with_checkpoints, checked_checkpoints
-from kafka_marshal.client.closing import (
-    CLOSE_TIMEOUT_S,
-    DEFAULT_TIMEOUT_S,
-    EXIT_TIMEOUT_S,
-    calling,
-)
+from kafka_marshal.client.closing import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, EXIT_TIMEOUT_S, calling
 from kafka_marshal.client.consumer import DEFAULT_BATCH_SIZE, Consumer, PartitionsCallback
 from kafka_marshal.client.dropped import close_if_dropped
-from kafka_marshal.client.ending import Ending
+from kafka_marshal.client.ending import Ending, Opened
 from kafka_marshal.client.group_consumer import GroupConsumer, PiecesCallback
 from kafka_marshal.client.one_process import OneProcess, WithBlock
 from kafka_marshal.client.options import (
@@ -41,7 +36,7 @@ from kafka_marshal.client.options import (
     checked_transactions,
 )
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
-from kafka_marshal.client.shared import ShareConsumer, checked_sharing
+from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, checked_sharing
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Policy
@@ -74,21 +69,6 @@ DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 
 #: A little longer than two heartbeat intervals of a lease: after a death, its member's partitions move.
 DEFAULT_SESSION_TIMEOUT_MS = 10_000
-
-
-class _Opened(NamedTuple):
-    """What a Marshal has open."""
-
-    driver: Driver
-    watchdog: Watchdog | None
-    world: WorldView
-    meter: Meter
-
-    def undo(self) -> None:
-        """End it again: it did not reach the caller."""
-        self.driver.shut_down()
-        if self.watchdog is not None:
-            self.watchdog.close()
 
 
 class Marshal(Watched, Assigning, OneProcess, WithBlock):
@@ -188,10 +168,10 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         #: What the log says about this group, read-only.
         self.world: WorldView
         servants = Servants(cluster.runtime)
-        answer: Answer[_Opened] | None = None
+        answer: Answer[Opened] | None = None
         try:
             servants.begin()
-            answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=_Opened.undo)
+            answer = servants.ask(lambda _: self._open(cluster, servants, watchdog=watchdog), undo=Opened.undo)
             opened = answer.wait()
             answer.receipt.out = True; self._driver, self.watchdog, self.world, self._meter = opened  # fmt: skip  # noqa: E702 - one line: nothing may come in between
         except BaseException:  # Ctrl-C, too: nothing else would end what has begun
@@ -200,7 +180,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
             servants.end()
             raise
 
-    def _open(self, cluster: Cluster, servants: Servants, *, watchdog: bool) -> _Opened:
+    def _open(self, cluster: Cluster, servants: Servants, *, watchdog: bool) -> Opened:
         """Open everything, on one of our threads, where no signal can interrupt it."""
         beside: Watchdog | None = None
         try:
@@ -238,7 +218,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
             ending.end_dropped(driver, beside)
 
         close_if_dropped(self, driver, lambda: driver.is_over or ending.has_begun, end)
-        return _Opened(driver, beside, WorldView(driver), Meter(driver, self._ending.consumers))
+        return Opened(driver, beside, WorldView(driver), Meter(driver, self._ending.consumers))
 
     def _start_watchdog(self) -> Watchdog:
         """It starts while the log is read."""
@@ -254,6 +234,22 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
 
     # Work.
 
+    @overload
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        shared_batches: Literal[True],
+        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+    ) -> ShareConsumer: ...
+    @overload
+    def consumer(
+        self,
+        topics: Sequence[str],
+        *,
+        shared_batches: bool = False,
+        **settings: Unpack[ConsumerArguments[PartitionsCallback]],
+    ) -> Consumer: ...
     def consumer(
         self,
         topics: Sequence[str],
@@ -325,11 +321,11 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
             callbacks={"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost},
         )
         settings = arguments.a_mapping("config", config)
-        kind = ShareConsumer if arguments.a_flag("shared_batches", shared_batches) else Consumer
-        if shared_batches:
-            check_order(self._ordered, topics, "shared_batches=True")
-        chosen = checked_sharing(options, policy, max_shares) if shared_batches else options
-        return self._made(lambda: kind(self, self._driver, chosen, settings))
+        if not arguments.a_flag("shared_batches", shared_batches):
+            return self._made(lambda: Consumer(self, self._driver, options, settings))
+        check_order(self._ordered, topics, "shared_batches=True")
+        shared = checked_sharing(options, policy, max_shares)
+        return self._made(lambda: ShareConsumer(self, self._driver, shared, settings))
 
     def group_consumer(
         self,

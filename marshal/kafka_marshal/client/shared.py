@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, cast
 
 from kafka_marshal import arguments, ports
 from kafka_marshal.client.attempt import Order
 from kafka_marshal.client.batch import Batch
 from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consumer
+from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.types import BatchToken
+from kafka_marshal.types import BatchToken, Delivery, Start, WhenStuck
 from rationalizer import key_hash
 from rationalizer.levels import SHARING_LEVEL
+from rationalizer.limits import MAX_REASON_BYTES
 
 if TYPE_CHECKING:
     from kafka_marshal.adapters.message import Message
@@ -27,9 +29,34 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.inputs import Input
     from kafka_marshal.engine.work.assignment import Run
 
-__all__ = ["ShareConsumer", "SharedBatch", "checked_sharing"]
+__all__ = ["ConsumerArguments", "ShareConsumer", "SharedBatch", "checked_sharing"]
 
-T = TypeVar("T")
+
+F = TypeVar("F")
+
+
+class ConsumerArguments(TypedDict, Generic[F], total=False):
+    """The arguments of ``Marshal.consumer``, except the topics and ``shared_batches``."""
+
+    delivery: Delivery
+    policy: Policy | None
+    start: Start
+    batch_size: int
+    handler_timeout: float | None
+    revoke_timeout: float | None
+    auto_done: bool
+    claim_ahead: bool
+    max_bytes_in_flight: int
+    position_lost: WhenStuck
+    partition_stuck: WhenStuck
+    transactions: bool
+    transaction_timeout: float
+    max_transactional_producers: int
+    max_shares: int
+    on_assign: F | None
+    on_revoke: F | None
+    on_lost: F | None
+    config: Mapping[str, object] | None
 
 
 class SharedBatch(Batch):
@@ -75,8 +102,8 @@ class SharedBatch(Batch):
         ``why``: 1 to 64 bytes for people, such as the class of an exception.
         """
         arguments.text("why", why)
-        if not 0 < len(why.encode()) <= MOST_REASON or not why.isprintable():
-            raise arguments.wrong("why", f"1 to {MOST_REASON} bytes that can be printed", why)
+        if not 0 < len(why.encode()) <= MAX_REASON_BYTES or not why.isprintable():
+            raise arguments.wrong("why", f"1 to {MAX_REASON_BYTES} bytes that can be printed", why)
         offset, key = message.offset(), message.key()
         if offset is None:
             raise arguments.wrong("message", "a message of this batch", message)
@@ -90,10 +117,6 @@ class SharedBatch(Batch):
     def __repr__(self) -> str:
         where = f"{self.topic!r}, {self.partition}, {self.first}…{self.last}"
         return f"SharedBatch({where}, token={self.token}, delivery_count={self.delivery_count})"
-
-
-#: The most bytes of a reason.
-MOST_REASON = 64
 
 
 class ShareConsumer(Consumer):

@@ -154,7 +154,8 @@ class _Worker:
         job = self.job
         options |= {"on_assign": self.assigned, "on_lost": self.lost}
         if not job.strategy:
-            return marshal.consumer([job.topic], **options)
+            made: Consumer = marshal.consumer([job.topic], **options)
+            return made
         options |= {"strategy": job.strategy, "session_timeout_ms": 2 * job.heartbeat_interval_ms}
         return marshal.group_consumer([job.topic], **options)
 

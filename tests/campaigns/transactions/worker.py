@@ -99,7 +99,8 @@ class _Worker:
         if job.strategy:
             options |= {"strategy": job.strategy, "session_timeout_ms": 2 * job.heartbeat_interval_ms}
             return marshal.group_consumer([job.topic], **options)
-        return marshal.consumer([job.topic], **options)
+        made: Consumer = marshal.consumer([job.topic], **options)
+        return made
 
     def take_time(self) -> None:
         time.sleep(self.rng.random() * self.job.handling_s)

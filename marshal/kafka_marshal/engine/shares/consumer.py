@@ -16,7 +16,7 @@ from kafka_marshal.engine.shares.desk import Desk, Given
 from kafka_marshal.engine.shares.taking import Taking
 from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.work.assignment import Assignment, Origin, Run, Stage
+from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
 from kafka_marshal.engine.work.behind import LeftBehind
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.delivery import Delivery
@@ -446,6 +446,7 @@ class SharedConsumer(ConsumerEngine):
         super().__init__(number, settings, subscription, source, about, outbox, want_ids)
         self.taking: Taking = Taking(self, settings.sharing, about.heartbeat_interval_ms, rng)
 
+    _assignment_kind = SharedAssignment
     _delivery_kind = SharedDelivery
     _positions_kind = SharedPositions
     _revocation_kind = SharedRevocation
@@ -508,11 +509,8 @@ class SharedConsumer(ConsumerEngine):
         want: Callable[[Owner], Ownership],
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
-        assignment = SharedAssignment(key, self, self.delivery.moved.setdefault(key, Moved()))
-        assignment.origin = Origin(is_first, claims_before)
-        assignment.lease = want(assignment)
-        self.assignments[key] = assignment
-        self.schedule.look_after(assignment)
+        super().take_on(key, is_first, want, claims_before)
+        assignment = self.assignments[key]
         if self.shares.lease_of(key) is not None:
             self.shares.claim_from(assignment.lease, None, self.now)
         else:

@@ -54,6 +54,7 @@ def done_of(consumer: ConsumerEngine, assignment: Assignment) -> tuple[tuple[int
 class ConsumerEngine:
     """All assignments of one subscription. Called under the shell's lock, with our own clock's now (ms)."""
 
+    _assignment_kind: ClassVar[type[Assignment]] = Assignment
     _delivery_kind: ClassVar[type[Delivery]] = Delivery
     _positions_kind: ClassVar[type[Positions]] = Positions
     _revocation_kind: ClassVar[type[Revocation]] = Revocation
@@ -190,7 +191,7 @@ class ConsumerEngine:
         claims_before: Mapping[int, int] | None = None,
     ) -> None:
         """Claim a partition; want: called once, with the lease's owner."""
-        assignment = Assignment(key, self, self.delivery.moved.setdefault(key, Moved()))
+        assignment = self._assignment_kind(key, self, self.delivery.moved.setdefault(key, Moved()))
         assignment.origin = Origin(is_first, claims_before)
         assignment.wary = 0 if is_first else None
         assignment.lease = want(assignment)
