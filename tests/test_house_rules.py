@@ -155,7 +155,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (32, 8_130),
-    "client": (50, 10_420),
+    "client": (50, 10_480),
     "engine": (93, 19_000),
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_770),
@@ -511,9 +511,13 @@ def test_no_modules_import_each_other() -> None:
     TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()  # CycleError names them
 
 
+def is_overload(node: Function) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+
+
 def size_of(node: ast.ClassDef) -> tuple[int, int]:
-    """Methods, and attributes that they set on ``self``. (Fields of a row don't count as state.)"""
-    methods = [each for each in node.body if isinstance(each, Function)]
+    """Methods, and attributes that they set on ``self``. (Fields of a row don't count as state, nor overloads.)"""
+    methods = [each for each in node.body if isinstance(each, Function) and not is_overload(each)]
     names = {
         each.attr
         for method in methods

@@ -347,6 +347,7 @@ def test_a_batch_that_takes_too_long_is_given_to_others_and_what_is_reported_lat
     assert (offsets(again)[0], again.attempts) == (0, 2)
     assert "0 to 4: with a handler" in a.warnings[-1], "it is named"
     assert a.lease(T0).epoch == epoch, "another thread takes batches: the share stays"
+    assert (of(a).delivery.has(hung), of(a).delivery.has(again) or of(b).delivery.has(again)) == (False, True)
     [left] = of(a).delivery.left_behind
     assert (left.first, left.last) == (0, 4)
     a.done_run(hung)

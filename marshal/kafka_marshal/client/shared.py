@@ -81,6 +81,14 @@ class SharedBatch(Batch):
         self.delivery_count: int = run.attempts
 
     @property
+    def is_held(self) -> bool:
+        """Whether this process can prove by its own clock that the batch is its own; at most once: always True.
+
+        Not after ``handler_timeout``: others have it then.
+        """
+        return super().is_held and cast("SharedConsumer", self._consumer._engine).delivery.has(self._run)
+
+    @property
     def stable(self) -> int:
         """Everything of the partition up to this offset is done in the group, or open; −1: nothing is."""
         return self._run.assignment.consumer.known_stable((self.topic, self.partition))

@@ -230,7 +230,7 @@ class SharedDelivery(Delivery):
 
     def done_run(self, run: Run, now: float) -> None:
         self._returned(run)
-        for part in self._parts(run):
+        for part in self._parts(run) or [run]:
             super().done_run(part, now)
 
     def _returned(self, run: Run) -> None:
@@ -240,8 +240,11 @@ class SharedDelivery(Delivery):
     def _parts(run: Run) -> list[Run]:
         """What is in flight of a batch: some of its messages may have been set aside."""
         ours = set(map(id, run.messages))
-        parts = [part for part in run.assignment.tracker.runs.values() if id(part.messages[0]) in ours]
-        return parts or [run]
+        return [part for part in list(run.assignment.tracker.runs.values()) if id(part.messages[0]) in ours]
+
+    def has(self, run: Run) -> bool:
+        """Whether any of a batch is in flight, and was not given to others. Any thread may ask."""
+        return bool(self._parts(run))
 
     def give_back_run(self, run: Run, now: float) -> None:
         """The program gives a batch back: others may have it, and it counts as one delivery."""

@@ -1,0 +1,124 @@
+"""The plain account: what became of each message, from the workers' lines, the operator's acts and the log."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Account", "Life", "Span"]
+
+
+class Span(NamedTuple):
+    """A batch in one hand."""
+
+    worker: str
+    first: int
+    last: int
+    token: int
+    deliveries: int
+    began: float
+    #: When it was handled; None: it was not, as far as its worker knows.
+    ended: float | None
+
+
+@dataclass(slots=True)
+class Life:
+    """One process, from its start to its end."""
+
+    name: str
+    out: Path
+    #: When it was stopped and continued (monotonic, s).
+    stops: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Account:
+    """Judges what the workers have written down."""
+
+    def __init__(self, written: dict[int, int]) -> None:
+        """written: partition → number of messages."""
+        self._written = written
+        #: Partition → the spans of all workers.
+        self.spans: dict[int, list[Span]] = defaultdict(list)
+        self.parked: set[tuple[int, int]] = set()
+        self.errors: list[str] = []
+        self.poisoned = self.dropped = 0
+        #: What the operator gave up; and where it set the group back to: partition → (position, stable before).
+        self.discarded: set[tuple[int, int]] = set()
+        self.redriven: Counter[tuple[int, int]] = Counter()
+        self.repositions: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def read(self, life: Life) -> None:
+        """Read one process's lines."""
+        begun: dict[tuple[int, int, int], tuple[int, int, float]] = {}
+        for what, *rest in (line.split(" ") for line in life.out.read_text().splitlines() if line):
+            if what == "e":
+                self.errors.append(f"{life.name}: {' '.join(rest)}")
+            elif what == "n":
+                self.poisoned += 1
+            elif what == "p":
+                self.parked.add((int(rest[0]), int(rest[1])))
+            else:
+                partition, first, last, token, count = map(int, rest[:5])
+                place, at = (partition, first, token), float(rest[5])
+                if what == "b":
+                    begun[place] = last, count, at
+                    continue
+                self.dropped += what == "x"
+                last, count, began = begun.pop(place)
+                self.spans[partition].append(
+                    Span(life.name, first, last, token, count, began, at if what == "h" else None)
+                )
+        for (partition, first, token), (last, count, began) in begun.items():
+            self.spans[partition].append(Span(life.name, first, last, token, count, began, None))
+
+    def violations(self) -> Iterator[str]:
+        """What must not be."""
+        yield from self.errors
+        for partition, written in sorted(self._written.items()):
+            yield from self._of(partition, written)
+
+    def _of(self, partition: int, written: int) -> Iterator[str]:
+        times, firsts = array("I", bytes(4 * written)), array("I", bytes(4 * written))
+        spans = sorted(self.spans[partition], key=lambda span: span.began)
+        for span in spans:
+            for offset in range(span.first, span.last + 1):
+                times[offset] += span.ended is not None
+                firsts[offset] += span.deliveries == 1 and span.ended is not None
+        lost = [x for x in range(written) if not times[x] and (partition, x) not in self.discarded]
+        if lost:
+            yield f"[{partition}]: {len(lost)} lost, such as {lost[:5]}: done by the log, and handled by nobody"
+        again = self.repositions[partition]
+        for offset in range(written):
+            may = 1 + sum(position <= offset for position, _ in again) + self.redriven[partition, offset]
+            if firsts[offset] > may:
+                yield f"[{partition}] {offset}: {firsts[offset]} times the first delivery; {may} were right"
+        yield from self._two_hands(partition, spans)
+
+    def _two_hands(self, partition: int, spans: list[Span]) -> Iterator[str]:
+        """A batch that begins while another worker has it, who then could still prove that."""
+        live: list[Span] = []
+        for span in spans:
+            live = [x for x in live if x.ended is not None and x.ended > span.began]
+            for other in live:
+                is_same = other.first <= span.last and span.first <= other.last and other.worker != span.worker
+                if is_same:
+                    yield f"[{partition}] in two hands: {other} and {span}"
+            if span.ended is not None:
+                live.append(span)
+        tokens: dict[int, tuple[int, float]] = {}
+        for span in spans:
+            if span.token < 0:
+                continue
+            token, at = tokens.get(span.first, (-1, 0.0))
+            if span.token < token and span.ended is not None:
+                yield f"[{partition}] {span.first}: token {span.token} was begun after {token} ({at:.3f}): {span}"
+            tokens[span.first] = max((token, at), (span.token, span.began))
+
+    @property
+    def handled(self) -> int:
+        """How many messages were handled, repeats included."""
+        return sum(x.last - x.first + 1 for found in self.spans.values() for x in found if x.ended is not None)

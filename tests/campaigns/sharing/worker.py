@@ -1,0 +1,124 @@
+"""One worker of the campaign, as a user writes one: python -m tests.campaigns.sharing.worker '{"bootstrap": …}'.
+
+It appends a line for each thing at once, so that it survives a kill; times are the monotonic clock, in seconds:
+
+| line | meaning |
+|---|---|
+| ``b PARTITION FIRST LAST TOKEN COUNT TIME`` | a batch begins (of ``run``: a message, token −1) |
+| ``h PARTITION FIRST LAST TOKEN COUNT TIME`` | it was handled, and the member could still prove that it has it |
+| ``x PARTITION FIRST LAST TOKEN COUNT TIME`` | it was dropped: the member could not |
+| ``p PARTITION OFFSET`` | a message of it was set aside |
+| ``n`` | the poison message of this process comes next: kill -9 |
+| ``e TEXT`` | the worker ends by this error |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kafka_marshal import Attempt, LeaseLostError, Marshal, Retry, ShareConsumer, SharedBatch
+
+__all__ = ["POISON", "Worker"]
+
+#: A message that kills its process, until the folder has a file ``calm``.
+POISON = b"poison"
+
+#: The share of messages that are set aside, until then.
+PARKING = 0.0003
+
+
+class Worker:
+    """All of a process."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.rng = Random(job["seed"])
+        self.out = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.calm = Path(job["calm"])
+
+    def say(self, *what: object) -> None:
+        os.write(self.out, (" ".join(map(str, what)) + "\n").encode())
+
+    def live(self) -> None:
+        """From the Marshal's constructor to the end."""
+        job = self.job
+        with Marshal(
+            job["bootstrap"],
+            group_id=job["group"],
+            client_id=job["name"],
+            topic=job["log"],
+            heartbeat_interval_ms=job["hi_ms"],
+            watchdog=job["watchdog"],
+        ) as marshal:
+            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+            with marshal.consumer([job["topic"]], shared_batches=True, handler_timeout=job["timeout_s"]) as consumer:
+                if job["kind"] == "run":
+                    consumer.run(self.handle, concurrency=8, retry=Retry(attempts=2, backoff=(0.001, 0.01)), park=True)
+                else:
+                    self.batches(consumer)
+
+    def batches(self, consumer: ShareConsumer) -> None:
+        for batch in consumer.batches(max_messages=self.rng.choice((50, 500))):
+            place = batch.partition, batch.first_offset, batch.last_offset, batch.token, batch.delivery_count
+            self.say("b", *place, time.monotonic())
+            aside = self.work_on(batch)
+            if aside is None:
+                self.say("x", *place, time.monotonic())
+                continue
+            for message in aside:
+                self.say("p", batch.partition, message.offset())
+                batch.park(message, "Bad")
+            self.say("h", *place, time.monotonic())
+            batch.done()
+            del batch
+
+    def work_on(self, batch: SharedBatch) -> list[Any] | None:
+        """Returns messages to set aside; None: the batch is no longer proven to be ours."""
+        aside: list[Any] = []
+        is_calm = self.calm.exists()
+        for message in batch:
+            if not batch.is_held:
+                return None
+            self.take_time(message.value(), is_calm)
+            if not is_calm and self.rng.random() < PARKING:
+                aside.append(message)
+        return aside if batch.is_held else None
+
+    def take_time(self, value: bytes | str | None, is_calm: bool) -> None:
+        if value == POISON and not is_calm:
+            self.say("n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.job["work_ms"]:
+            time.sleep(self.job["work_ms"] / 1000)
+
+    def handle(self, message: Any) -> None:
+        """A handler of ``run``."""
+        attempt, is_calm = Attempt.current(), self.calm.exists()
+        place = message.partition(), message.offset(), message.offset(), -1, 0
+        self.say("b", *place, time.monotonic())
+        try:
+            self.take_time(message.value(), is_calm)
+            if not is_calm and self.rng.random() < PARKING:
+                self.say("p", message.partition(), message.offset())
+                raise ValueError("bad")
+            attempt.require()
+        except (ValueError, LeaseLostError):
+            self.say("x", *place, time.monotonic())
+            raise
+        self.say("h", *place, time.monotonic())
+
+
+if __name__ == "__main__":
+    worker = Worker(json.loads(sys.argv[1]))
+    try:
+        worker.live()
+    except BaseException as error:
+        worker.say("e", f"{type(error).__name__}: {error}".replace("\n", " "))
+        raise
