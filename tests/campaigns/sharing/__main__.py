@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work-ms", type=float, default=2.0, help="of each message (2)")
     parser.add_argument("--seed", type=int, default=None, help="decides what goes wrong (chance)")
     parser.add_argument("--minutes", type=float, default=60.0, help="most time with faults (60)")
+    parser.add_argument("--sink", action="store_true", help="rows go to SQLite, each once")
     parser.add_argument("--keep", action="store_true", help="keep what was written down")
     options = parser.parse_args(arguments)
     seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(3))
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work_ms=options.work_ms,
         seed=seed,
         most_s=options.minutes * 60,
+        sink=options.sink,
         keep=options.keep,
     )
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +47,7 @@ class Account:
         self.spans: dict[int, list[Span]] = defaultdict(list)
         self.parked: set[tuple[int, int]] = set()
         self.errors: list[str] = []
-        self.poisoned = self.dropped = 0
+        self.poisoned = self.dropped = self.refused = 0
         #: What the operator gave up; and where it set the group back to: partition → (position, stable before).
         self.discarded: set[tuple[int, int]] = set()
         self.redriven: Counter[tuple[int, int]] = Counter()
@@ -62,6 +64,7 @@ class Account:
             elif what == "p":
                 self.parked.add((int(rest[0]), int(rest[1])))
             else:
+                self.refused += what == "r"
                 partition, first, last, token, count = map(int, rest[:5])
                 place, at = (partition, first, token), float(rest[5])
                 if what == "b":
@@ -117,6 +120,20 @@ class Account:
             if span.token < token and span.ended is not None:
                 yield f"[{partition}] {span.first}: token {span.token} was begun after {token} ({at:.3f}): {span}"
             tokens[span.first] = max((token, at), (span.token, span.began))
+
+    def of_rows(self, database: Path) -> Iterator[str]:
+        """What must not be in the table of the sink: a row that is missing, or there twice."""
+        with closing(sqlite3.connect(database)) as connection:
+            for partition, written in self._written.items():
+                found = array("I", bytes(4 * written))
+                for (offset,) in connection.execute("SELECT at FROM rows WHERE place = ?", (partition,)):
+                    found[offset] += 1
+                given_up = {offset for place, offset in self.discarded if place == partition}
+                missing = [x for x, times in enumerate(found) if not times and x not in given_up]
+                twice = [x for x, times in enumerate(found) if times > 1]
+                if missing or twice:
+                    text = f"{len(missing)} rows are missing {missing[:5]}, {len(twice)} are there twice {twice[:5]}"
+                    yield f"[{partition}]: {text}"
 
     @property
     def handled(self) -> int:

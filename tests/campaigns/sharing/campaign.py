@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,9 +20,10 @@ from random import Random
 from confluent_kafka import KafkaException, Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
-from kafka_marshal.admin import Admin
+from kafka_marshal.admin import Admin, Move
 from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
+from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.on_a_broker import Say, run_on_a_broker
 from tests.campaigns.sharing.account import Account, Life
@@ -47,6 +49,8 @@ class Options:
     stop_every_s: float = 7.0
     operator_every_s: float = 6.0
     poisons: int = 2
+    #: Rows go to SQLite, each once.
+    sink: bool = False
     most_s: float = 3_600.0
     keep: bool = False
 
@@ -97,6 +101,10 @@ class _Campaign:
         self.written = dict.fromkeys(range(options.partitions), options.messages // options.partitions)
         self.account = Account(self.written)
         self.calm = folder / "calm"
+        self.database = folder / "rows.db"
+        if options.sink:
+            with closing(sqlite3.connect(self.database)) as database:
+                database.executescript("PRAGMA journal_mode=WAL; CREATE TABLE rows (place, at, token);")
         self.ended = threading.Event()
         self.failure: BaseException | None = None
 
@@ -119,6 +127,7 @@ class _Campaign:
             "calm": str(self.calm),
             "seed": self.rng.random(),
             "timeout_s": 30.0,
+            "database": str(self.database) if options.sink else "",
             "watchdog": place.name in ("w0", "w3"),
         }
         life.out.touch()
@@ -224,7 +233,22 @@ class _Campaign:
             lowest = min((x.offset for x in waiting if x.partition == info.partition), default=info.stable or 0)
             position = min(lowest, (info.stable or 0) - self.rng.randint(1, 400))
             self.account.repositions[info.partition].append((position, info.stable or 0))
-            pause.reposition({(self.topic, info.partition): position})
+            moves = pause.reposition({(self.topic, info.partition): position})
+            if self.options.sink:
+                self._rewind(moves)
+
+    def _rewind(self, moves: list[Move]) -> None:
+        """The sink stands where the group does; then rows of what comes again go: a stopped worker writes none more."""
+        SqliteSink(self.database).rewind(
+            self.group,
+            {move.key: move.last_offset for move in moves},
+            epochs={move.key: move.epoch for move in moves},
+            parked={move.key: move.parked for move in moves},
+            kind="claimed",
+        )
+        with closing(sqlite3.connect(self.database, 60.0)) as database, database:
+            for move in moves:
+                database.execute("DELETE FROM rows WHERE place = ? AND at > ?", (move.key[1], move.last_offset))
 
     def freeze(self) -> None:
         if self.may_kill:
@@ -261,6 +285,9 @@ class _Campaign:
         for life in self.lives:
             self.account.read(life)
         violations = ([left] if left else []) + list(self.account.violations())
+        if options.sink:
+            violations += self.account.of_rows(self.database)
+            self.counts["refused by the sink"] = self.account.refused
         self.counts["messages"] = sum(self.written.values())
         self.counts["handled"] = self.account.handled
         self.counts["killed by poison"] = self.account.poisoned

@@ -7,6 +7,7 @@ It appends a line for each thing at once, so that it survives a kill; times are 
 | ``b PARTITION FIRST LAST TOKEN COUNT TIME`` | a batch begins (of ``run``: a message, token −1) |
 | ``h PARTITION FIRST LAST TOKEN COUNT TIME`` | it was handled, and the member could still prove that it has it |
 | ``x PARTITION FIRST LAST TOKEN COUNT TIME`` | it was dropped: the member could not |
+| ``r PARTITION FIRST LAST TOKEN COUNT TIME`` | the sink refused it: another holder came, or a reposition |
 | ``p PARTITION OFFSET`` | a message of it was set aside |
 | ``n`` | the poison message of this process comes next: kill -9 |
 | ``e TEXT`` | the worker ends by this error |
@@ -24,8 +25,12 @@ from random import Random
 from typing import Any
 
 from kafka_marshal import Attempt, LeaseLostError, Marshal, Retry, ShareConsumer, SharedBatch
+from kafka_marshal.errors import SinkError, StaleEpochError
+from kafka_marshal.sinks import SqliteSink
 
-__all__ = ["POISON", "Worker"]
+__all__ = ["INSERT", "POISON", "Worker"]
+
+INSERT = "INSERT INTO rows (place, at, token) VALUES (?, ?, ?)"
 
 #: A message that kills its process, until the folder has a file ``calm``.
 POISON = b"poison"
@@ -42,6 +47,7 @@ class Worker:
         self.rng = Random(job["seed"])
         self.out = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.calm = Path(job["calm"])
+        self.sink = SqliteSink(job["database"]) if job["database"] else None
 
     def say(self, *what: object) -> None:
         os.write(self.out, (" ".join(map(str, what)) + "\n").encode())
@@ -72,12 +78,35 @@ class Worker:
             if aside is None:
                 self.say("x", *place, time.monotonic())
                 continue
-            for message in aside:
+            verdict = self.store(batch, [message for message in batch if message not in aside])
+            for message in aside if verdict == "h" else ():
                 self.say("p", batch.partition, message.offset())
                 batch.park(message, "Bad")
-            self.say("h", *place, time.monotonic())
-            batch.done()
+            self.say(verdict, *place, time.monotonic())
+            if verdict == "h":
+                batch.done()
             del batch
+
+    def store(self, batch: SharedBatch, messages: list[Any]) -> str:
+        """Store the rows of a batch, each once. Returns what to write down."""
+        if self.sink is None or not messages:
+            return "h"
+        of: dict[str, Any] = {"group_id": batch.group_id, "epoch": batch.epoch, "kind": batch.kind}
+        for _ in range(100):
+            try:
+                with self.sink.records(messages, **of) as tx:
+                    tx.executemany(INSERT, [(x.partition(), x.offset(), batch.token) for x in tx.new])
+            except StaleEpochError:
+                return "r"
+            except LeaseLostError:
+                return "x"
+            except SinkError as error:
+                if not error.retry:
+                    raise
+                time.sleep(0.01)
+            else:
+                return "h"
+        return "x"
 
     def work_on(self, batch: SharedBatch) -> list[Any] | None:
         """Returns messages to set aside; None: the batch is no longer proven to be ours."""
@@ -109,8 +138,11 @@ class Worker:
                 self.say("p", message.partition(), message.offset())
                 raise ValueError("bad")
             attempt.require()
-        except (ValueError, LeaseLostError):
-            self.say("x", *place, time.monotonic())
+            if self.sink is not None:
+                with self.sink.record() as tx:
+                    tx.executemany(INSERT, [(x.partition(), x.offset(), -1) for x in tx.new])
+        except (ValueError, LeaseLostError, SinkError) as error:
+            self.say("r" if isinstance(error, StaleEpochError) else "x", *place, time.monotonic())
             raise
         self.say("h", *place, time.monotonic())
 
