@@ -112,6 +112,38 @@ def test_a_message_that_hangs_is_given_to_others_and_all_else_continues() -> Non
     assert handled == Counter({**dict.fromkeys(range(60), 1), 7: 2})
 
 
+def test_a_batch_that_is_done_but_for_a_parked_message_and_one_that_is_given_back() -> None:
+    """What the program says of a batch counts in its order: else the parked message would be done, and lost."""
+    cluster = memory_cluster(1, 20)
+    with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:
+        seen = 0
+        for batch in consumer.batches():
+            for message in batch:
+                if message.offset() in (3, 11):
+                    batch.park(message, "Bad")
+            batch.done()
+            seen += len(batch)
+            if seen == 20:
+                break
+        wait_until(
+            lambda: (
+                [(hole.first, hole.last, hole.reason) for hole in open_in(marshal)] == [(3, 3, "Bad"), (11, 11, "Bad")]
+            )
+        )
+        for _ in range(5):
+            cluster.broker.produce(TOPIC, 0, b"x")
+        batch = next(consumer.batches())
+        batch.done(batch.messages[:1])
+        batch.give_back()
+        assert not batch.is_held
+        first, last = batch.first_offset, batch.last_offset
+        del batch
+        left = [] if first == last else [last]
+        wait_until(
+            lambda: [x.last for x in open_in(marshal) if not x.is_parked and x.first >= first][:1] == left or not left
+        )
+
+
 def test_what_run_can_t_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = memory_cluster(1, 0)
     with member(cluster) as marshal, marshal.consumer([TOPIC], shared_batches=True) as consumer:

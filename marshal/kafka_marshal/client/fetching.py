@@ -39,6 +39,7 @@ from kafka_marshal.engine.consumer_inputs import (
     UndoRun,
 )
 from kafka_marshal.engine.effects import TakeOver
+from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage
 from kafka_marshal.engine.work.assignment import Grant, Run
 from kafka_marshal.engine.work.delivery import Delivery
 from kafka_marshal.engine.work.open_messages import hash_of
@@ -60,6 +61,9 @@ MANY = 1_000
 
 #: With fewer, this long (ms) after a second call for messages: a handler may take a while.
 LONG_MS = 60_000.0
+
+#: What user threads report; the engine gets it in this order.
+Said = Message | Run | Finished | Park | ParkMessage | GiveBackRun
 
 
 class Undone:
@@ -124,7 +128,7 @@ class FetchingConsumer(Membership[S]):
         #: The message in flight (or the first of the batch) when a loop was left.
         self._left: Message | None = None
         #: What user threads have reported as done, and the engine does not know yet.
-        self._inbox: deque[Message | Run | Finished | Park] = deque()
+        self._inbox: deque[Said] = deque()
         self._nudged = False
         super().__init__(marshal, driver, options, self._fetcher.partition_counts)
         self._leaving.settle = self._end_run
@@ -149,7 +153,7 @@ class FetchingConsumer(Membership[S]):
         lease = run.assignment.lease
         return lease.may_hand_over(now) if self._options.settings.at_most_once else now < lease.hand_out_until
 
-    def _say(self, what: Message | Run | Finished | Park) -> None:
+    def _say(self, what: Said) -> None:
         """Report a message or a whole run as done, a message as finished, for a transaction, or aside (any thread)."""
         if self._options.settings.at_most_once:
             return
@@ -221,13 +225,13 @@ class FetchingConsumer(Membership[S]):
             if isinstance(said, Finished):
                 finished.append(said)
                 continue
-            if not isinstance(said, RunOf | Park):
+            if not isinstance(said, RunOf | Park | ParkMessage | GiveBackRun):
                 done.append(said)
                 continue
             if done:
                 self._take(Done(number, done))
                 done = []
-            self._take(said if isinstance(said, Park) else DoneRun(number, said))
+            self._take(DoneRun(number, said) if isinstance(said, RunOf) else said)
         if done:
             self._take(Done(number, done))
         if finished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, cast
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from kafka_marshal.adapters.message import Message
     from kafka_marshal.client.handling import Hooks, Retry
     from kafka_marshal.client.options import ConsumerOptions
-    from kafka_marshal.engine.inputs import Input
     from kafka_marshal.engine.work.assignment import Run
 
 __all__ = ["ConsumerArguments", "ShareConsumer", "SharedBatch", "checked_sharing"]
@@ -116,11 +114,11 @@ class SharedBatch(Batch):
         if offset is None:
             raise arguments.wrong("message", "a message of this batch", message)
         of = key_hash(key.encode() if isinstance(key, str) else key, offset)
-        self._consumer._settle(ParkMessage(self._consumer._engine.number, self._run, offset, of, why))
+        self._consumer._say(ParkMessage(self._consumer._engine.number, self._run, offset, of, why))
 
     def give_back(self) -> None:
         """Have others take what is not done of it; that counts as one delivery."""
-        self._consumer._settle(GiveBackRun(self._consumer._engine.number, self._run))
+        self._consumer._say(GiveBackRun(self._consumer._engine.number, self._run))
 
     def __repr__(self) -> str:
         where = f"{self.topic!r}, {self.partition}, {self.first}…{self.last}"
@@ -130,11 +128,7 @@ class SharedBatch(Batch):
 class ShareConsumer(Consumer):
     """Delivers batches of the partitions that it shares. Made by ``marshal.consumer(…, shared_batches=True)``."""
 
-    #: What the program says of batches, other than that they are done.
-    _settles: deque[Input]
-
     def _enter(self, *of: Any) -> None:
-        self._settles = deque()
         self._driver.read_all()
         level = min((world.level for world in self._driver.replica.worlds.values()), default=SHARING_LEVEL)
         if level < SHARING_LEVEL:
@@ -149,25 +143,14 @@ class ShareConsumer(Consumer):
 
     def _say(self, what: Any) -> None:
         super()._say(what)
-        if len(self._inbox) >= cast("SharedConsumer", self._engine).taking.news_at or isinstance(what, BatchRun):
+        is_much = len(self._inbox) >= cast("SharedConsumer", self._engine).taking.news_at
+        if is_much or isinstance(what, BatchRun | ParkMessage | GiveBackRun):
             self._tell()
-
-    def _settle(self, event: Input) -> None:
-        self._driver.refuse_fork()
-        self._settles.append(event)
-        self._tell()
 
     def _tell(self) -> None:
         if not self._nudged:
             self._nudged = True
             self._driver.post(self._hear)
-
-    def _drain(self) -> None:
-        super()._drain()
-        while self._settles:
-            event = self._settles.popleft()
-            if self._engine.number in self._driver.engine.consumers:
-                self._take(event)
 
     # Getting batches.
 

@@ -46,6 +46,9 @@ class Account:
         #: Partition → the spans of all workers.
         self.spans: dict[int, list[Span]] = defaultdict(list)
         self.parked: set[tuple[int, int]] = set()
+        #: Process, partition and token → what was set aside of that batch; and when processes were stopped.
+        self._aside: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+        self._stops: dict[str, list[tuple[float, float]]] = {}
         self.errors: list[str] = []
         self.poisoned = self.dropped = self.refused = 0
         #: What the operator gave up; and where it set the group back to: partition → (position, stable before).
@@ -56,6 +59,7 @@ class Account:
     def read(self, life: Life) -> None:
         """Read one process's lines."""
         begun: dict[tuple[int, int, int], tuple[int, int, float]] = {}
+        self._stops[life.out.stem] = life.stops
         for what, *rest in (line.split(" ") for line in life.out.read_text().splitlines() if line):
             if what == "e":
                 self.errors.append(f"{life.name}: {' '.join(rest)}")
@@ -63,6 +67,7 @@ class Account:
                 self.poisoned += 1
             elif what == "p":
                 self.parked.add((int(rest[0]), int(rest[1])))
+                self._aside[life.out.stem, int(rest[0]), int(rest[2])].add(int(rest[1]))
             else:
                 self.refused += what == "r"
                 partition, first, last, token, count = map(int, rest[:5])
@@ -73,10 +78,10 @@ class Account:
                 self.dropped += what == "x"
                 last, count, began = begun.pop(place)
                 self.spans[partition].append(
-                    Span(life.name, first, last, token, count, began, at if what == "h" else None)
+                    Span(life.out.stem, first, last, token, count, began, at if what == "h" else None)
                 )
         for (partition, first, token), (last, count, began) in begun.items():
-            self.spans[partition].append(Span(life.name, first, last, token, count, began, None))
+            self.spans[partition].append(Span(life.out.stem, first, last, token, count, began, None))
 
     def violations(self) -> Iterator[str]:
         """What must not be."""
@@ -88,8 +93,9 @@ class Account:
         times, firsts = array("I", bytes(4 * written)), array("I", bytes(4 * written))
         spans = sorted(self.spans[partition], key=lambda span: span.began)
         for span in spans:
+            aside = self._aside[span.worker, partition, span.token]
             for offset in range(span.first, span.last + 1):
-                times[offset] += span.ended is not None
+                times[offset] += span.ended is not None and offset not in aside
                 firsts[offset] += span.deliveries == 1 and span.ended is not None
         lost = [x for x in range(written) if not times[x] and (partition, x) not in self.discarded]
         if lost:
@@ -110,7 +116,7 @@ class Account:
                 is_same = other.first <= span.last and span.first <= other.last and other.worker != span.worker
                 if is_same:
                     yield f"[{partition}] in two hands: {other} and {span}"
-            if span.ended is not None:
+            if span.ended is not None and not self._was_stopped(span, span.ended):
                 live.append(span)
         tokens: dict[int, tuple[int, float]] = {}
         for span in spans:
@@ -120,6 +126,10 @@ class Account:
             if span.token < token and span.ended is not None:
                 yield f"[{partition}] {span.first}: token {span.token} was begun after {token} ({at:.3f}): {span}"
             tokens[span.first] = max((token, at), (span.token, span.began))
+
+    def _was_stopped(self, span: Span, ended: float) -> bool:
+        """Whether its process was stopped meanwhile: what it wrote down after that says nothing."""
+        return any(since < ended and until > span.began for since, until in self._stops[span.worker])
 
     def of_rows(self, database: Path) -> Iterator[str]:
         """What must not be in the table of the sink: a row that is missing, or there twice."""

@@ -161,7 +161,10 @@ class _Campaign:
         place = self.rng.choice(self.places)
         if place.process is not None and not place.stopped_until and place.process.poll() is None:
             os.kill(place.process.pid, signal.SIGSTOP)
-            place.stopped_until = time.monotonic() + self.hi_s * self.rng.uniform(0.5, 6.0)
+            since = time.monotonic()
+            place.stopped_until = since + self.hi_s * self.rng.uniform(0.5, 6.0)
+            if place.life is not None:
+                place.life.stops.append((since, place.stopped_until + 1.0))
             self.counts["stops"] += 1
 
     def write(self) -> None:

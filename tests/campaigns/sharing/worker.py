@@ -8,7 +8,7 @@ It appends a line for each thing at once, so that it survives a kill; times are 
 | ``h PARTITION FIRST LAST TOKEN COUNT TIME`` | it was handled, and the member could still prove that it has it |
 | ``x PARTITION FIRST LAST TOKEN COUNT TIME`` | it was dropped: the member could not |
 | ``r PARTITION FIRST LAST TOKEN COUNT TIME`` | the sink refused it: another holder came, or a reposition |
-| ``p PARTITION OFFSET`` | a message of it was set aside |
+| ``p PARTITION OFFSET TOKEN`` | a message of it was set aside |
 | ``n`` | the poison message of this process comes next: kill -9 |
 | ``e TEXT`` | the worker ends by this error |
 """
@@ -80,7 +80,7 @@ class Worker:
                 continue
             verdict = self.store(batch, [message for message in batch if message not in aside])
             for message in aside if verdict == "h" else ():
-                self.say("p", batch.partition, message.offset())
+                self.say("p", batch.partition, message.offset(), batch.token)
                 batch.park(message, "Bad")
             self.say(verdict, *place, time.monotonic())
             if verdict == "h":
@@ -135,7 +135,7 @@ class Worker:
         try:
             self.take_time(message.value(), is_calm)
             if not is_calm and self.rng.random() < PARKING:
-                self.say("p", message.partition(), message.offset())
+                self.say("p", message.partition(), message.offset(), -1)
                 raise ValueError("bad")
             attempt.require()
             if self.sink is not None:
