@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
@@ -20,9 +20,6 @@ from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.marker import marker
 from tests.client.conftest import HI, Scene, Worker, wait_until
 from tests.faults.stories import member
-
-if TYPE_CHECKING:
-    from kafka_marshal.client.shared import SharedBatch
 
 KEYS = 40
 HALF = MAX_KEY_HASH // 2
@@ -191,7 +188,7 @@ def test_open_messages_of_a_batch_are_named_and_a_worker_that_holds_it_whole_cle
     sharer, other = scene.member("m"), scene.member("other")
     with sharer.consumer([topic], shared_batches=True) as shared:
         batch = next(iter(shared.batches(max_messages=10)))
-        cast("SharedBatch", batch).give_back()
+        batch.give_back()
     low = other.assign({(topic, 0): [LOW]})
     wait_until(lambda: "shared it by batches" in caplog.text)
     assert low.poll(HI / 1000) is None
