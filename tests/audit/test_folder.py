@@ -77,7 +77,14 @@ def test_an_audit_that_fails_leaves_the_earlier_one(folder: Path, monkeypatch: p
     assert contents(folder / "out") == before
 
 
-@pytest.mark.parametrize("point", ["written", "moved away", "in place"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("written", marks=pytest.mark.campaign),
+        "moved away",
+        pytest.param("in place", marks=pytest.mark.campaign),
+    ],
+)
 def test_a_killed_audit_leaves_the_earlier_one_or_the_new_one_and_the_next_cleans_up(folder: Path, point: str) -> None:
     """Killed after everything is written, between the two renames, and before the earlier audit is removed."""
     audit(folder, 1)

@@ -21,16 +21,16 @@ SEED = 1_000_000
 @pytest.mark.flaky(reruns=0)
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # on a busy machine
-def test_25_000_hostile_inputs_break_nothing() -> None:
+def test_12_000_hostile_inputs_break_nothing() -> None:
     """``make fuzz`` is the long form."""
-    report = run_offline(25_000, first=SEED, jobs=1)
+    report = run_offline(12_000, first=SEED, jobs=1)
     assert [str(finding) for finding in report.total.findings] == []
     assert report.holds, report.tell()
-    assert report.total.inputs >= 25_000
+    assert report.total.inputs >= 12_000
     # It has been everywhere: most of E6's outcomes, accepted and rejected, long values.
     assert len(report.total.codes) >= 18, report.total.codes
     assert report.accepted > report.total.inputs / 10
-    assert report.total.large > 25
+    assert report.total.large > 12
 
 
 def test_one_seed_is_one_log() -> None:

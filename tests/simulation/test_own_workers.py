@@ -36,7 +36,7 @@ FILE = str(Path(workers.__file__))
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seeds", [range(2), pytest.param(range(2, 60), marks=pytest.mark.campaign)], ids=["few", "many"]
+    "seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.campaign)], ids=["one", "many"]
 )
 @pytest.mark.parametrize(
     "worker",
