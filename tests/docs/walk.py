@@ -35,7 +35,8 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^(<!-- varies: [^\n]*\n)?```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Commands that may be repeated until they show the page's output.
 READS = re.compile(
-    r"kafka-marshal (status|check|lag|groups?|who|log|dead-letters)\b|curl |tail |head |cat |grep |promtool "
+    r"kafka-marshal (status|check|lag|groups?|who|log|dead-letters|open-messages|show)\b"
+    r"|curl |tail |head |cat |grep |promtool "
 )
 PROMPT = "@ready@ "
 #: Lines that start the page's broker: the walk already has one.

@@ -304,8 +304,9 @@ def batch() -> Batch:
     lease = SimpleNamespace(proven_until=1_000.0)
     assignment = SimpleNamespace(key=T0, epoch=both(5, 9), over=False, at_most_once=False, lease=lease)
     run: Any = SimpleNamespace(assignment=assignment, is_open=False)
+    look: Any = SimpleNamespace(done_of=lambda _: ((0, 3),), aside_of=lambda _: ())
     messages: Any = mixed(4, 5, 6)
-    return Batch(lambda _: None, run, messages, "group", "coordinated", lambda: 0.0, lambda _: ((0, 3),))
+    return Batch(lambda _: None, run, messages, "group", "coordinated", lambda: 0.0, look)
 
 
 def test_f3_a_batch_of_a_consumer_says_by_which_tokens(kind: Kind, batch: Batch) -> None:

@@ -85,8 +85,9 @@ def of_batch(token: int, done: Callable[[], Intervals]) -> Iterator[Any]:
     lease = SimpleNamespace(proven_until=1_000.0)
     assignment: Any = SimpleNamespace(key=T0, epoch=BatchToken(token), over=False, at_most_once=False, lease=lease)
     run: Any = SimpleNamespace(assignment=assignment, is_open=False)
+    look: Any = SimpleNamespace(done_of=lambda _: done(), aside_of=lambda _: ())
     messages: Any = [message(4), message(5)]
-    yield Batch(lambda _: None, run, messages, "group", "claimed", lambda: 0.0, lambda _: done())
+    yield Batch(lambda _: None, run, messages, "group", "claimed", lambda: 0.0, look)
 
 
 def test_f4_what_members_have_in_their_batches_is_not_taken_for_done(
@@ -349,6 +350,45 @@ def test_batches_of_two_members_write_each_row_once(rows: Rows, delivery: Any) -
             thread.join(20)
         for each in members:
             each.close()
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_what_a_batch_sets_aside_is_not_stored_with_it(rows: Rows, by_batches: bool) -> None:
+    """Before its transaction or within: its row comes when it is redriven."""
+    cluster, before, within = memory_cluster(1, 6), {1}, {3}
+    options: Any = {"shared_batches": True} if by_batches else {}
+    with member(cluster) as marshal, marshal.consumer([TOPIC], **options) as consumer:
+
+        def park(batch: Any, each: Any) -> None:
+            batch.park(each, "why") if by_batches and each.offset() == 1 else consumer.park(each, "why")
+
+        def work() -> None:
+            for batch in consumer.batches(timeout=0.3):
+                for each in batch:
+                    if each.offset() in before:
+                        park(batch, each)
+                with rows.sink.records(batch) as tx:
+                    for each in tx.new:
+                        if each.offset() in within:
+                            park(batch, each)
+                        elif each.offset() not in before:
+                            tx.execute("INSERT INTO rows VALUES (?)", (each.offset(),))
+                batch.done()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        rows.has([0, 2, 4, 5])
+        eventually(
+            lambda: [hole.first for hole in open_in(marshal) if hole.is_parked] == [1, 3], what="they are parked"
+        )
+        before.clear()
+        within.clear()
+        redrive(cluster, marshal, 1)
+        redrive(cluster, marshal, 3)
+        rows.has(range(6))
+        eventually(lambda: open_in(marshal) == [], what="nothing is open")
+        marshal.stop()
+        thread.join(20)
 
 
 def test_a_message_that_was_open_has_an_epoch_that_says_so() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kafka_marshal import ports
 from kafka_marshal.adapters.message import Message
@@ -17,23 +17,34 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.work.consumer import ConsumerEngine
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Batch", "DoneOf", "done_of"]
+__all__ = ["Batch", "Look"]
 
-#: What of a partition is done for every key, and not open, as ascending intervals.
-DoneOf = Callable[[Assignment], Sequence[tuple[int, int]]]
+T = TypeVar("T")
 
 
-def done_of(driver: Driver, engine: ConsumerEngine, assignment: Assignment) -> Sequence[tuple[int, int]]:
-    """What of its partition is done, and not open: ascending, inclusive; nothing, if that is not known (F4)."""
+class Look:
+    """Reads what sinks have to know, from any thread; nothing is known once the member has ended."""
 
-    def read() -> Sequence[tuple[int, int]]:
-        with driver.locked(step=False):
-            return consumer.done_of(engine, assignment)
+    def __init__(self, driver: Driver, engine: ConsumerEngine) -> None:
+        self._driver, self._engine = driver, engine
 
-    try:
-        return driver.call(read)
-    except MarshalError:
-        return ()  # it has ended: what is not known costs the sink a row
+    def done_of(self, assignment: Assignment) -> Sequence[tuple[int, int]]:
+        """What of its partition is done for every key, and not open: ascending, inclusive (F4)."""
+        return self._read(lambda: consumer.done_of(self._engine, assignment), ())
+
+    def aside_of(self, run: Run) -> set[int]:
+        """The offsets of its messages that the program has set aside."""
+        return self._read(run.aside_offsets, set())
+
+    def _read(self, read: Callable[[], T], unknown: T) -> T:
+        def locked() -> T:
+            with self._driver.locked(step=False):
+                return read()
+
+        try:
+            return self._driver.call(locked)
+        except MarshalError:
+            return unknown
 
 
 class Batch:
@@ -51,8 +62,8 @@ class Batch:
     __slots__ = (
         "__weakref__",
         "_done",
-        "_done_of",
         "_is_used",
+        "_look",
         "_now_ms",
         "_run",
         "epoch",
@@ -73,10 +84,10 @@ class Batch:
         group_id: str,
         kind: GroupKind,
         now_ms: Callable[[], float],
-        done_of: DoneOf | None = None,
+        look: Look | None = None,
     ) -> None:
         self._done = done
-        self._done_of = done_of
+        self._look = look
         self._now_ms = now_ms
         self._run = run
         #: It has had its transaction.
@@ -103,7 +114,11 @@ class Batch:
 
     def _done_besides(self) -> Sequence[tuple[int, int]]:
         """What of the partition is done in the group, and not open, as intervals (F4)."""
-        return () if self._done_of is None else self._done_of(self._run.assignment)
+        return () if self._look is None else self._look.done_of(self._run.assignment)
+
+    def _aside(self) -> Collection[int]:
+        """The offsets of its messages that were set aside: they are not done with it."""
+        return () if self._look is None else self._look.aside_of(self._run)
 
     @property
     def is_held(self) -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
 
 from kafka_marshal import arguments
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.client.base import Host, Membership, S
-from kafka_marshal.client.batch import DoneOf, done_of
+from kafka_marshal.client.batch import Look
 from kafka_marshal.client.closing import Limit
 from kafka_marshal.client.failures import say_in_hand, shortened
 from kafka_marshal.client.fetcher import Fetcher
@@ -31,6 +30,7 @@ from kafka_marshal.engine.consumer_inputs import (
     LanesReturned,
     Next,
     Park,
+    ParkMessage,
     Reclaim,
     Regather,
     Room,
@@ -138,9 +138,9 @@ class FetchingConsumer(Membership[S]):
         """How its partitions are assigned."""
         return "claimed" if self._options.settings.group is None else "coordinated"
 
-    def _about(self) -> tuple[str, GroupKind, Callable[[], float], DoneOf]:
-        """What a batch says of its consumer: group, kind of it, the clock (ms), and what of a partition is done."""
-        return self._marshal.group_id, self._kind, self._driver.now_ms, partial(done_of, self._driver, self._engine)
+    def _about(self) -> tuple[str, GroupKind, Callable[[], float], Look]:
+        """What a batch says of its consumer: group, kind of it, the clock (ms), and what sinks have to know."""
+        return self._marshal.group_id, self._kind, self._driver.now_ms, Look(self._driver, self._engine)
 
     @property
     def _delivery(self) -> Delivery:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 from kafka_marshal import arguments
 from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import Attempt, current
-from kafka_marshal.client.batch import done_of
+from kafka_marshal.client.batch import Look
 from kafka_marshal.client.breaker import FAILING, Breaker
 from kafka_marshal.client.failures import Failures, shortened
 from kafka_marshal.client.fates import Fate, fate_of
@@ -134,7 +134,8 @@ class Tries:
         #: The error that ends the run; None: there is none.
         self.error: BaseException | None = None
         self._timer_runs = False
-        self._about = consumer._marshal.group_id, consumer._kind, options.order
+        #: Of each attempt; and, last, what reads for sinks.
+        self._about = *consumer._about()[:2], options.order, Look(consumer._driver, consumer._engine)
 
     # The feeder.
 
@@ -168,11 +169,11 @@ class Tries:
             return None
         assignment, attempts = lane.assignment, self.options.retry.attempts
         stable, keep = stable_of(assignment), self.letters is not None or attempts != 1
-        about = (*self._about, stable, keep, partial(self.is_held, lane, assignment), self.committers is not None)
+        about = (*self._about[:3], stable, keep, partial(self.is_held, lane, assignment), self.committers is not None)
         number = lane.before + lane.number
         epoch = assignment.epoch if lane.token is None else lane.token
         attempt = Attempt(cast("Message", message), number, attempts, epoch, *about)
-        attempt._done_besides = partial(done_of, self.consumer._driver, self.consumer._engine, assignment)
+        attempt._done_besides = partial(self._about[3].done_of, assignment)
         attempt._leaves_open = self.options.is_durable or attempt.message.offset() in lane.partition.tried
         current.set(attempt)
         for hooks in self.options.hooks:

@@ -267,6 +267,9 @@ class FencedSink(Database[Connection]):
             work.stage = "store"
             self._check_still_open(work.connection)
             tx._check(of.is_single)
+            if aside := new & of.aside():
+                done.take_out(aside)
+                new -= aside
             of.require_held()
         if new:
             with written.lock:

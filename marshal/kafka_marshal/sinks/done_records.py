@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -123,6 +123,10 @@ class DoneRecords:
         if done:  # intervals never overlap, even if the block commits by itself
             self._run(_DROP_SOME, (*self._of, json.dumps(sorted(done))))
         return new - done
+
+    def take_out(self, offsets: Iterable[int]) -> None:
+        """Offsets that this transaction has added are not done after all."""
+        self._run(_DROP_SOME, (*self._of, json.dumps(sorted(offsets))))
 
     def merge(self, last_offset: int, besides: Sequence[Interval] = (), since: int = -1) -> tuple[int, list[Interval]]:
         """Merge intervals from offset ``since`` on, and with the last offset; what is left. Its row must be locked.

@@ -44,6 +44,10 @@ class Records:
     #: The batch that they are, whose lease is compared with the process's own clock before the commit.
     batch: Batch | None = None
 
+    def aside(self) -> set[int]:
+        """The offsets that were set aside meanwhile: their rows come when they are redriven."""
+        return set() if self.batch is None else set(self.batch._aside())
+
     def require_held(self) -> None:
         """The last thing before a commit: LeaseLostError where the partition may be another's."""
         require_held(self.group_id, {self.key})

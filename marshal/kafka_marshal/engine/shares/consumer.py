@@ -59,6 +59,15 @@ class BatchRun(RunOf[Assignment]):
         self.batch_first: int = given.first
         self.batch_last: int = given.last
 
+    def aside_offsets(self) -> set[int]:
+        assignment = cast("SharedAssignment", self.assignment)
+        wanted = [each for each in assignment.desk.settling if each.kind is Kind.PARKED]
+        found = {offset for each in wanted for offset in range(each.first, each.last + 1)}
+        lease = assignment.consumer.shares.lease_of(assignment.key)
+        holes = [] if lease is None else lease.progress.open
+        found |= {hole.first for hole in holes if hole.is_parked and hole.since > self.token}
+        return found & {offset_of(message) for message in self.messages}
+
 
 class SharedAssignment(Assignment):
     """A share of one partition."""
@@ -459,8 +468,8 @@ class SharedConsumer(ConsumerEngine):
 
     def park(self, key: Key, token: int, offset: int, key_hash: int, attempts: int, reason: str, now: float) -> bool:
         """Set a message of a batch in flight aside. Returns whether it was in flight here."""
-        assignment = self.of(key, token)
-        run = None if assignment is None else assignment.tracker.run_at(offset)
+        assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
+        run = None if assignment is None or assignment.over else assignment.tracker.run_at(offset)
         if run is not None:
             self.delivery.park(run, offset, key_hash, reason, now)
         return run is not None
