@@ -10,6 +10,7 @@ from kafka_marshal.adapters.message import Message
 from kafka_marshal.client.attempt import GroupKind
 from kafka_marshal.engine.work import consumer
 from kafka_marshal.engine.work.assignment import Assignment, Run, stable_of
+from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import LeaseLostError, MarshalError
 from kafka_marshal.types import open_epoch
 
@@ -30,13 +31,15 @@ class Look:
 
     def done_of(self, assignment: Assignment) -> Sequence[tuple[int, int]]:
         """What of its partition is done for every key, and not open: ascending, inclusive (F4)."""
-        return self._read(lambda: consumer.done_of(self._engine, assignment), ())
+        return self.read(lambda: consumer.done_of(self._engine, assignment), ())
 
     def aside_of(self, run: Run) -> set[int]:
         """The offsets of its messages that the program has set aside."""
-        return self._read(run.aside_offsets, set())
+        return self.read(lambda: {offset_of(run.messages[index]) for index in run.aside}, set())
 
-    def _read(self, read: Callable[[], T], unknown: T) -> T:
+    def read(self, read: Callable[[], T], unknown: T) -> T:
+        """Its answer, under the engine's lock."""
+
         def locked() -> T:
             with self._driver.locked(step=False):
                 return read()

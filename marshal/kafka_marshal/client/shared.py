@@ -13,7 +13,7 @@ from kafka_marshal.client.consumer import DEFAULT_RETRY, DRAIN_TIMEOUT_S, Consum
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.share_inputs import GiveBackRun, ParkMessage, WantBatches
-from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, aside_of
 from kafka_marshal.engine.work.pull import Pull
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.types import BatchToken, Delivery, Start, WhenStuck
@@ -115,6 +115,10 @@ class SharedBatch(Batch):
             raise arguments.wrong("message", "a message of this batch", message)
         of = key_hash(key.encode() if isinstance(key, str) else key, offset)
         self._consumer._say(ParkMessage(self._consumer._engine.number, self._run, offset, of, why))
+
+    def _aside(self) -> set[int]:
+        run = cast("BatchRun", self._run)
+        return set() if self._look is None else self._look.read(lambda: aside_of(run), set())
 
     def give_back(self) -> None:
         """Have others take what is not done of it; that counts as one delivery."""

@@ -32,7 +32,7 @@ from rationalizer import Progress
 from rationalizer.leases.shares import Share
 from rationalizer.wire.records import Take
 
-__all__ = ["BatchRun", "SharedAssignment", "SharedConsumer", "SharedDelivery"]
+__all__ = ["BatchRun", "SharedAssignment", "SharedConsumer", "SharedDelivery", "aside_of"]
 
 
 #: A batch is delivered in parts if reading it takes longer than this (ms).
@@ -58,15 +58,6 @@ class BatchRun(RunOf[Assignment]):
         self.attempts: int = given.attempts
         self.batch_first: int = given.first
         self.batch_last: int = given.last
-
-    def aside_offsets(self) -> set[int]:
-        assignment = cast("SharedAssignment", self.assignment)
-        wanted = [each for each in assignment.desk.settling if each.kind is Kind.PARKED]
-        found = {offset for each in wanted for offset in range(each.first, each.last + 1)}
-        lease = assignment.consumer.shares.lease_of(assignment.key)
-        holes = [] if lease is None else lease.progress.open
-        found |= {hole.first for hole in holes if hole.is_parked and hole.since > self.token}
-        return found & {offset_of(message) for message in self.messages}
 
 
 class SharedAssignment(Assignment):
@@ -203,6 +194,16 @@ class SharedAssignment(Assignment):
         self.consumer.taking.pace.begun(now)
         messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
         return BatchRun(self, messages, covers_from, iterating, now, given)
+
+
+def aside_of(run: BatchRun) -> set[int]:
+    """The offsets of its messages that the program has set aside."""
+    assignment = cast("SharedAssignment", run.assignment)
+    found = {each.last for each in assignment.desk.settling if each.kind is Kind.PARKED}
+    lease = assignment.consumer.shares.lease_of(assignment.key)
+    holes = [] if lease is None else lease.progress.open
+    found |= {hole.first for hole in holes if hole.is_parked and hole.since > run.token}
+    return found & {offset_of(message) for message in run.messages}
 
 
 class SharedDelivery(Delivery):

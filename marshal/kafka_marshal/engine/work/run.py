@@ -214,10 +214,6 @@ class Run(Generic[A]):
         ahead: Iterator[int] = iter(numbers)
         self._ahead, self.walk = ahead, map(self.messages.__getitem__, ahead)
 
-    def aside_offsets(self) -> set[int]:
-        """The offsets of its messages that the program has set aside."""
-        return {offset_of(self.messages[index]) for index in self.aside}
-
     def into_lanes(self) -> list[Message]:
         """Return all messages, for lanes, which from now on track which handler has which."""
         self.in_lanes = self._is_settled = True
