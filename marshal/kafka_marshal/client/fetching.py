@@ -30,7 +30,6 @@ from kafka_marshal.engine.consumer_inputs import (
     LanesReturned,
     Next,
     Park,
-    ParkMessage,
     Reclaim,
     Regather,
     Room,
