@@ -181,7 +181,7 @@ class LeaseInfo:
     #: "coordinated": ``epoch`` is the generation since which the owner has the piece, 0 if it has no owner, and
     #: ``heartbeat_interval_ms`` half of its session.
     kind: Literal["claimed", "coordinated"] = "claimed"
-    #: The key hashes that it is about, both inclusive; all of them unless a coordinated group shares the partition.
+    #: The key hashes that it is about, both inclusive; all of them unless the partition is shared by keys.
     lo: int = 0
     hi: int = MAX_KEY_HASH
     #: client_id of the member that waits for it: its owner finishes what is in flight, and releases it.

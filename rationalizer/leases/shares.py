@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from rationalizer.holes import NO_KEY
-from rationalizer.limits import STALE_AFTER_INTERVALS
+from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 __all__ = ["Freshness", "Share", "Shares", "freshness_at"]
 
@@ -112,6 +112,19 @@ class Shares:
     def by_batches(self) -> bool:
         """Whether they share by batches."""
         return bool(self._of_instance)
+
+    def parts(self) -> list[tuple[int, int, Share | None]]:
+        """(lo, hi, share) of all key hashes, ascending; None: of keys that no share has."""
+        found: list[tuple[int, int, Share | None]] = []
+        begin = 0
+        for share in self._keyed:
+            if begin < share.lo:
+                found.append((begin, share.lo - 1, None))
+            found.append((share.lo, share.hi, share))
+            begin = share.hi + 1
+        if begin <= MAX_KEY_HASH:
+            found.append((begin, MAX_KEY_HASH, None))
+        return found
 
     def of(self, instance_id: str, client_id: str, epoch: int) -> Share | None:
         """The share of this epoch, if the holder is this one (B2)."""

@@ -140,3 +140,29 @@ def test_a_batch_that_a_living_worker_does_not_end_is_named(scene: Scene) -> Non
         scene.now += HI
         scene.append(Heartbeat(*W2, DATA, 0, second, None))
     assert scene.check() == []
+
+
+def test_a_partition_that_is_shared_by_keys_has_a_row_for_each_part(scene: Scene) -> None:
+    """What nobody names stands still without a holder; the others' progress is their own."""
+    quarter = 2**61
+    first = scene.append(ClaimingShare(*W1, DATA, 0, HI, 0, quarter - 1, 0))
+    scene.append(ClaimingShare(*W2, DATA, 0, HI, quarter, 2 * quarter - 1))
+    scene.append(Heartbeat(*W1, DATA, 0, first, 19))
+    row = scene.group(lambda view, row: row)
+    found = [(each.place, each.holder, each.next, each.lag, each.state) for each in row.leases]
+    assert found == [
+        ("0 (0-25%)", "w1", 20, 2, "seen"),
+        ("0 (25-50%)", "w2", 0, 7, "seen"),
+        ("0 (50-100%)", "-", 0, 15, "free"),
+    ]
+    assert [(each.client, each.leases) for each in row.members] == [
+        ("w1", [row.leases[0]]),
+        ("w2", [row.leases[1]]),
+    ]
+    (problem,) = problems_of(row)
+    assert (problem.kind, problem.text) == (
+        "no_holder",
+        "keys without a holder (orders 0 (50-100%)), 15 messages waiting",
+    )
+    scene.append(ClaimingShare(*W2, DATA, 0, HI, 2 * quarter, 2**63 - 1))
+    assert problems_of(scene.group(lambda view, row: row)) == []

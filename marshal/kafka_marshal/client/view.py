@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kafka_marshal import arguments
@@ -45,6 +46,30 @@ def lease_info(lease: Lease, world: World) -> LeaseInfo:
     )
 
 
+def _parts_of(lease: Lease, world: World) -> Iterator[LeaseInfo]:
+    """The lease; if it is shared by keys, each of its parts."""
+    whole = lease_info(lease, world)
+    if lease.shares is None or lease.shares.by_batches:
+        yield whole
+        return
+    for lo, hi, share in lease.shares.parts():
+        done = lease.progress.floor([(lo, hi)])
+        yield replace(
+            whole,
+            client_id=None if share is None else share.client_id,
+            instance_id=None if share is None else share.instance_id,
+            epoch=lease.epoch if share is None else share.epoch,
+            freshness="free" if share is None else share.freshness(world.log_time),
+            heartbeat_interval_ms=0 if share is None else share.heartbeat_interval_ms,
+            last_beat=0 if share is None else share.last_beat,
+            stable=done if done >= 0 else None,
+            lo=lo,
+            hi=hi,
+            open=tuple(each for each in whole.open if each.key_hash is None or lo <= each.key_hash <= hi),
+            sharers=(),
+        )
+
+
 def _sharer(share: Share, log_time: int) -> Sharer:
     return Sharer(
         share.client_id,
@@ -73,14 +98,18 @@ def open_messages(holes: Iterable[Hole], lease: Lease | None = None) -> tuple[Op
     )
 
 
-def holdings(world: World, group_id: str | None = None) -> Iterator[tuple[LeaseInfo, Progress]]:
+def holdings(
+    world: World, group_id: str | None = None, *, by_keys: bool = False
+) -> Iterator[tuple[LeaseInfo, Progress]]:
     """All leases in one partition of the coordination topic, then all pieces of coordinated groups; with progress.
 
-    group_id: those of this group only. Each kind is sorted by group, topic, partition and keys.
+    group_id: those of this group only. by_keys: each part of a lease that is shared by keys. Each kind is sorted by
+    group, topic, partition and keys.
     """
     for lease in world.leases():
         if group_id is None or lease.group_id == group_id:
-            yield lease_info(lease, world), lease.progress
+            for info in _parts_of(lease, world) if by_keys else [lease_info(lease, world)]:
+                yield info, lease.progress
     for group in world.groups():
         if group_id is None or group.group_id == group_id:
             yield from _pieces_of(group, world)

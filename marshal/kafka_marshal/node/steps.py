@@ -81,11 +81,10 @@ class Steps:
         self.answered_by: float = 0.0
         #: The last read brought so much that there may be more.
         self.is_behind: bool = False
-        #: When the next step begins.
+        #: When the next step begins, with a read.
         self._next_read = 0.0
-        #: The present step (ms), when the rest that begins ends with a read, and how long it takes at the most.
+        #: The present step (ms), and how long the rest that begins may take.
         self._step = 0.0
-        self._read_at = 0.0
         self._left = 0.0
         self._is_resting = self._is_rung = False
         #: Senders of records: since the time below, and in the HEARD_MS before it.
@@ -147,8 +146,8 @@ class Steps:
         now = self._now_ms()
         with self._lock.condition:
             self._step = self.step_ms(now)
-            self._read_at = min(self._next_read, now + self._step, due_at - FRESH_MS)
-            self._left = min(self._read_at - now, wait_s * 1000)
+            self._next_read = min(self._next_read, now + self._step, due_at - FRESH_MS)
+            self._left = min(self._next_read - now, wait_s * 1000)
             self._is_resting = self._left >= SHORTEST_MS and self.reason(now) is None
             return self._is_resting
 
@@ -157,7 +156,7 @@ class Steps:
         with self._bell:
             if not self._is_rung:
                 self._bell.wait(self._left / 1000)
-            is_time = self._is_rung or self._now_ms() >= self._read_at
+            is_time = self._is_rung or self._now_ms() >= self._next_read
             self._is_resting = self._is_rung = False
             return is_time
 

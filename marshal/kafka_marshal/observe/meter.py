@@ -41,9 +41,14 @@ def beyond(ranges: Sequence[tuple[int, int]]) -> int:
 def _standings(world: World) -> Iterator[tuple[LeaseKey, int, int, int, str | None]]:
     """(key, epoch, stable, messages done, owner) of each lease, and of each piece of a coordinated group."""
     for lease in world.leases():
-        key = (lease.group_id, lease.topic, lease.partition, 0)
-        stable = lease.progress.stable
-        yield key, lease.epoch, stable, stable + beyond(lease.progress.ranges), lease.client_id
+        key, progress = (lease.group_id, lease.topic, lease.partition), lease.progress
+        more = beyond(progress.ranges)
+        if lease.shares is None or lease.shares.by_batches:
+            yield (*key, 0), lease.epoch, progress.stable, progress.stable + more, lease.client_id
+            continue
+        for lo, hi, share in lease.shares.parts():
+            stable, part = progress.floor([(lo, hi)]), share or lease
+            yield (*key, lo), part.epoch, stable, stable + more, part.client_id
     for group in world.groups():
         for topic, partition in group.partitions():
             kept, pieces = group.kept(topic, partition), group.pieces.get(topic)

@@ -12,6 +12,7 @@ from kafka_marshal.observe.rows import (
     DAY_MS,
     FOREIGN_COMMIT,
     NO_PROGRESS,
+    partitions_of,
     span_text,
 )
 from kafka_marshal.observe.text import count, span
@@ -62,17 +63,20 @@ class Problem:
 
 
 def places(rows: Iterable[LeaseRow]) -> str:
-    """The partitions in words: flights 1, 3-5; delays 0."""
+    """The partitions in words: flights 1, 3-5, 6 (0-33%); delays 0."""
     found = []
     for topic, of_topic in groupby(sorted(rows, key=lambda row: (row.topic, row.partition)), lambda row: row.topic):
         runs: list[list[int]] = []
+        parts: list[str] = []
         for row in of_topic:
-            if runs and row.partition == runs[-1][-1] + 1:
+            if row.place != str(row.partition):
+                parts.append(row.place)
+            elif runs and row.partition == runs[-1][-1] + 1:
                 runs[-1][1:] = [row.partition]
             else:
                 runs.append([row.partition])
-        listed = ["-".join(map(str, run)) for run in runs[:_LISTED]]
-        found.append(f"{topic} {', '.join(listed)}" + (", …" if len(runs) > _LISTED else ""))
+        listed = [*("-".join(map(str, run)) for run in runs[:_LISTED]), *parts][:_LISTED]
+        found.append(f"{topic} {', '.join(listed)}" + (", …" if len(runs) + len(parts) > _LISTED else ""))
     return "; ".join(found)
 
 
@@ -132,7 +136,8 @@ def problems_of(
 def _unheld_text(group: GroupRow, free: list[LeaseRow]) -> str:
     """Partitions without a holder, and what to do: a group whose workers have just died has not ended."""
     waiting = sum(row.lag or 0 for row in free)
-    text = f"{count(len(free), 'partition')} without a holder ({places(free)})"
+    what = "keys" if all(row.place != str(row.partition) for row in free) else count(partitions_of(free), "partition")
+    text = f"{what} without a holder ({places(free)})"
     if waiting:
         text += f", {count(waiting, 'message')} waiting"
     if group.members:

@@ -155,7 +155,7 @@ class LeaseRow:
     #: Kafka does not answer, so the holder's silence is not known.
     outage: bool = False
     kind: str = "claimed"
-    #: The key hashes that it covers: a part only if a coordinated group shares the partition.
+    #: The key hashes that it covers: a part only if the partition is shared by keys.
     lo: int = 0
     hi: int = MAX_KEY_HASH
     #: The member that waits for it while its owner finishes its messages in flight.

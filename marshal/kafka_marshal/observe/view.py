@@ -365,7 +365,7 @@ class View:
         rows = [
             self._row(cp, info, progress, now_ms, taking.get(info.group_id))
             for cp, world in self.worlds.items()
-            for info, progress in holdings(world, group)
+            for info, progress in holdings(world, group, by_keys=True)
         ]
         rows.sort(key=lambda row: (row.group, row.topic, row.partition, row.lo))
         rows = mark_held_back(self._cluster, mark_stuck(self._cluster, rows, now_ms))
