@@ -465,7 +465,6 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.adapters.kafka.cluster.KafkaCluster": (29, 15),
     "kafka_marshal.adapters.memory.cluster.MemoryCluster": (27, 4),
     "kafka_marshal.admin.client.Admin": (28, 6),
-    "kafka_marshal.client.aio.Consumer": (29, 5),
     "kafka_marshal.client.base.Membership": (33, 14),
     "kafka_marshal.client.consumer.Consumer": (29, 1),
     "kafka_marshal.client.fetching.FetchingConsumer": (28, 9),
