@@ -255,6 +255,22 @@ CATALOGUE: tuple[Metric, ...] = (
         _member(lambda x: sum(one.shared for one in x.partitions)),
     ),
     Metric(
+        "kafka_marshal.acquires",
+        "counter",
+        "{request}",
+        "Requests for a batch of a shared partition: new messages, some that a member had before (again), or nothing.",
+        (*_MEMBER, "result"),
+        _each(lambda x: [((one.outcome,), one.count) for one in x.acquires]),
+    ),
+    Metric(
+        "kafka_marshal.redelivered_messages",
+        "counter",
+        "{message}",
+        "Messages of shared partitions that were delivered here, and to a member before.",
+        _MEMBER,
+        _member(lambda x: x.redelivered_messages),
+    ),
+    Metric(
         "kafka_marshal.leases",
         "gauge",
         "{lease}",

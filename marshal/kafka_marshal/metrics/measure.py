@@ -19,6 +19,7 @@ from kafka_marshal.client.health import Health, examine, held_back
 from kafka_marshal.engine.claims.peers import holders
 from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.figures import Histogram
+from kafka_marshal.engine.shares.consumer import SharedConsumer
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.errors import MarshalError
@@ -46,6 +47,10 @@ __all__ = ["Meter"]
 
 #: In these stages the position is known.
 _BEGUN = (Stage.ASSIGNING, Stage.ACTIVE, Stage.REVOKING)
+
+
+#: What a request for a batch gives.
+_GIVEN = ("new", "again", "nothing")
 
 
 class Meter:
@@ -83,6 +88,8 @@ class Meter:
         health = self.health(closed=closed)
         open_now = [each for each in list(self._consumers) if not each._closed]
         failures, retries, dead_letters = self._handled()
+        engines = [each._engine for each in list(self._consumers)]
+        taking = [each.taking for each in engines if isinstance(each, SharedConsumer)]
         lanes = [lanes for each in open_now if (lanes := each._engine.delivery.in_lanes.lanes) is not None]
         return Metrics(
             group_id=engine.settings.group_id,
@@ -113,6 +120,8 @@ class Meter:
             dead_letters=tuple(TopicCount(topic, count) for topic, count in sorted(dead_letters.items())),
             processing=tuple(Processing(*what, seconds) for what, seconds in self._times.read()),
             checkpoints=_checkpoints(driver, now),
+            acquires=tuple(OutcomeCount(what, sum(each.given[what] for each in taking)) for what in _GIVEN if taking),
+            redelivered_messages=sum(each.redelivered for each in taking),
             **self._transactions(),
         )
 

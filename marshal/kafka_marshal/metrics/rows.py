@@ -189,6 +189,10 @@ class Metrics:
     transaction_seconds: Distribution
     #: None: this member takes no checkpoints.
     checkpoints: CheckpointMetrics | None
+    #: Requests for a batch of a shared partition that the log has answered: with messages that no member had been
+    #: given (``"new"``), that some had (``"again"``), or with ``"nothing"``. Messages of batches delivered again.
+    acquires: tuple[OutcomeCount, ...] = ()
+    redelivered_messages: int = 0
 
     @property
     def lag(self) -> int:

@@ -30,7 +30,7 @@ from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
 from rationalizer import Progress
 from rationalizer.leases.shares import Share
-from rationalizer.wire.records import Take
+from rationalizer.wire.records import SettlingMessages, Take
 
 __all__ = ["BatchRun", "SharedAssignment", "SharedConsumer", "SharedDelivery", "aside_of"]
 
@@ -63,7 +63,7 @@ class BatchRun(RunOf[Assignment]):
 class SharedAssignment(Assignment):
     """A share of one partition."""
 
-    __slots__ = ("desk", "is_dirty", "sent_at")
+    __slots__ = ("desk", "is_dirty", "sent_at", "took")
 
     buffer: BatchBuffer
     tracker: BatchTracker
@@ -77,6 +77,8 @@ class SharedAssignment(Assignment):
         self.desk: Desk = Desk(self, sharing.max_deliveries, sharing.at_most_once)
         #: A record about the partition was applied since the desk looked.
         self.is_dirty: bool = True
+        #: What the last settle of ours took, if it asked for a batch.
+        self.took: str = "nothing"
         #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
         self.sent_at: float | None = None
 
@@ -95,6 +97,7 @@ class SharedAssignment(Assignment):
     def settled(self, taken: tuple[int, int] | None, now: float) -> None:
         """Our settle was applied."""
         self.sent_at, self.is_dirty = None, True
+        self.took = "nothing" if taken is None else "again" if taken[0] < self.desk.free_from else "new"
         if taken is not None and self.desk.at_most_once:
             self.desk.granted(self.consumer.shares.next_offset(self.lease) - 1, *taken, now)
         self.consumer.taking.answered(self, now)
@@ -193,6 +196,7 @@ class SharedAssignment(Assignment):
             given.begun_at = now
         self.consumer.taking.pace.begun(now)
         messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
+        self.consumer.taking.redelivered += len(messages) * (given.attempts > 1)
         return BatchRun(self, messages, covers_from, iterating, now, given)
 
 
@@ -330,7 +334,10 @@ class SharedPositions(Positions):
     def messages_opened(self, key: Key, entries: object, answers: object, now: float) -> None:
         assignment = self._consumer.assignments.get(key)
         if assignment is not None:
-            cast("SharedAssignment", assignment).is_dirty = True
+            shared = cast("SharedAssignment", assignment)
+            shared.is_dirty = True
+            if answers is not None and isinstance(entries, SettlingMessages) and entries.take is not None:
+                self._consumer.taking.given[shared.took] += 1
 
     def begin(self, assignment: Assignment) -> None:
         progress = self._consumer.source.view.progress(assignment.key)
