@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from kafka_marshal import Admin
+from kafka_marshal import Admin, Marshal
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.admin import Move, conversion, repositioning, settling
 from kafka_marshal.admin.groups import caught_up
@@ -41,6 +42,7 @@ from rationalizer import (
 )
 from rationalizer.levels import SUPPORTED_LEVEL
 from rationalizer.marker import marker
+from tests.broker.helpers import eventually
 from tests.fleet import Fleet
 
 TOPIC, DATA, GROUP = "__marshal", "orders", "delays"
@@ -445,9 +447,43 @@ def test_nothing_of_a_shared_partition_needs_to_be_evicted() -> None:
     place.append(ClaimingShare("w2/1", "w2", GROUP, DATA, 0, 60_000), place.cp)
     (info,) = place.admin.progress(GROUP)
     assert (info.client_id, [each.keys for each in info.sharers]) == ("w2", [None])
-    for arguments in ((DATA, 0), ("w2",)):
-        with pytest.raises(AdminError, match=r"orders \[0\]: is shared by batches \('w2'\). Nothing was changed"):
-            place.admin.evict(GROUP, *arguments, force=True)
+    with pytest.raises(AdminError, match=r"orders \[0\]: is shared \('w2'\). Nothing was changed.*--member CLIENT"):
+        place.admin.evict(GROUP, DATA, 0, force=True)
+
+
+def test_a_sharer_is_evicted_with_all_its_shares_and_its_batches_are_free() -> None:
+    place = Place("claimed")
+    place.append(ReleasingPartition(*place.ids, DATA, 0, place.epoch, None), place.cp)
+    share = place.append(ClaimingShare("w2/1", "w2", GROUP, DATA, 0, 60_000), place.cp)
+    other = place.append(ClaimingShare("w3/1", "w3", GROUP, DATA, 0, 60_000), place.cp)
+    (info,) = place.admin.held_by("w2")
+    assert (info.client_id, info.epoch, len(info.sharers)) == ("w2", share, 2)
+    with pytest.raises(AdminError, match="'w2' beat less than 60000 ms ago and may be alive"):
+        place.admin.evict(GROUP, "w2")
+    (was,) = place.admin.evict(GROUP, "w2", force=True)
+    assert (was.client_id, was.epoch) == ("w2", share)
+    (info,) = place.admin.progress(GROUP)
+    assert [(each.client_id, each.epoch) for each in info.sharers] == [("w3", other)]
+
+
+def test_a_sharer_that_is_drained_gives_up_its_shares() -> None:
+    place = Place("claimed")
+    place.append(ReleasingPartition(*place.ids, DATA, 0, place.epoch, None), place.cp)
+    marshal = Marshal.on_cluster(place.cluster.connect("w2"), group_id=GROUP, client_id="w2", heartbeat_interval_ms=300)
+    with marshal, marshal.consumer([DATA], shared_batches=True) as consumer:
+        eventually(lambda: place.admin.held_by("w2"), what="it shares the partition")
+
+        def work() -> None:
+            for batch in consumer.batches(timeout=0.1):
+                batch.done()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        (was,) = place.admin.drain(GROUP, "w2", timeout=10)
+        assert (was.client_id, was.topic, was.partition) == ("w2", DATA, 0)
+        assert place.admin.held_by("w2") == []
+        marshal.stop()
+        thread.join(20)
 
 
 def test_brokers_that_go_away_end_a_read(place: Place) -> None:

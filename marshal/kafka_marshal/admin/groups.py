@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from shlex import quote
+from typing import NamedTuple
 
 from kafka_marshal.admin import coordinated
 from kafka_marshal.admin.positions import check_name
@@ -14,8 +15,9 @@ from kafka_marshal.client.view import LeaseInfo, holdings, lease_info
 from kafka_marshal.errors import AdminError
 from kafka_marshal.node.replica import Begin, Replica
 from kafka_marshal.observe.text import count
-from kafka_marshal.ports import Cluster
-from rationalizer import Lease, Record, ReleaseGroup
+from kafka_marshal.ports import Cluster, TopicPartition
+from rationalizer import Lease, Record, ReleaseGroup, ReleasingPartition
+from rationalizer.leases.shares import Share
 
 __all__ = [
     "PausedPartition",
@@ -41,6 +43,40 @@ class PausedPartition:
     expires: int
     #: Log time (ms) of the CP: that of its last record. Without traffic it stops, and the pause may be over.
     log_time: int
+
+
+class _Part(NamedTuple):
+    """What a member has of a partition: all of it, or a share."""
+
+    lease: Lease
+    share: Share | None
+
+    @property
+    def key(self) -> TopicPartition:
+        """Its partition."""
+        return key_of(self.lease)
+
+    @property
+    def release(self) -> ReleasingPartition:
+        """In the member's name, without an offset."""
+        lease, share = self
+        if share is None:
+            return bare_release(lease)
+        return ReleasingPartition(share.instance_id, share.client_id, lease.group_id, *self.key, share.epoch, None)
+
+    def info(self, session: Session) -> LeaseInfo:
+        """Its present state."""
+        info = lease_info(self.lease, session.worlds[session.cp_of(self.key)])
+        return info if self.share is None else _as_sharer(info, self.share.client_id)
+
+
+def _as_sharer(info: LeaseInfo, client_id: str) -> LeaseInfo:
+    """The lease as a sharer has it."""
+    found = next((each for each in info.sharers if each.client_id == client_id), None)
+    if found is None:
+        return info
+    names = {name: getattr(found, name) for name in ("client_id", "instance_id", "epoch", "freshness", "last_beat")}
+    return replace(info, **names, heartbeat_interval_ms=found.heartbeat_interval_ms)
 
 
 @contextmanager
@@ -74,7 +110,8 @@ def progress(replica: Replica, group_id: str) -> list[LeaseInfo]:
 
 def held_by(replica: Replica, client_id: str) -> list[LeaseInfo]:
     """All leases and pieces of members with this client_id, sorted by group, topic, partition and keys."""
-    return _infos(replica, lambda info: info.client_id == client_id)
+    found = _infos(replica, lambda info: client_id in (info.client_id, *(each.client_id for each in info.sharers)))
+    return [_as_sharer(info, client_id) for info in found]
 
 
 def _infos(replica: Replica, is_wanted: Callable[[LeaseInfo], bool]) -> list[LeaseInfo]:
@@ -102,7 +139,7 @@ def evict(session: Session, topic: str, partition: int, *, force: bool, dry_run:
     session.tick([session.cp_of(key)])
     with session.locked():
         lease = session.lease(key)
-        held = [lease] if lease is not None and lease.held else []
+        held = [_Part(lease, None)] if lease is not None and lease.held else []
     if lease is None:
         raise AdminError(f"{where}: nobody of group {session.group_id!r} ever held it. Nothing was changed")
     if lease.shares is not None:
@@ -138,13 +175,16 @@ def evict_member(session: Session, client_id: str, *, force: bool, dry_run: bool
     return [was for was, answer in _release_all(session, held, were) if answer.accepted]
 
 
-def _held_by(session: Session, client_id: str) -> list[Lease]:
+def _parts_of(session: Session, client_id: str) -> list[_Part]:
+    """The lock is held."""
+    leases = session.leases()
+    found = [_Part(lease, None) for lease in leases if lease.held and lease.client_id == client_id]
+    return found + [_Part(x, share) for x in leases for share in x.shares or () if share.client_id == client_id]
+
+
+def _held_by(session: Session, client_id: str) -> list[_Part]:
     with session.locked():
-        leases = session.leases()
-        found = [lease for lease in leases if lease.held and lease.client_id == client_id]
-        shared = [x for x in leases if any(share.client_id == client_id for share in x.shares or ())]
-    if not found and shared:
-        raise _shared(f"{shared[0].topic} [{shared[0].partition}]", [client_id])
+        found = _parts_of(session, client_id)
     if not found:
         raise AdminError(
             f"{client_id!r} holds nothing in group {session.group_id!r}. Nothing was changed. kafka-marshal status "
@@ -154,18 +194,18 @@ def _held_by(session: Session, client_id: str) -> list[Lease]:
 
 
 def _shared(where: str, clients: list[str]) -> AdminError:
-    """Of a partition that several share: nothing of it needs to be taken from a dead worker."""
+    """Several members share the partition: which of them is meant?"""
     return AdminError(
-        f"{where}: is shared by batches ({', '.join(map(repr, clients[:4]))}). Nothing was changed. What a dead worker "
-        "has of it goes to the others by itself, two of its heartbeat intervals after its last one. If it lives and "
-        "hangs, end its process"
+        f"{where}: is shared ({', '.join(map(repr, clients[:4]))}). Nothing was changed. What a dead worker "
+        "has of it goes to the others by itself, two of its heartbeat intervals after its last one. To take all shares "
+        "of one: kafka-marshal evict GROUP --member CLIENT"
     )
 
 
-def _free_to_take(session: Session, held: list[Lease], *, force: bool) -> list[LeaseInfo]:
+def _free_to_take(session: Session, held: list[_Part], *, force: bool) -> list[LeaseInfo]:
     """The present state of these leases. Raises AdminError if a holder is alive, unless force is set."""
     with session.locked():
-        were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
+        were = [part.info(session) for part in held]
     alive = [was for was in were if was.freshness == "fresh"]
     if alive and not force:
         raise AdminError(
@@ -176,10 +216,10 @@ def _free_to_take(session: Session, held: list[Lease], *, force: bool) -> list[L
     return were
 
 
-def _release_all(session: Session, held: list[Lease], were: list[LeaseInfo]) -> list[tuple[LeaseInfo, Asked]]:
+def _release_all(session: Session, held: list[_Part], were: list[LeaseInfo]) -> list[tuple[LeaseInfo, Asked]]:
     """Release these leases in their holders' names; (the lease as it was, the answer) for each."""
     with session.locked():
-        releases = [(session.cp_of(key_of(lease)), bare_release(lease)) for lease in held]
+        releases = [(session.cp_of(part.key), part.release) for part in held]
     told = [(cp, in_own_name(session, release)) for cp, release in releases]
     answers = session.ask(*told, *releases)[len(told) :]
     if silent := [was for was, answer in zip(were, answers, strict=True) if answer.outcome is None]:
@@ -203,10 +243,10 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
     session.tick(session.cps)
     held = _held_by(session, client_id)
     with session.locked():
-        were = [lease_info(lease, session.worlds[session.cp_of(key_of(lease))]) for lease in held]
-        by_cp = {session.cp_of(key_of(lease)): lease for lease in held}
+        were = [part.info(session) for part in held]
+        by_cp = {session.cp_of(part.key): part for part in held}
         asks: list[tuple[int, Record]] = [
-            (cp, replace(bare_release(lease), instance_id=session.instance_id)) for cp, lease in by_cp.items()
+            (cp, replace(part.release, instance_id=session.instance_id)) for cp, part in by_cp.items()
         ]
     if all(answer.outcome is None for answer in session.ask(*asks)):
         raise AdminError(
@@ -216,12 +256,12 @@ def drain(session: Session, client_id: str, timeout: float | None) -> list[Lease
     if timeout is None:
         return were
 
-    def left() -> list[Lease]:
-        return [lease for lease in session.leases() if lease.held and lease.client_id == client_id]
+    def left() -> list[_Part]:
+        return _parts_of(session, client_id)
 
     if not session.wait_for(lambda: not left(), session.now_ms() + timeout * 1000):
         with session.locked():
-            keys = tuple(map(key_of, left()))
+            keys = tuple(part.key for part in left())
         raise AdminError(
             f"{client_id!r} was asked to hand over, and holds {len(keys)} of {count(len(were), 'partition')} still "
             f"after {timeout:g} s, such as {keys[0][0]} [{keys[0][1]}]: it finishes what it has in hand first. Nothing "

@@ -70,6 +70,8 @@ def evict(
     that beat within its interval keeps the lease, unless --force takes it: the holder is then fenced, stops, and claims
     nothing until its handler has returned, and not this partition for three of its heartbeat intervals.
 
+    Of a partition that several share, --member releases the shares of one: others get its batches at once.
+
     A member of a coordinated group has no single leases: --member removes it from the group, and other members get its
     partitions. One that beat within half its session stays without --force; it joins again after its handler has
     returned and three of its sessions have passed. If the group takes checkpoints, its pieces go back to their last
