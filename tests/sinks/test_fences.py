@@ -292,7 +292,6 @@ def test_f3_what_is_refused(kind: Kind) -> None:
     refused("one partition", [*lows(0), of_partition(1, partition=1)], **given)
     refused("takes a batch", lows(0))
     refused("takes a batch", lows(0), **{name: each for name, each in given.items() if name != "kind"})
-    refused("kind must be 'coordinated'", lows(0), **(given | {"kind": "claimed"}))
     refused("epoch must be", lows(0), **(given | {"epoch": 2**62}))
     refused("a message of Kafka", [object()], **given)
     assert sink.progress("group") == {}

@@ -93,3 +93,44 @@ def test_members_that_share_a_partition_write_each_row_once(tmp_path: Path) -> N
         assert (at.last_offset, at.ranges) == (MESSAGES - 1, ())
         assert len(at.fences) == 2, "it kept its keys' token, and has a newer one for the others"
     database.close()
+
+
+def test_members_that_name_their_keys_write_each_row_once(tmp_path: Path) -> None:
+    """Of a claimed group: each share has its epoch, and neither refuses the other, however old it is."""
+    cluster, middle = memory_cluster(1, 0), 2**62
+    for number in range(MESSAGES):
+        cluster.broker.produce(TOPIC, 0, b"", b"k%d" % (number % 17))
+    database = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    database.execute("CREATE TABLE rows (offset_ integer)")
+    marshals = [Marshal.on_cluster(cluster.connect(x), group_id=GROUP, client_id=x) for x in "ab"]
+    ranges = [[(0, middle - 1)], [(middle, 2**63 - 1)]]
+    errors: list[BaseException] = []
+    with SqliteSink(tmp_path / "x.db") as sink:
+
+        def work(consumer: Any) -> None:
+            try:
+                for batch in consumer.batches(max_messages=10, timeout=0.05):
+                    assert isinstance(batch.epoch, SharedEpoch)
+                    with sink.records(batch) as tx:
+                        tx.executemany("INSERT INTO rows VALUES (?)", [(each.offset(),) for each in tx.new])
+                    batch.done()
+            except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+                errors.append(error)
+
+        consumers = [x.assign({(TOPIC, 0): mine}) for x, mine in zip(marshals, ranges, strict=True)]
+        threads = [threading.Thread(target=work, args=(each,)) for each in consumers]
+        for thread in threads:
+            thread.start()
+        try:
+            found = "SELECT count(*), count(DISTINCT offset_) FROM rows"
+            eventually(lambda: errors or database.execute(found).fetchone() == (MESSAGES, MESSAGES), what="all rows")
+        finally:
+            for each in marshals:
+                each.stop()
+            for thread in threads:
+                thread.join(20)
+            for each in marshals:
+                each.close()
+        assert errors == []
+        assert len(sink.progress(GROUP)[TOPIC, 0].fences) == 2
+    database.close()

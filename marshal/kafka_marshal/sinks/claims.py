@@ -129,8 +129,6 @@ def tokens_of(epoch: object, kind: object) -> tuple[Fence, ...]:
     given = epoch.parts if isinstance(epoch, SharedEpoch) else all_keys(epoch)  # type: ignore[arg-type]
     if isinstance(epoch, BatchToken) and group_kind != "claimed":
         raise arguments.wrong("kind", "'claimed' with the token of a batch, which only such groups have", kind)
-    if isinstance(epoch, SharedEpoch) and group_kind != "coordinated":
-        raise arguments.wrong("kind", "'coordinated' with a SharedEpoch, which only such groups have", kind)
     # Above it, epochs of coordinated groups begin, and the mark of a partition whose keys have different ones.
     most = SPLIT - _COORDINATED - 1
     return tuple((lo, hi, stored_as(arguments.a_whole("epoch", each, 0, most), group_kind)) for lo, hi, each in given)

@@ -124,7 +124,7 @@ class LeaseReports:
         return self._book.beat(_lease(own), None, now)
 
     def commit(self, own: Ownership, ranges: Sequence[tuple[int, int]]) -> None:
-        self._outbox.append(own.cp, CommitRanges(*self._ids, *own.key, own.epoch, tuple(ranges)))
+        self._outbox.append(own.cp, CommitRanges(*self._ids, *own.key, int(own.epoch), tuple(ranges)))
 
     def settle(self, own: Ownership, entries: Settles, now: float) -> None:
         about = (*self._ids, *own.key, own.epoch, self._peers.next_offset(own.cp))

@@ -19,6 +19,7 @@ from kafka_marshal.engine.effects import Key, Warn
 from kafka_marshal.engine.key_share import KeyShare, Span
 from kafka_marshal.engine.plane import HandIn, Loss, Owner, Ownership, Settles, Work
 from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.types import SharedEpoch
 from rationalizer import ClaimingShare, Progress, Record, SettlingMessages, codes
 from rationalizer.holes import Hole
 from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
@@ -133,9 +134,10 @@ class KeyParts:
             book.leases.add(lease)
 
     @property
-    def epoch(self) -> int:
-        """The newest of the shares' epochs."""
-        return max(lease.epoch for lease in self.leases)
+    def epoch(self) -> SharedEpoch:
+        """The newest of the shares' epochs; of each share its own."""
+        parts = [(lease.lo, lease.hi, lease.epoch) for lease in self.leases]
+        return SharedEpoch(max(epoch for _, _, epoch in parts), parts[0][0], parts[-1][1], parts)
 
     @property
     def held(self) -> bool:

@@ -77,7 +77,7 @@ class SharedAssignment(Assignment):
         self.desk: Desk = Desk(self, sharing.max_deliveries, sharing.at_most_once)
         #: A record about the partition was applied since the desk looked.
         self.is_dirty: bool = True
-        #: What the last settle of ours took, if it asked for a batch.
+        #: What our last settle took, if it asked for a batch.
         self.took: str = "nothing"
         #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
         self.sent_at: float | None = None
