@@ -158,7 +158,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "client": (50, 10_520),
     "engine": (93, 19_040),
     "kafka_marshal": (19, 2_910),
-    "metrics": (8, 1_770),
+    "metrics": (8, 1_800),
     "node": (30, 4_680),
     "observe": (25, 5_080),
     "pipeline": (37, 7_590),
