@@ -30,15 +30,18 @@ def replayed(path: Path) -> Replay:
     return replay
 
 
-@pytest.mark.parametrize("session", [None, 1_000], ids=["claimed", "coordinated"])
+KINDS: dict[str, dict[str, object]] = {"claimed": {}, "coordinated": {"session": 1_000}, "shared": {"how": "shared"}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_recorded_worker_is_replayed_to_the_same_effects_and_state(
-    session: int | None, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = scene.topic(PARTITIONS)
     monkeypatch.setenv(RECORD, str(tmp_path / "a"))
-    a = scene.worker("a", topic, tmp_path, session=session)
+    a = scene.worker("a", topic, tmp_path, **KINDS[kind])
     monkeypatch.setenv(RECORD, str(tmp_path / "b"))
-    b = scene.worker("b", topic, tmp_path, session=session)
+    b = scene.worker("b", topic, tmp_path, **KINDS[kind])
 
     def both() -> bool:
         scene.publish(topic, PARTITIONS, 20)
