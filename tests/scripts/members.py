@@ -13,13 +13,14 @@ What happens around them:
 What a member does:
 
     a starts flights [at-most-once] [ahead] [raises] [start=latest] [batch=5] [hi=1000] [acks=late] [revoke=5000]
-                     [transactions]
+                     [transactions] [shares] [hang=3000]
                                     again: its next instance
     a takes [3]                     what the user gets at once, at most that number; at most once, it is claimed first
     a loops 3, a leaves its loop    the same in `for message in consumer`: each is done when the next one is asked for
     a works 500                     the user takes whatever there is, and all of it is done at once
     a done flights:0 0-2 5          the user has done these
     a parks flights:0 5 3 Bad       the user has set aside offset 5 after 3 tries
+    a gives back flights:0 5        what is not done of the batch with offset 5
     a closes, a dies                at once, or kill -9
     a freezes, a goes on            SIGSTOP, SIGCONT
     a loses claims                  these never arrive: beats, commits, grants, releases, settles, all, nothing
@@ -55,7 +56,7 @@ from itertools import groupby, islice
 from random import Random
 
 from kafka_marshal.engine.claims.leases import HeldLease
-from kafka_marshal.engine.consumer_inputs import Abort, Park, Untake
+from kafka_marshal.engine.consumer_inputs import Abort, GiveBackRun, Park, Untake
 from kafka_marshal.engine.effects import (
     Append,
     Call,
@@ -74,7 +75,7 @@ from kafka_marshal.engine.effects import (
     TakeOverStep,
     Warn,
 )
-from kafka_marshal.engine.settings import Why
+from kafka_marshal.engine.settings import SharingOptions, Why
 from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.open_messages import hash_of
 from rationalizer import (
@@ -327,7 +328,10 @@ class Members:
     # -- a member ----------------------------------------------------------------------------------------
 
     def _starts(self, name: str, words: list[str], options: dict[str, str]) -> None:
-        flags = ({"at-most-once", "ahead", "raises", "transactions"} | GROUP_FLAGS) & set(words)
+        flags = ({"at-most-once", "ahead", "raises", "transactions", "shares"} | GROUP_FLAGS) & set(words)
+        shared: dict[str, object] = {"sharing": SharingOptions()} if "shares" in flags else {}
+        if "hang" in options:
+            shared["handler_timeout_ms"] = float(options.pop("hang"))
         topics = [word for word in words if word not in flags]
         self.starts[name] = instance = self.starts.get(name, 0) + 1
         hi = int(options.pop("hi", "1000"))
@@ -346,6 +350,7 @@ class Members:
             raises=frozenset({Why.POSITION} if "raises" in flags else ()),
             revoke_timeout_ms=float(options.pop("revoke", "60000")),
             group=group_of(flags, options),
+            **shared,
         )
 
     def _does(self, member: TracedMember, *words: str) -> None:
@@ -374,6 +379,11 @@ class Members:
                         member.done(member.in_hand[lease_name(name)][offset])
             case ("parks", name, offset, attempts, reason):
                 self._parks(member, lease_name(name), int(offset), int(attempts), reason)
+            case ("gives", "back", name, offset):
+                run = member.assignment(lease_name(name)).tracker.run_at(int(offset))
+                assert run is not None
+                member.engine.take(GiveBackRun(run.assignment.consumer.number, run), member.clock())
+                member.settle()
             case ("closes",):
                 member.close()
             case ("dies",):

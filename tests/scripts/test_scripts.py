@@ -42,13 +42,7 @@ ALL = [path for paths in SCRIPTS.values() for path in paths]
 OF_A_REPLICA = [*SCRIPTS[""], *SCRIPTS["groups"], *SCRIPTS["checkpoints"], *SCRIPTS["sharing"]]
 #: A rule's script begins with its letter and number; all others are situations.
 #: Rules of members in groups that take checkpoints.
-NO_SCRIPT_YET = {"X11", "X12", "X13", "X14", "X15", "X16", "X17", "X18", "X19", "X20"} | {
-    "U7",
-    "U8",
-    "U9",
-    "U10",
-    "U11",
-}
+NO_SCRIPT_YET = {"X11", "X12", "X13", "X14", "X15", "X16", "X17", "X18", "X19", "X20"}
 RULE = re.compile(r"[a-z]\d\d_")
 by_file = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 of_a_replica = pytest.mark.parametrize("path", OF_A_REPLICA, ids=lambda path: path.stem)
@@ -245,8 +239,7 @@ def test_each_outcome_is_met_by_each_record_type_that_can_have_it_and_by_no_othe
 def test_each_rule_has_its_script() -> None:
     """A script's name begins with its rule; a family's other members are named in its text.
 
-    (F: tests/sinks. M8, what options refuse: tests/client/test_transactions.py. U7 to U11:
-    tests/engine/test_shares.py.)
+    (F: tests/sinks. M8, what options refuse: tests/client/test_transactions.py.)
     """
     rules = set(re.findall(r"^- \*\*((?:[^\WDEFLQS]\d+)|L3|S1|D2|D3)\*\*", PROTOCOL, re.MULTILINE))
     named = {rule for path in ALL for rule in re.findall(r"\b[A-Z]\d+\b", path.read_text(encoding="utf-8"))}
