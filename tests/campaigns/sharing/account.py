@@ -50,7 +50,7 @@ class Account:
         self._aside: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         self._stops: dict[str, list[tuple[float, float]]] = {}
         self.errors: list[str] = []
-        self.poisoned = self.dropped = self.refused = 0
+        self.poisoned = self.dropped = self.refused = self.unavailable = 0
         #: What the operator gave up; and where it set the group back to: partition → (position, stable before).
         self.discarded: set[tuple[int, int]] = set()
         self.redriven: Counter[tuple[int, int]] = Counter()
@@ -61,13 +61,16 @@ class Account:
         begun: dict[tuple[int, int, int], tuple[int, int, float]] = {}
         self._stops[life.out.stem] = life.stops
         for what, *rest in (line.split(" ") for line in life.out.read_text().splitlines() if line):
-            if what == "e":
+            if what == "e" and rest[0] != "KafkaUnavailableError:":  # it was started while no broker was there
                 self.errors.append(f"{life.name}: {' '.join(rest)}")
+            elif what == "e":
+                self.unavailable += 1
             elif what == "n":
                 self.poisoned += 1
             elif what == "p":
                 self.parked.add((int(rest[0]), int(rest[1])))
-                self._aside[life.out.stem, int(rest[0]), int(rest[2])].add(int(rest[1]))
+                if int(rest[2]) >= 0:  # of run: a try that fails, and its line says so
+                    self._aside[life.out.stem, int(rest[0]), int(rest[2])].add(int(rest[1]))
             else:
                 self.refused += what == "r"
                 partition, first, last, token, count = map(int, rest[:5])
