@@ -1,4 +1,4 @@
-"""The plain account: what became of each message, from the workers' lines, the operator's acts and the log."""
+"""The plain account of each message, from the workers' lines, the operator's acts and the log."""
 
 from __future__ import annotations
 

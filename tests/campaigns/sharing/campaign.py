@@ -57,7 +57,7 @@ class Options:
 
 @dataclass(slots=True)
 class Result:
-    """What came of it."""
+    """The figures, and what was broken."""
 
     options: Options
     violations: list[str]

@@ -427,7 +427,7 @@ class SharedSchedule(Schedule):
 
     def _overran(self, assignment: Assignment, before: float, now: float) -> None:
         shared = cast("SharedAssignment", assignment)
-        if shared.desk.at_most_once:  # what it has in hand is done for the log
+        if shared.desk.at_most_once:  # what is in flight is done for the log
             super()._overran(assignment, before, now)
         else:
             self._consumer.delivery.leave(shared, before, now)
