@@ -54,6 +54,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from random import Random
+from typing import Any
 
 from kafka_marshal.engine.claims.leases import HeldLease
 from kafka_marshal.engine.consumer_inputs import Abort, GiveBackRun, Park, Untake
@@ -329,7 +330,7 @@ class Members:
 
     def _starts(self, name: str, words: list[str], options: dict[str, str]) -> None:
         flags = ({"at-most-once", "ahead", "raises", "transactions", "shares"} | GROUP_FLAGS) & set(words)
-        shared: dict[str, object] = {"sharing": SharingOptions()} if "shares" in flags else {}
+        shared: dict[str, Any] = {"sharing": SharingOptions()} if "shares" in flags else {}
         if "hang" in options:
             shared["handler_timeout_ms"] = float(options.pop("hang"))
         topics = [word for word in words if word not in flags]
