@@ -230,3 +230,9 @@ def test_dead_letters_are_redriven_in_transactions(
 )
 def test_wrong_use(command: Command, args: list[str]) -> None:
     assert command("--bootstrap", "127.0.0.1:1", *args).status == 2
+
+
+def test_a_move_names_the_messages_that_stay_set_aside(kafka: Command, parked: Append, orders: str) -> None:
+    """For sink.rewind(parked=…), as with --json."""
+    shown = kafka("release-group", "g", "--partition", f"{orders}:0=7", "--dry-run")
+    assert f"stay set aside of {orders} [0]: 1, 3, 6" in shown.lines, shown.out + shown.err
