@@ -151,6 +151,25 @@ def test_t4_a_pod_that_was_stopped_starts_nothing_more_and_what_it_reports_late_
     assert zombie.stage(KEY) is None
 
 
+def cut_off() -> None:
+    """A pod hears and says nothing any more, and goes on reading; another one waits for its keys."""
+    net = shared_net(end=30)
+    first, standby = pod(net, "first", LOW), pod(net, "standby", LOW)
+    work(net, first, standby)
+    first.stalled = first.drop_appends = True
+    while standby.stage(KEY) is not Stage.ACTIVE:
+        net.data[KEY].end += 1
+        work(net, first, standby, ms=50)
+    assert not first.can_hand_out(KEY)
+    first.handled.clear()
+    work(net, first, standby)
+    assert not first.handled
+
+
+def test_t4_a_pod_that_is_cut_off_stops_before_another_one_has_its_keys() -> None:
+    cut_off()
+
+
 def test_b4_when_kafka_was_away_for_long_the_first_beat_back_revives_and_nothing_is_repeated() -> None:
     net = shared_net(end=30)
     low, high = pod(net, "low", LOW), pod(net, "high", HIGH)
@@ -267,7 +286,7 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(f"pods/{seed}")
-        self.net = shared_net(end=200)
+        self.net = shared_net(end=50)
         self.live: list[Member] = []
         self.count = 0
         self.done: set[int] = set()
@@ -289,6 +308,7 @@ class Story:
     def turn(self) -> None:
         net, rng = self.net, self.rng
         net.tick(rng.choice((5.0, 20.0, 60.0)))
+        net.data[KEY].end += rng.choice((0, 0, 1, 3))
         for member in self.live:
             if member.paused:
                 continue
@@ -311,7 +331,7 @@ class Story:
             self.fault(rng.choice(self.live))
 
     def fault(self, member: Member) -> None:
-        match self.rng.randrange(5):
+        match self.rng.randrange(6):
             case 0 if len(self.live) > 3:
                 member.kill()
                 self.live.remove(member)
@@ -326,19 +346,22 @@ class Story:
                 member.drop_appends = not member.drop_appends
             case 4:
                 member.duplicate = not member.duplicate
+            case 5:
+                member.stalled = member.drop_appends = not member.stalled  # cut off, and it goes on reading
 
     def run(self, turns: int) -> None:
         for _ in range(turns):
             self.turn()
         for member in self.live:
-            member.paused = member.drop_appends = False
+            member.paused = member.drop_appends = member.stalled = False
         for member in self.live:
             member.close()
         self.net.run(3 * HI)
         last = pod(self.net, "last")
         work(self.net, last, ms=2 * HI)
-        assert self.done | set(offsets_of(last)) == set(range(200))
-        assert self.net.world(KEY).progress.stable == 199
+        end = self.net.data[KEY].end
+        assert self.done | set(offsets_of(last)) == set(range(end))
+        assert self.net.world(KEY).progress.stable == end - 1
 
 
 @pytest.mark.parametrize("seed", range(4))

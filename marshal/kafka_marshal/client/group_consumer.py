@@ -11,7 +11,7 @@ from kafka_marshal.client.consumer import Consumer
 from kafka_marshal.client.group_member import GroupMember, Piece
 from kafka_marshal.client.offset_mirror import OffsetMirror
 from kafka_marshal.client.options import ConsumerOptions
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, KeyRangeError
 from kafka_marshal.node.driver import Driver
 
 __all__ = ["GroupConsumer", "Piece", "PiecesCallback"]
@@ -46,6 +46,18 @@ class GroupConsumer(GroupMember, Consumer):
             with self._driver.condition:
                 self._offset_mirror.end()
         super()._freed()
+
+    def _require_sharing_level(self, what: str) -> None:
+        super()._require_sharing_level(what)
+        group = self._member.member.group
+        if group is not None and not group.settings.accept_individual_commit:
+            name = self._driver.engine.settings.group_id
+            raise KeyRangeError(
+                f"{what}: the setting accept_individual_commit of group {name!r} is off, so the log settles no message "
+                "by itself. Nothing was delivered or set aside. Run without it, or switch the setting on: "
+                f"kafka-marshal group {quote(name)} --set accept_individual_commit=true",
+                kip_number=88,
+            )
 
     def assign(self, partitions: object = None) -> NoReturn:
         """Refuse (ConfigurationError): the group assigns partitions."""

@@ -72,6 +72,7 @@ class GroupClient:
         self._errors = errors
         shared = self.member, self.view, self.reports, self.pieces, self._outbox
         self.holdings: Holdings = Holdings(*shared, work, self._must_go, self._starts_late)
+        self.holdings.fail = self.fail
         if (policy := self.member.options.checkpoints) is not None:
             about = self.member, self.view, self.pieces, self._worlds, work, self._outbox, policy, self._rng
             self.checkpoints = MemberCheckpoints(*about, self._must_go, self.fail, errors)

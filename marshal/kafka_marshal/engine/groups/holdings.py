@@ -12,6 +12,7 @@ from math import inf
 from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
 from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece
+from kafka_marshal.engine.groups.refusals import unasked
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_by, owned_since, span_of, tokens_of
 from kafka_marshal.engine.key_share import KeyShare
@@ -52,6 +53,8 @@ class Holdings:
         #: Our pieces are of a group that takes checkpoints.
         self._has_cuts = False
         self.why_lost: Callable[[HeldPiece], Loss] = lambda piece: Loss.FENCED
+        #: Called if this process must not be a member.
+        self.fail: Callable[[Exception], object] = lambda error: None
         #: The generation that was followed last; −1: follow again.
         self._seen = -1
         #: Partitions of which another member still had a piece then that is assigned to us.
@@ -106,6 +109,8 @@ class Holdings:
 
     def _follow(self, key: Key, parts: Sequence[Piece], slot: int, now: float) -> None:
         meant = meant_for(slot, parts, share=self._member.options.allow_key_share)
+        if not meant and self._is_unasked(slot, parts):
+            self.fail(unasked(key, self._member.settings))
         piece = self.pieces.get(key)
         if piece is not None and owned_since(slot, parts, *piece.span) != piece.epoch:
             if piece.letting_go is None:
@@ -125,6 +130,11 @@ class Holdings:
         lo, hi = (0, -1) if piece is None else piece.span
         revoked = [part for part in ours if part.revoked >= 0]
         self._let_go_unworked(key, [part for part in revoked if part.hi < lo or hi < part.lo], now)
+
+    def _is_unasked(self, slot: int, parts: Sequence[Piece]) -> bool:
+        """Whether the log assigns us some keys, though we allow no sharing. The rules never do (K2); this checks it."""
+        ours = [part for part in parts if part.target == slot]
+        return bool(ours) and not self._member.options.allow_key_share and not covers(ours, 0, MAX_KEY_HASH)
 
     def _follow_to_a_cut(self, key: Key, parts: Sequence[Piece], slot: int, now: float) -> None:
         """With checkpoints: work on what we own until a checkpoint hands it over, also if it is to move (X14)."""

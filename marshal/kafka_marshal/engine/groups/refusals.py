@@ -11,16 +11,18 @@ from kafka_marshal.errors import (
     GroupForgottenError,
     GroupFullError,
     InconsistentPartitioningStrategyError,
+    KeyRangeError,
     MarshalError,
     SessionTimeoutTooHighError,
     TooManyPartitionsError,
     UnknownPartitioningStrategyError,
     UpgradeRequiredError,
 )
+from kafka_marshal.types import Key
 from rationalizer import codes
 from rationalizer.levels import CHECKPOINTS_LEVEL, FIRST_LEVEL, GROUPS_LEVEL
 
-__all__ = ["below_level", "refusal_of"]
+__all__ = ["below_level", "refusal_of", "unasked"]
 
 
 TAKEN_FOR_DEAD = "this member was silent for longer than its session, and was taken for dead; it joins again"
@@ -68,6 +70,16 @@ def below_level(settings: EngineSettings, at: int = FIRST_LEVEL) -> UpgradeRequi
         f"group {settings.group_id!r}: the coordination topic is at level {at}, and {what} need level {level}. Nothing "
         "was changed. Raise it, once all members run a release that knows it: kafka-marshal upgrade",
         level=level,
+    )
+
+
+def unasked(key: Key, settings: EngineSettings) -> KeyRangeError:
+    """The log assigns this member some keys of a partition, and it allows no sharing (K2)."""
+    return KeyRangeError(
+        f"{key[0]} [{key[1]}]: group {settings.group_id!r} assigns this member some of its keys, and it was made "
+        "without allow_key_share=True. Nothing of it was delivered here, and this member leaves; others get it. This "
+        "must not happen: kafka-marshal audit says whether the log and its replicas agree",
+        kip_number=90,
     )
 
 

@@ -8,11 +8,13 @@ from typing import Protocol
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Settles
+from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run
 from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.open_messages import Try, Wary
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.errors import KeyRangeError
 from rationalizer import codes
 
 __all__ = ["Settlements"]
@@ -37,6 +39,15 @@ _MEANS = {
     codes.INDIVIDUAL_COMMIT_NOT_ALLOWED: (
         "can't be set aside: the group's setting accept_individual_commit is off. It stays as it is, and progress does "
         "not pass it. Switch the setting on, or run without park and durable"
+    ),
+}
+
+#: The same, and what is dropped here, too: it was done before.
+_TELLS = {
+    **_MEANS,
+    codes.INDIVIDUAL_COMMIT_TOO_OLD: (
+        "can't be set aside or tried again: it was done before (everything up to offset {} is). It is dropped, and "
+        "nothing is lost"
     ),
 }
 
@@ -84,11 +95,19 @@ class Settlements:
         for offset, code in opened.refused(entries, answers) if answers else ():
             if code in _MEANS:
                 self._consumer.delivery.in_lanes.admit(assignment, offset)  # it is tried without that
-            if code in _MEANS and now >= self._warned.get(code, -inf) + WARNED_EVERY_MS:
+            if code in _TELLS and now >= self._warned.get(code, -inf) + WARNED_EVERY_MS:
                 self._warned[code] = now
-                topic, partition = assignment.key
-                self._consumer.warn(f"{topic} [{partition}]: offset {offset} {_MEANS[code]}")
+                self._refused(assignment, offset, code)
         self.report(assignment)
+
+    def _refused(self, assignment: Assignment, offset: int, code: str) -> None:
+        """The log refused to settle this message."""
+        stable = self._consumer.known_stable(assignment.key)
+        topic, partition = assignment.key
+        text = f"{topic} [{partition}]: offset {offset} {_TELLS[code].format(stable)}"
+        self._consumer.warn(text)
+        if code == codes.MAX_INDIVIDUAL_COMMIT_REACHED and Why.UNREADABLE in self._consumer.settings.raises:
+            self._consumer.errors.append(KeyRangeError(text, kip_number=92))
 
     def look_after(self, run: Run, now: float) -> Wary | None:
         """Log the first tries after a takeover before they begin: an earlier owner may have died of one (U1).
