@@ -46,6 +46,7 @@ NAMES = {
     "kafka_marshal_log_behind_records",
     "kafka_marshal_needs_restart",
     "kafka_marshal_held_back_messages",
+    "kafka_marshal_hot_key_share",
     "kafka_marshal_open_messages",
     "kafka_marshal_parked_messages",
     "kafka_marshal_shares",

@@ -10,13 +10,14 @@ from kafka_marshal.client.breaker import FAILING
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.hot_keys import HotKey
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack, lasting
 from kafka_marshal.engine.work.stuck import Stuck
 
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Health", "examine", "held_back"]
+__all__ = ["Health", "examine", "held_back", "hot_keys"]
 
 
 FORKED = (
@@ -62,6 +63,9 @@ class Health:
     #: How many handlers (threads or tasks) ``consumer.run`` has, and how many it should have: fewer is a problem.
     handlers: int = 0
     handlers_wanted: int = 0
+    #: Keys of which ``consumer.run(…, order="key")`` handles so much that one handler is busy with each for more than
+    #: half of the time: more handlers or members do not speed them up. ``ok`` ignores them.
+    hot_keys: tuple[HotKey, ...] = ()
     #: Why this member can't remove log that is older than the topic asks for (``kafka-marshal topic``); "": it can, or
     #: need not. ``ok`` ignores it: the log grows, and another member may do it.
     log_not_pruned: str = ""
@@ -71,7 +75,9 @@ class Health:
         what = "piece" if self.state else "lease"
         held = f"{self.state} " * bool(self.state) + f"{self.leases} {what}{'s' * (self.leases != 1)} held"
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
-        return "\n".join([head, *(f"- {found}" for found in (*self.problems, *self.stuck, *self.held_back))])
+        return "\n".join(
+            [head, *(f"- {found}" for found in (*self.problems, *self.stuck, *self.held_back, *self.hot_keys))]
+        )
 
 
 def examine(driver: Driver, *, closed: bool) -> Health:
@@ -117,6 +123,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         held_back=tuple(one for each in list(driver.engine.consumers.values()) for one in held_back(each, now)),
         handlers=handlers,
         handlers_wanted=wanted,
+        hot_keys=tuple(one for each in _all(driver) for one in hot_keys(each, now)),
         log_not_pruned=driver.upkeep.keeper.failing,
     )
 
@@ -138,6 +145,12 @@ def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
             one = HeldBack(*key, run.first, None, now - run.since, in_hand, assignment.releasing, why=why)
             found.append(one)
     return tuple(found)
+
+
+def hot_keys(consumer: ConsumerEngine, now: float) -> tuple[HotKey, ...]:
+    """Its keys that take more than half of what one handler can do (any thread; no lock)."""
+    lanes = consumer.delivery.in_lanes.lanes
+    return () if lanes is None or lanes.is_ended else lanes.hot.at(now)
 
 
 def _checkpoints(driver: Driver) -> list[Checkpointing]:

@@ -193,6 +193,9 @@ class Tries:
         attempt._restore_topic(lane.assignment.key[0])
         if self.options.park:
             self._tried(failed=False)
+        if self.options.order == "key":
+            now = self.runtime.now_ms()
+            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), now - began, now)
         if self.options.hooks:
             took = (self.runtime.now_ms() - began) / 1000
             for hooks in self.options.hooks:
@@ -229,6 +232,8 @@ class Tries:
                 self.given_back(lane)
             return
         self._call_hooks("failed", attempt, took, error)
+        if self.options.order == "key":
+            self.lanes.hot.note(lane.assignment.key, attempt.message.key(), took * 1000, self.runtime.now_ms())
         topic = attempt.message.topic()
         self.consumer._handled.failed(topic, error)
         if isinstance(error, Exception):

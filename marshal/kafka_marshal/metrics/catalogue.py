@@ -271,6 +271,14 @@ CATALOGUE: tuple[Metric, ...] = (
         _member(lambda x: x.redelivered_messages),
     ),
     Metric(
+        "kafka_marshal.hot_key_share",
+        "gauge",
+        "1",
+        "The part of a partition's work that is of one key which keeps a handler busy for more than half of the time.",
+        _PARTITION,
+        _partition(lambda one: one.hot_key_share),
+    ),
+    Metric(
         "kafka_marshal.leases",
         "gauge",
         "{lease}",

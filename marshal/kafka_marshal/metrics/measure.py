@@ -15,7 +15,8 @@ from kafka_marshal.client.attempt import Attempt
 from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
-from kafka_marshal.client.health import Health, examine, held_back
+from kafka_marshal.client.health import Health, examine, held_back, hot_keys
+from kafka_marshal.engine.claims.keys import KeyParts
 from kafka_marshal.engine.claims.peers import holders
 from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.figures import Histogram
@@ -176,6 +177,7 @@ class Meter:
         for consumer in consumers:
             engine = consumer._engine
             waiting = {one[:2] for one in held_back(engine, now)}
+            hot = {(one.topic, one.partition): one.share for one in hot_keys(engine, now)}
             if isinstance(consumer, FetchingConsumer):
                 with suppress(MarshalError):  # it closes
                     consumer._look_at_ends()
@@ -204,7 +206,8 @@ class Meter:
                         parked=sum(hole.is_parked for hole in holes),
                         waiting=sum(hole.last - hole.first + 1 for hole in holes if hole.is_free),
                         acquired=sum(hole.last - hole.first + 1 for hole in holes if hole.owner != NO_OWNER),
-                        shared=isinstance(lease, ShareLease),
+                        shared=isinstance(lease, ShareLease | KeyParts),
+                        hot_key_share=hot.get(key),
                     )
                 )
         self._oldest = oldest

@@ -49,6 +49,8 @@ class PartitionMetrics(NamedTuple):
     acquired: int = 0
     #: Others may share it with this member.
     shared: bool = False
+    #: The part of its work that is of one key which takes more than half of what a handler can do; None: no key does.
+    hot_key_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

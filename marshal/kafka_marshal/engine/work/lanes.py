@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.behind import HeldBack, LeftBehind, lasting
+from kafka_marshal.engine.work.hot_keys import HotKeys
 from kafka_marshal.engine.work.lane import Lane, Partition
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -82,6 +83,8 @@ class Lanes:
         #: Tries of the run are logged.
         self.is_durable: bool = False
         self._lock = lock
+        #: Keys that take more than half of what one handler can do.
+        self.hot: HotKeys = HotKeys(lock)
         self._stop = stop_signal
         self._grace_ms = grace_ms
         self.order = order

@@ -1,0 +1,88 @@
+"""Hot keys (U14): a key above half of what one handler can do is named; others are not, however many there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from threading import Lock, Thread
+from time import sleep
+
+import pytest
+
+from kafka_marshal.engine.work import hot_keys
+from kafka_marshal.engine.work.hot_keys import COUNTERS, MOST_NOTED, WINDOW_MS, HotKeys, SpaceSaving
+from tests.client.conftest import wait_until
+from tests.faults.stories import TOPIC, member, memory_cluster
+
+
+def test_space_saving_finds_what_is_above_a_32nd_and_overstates_nothing() -> None:
+    rng = Random(1)
+    counts, true = SpaceSaving(), Counter[bytes]()
+    for _ in range(20_000):
+        key = b"hot" if rng.random() < 0.1 else b"k%d" % rng.randrange(5_000)
+        counts.add(key, 2.0)
+        true[key] += 2
+    assert counts.total == 40_000
+    assert len(counts._amounts) == COUNTERS
+    largest = counts.largest()
+    assert largest is not None and largest[0] == b"hot"
+    assert 0.6 * true[b"hot"] < largest[1] <= true[b"hot"]
+
+
+def of(load: float, others: float = 2.0) -> HotKeys:
+    """A window in which a key keeps a handler busy for this part of the time, and others several."""
+    hot, now = HotKeys(Lock()), 0.0
+    while now <= WINDOW_MS:
+        hot.note(("t", 0), b"a", 10 * load, now)
+        for number in range(4):
+            hot.note(("t", 0), b"%d" % ((now * 4 + number) % 400), 10 * others / 4, now)
+        hot.note(("t", 0), None, 10.0, now)
+        now += 10
+    return hot
+
+
+def test_u14_a_key_above_half_of_a_handler_is_named_with_its_part() -> None:
+    (found,) = of(0.9).at(WINDOW_MS)
+    assert (found.topic, found.partition, found.key) == ("t", 0, b"a")
+    assert found.load == pytest.approx(0.9, abs=0.05)
+    assert found.share == pytest.approx(0.9 / 2.9, abs=0.02)
+    assert "key b'a' keeps a handler busy for 90% of the time" in str(found)
+
+
+@pytest.mark.parametrize("load", [0.0, 0.45])
+def test_a_key_below_half_is_not(load: float) -> None:
+    assert of(load, others=16.0).at(WINDOW_MS) == ()
+
+
+def test_a_process_that_was_stopped_names_no_key() -> None:
+    hot = HotKeys(Lock())
+    hot.note(("t", 0), b"a", 60_000.0, 60_000.0)
+    hot.note(("t", 0), b"a", 1.0, 60_000.0 + WINDOW_MS)
+    assert hot.at(60_000.0 + WINDOW_MS) == ()
+
+
+def test_it_is_forgotten_when_it_is_over_and_nothing_waits_for_ever() -> None:
+    hot = of(0.9)
+    assert hot.at(4 * WINDOW_MS + 10) == ()
+    for number in range(3 * MOST_NOTED):
+        hot.note(("t", 0), b"a", 0.0, WINDOW_MS + 20)
+        assert len(hot._noted) <= MOST_NOTED, number
+
+
+def test_u14_health_and_metrics_name_the_hot_key_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hot_keys, "WINDOW_MS", 1_000.0)
+    cluster = memory_cluster(partitions=1, messages=0)
+    for number in range(4_000):
+        cluster.broker.produce(TOPIC, 0, b"x", key=b"hot" if number % 2 else b"k%d" % (number % 200))
+    with member(cluster) as marshal, marshal.consumer([TOPIC]) as consumer:
+        thread = Thread(target=consumer.run, args=(lambda message: sleep(0.002),))
+        thread.start()
+        (found,) = wait_until(lambda: marshal.health().hot_keys)
+        (metrics,) = marshal.metrics().partitions
+        consumer.stop()
+        thread.join()
+    assert (found.topic, found.partition, found.key) == (TOPIC, 0, b"hot")
+    assert found.load > 0.5
+    assert "b'hot'" in str(found)
+    assert metrics.hot_key_share is not None and 0 < metrics.hot_key_share < 1
+    assert not marshal.health().hot_keys, "the run has ended"
