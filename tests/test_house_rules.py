@@ -155,8 +155,8 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (32, 8_130),
-    "client": (50, 10_520),
-    "engine": (93, 19_040),
+    "client": (50, 10_560),
+    "engine": (95, 19_400),
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_800),
     "node": (30, 4_680),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (512, 104_500)
+MOST_OF_ALL = (514, 105_000)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -481,7 +481,7 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.engine.work.consumer.ConsumerEngine": (38, 18),
     "kafka_marshal.engine.work.delivery.Delivery": (33, 15),
     "kafka_marshal.engine.work.in_lanes.InLanes": (36, 7),
-    "kafka_marshal.engine.work.lanes.Lanes": (38, 20),
+    "kafka_marshal.engine.work.lanes.Lanes": (38, 21),
     "kafka_marshal.engine.work.positions.Positions": (29, 9),
     "kafka_marshal.engine.work.run.Run": (29, 24),
     "kafka_marshal.engine.work.tracker.Tracker": (28, 10),

@@ -61,7 +61,7 @@ def test_a_process_that_was_stopped_names_no_key() -> None:
     assert hot.at(60_000.0 + WINDOW_MS) == ()
 
 
-def test_it_is_forgotten_when_it_is_over_and_nothing_waits_for_ever() -> None:
+def test_it_is_forgotten_when_it_is_over() -> None:
     hot = of(0.9)
     assert hot.at(4 * WINDOW_MS + 10) == ()
     for number in range(3 * MOST_NOTED):

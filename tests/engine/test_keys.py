@@ -152,7 +152,7 @@ def test_t4_a_pod_that_was_stopped_starts_nothing_more_and_what_it_reports_late_
 
 
 def cut_off() -> None:
-    """A pod hears and says nothing any more, and goes on reading; another one waits for its keys."""
+    """A pod is cut off from the log, and continues to read its partition; another one waits for its keys."""
     net = shared_net(end=30)
     first, standby = pod(net, "first", LOW), pod(net, "standby", LOW)
     work(net, first, standby)
@@ -347,7 +347,7 @@ class Story:
             case 4:
                 member.duplicate = not member.duplicate
             case 5:
-                member.stalled = member.drop_appends = not member.stalled  # cut off, and it goes on reading
+                member.stalled = member.drop_appends = not member.stalled  # cut off; it continues to read
 
     def run(self, turns: int) -> None:
         for _ in range(turns):
