@@ -41,6 +41,29 @@ def test_while_it_is_open_one_try_begins_at_a_time_and_none_before_its_back_off(
     assert bench.lanes.reopened(100.0) == [c]
 
 
+def test_a_message_that_stops_all_others_is_set_aside_though_nothing_succeeds() -> None:
+    """With an order, what waits behind it can't show that nothing is away; in an outage that costs next to nothing."""
+    breaker = Breaker()
+    parks = []
+    for number in range(1_000):
+        breaker.note(True)
+        if breaker.is_open and breaker.probes():
+            parks.append(number + 1)
+    assert parks == [51, 91, 171, *range(271, 1_001, 100)]
+    assert breaker.note(False)
+    assert not breaker.is_open
+
+
+def test_an_outage_that_flickers_closes_nothing() -> None:
+    breaker = Breaker()
+    for _ in range(60):
+        breaker.note(True)
+    for number in range(400):
+        breaker.note(number % 4 > 0)
+        assert breaker.is_open
+        assert not breaker.probes() or number == 0
+
+
 def test_the_next_run_is_not_slowed_down() -> None:
     bench = Bench()
     bench.lanes.pace(100.0)

@@ -426,6 +426,27 @@ def test_a_partition_has_as_much_in_flight_as_there_is_room_for_all(bench: Bench
     assert bench.in_lanes.holds_up(one)
 
 
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_u1_what_comes_before_a_message_that_is_tried_alone_is_tried_before_it(order: Order) -> None:
+    bench = Bench(order)
+    one, other = bench.assignment(0), bench.assignment(1)
+    bench.lanes.watch(one, [1], [1])
+    (a,) = bench.spread(one, records("aa"))
+    (b,) = bench.spread(other, records("b", 1))
+    assert bench.lanes.next_alone() is None
+    assert bench.begin(b) is None
+    assert bench.begin(a) == 0
+    assert bench.done(one, a)
+    assert bench.lanes.next_alone() == (*one.key, 1)
+    assert bench.begin(a) is None
+    bench.lanes.admit(one, 1)
+    assert bench.lanes.reopened(0.0) == [a]
+    assert bench.begin(a) == 1
+    assert bench.begin(b) is None
+    assert not bench.done(one, a)
+    assert set(bench.lanes.reopened(0.0)) == {b}
+
+
 def test_what_is_held_back(bench: Bench) -> None:
     one, other = bench.assignment(0), bench.assignment(1)
     a, b = bench.spread(one, records("abb"))

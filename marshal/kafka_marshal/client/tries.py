@@ -240,7 +240,7 @@ class Tries:
             self.failures.failed(attempt, error)
         if self.options.park and fate is not Fate.ENDS:
             self._tried(failed=True)
-        is_outage = self._breaker.is_open and fate is not Fate.ENDS
+        is_outage = self._breaker.is_open and fate is not Fate.ENDS and not (attempt.is_last and self._breaker.probes())
         if fate is Fate.ENDS:
             self.give_up(lane, attempt, error)
         elif is_outage or (not attempt.is_last and self.options.retry.is_worth(error, fate)):

@@ -191,7 +191,7 @@ class Lanes:
                 return None
             partition, offset = lane.partition, offset_of(message)
             stops = owner.is_ending or (self._stop and offset > partition.closes_to) or self._waits(now)
-            stops = stops or self._is_held_for_others(partition, offset)
+            stops = stops or self._is_held_for_others(lane)
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -231,13 +231,21 @@ class Lanes:
                 return None
             key, offset = self._alone[0]
             partition = self._partitions.get(key)
-            return (*key, offset) if partition is not None and offset in partition.unlogged else None
+            if partition is None or offset not in partition.unlogged:
+                return None
+            is_behind = any(_has(lane.rest or (), offset) for lane in partition.lanes.values())
+            return None if is_behind else (*key, offset)
 
-    def _is_held_for_others(self, partition: Partition, offset: int) -> bool:
-        """Whether a message waits for one that is tried alone, or, if it is that, for those in flight."""
-        if not self._alone:
+    def _is_held_for_others(self, lane: Lane) -> bool:
+        """Whether the first message of a lane waits for one that is tried alone, or for those in flight.
+
+        What comes before that one in its lane is tried first, by itself, too.
+        """
+        if not self._alone or lane.message is None:
             return False
-        return self._alone[0] != (partition.assignment.key, offset) or self.running > 0
+        key, offset = self._alone[0]
+        is_its_lane = lane.assignment.key == key and _has((lane.message, *(lane.rest or ())), offset)
+        return not is_its_lane or self.running > 0
 
     def _waits(self, now: float) -> bool:
         """Whether no try may begin now, since most of them fail."""
@@ -427,7 +435,7 @@ class Lanes:
                         if lane.message is not None:
                             is_open = partition.may_begin(lane, offset_of(lane.message), now)
                             is_open = is_open and not (self.next_at is not None and (found or self._waits(now)))
-                            is_open = is_open and not self._is_held_for_others(partition, offset_of(lane.message))
+                            is_open = is_open and not self._is_held_for_others(lane)
                             (found if is_open else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
@@ -555,3 +563,7 @@ class Lanes:
                     about = assignment.tracker.in_hand, assignment.releasing
                     found.append(HeldBack(topic, number, offset, message.key(), now - since, *about))
         return tuple(sorted(found, key=lambda one: one[:2]))
+
+
+def _has(messages: Iterable[Message], offset: int) -> bool:
+    return any(offset_of(message) == offset for message in messages)

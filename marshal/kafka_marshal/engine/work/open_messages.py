@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from kafka_marshal.engine.plane import Settles
@@ -119,7 +120,7 @@ class OpenMessages:
 
     def applied(self, progress: Progress | None, entries: Settles, is_ours: Callable[[int], bool]) -> None:
         """A record with these entries was applied. is_ours: whether a key hash is one of our keys."""
-        is_reading = bool(self.reading)
+        before = self._wanted
         self.look(progress)
         if progress is None:
             return
@@ -132,8 +133,13 @@ class OpenMessages:
                     self._closed(low, high)
                 elif hole.key_hash == NO_KEY or is_ours(hole.key_hash):
                     self._meet(hole, low, high)
-        if bool(self.reading) != is_reading:
-            self.seek()
+        if self._wanted < before or (not self.reading and before < inf):
+            self.seek()  # without it, what lies below the reader would count as gone
+
+    @property
+    def _wanted(self) -> float:
+        """The lowest offset to be fetched; inf: there is none."""
+        return self.reading[0].first if self.reading else inf
 
     def look(self, progress: Progress | None) -> None:
         """Progress passes what the log shows as open."""
