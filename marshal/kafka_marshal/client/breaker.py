@@ -11,7 +11,7 @@ __all__ = ["FAILING", "Breaker"]
 #: How many tries count, and more failures among them than this are an outage.
 COUNTED, MOST_FAILED = 100, 50
 
-#: While it is open, a message is set aside after so many failures in a row; the next one after twice as many.
+#: While it is open, a message is set aside after this number of failures in a row; the next one after twice as many.
 PROBE_AFTER = 20
 
 FAILING = (
@@ -33,7 +33,7 @@ class Breaker:
         self.is_open: bool = False
         #: How many have failed in a row.
         self.in_a_row: int = 0
-        #: After so many in a row, one message is set aside all the same: it may be the one that stops all others.
+        #: After this number in a row, one message is set aside all the same: it may be the one that stops all others.
         self._probe_at = PROBE_AFTER
         self._failed_alone = 0
         self._is_probing = False
