@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from threading import Lock, Thread
-from time import sleep
+from threading import Event, Lock, Thread
 
 import pytest
 
@@ -75,7 +74,7 @@ def test_u14_health_and_metrics_name_the_hot_key_of_a_run(monkeypatch: pytest.Mo
     for number in range(4_000):
         cluster.broker.produce(TOPIC, 0, b"x", key=b"hot" if number % 2 else b"k%d" % (number % 200))
     with member(cluster) as marshal, marshal.consumer([TOPIC]) as consumer:
-        thread = Thread(target=consumer.run, args=(lambda message: sleep(0.002),))
+        thread = Thread(target=consumer.run, args=(lambda message: Event().wait(0.002),))
         thread.start()
         (found,) = wait_until(lambda: marshal.health().hot_keys)
         (metrics,) = marshal.metrics().partitions

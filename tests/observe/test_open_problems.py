@@ -143,7 +143,7 @@ def test_a_batch_that_a_living_worker_does_not_end_is_named(scene: Scene) -> Non
 
 
 def test_a_partition_that_is_shared_by_keys_has_a_row_for_each_part(scene: Scene) -> None:
-    """What nobody names stands still without a holder; the others' progress is their own."""
+    """Keys that no worker names have no holder; the others' progress is their own."""
     quarter = 2**61
     first = scene.append(ClaimingShare(*W1, DATA, 0, HI, 0, quarter - 1, 0))
     scene.append(ClaimingShare(*W2, DATA, 0, HI, quarter, 2 * quarter - 1))
