@@ -176,3 +176,31 @@ def test_a_message_that_kills_its_process_is_set_aside_and_no_neighbour_is(
         wait_until(lambda: parked(crew, topic) == [(1, 5, "CRASHED")])
     finally:
         worker.terminate()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_slow_worker_hands_over_before_it_began_has_no_try_more(crew: Crew, kind: str) -> None:
+    """Each owner logs the first try of the other partition's message, which waits for its one handler, and leaves."""
+    crew.kind = kind
+    topic = crew.topic(2)
+    for partition in (0, 1):
+        publish(crew, topic, ["a"] * 9, partition)
+    admin = Admin(crew.bootstrap, topic=crew.coordination)
+
+    def counts() -> set[tuple[int, int]]:
+        return {(each.partition, each.delivery_count) for each in admin.open_messages(crew.group)}
+
+    for number in range(7):
+        a, consumer = crew.consumer(f"a{number}", topic)
+        gate = (handlers := Handlers()).gate("a")
+        running = Running(consumer, handlers, retry=QUICK, park=True, drain_timeout=10.0)
+        handlers.await_begun("a")
+        other = 1 - handlers.events[0].partition
+        if number:
+            wait_until(lambda: (other, 1) in counts(), what="its try is logged")  # noqa: B023
+        a.stop()
+        gate.set()
+        assert running.ended() is None
+        a.close()
+        assert {count for _, count in counts()} <= {0}
+    assert not admin.open_messages(crew.group, parked=True)

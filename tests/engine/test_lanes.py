@@ -433,11 +433,11 @@ def test_u1_what_comes_before_a_message_that_is_tried_alone_is_tried_before_it(o
     bench.lanes.watch(one, [1], [1])
     (a,) = bench.spread(one, records("aa"))
     (b,) = bench.spread(other, records("b", 1))
-    assert bench.lanes.next_alone() is None
+    assert bench.lanes.next_alone(0.0) is None
     assert bench.begin(b) is None
     assert bench.begin(a) == 0
     assert bench.done(one, a)
-    assert bench.lanes.next_alone() == (*one.key, 1)
+    assert bench.lanes.next_alone(0.0) == (*one.key, 1)
     assert bench.begin(a) is None
     bench.lanes.admit(one, 1)
     assert bench.lanes.reopened(0.0) == [a]

@@ -75,11 +75,28 @@ def test_of_a_batch_what_is_done_goes_out_in_ranges_and_only_what_is_ours() -> N
     assert [(each.request.first, each.is_shown) for each in found] == [(100, True), (148, True), (152, False)]
 
 
-def test_what_is_wanted_later_replaces_it() -> None:
+def test_what_is_wanted_later_replaces_it_once_what_was_sent_is_applied() -> None:
+    """Until then its ``seen`` lies below that record: it would be rejected."""
     settling = Settling()
     settling.want(Request(5, 5, Kind.OPEN, 7, 2))
-    settling.entries(log(-1), 0.0, AGAIN)
+    sent = settling.entries(log(-1), 0.0, AGAIN)
     settling.want(Request(5, 5, Kind.PARKED, 7, 5, "Bad"))
-    assert settling.entries(log(-1), 1.0, AGAIN) == Entries(parked=((5, 7, 5, "Bad"),))
+    assert settling.behind_since == 0.0
+    assert settling.entries(log(-1), 1.0, AGAIN) is None
+    assert settling.look(log(-1, free(5, 2))) == []
+    assert sent is not None
+    assert settling.refused(sent, [codes.OK]) == []
+    assert settling.entries(log(-1, free(5, 2)), 2.0, AGAIN) == Entries(parked=((5, 7, 5, "Bad"),))
     settling.forget(5)
     assert not len(settling)
+    settling.want(Request(6, 6, Kind.OPEN, 7, 2))
+    settling.entries(log(-1), 0.0, AGAIN)
+    settling.want(Request(6, 6, Kind.OPEN, 7, 1))
+    assert settling.entries(log(-1), AGAIN, AGAIN) == Entries(open=((6, 6, 7, 1),)), "the first one was lost"
+
+
+def test_fewer_tries_are_shown_when_the_log_has_no_more_than_these() -> None:
+    settling, back = Settling(), Request(5, 5, Kind.OPEN, 7, 1)
+    settling.want(back)
+    assert settling.look(log(-1, free(5, 2))) == []
+    assert settling.look(log(-1, free(5, 1))) == [Settled(back, True)]

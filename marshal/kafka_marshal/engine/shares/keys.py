@@ -53,6 +53,7 @@ class KeyConsumer(ConsumerEngine):
         assignment = self.assignments[key]
         if assignment.lease.keys is None:
             return
+        assignment.wary = None  # others may have died of its messages, and nothing is done yet (U1)
         came_later = self.source.view.came_later(key)
         if self.named.is_known(key) or came_later or self.settings.start == "earliest":
             self.named.claim_from(assignment.lease, None, self.named.now)

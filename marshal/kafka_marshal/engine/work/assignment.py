@@ -115,6 +115,9 @@ class Revoking(Protocol):
     def expires_at(self, assignment: Assignment, now: float) -> float:
         """When its release stops waiting for messages in flight (own clock, ms)."""
 
+    def settles_until(self, assignment: Assignment) -> float:
+        """How long its release waits for the log to show a record about its open messages (own clock, ms)."""
+
     def time_out(self, assignment: Assignment, now: float) -> None:
         """If its time is up, release it with what is done; what is in flight is left behind."""
 

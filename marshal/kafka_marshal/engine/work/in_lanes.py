@@ -11,7 +11,7 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.memory import InFlight
-from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of
+from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, take_back
 from kafka_marshal.engine.work.purgatory import Purgatory
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
@@ -131,13 +131,13 @@ class InLanes:
         """Where messages lie among the key hashes of their partition."""
         return [hash_of(message) for message in messages]
 
-    def next_alone(self) -> tuple[str, int, int] | None:
+    def next_alone(self, now: float) -> tuple[str, int, int] | None:
         """Topic, partition and offset of the message that is tried alone next, when the log has it; None: no such."""
-        return self._next_alone() if self.is_durable else None
+        return self._next_alone(now) if self.is_durable else None
 
     @reading
-    def _next_alone(self) -> tuple[str, int, int] | None:
-        return None if self.lanes is None else self.lanes.next_alone()
+    def _next_alone(self, now: float) -> tuple[str, int, int] | None:
+        return None if self.lanes is None else self.lanes.next_alone(now)
 
     def admit(self, assignment: Assignment, offset: int) -> None:
         """The log has the try of this message that is about to begin."""
@@ -216,6 +216,8 @@ class InLanes:
         if keep and (tries := self.tries(assignment)):
             assignment.opened.log_tries(tries)
         waiting = [] if self.lanes is None else self._waiting(assignment)
+        if keep and assignment.open is not None and take_back(assignment.open, waiting):
+            assignment.wary = None  # if they come again here, their tries are logged again
         for message in [x for x in waiting if (run := tracker.run_at(offset_of(x))) is not None and run.is_open]:
             waiting.remove(message)
             self._split(assignment, [message], keep=keep)

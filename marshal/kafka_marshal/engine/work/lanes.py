@@ -224,14 +224,17 @@ class Lanes:
             if (partition := self._partitions.get(assignment.key)) is not None:
                 partition.unlogged.discard(offset)
 
-    def next_alone(self) -> tuple[str, int, int] | None:
-        """The message that is tried alone next, when the log has its try; None: there is none."""
+    def next_alone(self, now: float) -> tuple[str, int, int] | None:
+        """The message that is tried alone next, as soon as the log has its try; None: no such try may begin now."""
         with self._lock:
-            if not self._alone or self.running:
+            is_ending = self.is_ended or self._stop or self.owner is None or self.owner.is_ending
+            if not self._alone or self.running or is_ending or self._waits(now):
                 return None
             key, offset = self._alone[0]
             partition = self._partitions.get(key)
             if partition is None or offset not in partition.unlogged:
+                return None
+            if now >= partition.assignment.lease.hand_out_until:
                 return None
             is_behind = any(_has(lane.rest or (), offset) for lane in partition.lanes.values())
             return None if is_behind else (*key, offset)
@@ -351,6 +354,8 @@ class Lanes:
     def tries(self, assignment: Assignment, blocking: int | None) -> list[tuple[int, int, Message]]:
         """Messages that wait for their next try, with the number of tries that have begun; blocking: this one, too."""
         found: list[tuple[int, int, Message]] = []
+        # A failed try has killed no process: of those that it may begin, the last one is for such a try (U1).
+        most = self.most_tries and self.most_tries - 1
         with self._lock:
             partition = self._partitions.get(assignment.key)
             for lane in () if partition is None else partition.started:
@@ -358,7 +363,8 @@ class Lanes:
                     continue
                 offset = offset_of(lane.message)
                 if lane.number > 1 and not lane.running:
-                    found.append((offset, lane.before + lane.number - 1, lane.message))
+                    begun = lane.before + lane.number - 1
+                    found.append((offset, begun if most is None else min(begun, most), lane.message))
                 elif offset == blocking:
                     found.append((offset, lane.before + lane.number, lane.message))
         return found

@@ -19,7 +19,7 @@ from kafka_marshal.ports import Message
 from rationalizer import Progress, codes, key_hash
 from rationalizer.holes import NO_KEY, NO_OWNER, Hole
 
-__all__ = ["Mine", "OpenMessages", "Try", "Wary", "hash_of"]
+__all__ = ["Mine", "OpenMessages", "Try", "Wary", "hash_of", "take_back"]
 
 #: The reader continues to the next open message by reading if it is at most this many offsets away, else by a seek.
 READ_ON = 1_000
@@ -86,7 +86,7 @@ class Holder(Protocol):
 class OpenMessages:
     """What is open of one partition for one owner. Called under the shell's lock."""
 
-    __slots__ = ("_aside", "_holder", "_lasts", "_mine", "gone", "is_full", "reading", "settling", "tried")
+    __slots__ = ("_aside", "_holder", "_lasts", "_mine", "ahead", "gone", "is_full", "reading", "settling", "tried")
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
@@ -104,6 +104,8 @@ class OpenMessages:
         self.is_full: bool = False
         #: Offset → tries that the log shows, of what is fetched.
         self.tried: dict[int, int] = {}
+        #: Messages whose first try here waits for the log, or has not ended → whether that was logged.
+        self.ahead: dict[int, bool] = {}
 
     # The log.
 
@@ -113,6 +115,7 @@ class OpenMessages:
         self._lasts.clear()
         self.reading.clear()
         self.tried.clear()
+        self.ahead.clear()
         for request in [request for request in self.settling if request.kind is Kind.OPEN]:
             self.settling.forget(request.first)
         for hole in holes:
@@ -204,6 +207,7 @@ class OpenMessages:
         if mine is not None:
             del self._lasts[bisect_left(self._lasts, last)]
             self.tried.pop(last, None)
+            self.ahead.pop(last, None)
         return mine
 
     # Reading.
@@ -279,11 +283,14 @@ class OpenMessages:
                 if (mine := self._remove(offset_of(message))) is not None:
                     self.settling.want(Request(mine.first, mine.last, Kind.DONE, mine.key_hash))
 
-    def log_tries(self, tries: Iterable[Try]) -> None:
-        """Have these tries in the log, if it does not show them."""
+    def log_tries(self, tries: Iterable[Try], *, are_ahead: bool = False) -> None:
+        """Have these tries in the log, if it does not show them. are_ahead: they begin when it does."""
         for offset, attempts, hashed in tries:
             mine = self._mine.get(offset)
-            if offset not in self._aside and (mine is None or mine.attempts < attempts):
+            self.ahead.pop(offset, None)
+            if are_ahead:
+                self.ahead[offset] = True
+            if offset not in self._aside and (mine is None or mine.attempts != attempts):
                 self._add(Mine(offset, offset, hashed, attempts))
                 self.tried[offset] = attempts
                 self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
@@ -293,7 +300,7 @@ class OpenMessages:
         mine = self._mine.get(offset)
         if mine is None or mine.key_hash is None or self.settling.of(offset) is not None:
             return False
-        self.log_tries([Try(offset, mine.attempts + 1, mine.key_hash)])
+        self.log_tries([Try(offset, mine.attempts + 1, mine.key_hash)], are_ahead=True)
         return True
 
     def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:
@@ -310,3 +317,13 @@ class OpenMessages:
     def is_aside(self, offset: int) -> bool:
         """Whether this message is."""
         return offset in self._aside
+
+
+def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
+    """No handler has these: tries of them that were logged ahead do not count. Returns whether there are such tries."""
+    found = [offset for offset in map(offset_of, messages) if offset in opened.ahead]
+    for offset in found:
+        mine = opened._mine.get(offset)
+        if opened.ahead.pop(offset) and mine is not None and mine.key_hash is not None:
+            opened.log_tries([Try(offset, mine.attempts - 1, mine.key_hash)])
+    return bool(found)

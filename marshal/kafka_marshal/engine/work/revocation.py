@@ -6,6 +6,7 @@ it is left behind after a timeout (``time_out``), and the next owner gets it aga
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, Protocol
 
 from kafka_marshal.engine.effects import Callback, StopFetch, Warn
@@ -184,7 +185,14 @@ class Revocation:
             return
         if assignment.taking.step is TakingStep.OPENING:
             return  # a producer that begins after the release would fence the next owner's
+        if now < self.settles_until(assignment):
+            return  # what it has to say of open messages waits for its own record
         self._release(assignment, now)
+
+    def settles_until(self, assignment: Assignment) -> float:
+        """How long its release waits for the log to show a record about its open messages (own clock, ms)."""
+        opened = assignment.open
+        return -inf if opened is None else opened.settling.behind_since + assignment.lease.heartbeat_interval_ms
 
     def _release(self, assignment: Assignment, now: float) -> None:
         assignment.told.ranges_due = now

@@ -157,7 +157,10 @@ class Schedule:
             elif assignment.stage is Stage.POSITIONING:
                 times.append(assignment.told.start_beat_sent + hi)
             elif assignment.stage is Stage.REVOKING:
-                times += [self._consumer.revocation.expires_at(assignment, now)] if assignment.lease.held else []
+                revocation = self._consumer.revocation
+                times += [revocation.expires_at(assignment, now)] if assignment.lease.held else []
+                if now < (until := revocation.settles_until(assignment)):
+                    times.append(until)
             elif timeout is not None and not assignment.over:  # a released partition can't be lost to a slow handler
                 oldest = self._consumer.delivery.in_lanes.oldest(assignment, now)
                 times += [] if oldest is None else [oldest + timeout]

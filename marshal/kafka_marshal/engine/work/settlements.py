@@ -127,11 +127,12 @@ class Settlements:
         crashed = {offset for offset, count in before.items() if most is not None and count >= most}
         alone = [offset for offset, count in before.items() if count >= ALONE and offset not in crashed]
         run.into_lanes()
+        opened.ahead.update(dict.fromkeys(alone, False))  # they are logged right before they begin (log_alone)
         for (offset, count), hashed in zip(before.items(), hashes, strict=True):
             if offset in crashed:
                 self._crashed(assignment, offset, hashed, count, now)
             elif offset not in alone:
-                opened.log_tries([Try(offset, count + 1, hashed)])
+                opened.log_tries([Try(offset, count + 1, hashed)], are_ahead=True)
         return Wary({offset: count for offset, count in before.items() if offset not in crashed}, alone, crashed)
 
     def _crashed(self, assignment: Assignment, offset: int, key_hash: int, attempts: int, now: float) -> None:
@@ -145,7 +146,7 @@ class Settlements:
 
     def log_alone(self, now: float) -> None:
         """Log the try of the next message that is tried alone, right before it begins."""
-        found = self._consumer.delivery.in_lanes.next_alone()
+        found = self._consumer.delivery.in_lanes.next_alone(now)
         assignment = None if found is None else self._consumer.assignments.get((found[0], found[1]))
         if found is not None and assignment is not None and assignment.opened.log_next(found[2]):
             self.send(assignment, now)

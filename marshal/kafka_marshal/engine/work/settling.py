@@ -69,8 +69,8 @@ class Settling:
         self.owner: int = owner
         #: First offset → request.
         self._requests: dict[int, Request] = {}
-        #: First offset → when it was sent (own clock, ms).
-        self._sent: dict[int, float] = {}
+        #: First offset → what was sent of it and is not applied yet, and when (own clock, ms).
+        self._sent: dict[int, tuple[Request, float]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -79,10 +79,14 @@ class Settling:
         return iter(self._requests.values())
 
     def want(self, request: Request) -> None:
-        """Want this of the log, and nothing that was wanted of its first offset before."""
+        """Want this of the log, and nothing that was wanted of its first offset before.
+
+        It waits for our record about this offset that is under way: that changes the hole after ``seen`` (H2).
+        """
         if self._requests.get(request.first) != request:
             self._requests[request.first] = request
-            self._sent.pop(request.first, None)
+            if self.owner != NO_OWNER:
+                self._sent.pop(request.first, None)
 
     def of(self, first: int) -> Request | None:
         """What is wanted of this offset; None: nothing."""
@@ -102,7 +106,7 @@ class Settling:
         parked: list[tuple[int, int, int, str]] = []
         for first in sorted(self._requests):
             request = self._requests[first]
-            if now < self._sent.get(first, -inf) + again_ms:
+            if now < self._sent_at(first) + again_ms:
                 continue
             if request.kind is Kind.DONE:
                 # Where there is no hole yet, an entry would be rejected: ours that makes it may be under way.
@@ -117,12 +121,25 @@ class Settling:
                 opened.append((first, request.last, request.key_hash, request.attempts))
             else:
                 parked.append((first, request.key_hash or 0, request.attempts, request.reason))
-            self._sent[first] = now
+            self._sent[first] = request, now
             if len(done) + len(opened) + len(parked) >= MAX_ENTRIES:
                 break
         if not (done or opened or parked):
             return None
         return Entries(tuple(done), tuple(opened), tuple(parked))
+
+    def _sent_at(self, first: int) -> float:
+        return self._sent[first][1] if first in self._sent else -inf
+
+    def _is_behind(self, request: Request) -> bool:
+        """Whether a record of ours that wants something else of the same offset is under way."""
+        sent = self._sent.get(request.first)
+        return sent is not None and sent[0] != request
+
+    @property
+    def behind_since(self) -> float:
+        """When the last of the records was sent that others of these requests wait for (ms); −inf: there is none."""
+        return max((self._sent_at(x.first) for x in self._requests.values() if self._is_behind(x)), default=-inf)
 
     def _holes(self, progress: Progress | None, request: Request) -> list[tuple[int, int]]:
         """The parts of these offsets that lie in our holes."""
@@ -142,7 +159,7 @@ class Settling:
 
     def _is_shown(self, progress: Progress | None, request: Request) -> bool | None:
         """Whether the log shows this; None: not yet, and it still may."""
-        if progress is None:
+        if progress is None or self._is_behind(request):
             return None
         holes = progress.holes
         parts = [(request.first, request.last, None)] if holes is None else holes.parts(request.first, request.last)
@@ -158,7 +175,7 @@ class Settling:
             elif request.kind is Kind.PARKED:
                 answer = True if hole.is_parked else None
             else:
-                answer = False if hole.is_parked else hole.attempts >= request.attempts or None
+                answer = False if hole.is_parked else hole.attempts == request.attempts or None
             if answer is None:
                 return None
             shown = shown and answer
@@ -171,8 +188,11 @@ class Settling:
         """
         firsts = [entry[0] for part in (entries.done, entries.open, entries.parked) for entry in part]
         found = [(first, code) for first, code in zip(firsts, answers, strict=False) if code != codes.OK]
-        for first, _ in found:
-            self._sent.pop(first, None)
+        refused = {first for first, _ in found}
+        for first in firsts:
+            request = self._requests.get(first)
+            if first in refused or request is None or self._is_behind(request):
+                self._sent.pop(first, None)
         return found
 
 

@@ -1,0 +1,273 @@
+"""Tries that are logged before they begin (U1): what never began is taken back, and no innocent message is CRASHED."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from kafka_marshal.client.tries import Call
+from kafka_marshal.engine import consumer_inputs as given
+from kafka_marshal.engine.settings import GroupOptions
+from kafka_marshal.engine.work.assignment import Assignment
+from kafka_marshal.engine.work.lanes import Lane, Lanes
+from kafka_marshal.engine.work.open_messages import Try
+from kafka_marshal.engine.work.pull import Take, Wanted
+from kafka_marshal.engine.work.run import offset_of
+from rationalizer import SettlingMessages, World, codes, key_hash, route_lease
+from rationalizer.holes import Hole
+from rationalizer.limits import MAX_KEY_HASH
+from tests.engine.groups.test_members import SESSION, group_of, net_of
+from tests.engine.harness import HI, Net
+from tests.engine.scenes import T0
+
+MOST = 5
+HALF = MAX_KEY_HASH // 2
+#: Claimed; coordinated; shared by keys, of which one pod has all.
+KINDS = ("claims", "groups", "keys")
+
+
+class Worker:
+    """A member with parallel handlers that set messages aside; the test ends each try."""
+
+    def __init__(self, net: Net, name: str, kind: str = "claims", concurrency: int = 4) -> None:
+        self.net, self.member = net, net.member(name)
+        options: dict[str, object] = {}
+        if kind == "groups":
+            options["group"] = GroupOptions("sticky", SESSION)
+        elif kind == "keys":
+            options["keys"] = (("t", 0, ((0, HALF), (HALF + 1, MAX_KEY_HASH))),)
+        consumer = self.member.consumer("t", **options)  # type: ignore[arg-type]
+        self.number, self.call, self.concurrency = consumer.number, Call(), concurrency
+        self.lanes = Lanes("none", Lock(), [], 0.0)
+        self.lanes.open(self.call, is_durable=True, concurrency=concurrency, most_tries=MOST)
+        self.take(given.OpenLanes(self.number, self.lanes))
+        self.ready: list[Lane] = []
+        #: Offset → the lane whose message a handler has; the number of its try.
+        self.begun: dict[int, Lane] = {}
+        self.numbers: dict[int, list[int]] = {}
+
+    def take(self, event: Any) -> Any:
+        found = self.member.engine.take(event, self.member.clock())
+        self.member.carry_out_all()
+        return found
+
+    def feed(self) -> None:
+        """As the feeder of ``run`` does, and its handlers."""
+        now = self.member.clock()
+        self.member.fetch()
+        step = self.take(given.Next(self.number, Wanted(100, False, now / 1000)))
+        if isinstance(step, Take):
+            self.ready += self.take(given.Spread(self.number, step.run))
+        self.ready += self.lanes.reopened(now) + self.lanes.due(now, self.call)
+        while self.ready and len(self.begun) < self.concurrency:
+            lane = self.ready.pop(0)
+            if (message := self.lanes.begin(lane, now, self.call)) is not None:
+                self.begun[offset_of(message)] = lane
+                self.numbers.setdefault(offset_of(message), []).append(lane.before + lane.number)
+        self.member.settle()
+
+    def run(self, ms: float) -> None:
+        until = self.net.now + ms
+        while self.net.now < until:
+            self.net.tick()
+            self.feed()
+
+    def run_until(self, condition: Callable[[], object]) -> None:
+        def is_met() -> object:
+            self.feed()
+            return condition()
+
+        self.net.run_until(is_met)
+
+    def holds(self) -> None:
+        """Wait until it has the partition."""
+        self.net.run_until(lambda: any(x.lease.held and x.shown for x in self.assignments))
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        return list(self.member.consumers[0].assignments.values())
+
+    def done(self, offset: int) -> None:
+        lane = self.begun.pop(offset)
+        self.take(given.Done(self.number, [lane.message]))  # type: ignore[list-item]
+        if self.lanes.done(lane, self.call):
+            self.ready.append(lane)
+
+    def failed(self, offset: int, after: float) -> None:
+        self.lanes.failed(self.begun.pop(offset), self.member.clock() + after, self.call)
+        self.take(given.LanesReturned(self.number))
+
+    def close(self) -> None:
+        """It leaves in an orderly way."""
+        self.member.close()
+        self.net.run_until(lambda: all(each.closed for each in self.member.consumers))
+        self.net.run(50)
+        self.net.members.remove(self.member)
+
+
+def net_with(end: int = 4) -> Net:
+    return net_of(1, end=end, level=4)
+
+
+def holes(net: Net, kind: str = "claims") -> dict[int, Hole]:
+    progress = group_of(net).kept(*T0).progress if kind == "groups" else net.world(T0).progress  # type: ignore[union-attr]
+    return {hole.first: hole for hole in progress.open}
+
+
+def tries(net: Net, kind: str = "claims") -> dict[int, int]:
+    return {offset: hole.attempts for offset, hole in holes(net, kind).items()}
+
+
+def left_by_another(net: Net, kind: str, tried: Mapping[int, int] | None = None) -> None:
+    """Another worker had the partition before. tried: by offset, how many tries it has left in the log."""
+    first = Worker(net, "first", kind)
+    first.holds()
+    (assignment,) = first.member.consumers[0].assignments.values()
+    assignment.opened.log_tries([Try(*each, key_hash(None, each[0])) for each in (tried or {}).items()])
+    net.run(HI)
+    first.close()
+    assert tries(net, kind) == (tried or {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_u1_what_was_logged_and_never_began_is_taken_back_at_each_orderly_handover(kind: str) -> None:
+    """Twelve owners come and go, each before it begins anything: nothing is set aside, and no try is counted."""
+    net = net_with()
+    left_by_another(net, kind)
+    for number in range(12):
+        worker = Worker(net, f"w{number}", kind)
+        worker.holds()
+        worker.feed()  # the first tries are logged
+        assert not worker.begun
+        worker.close()
+    assert set(tries(net, kind).values()) <= {0}
+    worker = Worker(net, "last", kind)
+    worker.holds()
+    worker.run(5 * HI)
+    assert sorted(worker.begun) == [0, 1, 2, 3]
+    assert set(worker.numbers) == {0, 1, 2, 3}
+    assert list(worker.numbers.values()) == [[1]] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_u1_a_try_that_is_logged_alone_and_never_began_is_taken_back(kind: str) -> None:
+    net = net_with()
+    left_by_another(net, kind, {0: MOST - 1, 1: MOST - 1})
+    for number in range(4):
+        worker = Worker(net, f"w{number}", kind)
+        worker.holds()
+        worker.run_until(lambda: MOST in tries(net, kind).values())
+        assert sorted(tries(net, kind).values()) == [MOST - 1, MOST]
+        assert not worker.begun
+        worker.close()
+        assert tries(net, kind) == {0: MOST - 1, 1: MOST - 1}
+
+
+def test_u1_what_is_kept_after_all_is_logged_again_before_it_begins() -> None:
+    net = net_with(end=1)
+    left_by_another(net, "claims", {0: 1})
+    worker = Worker(net, "w", concurrency=1)
+    worker.holds()
+    worker.run_until(lambda: tries(net)[0] == 2)
+    worker.take(given.Pause(worker.number, None, True))
+    net.run(HI)
+    assert tries(net)[0] == 1
+    worker.take(given.Pause(worker.number, None, False))
+    worker.run_until(lambda: worker.begun)
+    assert tries(net)[0] == 2
+    worker.run_until(lambda: 0 in worker.begun)
+    assert worker.numbers[0] == [2]
+
+
+@pytest.mark.parametrize("attempts", [0, 2])
+def test_u1_owners_that_die_before_they_begin_anything_make_no_message_crashed(attempts: int) -> None:
+    """None of them can take that back: in company two tries count, and alone none that could not begin at once."""
+    net = net_with()
+    left_by_another(net, "claims", {0: attempts} if attempts else {})
+    for number in range(2 * MOST):
+        worker = Worker(net, f"w{number}")
+        worker.lanes.pace(2 * net.now)  # the breaker is open: nothing begins
+        worker.holds()
+        worker.run(100)
+        assert not worker.begun
+        worker.member.kill()
+    assert set(tries(net).values()) == {2}
+    worker = Worker(net, "last")
+    worker.holds()
+    for offset in range(4):
+        worker.run_until(lambda: bool(worker.begun))
+        assert list(worker.begun) == [offset]
+        worker.done(offset)
+
+
+def test_u1_a_message_that_kills_is_counted_at_each_death_and_its_neighbours_stay_at_two() -> None:
+    net = net_with()
+    left_by_another(net, "claims")
+    for number in range(MOST):
+        worker = Worker(net, f"w{number}")
+        worker.holds()
+        while 1 not in worker.begun:
+            net.tick()
+            worker.feed()
+            for offset in [x for x in worker.begun if x != 1 and number > 1]:
+                worker.done(offset)
+        worker.member.kill()
+    worker = Worker(net, "last")
+    worker.holds()
+    worker.run(HI)
+    assert {x: (hole.attempts, hole.reason) for x, hole in holes(net).items() if hole.is_parked} == {
+        1: (MOST, "CRASHED")
+    }
+
+
+def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -> None:
+    """A message that failed fifty times is tried by the next owner, too: only one that kills is CRASHED."""
+    net = net_with(end=1)
+    left_by_another(net, "claims")
+    worker = Worker(net, "w", concurrency=1)
+    worker.holds()
+    for _ in range(50):
+        worker.run_until(lambda: 0 in worker.begun)
+        worker.failed(0, HI / 2)
+    worker.run(2 * HI)
+    assert tries(net) == {0: MOST - 1}
+    worker.close()
+    assert len(net.records(SettlingMessages, "w")) <= MOST
+    assert outcomes(net) == {codes.OK}
+    again = Worker(net, "again", concurrency=1)
+    again.holds()
+    again.run_until(lambda: 0 in again.begun)
+    assert again.numbers == {0: [MOST]}
+    again.failed(0, 9 * HI)
+    again.close()
+    assert tries(net) == {0: MOST - 1}
+
+
+def test_u4_what_is_wanted_while_our_own_record_is_under_way_goes_out_after_it() -> None:
+    """A replica that is late: the second try is not sent with a ``seen`` below the record of the first."""
+    net = net_with(end=1)
+    left_by_another(net, "claims")
+    worker = Worker(net, "w", concurrency=1)
+    worker.holds()
+    worker.run_until(lambda: 0 in worker.begun)
+    worker.member.stalled = True
+    for _ in range(3):
+        worker.run_until(lambda: 0 in worker.begun)
+        worker.failed(0, 0.4 * HI)
+        worker.run(0.4 * HI)
+    assert worker.numbers[0][:3] == [1, 2, 3]
+    worker.member.stalled = False
+    worker.run(HI)
+    assert tries(net) == {0: 3}
+    assert outcomes(net) == {codes.OK}
+
+
+def outcomes(net: Net) -> set[str]:
+    """How the log answered records about open messages."""
+    cp = route_lease(*T0, net.cps)
+    world = World(cp, net.cps)
+    found = [world.apply(offset, *each) for offset, each in enumerate(net.logs[cp])]
+    return {each.code for each in found if isinstance(each.record, SettlingMessages)}
