@@ -9,6 +9,7 @@ import pytest
 
 from kafka_marshal.engine.work.run import Run, offset_of
 from kafka_marshal.engine.work.tracker import Tracker
+from kafka_marshal.ports import Message
 from tests.engine.harness import FakeMessage
 
 
@@ -77,3 +78,18 @@ def test_what_comes_back_after_many_are_done_covers_what_is_not() -> None:
     assert tracker.in_hand == 2
     tracker.mark([messages[0], messages[7]])
     assert (tracker.done.stable, tracker.done.ranges) == (2, [(4, 4), (6, 9)])
+
+
+def test_h1_an_open_message_between_those_of_a_run_is_done_in_one_call_with_them() -> None:
+    """It is a run by itself, whose offset lies within the other run."""
+    tracker: Tracker[Lease] = Tracker(-1, [])
+    messages: list[Message] = [FakeMessage(("t", 0), offset) for offset in range(4)]
+    around = Run(Lease(), [*messages[:2], messages[3]], 0, False, 0.0)
+    opened = Run(Lease(), messages[2:3], 2, False, 0.0)
+    opened.is_open = True
+    for run in (around, opened):
+        run.into_lanes()
+        tracker.hand_out(run)
+    assert tracker.mark(messages) == []
+    assert not tracker.runs
+    assert tracker.done.stable == 3
