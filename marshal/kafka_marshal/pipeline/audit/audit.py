@@ -334,6 +334,7 @@ class Audit:
                 ("ownership", stitched.ownership),
                 ("takeovers", stitched.takeovers),
                 ("assignments", stitched.assignments),
+                ("shares", stitched.shares),
             ):
                 place = TABLES[name].get_field_index("partition")
                 whole[name] += [(*row[:place], cp, *row[place:]) for row in rows]

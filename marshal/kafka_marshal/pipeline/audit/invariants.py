@@ -12,14 +12,17 @@ It is no second rationalizer: it checks no value, no routing and no pause, and d
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from enum import StrEnum
 
 from rationalizer import Lease
-from rationalizer.history import LeaseKey
+from rationalizer.history import BEFORE, LeaseKey
+from rationalizer.holes import NO_KEY
 from rationalizer.intervals import Intervals, union
+from rationalizer.leases.shares import Share
 from rationalizer.limits import NOTHING_DONE, STALE_AFTER_INTERVALS
 
-__all__ = ["Kind", "Watched"]
+__all__ = ["Kind", "Watched", "WatchedShare"]
 
 
 class Kind(StrEnum):
@@ -37,7 +40,8 @@ class Kind(StrEnum):
     LOG_CHANGED = "log differs from its hash"
     #: A record of another sender or epoch than the holder's took effect (C5), or an epoch does not grow (C9).
     STALE_EPOCH = "record accepted with a stale epoch"
-    #: Coordinated groups: keys changed owner, or have two, while a living owner had not released them (G4, G14).
+    #: Keys changed owner, or have two, while a living owner had not released them (G4, G14); shares of a lease that are
+    #: not stale overlap, or are others than the log says (B3, B4).
     TWO_OWNERS_OF_A_KEY = "two owners of one key"
     #: The fencing token of a new owner is not above its predecessor's (G5).
     FENCE = "fencing token that does not grow"
@@ -53,6 +57,58 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint other than the log says"
     #: A group is claimed and coordinated at once (G1).
     TWO_KINDS = "group that is claimed and coordinated"
+
+
+@dataclass(slots=True)
+class WatchedShare:
+    """One share of a lease (B1), as `Share` has it. `since`, `until`: log time; BEFORE: it began before the replay."""
+
+    key: LeaseKey
+    epoch: int
+    client: str
+    instance: str
+    interval: int
+    last_beat: int
+    #: NO_KEY: by batches.
+    lo: int
+    hi: int
+    since: int = BEFORE
+    until: int | None = None
+    until_offset: int | None = None
+    ended: str = "open"
+
+    @classmethod
+    def of(cls, key: LeaseKey, share: Share, since: int = BEFORE) -> WatchedShare:
+        """A share of the state."""
+        ids = share.epoch, share.client_id, share.instance_id
+        return cls(key, *ids, share.heartbeat_interval_ms, share.last_beat, share.lo, share.hi, since)
+
+    @property
+    def by_batches(self) -> bool:
+        """Whether it has no keys."""
+        return self.lo == NO_KEY
+
+    def is_stale(self, log_time: int) -> bool:
+        """C1."""
+        return log_time - self.last_beat > STALE_AFTER_INTERVALS * self.interval
+
+    def is_of(self, client: str, instance: str) -> bool:
+        """Whether this is its holder."""
+        return self.client == client and self.instance == instance
+
+    def is_so_in(self, share: Share | None) -> bool:
+        """Whether the state has it so, too."""
+        return share is not None and WatchedShare.of(self.key, share, self.since) == self
+
+    def overlaps(self, other: WatchedShare) -> bool:
+        """B3."""
+        if self.by_batches and other.by_batches:
+            return self.is_of(other.client, other.instance)
+        return self.by_batches or other.by_batches or (self.lo <= other.hi and other.lo <= self.hi)
+
+    def __str__(self) -> str:
+        what = "its share by batches" if self.by_batches else f"its share of the keys {self.lo} … {self.hi}"
+        return f"{self.client}/{self.instance} with {what}, epoch {self.epoch}"
 
 
 class Watched:
@@ -84,14 +140,15 @@ class Watched:
         self.granted: int = NOTHING_DONE
         #: Offsets done above stable.
         self.ranges: Intervals = Intervals()
-        #: (instance, client) by epoch, of every share that was granted and not released since the last whole holder.
-        self.shares: dict[int, tuple[str, str]] = {}
+        #: By epoch, ascending.
+        self.shares: dict[int, WatchedShare] = {}
 
     @classmethod
     def of(cls, lease: Lease) -> Watched:
         """A lease at the place where the watch begins."""
         watched = cls((lease.group_id, lease.topic, lease.partition))
         watched.adopt(lease)
+        watched.shares = {share.epoch: WatchedShare.of(watched.key, share) for share in lease.shares or ()}
         return watched
 
     def adopt(self, lease: Lease) -> None:
@@ -100,13 +157,23 @@ class Watched:
         self.interval, self.last_beat = lease.heartbeat_interval_ms, lease.last_beat
         self.stable, self.granted = lease.progress.stable, lease.progress.granted
         self.ranges = Intervals.of(lease.progress.ranges)
-        self.shares = {share.epoch: (share.instance_id, share.client_id) for share in lease.shares or ()}
         if not lease.was_held:
             self.epoch = -1
 
     def has_share(self, instance: str, client: str, epoch: int | None) -> bool:
         """Whether an epoch is that of a share of this instance (B2)."""
-        return epoch is not None and self.shares.get(epoch) == (instance, client)
+        share = None if epoch is None else self.shares.get(epoch)
+        return share is not None and share.is_of(client, instance)
+
+    def shares_are_silent(self, log_time: int) -> bool:
+        """Whether there are shares, and all are stale (B4)."""
+        return bool(self.shares) and all(share.is_stale(log_time) for share in self.shares.values())
+
+    def revive(self, log_time: int, but_client: str | None = None) -> None:
+        """All shares beat, but those of this client (B4)."""
+        for share in self.shares.values():
+            if share.client != but_client:
+                share.last_beat = log_time
 
     def is_stale(self, log_time: int) -> bool:
         """C1."""

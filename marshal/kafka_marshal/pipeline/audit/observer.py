@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, split
 from kafka_marshal.pipeline.audit.group_observer import GroupObserver
-from kafka_marshal.pipeline.audit.invariants import Kind, Watched
+from kafka_marshal.pipeline.audit.invariants import Kind, Watched, WatchedShare
 from kafka_marshal.pipeline.audit.piece_spans import EndedPiece, PieceSpan, Place
-from kafka_marshal.pipeline.audit.schemas import Row
+from kafka_marshal.pipeline.audit.schemas import TABLES, Row
+from kafka_marshal.pipeline.audit.share_observer import ShareObserver
 from rationalizer import (
     ClaimingMessages,
     ClaimingPartition,
@@ -70,6 +71,9 @@ class Loose:
     pieces_ended: list[EndedPiece] = field(default_factory=list)
     pieces_now: dict[Place, list[PieceSpan]] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    #: Shares that began before the segment and ended in it, and those at the end.
+    shares_ended: list[WatchedShare] = field(default_factory=list)
+    shares_now: list[WatchedShare] = field(default_factory=list)
 
 
 class Observer:
@@ -87,14 +91,10 @@ class Observer:
         self._owners.begin(world)
         self._watched = {(each.group_id, each.topic, each.partition): Watched.of(each) for each in world.leases()}
         self._pauses = {pause.group_id: (pause.client_id, pause.expires) for pause in world.pauses()}
-        self._rows: dict[str, list[Row]] = {
-            name: []
-            for name in ("records", "ownership", "progress", "violations", "takeovers", "generations", "assignments")
-        }
+        self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name != "statistics"}
         self._groups = GroupObserver(world, self._rows, self._pauses, self._report)
-        self._records = self._rows["records"]
+        self._shares = ShareObserver(self._rows["shares"], self._pauses, self._violation)
         self._progress = self._rows["progress"]
-        self._pieces = self._rows["assignments"]
         self._judges: dict[int, Callable[[Watched, Any, str], None]] = {
             _BEAT: self._heartbeat,
             ClaimingPartition.TYPE: self._claim,
@@ -108,7 +108,7 @@ class Observer:
     def replay(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
         """Replay records (offset, timestamp, value). Stops before an Upgrade that the world can't follow (E4)."""
         apply = self.world.apply
-        rows = self._records
+        rows, progress, pieces = self._rows["records"], self._progress, self._rows["assignments"]
         for offset, stamp, value in records:
             outcome = apply(offset, stamp, value)
             code = outcome.code
@@ -158,17 +158,28 @@ class Observer:
                     outcome.member,
                 )
             )
-            if len(rows) >= KEPT_ROWS or len(self._progress) >= KEPT_ROWS or len(self._pieces) >= KEPT_ROWS:
+            if len(rows) >= KEPT_ROWS or len(progress) >= KEPT_ROWS or len(pieces) >= KEPT_ROWS:
                 self._flush()
 
     def finish(self) -> None:
         """The segment ends here: write the last rows, return what is loose."""
         self._groups.finish()
+        for key, watched in list(self._watched.items()):
+            lease = self.world.lease(*key)
+            if lease is not None and (watched.shares or lease.shares is not None):
+                self._shares.compare(watched, lease, self._at, None)
+            self.loose.shares_now += watched.shares.values()
+        self.loose.shares_ended += self._shares.ended
         self.loose.now += self._owners.now.values()
         self.loose.pieces_ended += self._groups.ended
         self.loose.pieces_now |= self._groups.spans.now
         self.loose.forgotten |= self._groups.spans.forgotten
         self._flush()
+
+    @property
+    def _at(self) -> tuple[int, int]:
+        """The offset and the log time of this record."""
+        return self._offset, self._log_time
 
     def _flush(self) -> None:
         for name, rows in self._rows.items():
@@ -180,7 +191,7 @@ class Observer:
 
     def _lease_record(self, kind: int, message: Any, accepted: bool, code: str) -> None:
         """A record that names one lease."""
-        self._compare(self._judge(kind, message, accepted, code))
+        self._compare(self._judge(kind, message, accepted, code), getattr(message, "epoch", None))
 
     def _judge(self, kind: int, message: Any, accepted: bool, code: str) -> LeaseKey:
         """Check the outcome against the previous state; returns the lease."""
@@ -191,8 +202,11 @@ class Observer:
                 watched = self._watched[key] = Watched(key)
                 if self._groups.knows(key[0]):
                     self._violation(Kind.TWO_KINDS, watched, "a lease of a coordinated group was granted (G1)")
-            if watched.has_share(message.instance_id, message.client_id, getattr(message, "epoch", None)):
-                self._of_share(kind, watched, message)
+            if watched.shares and watched.has_share(
+                message.instance_id, message.client_id, getattr(message, "epoch", None)
+            ):
+                self._shares.of_sharer(kind, watched, message, self._at, self.world.lease(*key))
+                self._follow(watched)
             else:
                 self._judges[kind](watched, message, code)
         return key
@@ -205,8 +219,9 @@ class Observer:
                     beat = KINDS[_BEAT].named((1, _BEAT, message.instance_id, message.client_id, group, *entry))
                     self._judge(_BEAT, beat, code in codes.ACCEPTED, code)
                 # A lease may be named more than once; the world shows only the final result.
-                for key in dict.fromkeys((group, topic, partition) for topic, partition, _, _ in beats):
-                    self._compare(key)
+                about = {(group, topic, partition): epoch for topic, partition, epoch, _ in beats}
+                for key, epoch in about.items():
+                    self._compare(key, epoch)
         elif kind == ReleaseGroup.TYPE and accepted:
             expires = message.msg_expire_time
             if expires > self._log_time:
@@ -234,7 +249,8 @@ class Observer:
             if not watched.is_held_by(client, instance):
                 self._violation(Kind.TWO_OWNERS, watched, f"{client}/{instance} was confirmed as the lease's holder")
             return
-        watched.shares.clear()
+        if watched.shares:
+            self._shares.claim_whole(watched, f"{client}/{instance}", self._at)
         if watched.client is not None and not watched.is_stale(self._log_time):
             age = self._log_time - watched.last_beat
             self._violation(
@@ -289,17 +305,15 @@ class Observer:
 
     def _claim_share(self, watched: Watched, message: Any, code: str) -> None:
         """B3: the share's epoch is this offset."""
-        if code == codes.ALREADY_HELD:
-            return
         client, instance = message.client_id, message.instance_id
-        if watched.client is not None and not watched.is_stale(self._log_time):
+        if code != codes.ALREADY_HELD and watched.client is not None and not watched.is_stale(self._log_time):
             age = self._log_time - watched.last_beat
             why = f"{client}/{instance} was granted a share {age} ms after the last beat of the lease's holder (B3)"
             self._violation(Kind.TWO_OWNERS, watched, why)
-        if watched.client is not None:
+        if code != codes.ALREADY_HELD and watched.client is not None:
             self._note(self._owners.free(watched.key, self._offset, self._log_time, End.REPLACED))
             watched.client = watched.instance = None
-        watched.shares[self._offset] = (instance, client)
+        self._shares.claim(watched, message, code, self._at, self.world.lease(*watched.key))
         self._follow(watched)
 
     def _settle(self, watched: Watched, message: Any, code: str) -> None:
@@ -309,12 +323,6 @@ class Observer:
             if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
                 self._stale(watched, client, instance, epoch)
             watched.last_beat = self._log_time
-        self._follow(watched)
-
-    def _of_share(self, kind: int, watched: Watched, message: Any) -> None:
-        """A record of a sharer took effect (B2)."""
-        if kind == ReleasingPartition.TYPE:
-            del watched.shares[message.epoch]
         self._follow(watched)
 
     def _follow(self, watched: Watched) -> None:
@@ -329,6 +337,8 @@ class Observer:
             watched = self._watched.pop(key)
             if watched.client is not None and not watched.is_stale(self._log_time):
                 self._violation(Kind.TWO_OWNERS, watched, "the group was forgotten while the lease was held (C16)")
+            if watched.shares:
+                self._shares.forget(watched, self._at)
             self._note(self._owners.forget(key, self._offset, self._log_time))
         self._pauses.pop(group, None)
 
@@ -417,8 +427,8 @@ class Observer:
 
     # -- the world compared with the outcomes --------------------------------------------------------------------------
 
-    def _compare(self, key: LeaseKey) -> None:
-        """Compare the world after each record that names a lease, accepted or not."""
+    def _compare(self, key: LeaseKey, about: int | None) -> None:
+        """Compare the world after each record that names a lease, accepted or not. about: the epoch that it names."""
         watched = self._watched.get(key)
         lease = self.world.lease(*key)
         if lease is None:
@@ -433,6 +443,8 @@ class Observer:
         epoch = lease.epoch if lease.was_held else -1
         if epoch != watched.epoch or lease.instance_id != watched.instance or lease.client_id != watched.client:
             self._other_holder(watched, lease)
+        if watched.shares or lease.shares is not None:
+            self._shares.compare(watched, lease, self._at, about)
         if progress.stable != watched.stable or progress.granted != watched.granted:
             self._other_progress(watched, lease)
 

@@ -151,6 +151,24 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("unowned_ms", pa.int64()),
         ]
     ),
+    # One row for each share of a lease (B1). lo and hi: its key hashes, null for batches. from and to as in
+    # `ownership`. `ended`: released, replaced (silent, and a claim overlapped it), expired (silent, and another sharer
+    # took a batch or needed room), forgotten or open. silent_ms: from its last beat to its end, null while it is open.
+    "shares": pa.schema(
+        [
+            *_LEASE,
+            *_HOLDER,
+            ("lo", pa.int64()),
+            ("hi", pa.int64()),
+            ("partition", pa.int32()),
+            ("from_offset", pa.int64()),
+            ("from_time", pa.int64()),
+            ("to_offset", pa.int64()),
+            ("to_time", pa.int64()),
+            ("ended", pa.string()),
+            ("silent_ms", pa.int64()),
+        ]
+    ),
     # name: takeover_ms, handover_ms, restart_ms, unowned_ms, tenures, owners (each of one lease); accepted, rejected
     # (each of one CP and code). `count` items of `total` ms in all; the other three describe single items.
     "statistics": pa.schema(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from kafka_marshal.pipeline.audit.invariants import WatchedShare
 from kafka_marshal.pipeline.audit.observer import ownership_row
 from kafka_marshal.pipeline.audit.piece_spans import PieceSpan, Place, assignment_row, joined, parts_of
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
+from kafka_marshal.pipeline.audit.share_observer import share_row
 from kafka_marshal.pipeline.audit.task import TaskResult
 from rationalizer.history import BEFORE, LeaseKey, Span
 
@@ -24,6 +26,7 @@ class Stitched:
     ownership: list[Row] = field(default_factory=list)
     takeovers: list[Row] = field(default_factory=list)
     assignments: list[Row] = field(default_factory=list)
+    shares: list[Row] = field(default_factory=list)
     #: Leases free at the log's end → for how long (ms of log time), if known.
     unowned: dict[LeaseKey, int] = field(default_factory=dict)
 
@@ -33,6 +36,8 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
     found = Stitched()
     now: dict[LeaseKey, Span] = {}
     pieces: dict[Place, list[PieceSpan]] = {}
+    shares: dict[tuple[LeaseKey, int], int] = {}
+    open_shares: list[WatchedShare] = []
     log_time = 0
     for result in results:
         log_time = result.log_time
@@ -44,6 +49,10 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
             parts = parts_of(end.span, pieces.get(end.place, ()))
             found.assignments += [assignment_row(end.place, part, end) for part in parts]
         pieces = _pieces_after(result, pieces)
+        found.shares += [share_row(_whole_share(share, shares)) for share in result.loose.shares_ended]
+        open_shares = [_whole_share(share, shares) for share in result.loose.shares_now]
+        shares = {(share.key, share.epoch): share.since for share in open_shares}
+    found.shares += [share_row(share) for share in open_shares]
     found.ownership += [ownership_row(span) for span in now.values() if span.held]
     owned = [(place, span) for place, spans in pieces.items() for span in spans if span.owned]
     found.assignments += [assignment_row(place, span, None) for place, span in owned]
@@ -58,6 +67,12 @@ def _whole(span: Span, before: Mapping[LeaseKey, Span]) -> Span:
         return span
     names = (span.client_id, span.instance_id) if span.client_id else (known.client_id, known.instance_id)
     return replace(span, since=known.since, client_id=names[0], instance_id=names[1])
+
+
+def _whole_share(share: WatchedShare, before: Mapping[tuple[LeaseKey, int], int]) -> WatchedShare:
+    """A share, completed with when it began in an earlier segment. before: the log time, by lease and epoch."""
+    since = before.get((share.key, share.epoch), BEFORE) if share.since == BEFORE else share.since
+    return replace(share, since=since)
 
 
 def _pieces_after(result: TaskResult, before: Mapping[Place, list[PieceSpan]]) -> dict[Place, list[PieceSpan]]:

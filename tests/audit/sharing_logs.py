@@ -1,0 +1,46 @@
+"""Logs of leases that are shared, and what an audit finds in them: without files, however they are cut."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from kafka_marshal.pipeline.audit.observer import Observer
+from kafka_marshal.pipeline.audit.schemas import TABLES
+from kafka_marshal.pipeline.audit.stitch import stitch
+from kafka_marshal.pipeline.audit.task import TaskResult
+from rationalizer import Record, Upgrade, World, encode
+from rationalizer.plane import Entry
+
+#: Table → its rows, by column.
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def log_of(*records: tuple[Record, int]) -> list[Entry]:
+    """One CP with these records, each with its timestamp, after the Upgrade to level 4, whose offset is 0."""
+    all_of_them = ((Upgrade("9", "admin", "g", 4), 0), *records)
+    return [(offset, stamp, encode(record)) for offset, (record, stamp) in enumerate(all_of_them)]
+
+
+def tables_of(log: Sequence[Entry], cuts: Sequence[int] = (), world_type: type[World] = World) -> Tables:
+    """The tables of an audit that replays the segments between these places each by itself."""
+    found: Tables = defaultdict(list)
+
+    def write(table: str, rows: Sequence[Sequence[object]]) -> None:
+        names = [name for name in TABLES[table].names if name != "partition"]
+        found[table].extend(dict(zip(names, row, strict=True)) for row in rows)
+
+    results: list[TaskResult] = []
+    world = world_type(0, 1)
+    for begin, end in zip((0, *cuts), (*cuts, len(log)), strict=True):
+        if begin:
+            world = world_type.restore(world.snapshot(), 1)
+        observer = Observer(world, write)
+        observer.replay(log[begin:end])
+        observer.finish()
+        results.append(TaskResult(len(results), 0, world.next_offset, world.log_time, 4, "", loose=observer.loose))
+    stitched = stitch(results)
+    for table in ("ownership", "takeovers", "assignments", "shares"):
+        write(table, getattr(stitched, table))
+    return found
