@@ -117,7 +117,7 @@ class Owners:
         before = self._close(key, offset, log_time, ended)
         if before is not None and ended is End.EVICTED:
             before.ended_by = before.evictor
-        last = ("", "", NOTHING_DONE) if before is None else (before.client_id, before.instance_id, before.epoch)
+        last = ("", "", 0) if before is None else (before.client_id, before.instance_id, before.epoch)
         self.now[key] = Span(key, False, *last, log_time, offset, log_time)
         return before
 

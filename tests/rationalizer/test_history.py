@@ -7,15 +7,19 @@ import pytest
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
+    ClaimingShare,
     ForgetGroup,
     Heartbeat,
     HeartbeatBatch,
     Record,
     ReleasingPartition,
+    SettlingMessages,
+    Upgrade,
     World,
     encode,
 )
 from rationalizer.history import BEFORE, End, Owners, Span
+from rationalizer.levels import SUPPORTED_LEVEL
 
 A, NEWER, B, OPERATOR = ("1", "a", "g"), ("2", "a", "g"), ("3", "b", "g"), ("9", "operator", "g")
 KEY = ("g", "t", 0)
@@ -66,6 +70,15 @@ def test_each_way_to_end() -> None:
     assert (first.last_beat, first.stable, first.wordless) == (200, 7, False)
     assert (replaced.last_beat, replaced.ended_by) == (500, "b")
     assert story.owners.now == {}
+
+
+def test_batches_of_a_shared_lease_begin_no_span_each() -> None:
+    story = Story()
+    story.add(100, Upgrade("9", "admin", "g", SUPPORTED_LEVEL))
+    story.add(200, ClaimingShare(*A, "t", 0, HI))
+    for number in range(10):
+        story.add(300 + number, SettlingMessages(*A, "t", 0, 1, 2 + number, take=(5, 99, False)))
+    assert [(each.held, each.since) for each in story.spans] == [(False, 200)]
 
 
 def test_c20_the_operator_who_evicts_is_named() -> None:

@@ -71,9 +71,11 @@ def served(
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(20)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:  # else a test that fails keeps the process for ever
+            server.should_exit = True
+            thread.join(20)
         assert not thread.is_alive()
 
 

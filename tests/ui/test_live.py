@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.observe.log import Source
 from kafka_marshal.ui import folding
 from kafka_marshal.ui.archive import Archive, read_kafka
-from rationalizer import ClaimingPartition, Heartbeat, Record, encode, route_lease
+from rationalizer import ClaimingPartition, Heartbeat, Record, SettlingMessages, encode, route_lease
 from tests.cli.conftest import command, environment, kafka, log_topic
 from tests.cli.harness import Command, start
 from tests.client.conftest import wait_until
@@ -60,7 +61,7 @@ def append(kafka: Command, kafka_bootstrap: str, log_topic: str) -> Iterator[App
     appender = cluster.appender(log_topic, delivery_timeout_ms=10_000)
 
     def append_one(record: Record) -> int:
-        assert isinstance(record, (ClaimingPartition, Heartbeat))
+        assert isinstance(record, (ClaimingPartition, Heartbeat, SettlingMessages))
         offsets: list[int] = []
         cp = route_lease(record.topic, record.partition, 2)
         appender.append(cp, encode(record), lambda ack: offsets.append(-1 if ack.offset is None else ack.offset))
@@ -175,6 +176,45 @@ def test_the_live_state_events_and_steering(
     past = served.ask(f"partition?group=g&topic={data}&partition=1")
     assert [each["client"] for each in past["spans"]] == ["worker-1", None]
     assert past["spans"][0]["ended"].startswith("evicted by admin-")
+
+
+def test_a_message_that_was_set_aside_is_redriven_or_discarded_in_the_page(
+    served: Served, append: Append, data: str, browser: Browser, kafka: Command, kafka_bootstrap: str
+) -> None:
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for _ in range(2):
+        producer.produce(data, b"value", b"customer-17", partition=2)
+    assert producer.flush(10) == 0
+    epoch = append(ClaimingPartition(*B, data, 2, LONG_MS))
+    parked = tuple((offset, 7, 5, "ValueError") for offset in (0, 1))
+    append(SettlingMessages(*B, data, 2, epoch, 2**40, parked=parked))
+    wait_until(lambda: served.ask(f"sharing?group=g&topic={data}&partition=2").get("messages"), 30)
+    page = browser.new_page()
+    page.set_default_timeout(30_000)
+    page.goto(f"{served.url}#group=g&p={data}:2&token={served.token}")
+    table = page.get_by_role("table", name="Open messages")
+    shown = page.locator("[data-open-message]")
+    for offset, action in ((0, "Redrive"), (1, "Discard")):
+        table.get_by_role("button", name=str(offset), exact=True).click()
+        shown.get_by_text('"customer-17"').wait_for()
+        assert "worker-2" in shown.inner_text()
+        shown.get_by_role("button", name=action).click()
+        page.get_by_role("button", name="Dry run").click()
+        page.get_by_text("would be done: 1 message of group g").wait_for()
+        page.get_by_role("button", name="Confirm").click()
+        page.get_by_text("Done.").wait_for()
+        page.keyboard.press("Escape")
+    shown.get_by_text("It is not open any more").wait_for()
+    table.get_by_text("waiting").wait_for()
+    assert table.locator("tbody tr").count() == 1
+    page.close()
+    by_operator = [line for line in kafka("log", "--group", "g").out.splitlines() if "as an operator" in line]
+    assert [("redrives 0" in line, "discards 1" in line) for line in by_operator] == [(True, False), (False, True)]
+    assert all("admin-" in line for line in by_operator), "who did it"
+    body = {"action": "redrive", "group": "g", "topic": data, "partition": 2, "offset": 0}
+    planned = served.send("plan", body).json
+    assert (planned["plan"], planned["status"]) == (None, 1)
+    assert "it waits for its next try already" in planned["out"]
 
 
 def test_a_restart_reads_only_what_is_new(kafka: Command, append: Append, data: str, tmp_path: Path) -> None:

@@ -105,17 +105,19 @@ def describe(
     messages: list[OpenMessage],
     cp_of: Callable[[TopicPartition], int],
     timeout_s: float,
+    *,
+    keys: bool = True,
 ) -> list[OpenMessage]:
     """The same, with what Kafka says: since when, by whom, keys and values (*blocking*).
 
-    Messages in a worker's batch are not read.
+    Messages in a worker's batch are not read; without `keys`, none is.
     """
     sinces: dict[TopicPartition, set[int]] = {}
     wanted: dict[TopicPartition, list[int]] = {}
     for each in messages:
         key = each.topic, each.partition
         sinces.setdefault((log, cp_of(key)), set()).add(each.since)
-        if each.state != "acquired":
+        if keys and each.state != "acquired":
             wanted.setdefault(key, []).append(each.offset)
     written = read_at(cluster, sinces, _written, timeout_s)
     stored = read_at(cluster, wanted, _stored, timeout_s)

@@ -42,7 +42,9 @@ PORT: Final = 9450
     "--allow-host", "names", multiple=True, metavar="NAME", help="What this server is called, too (repeatable)."
 )
 @click.option("--no-payloads", is_flag=True, help="Show no messages of topics: neither keys nor values.")
-@click.option("--allow-steering", is_flag=True, help="Let the page pause, reposition, evict and drain.")
+@click.option(
+    "--allow-steering", is_flag=True, help="Let the page pause, reposition, evict, drain, redrive and discard."
+)
 @click.option(
     "--dump",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
@@ -77,8 +79,8 @@ def ui(
 
     It also shows the next message of a partition, as the command show, unless --no-payloads is given.
 
-    It only reads, unless --allow-steering: then the page runs the commands release-group, evict and drain, each
-    with its dry run first. That needs the whole printed address, with its token.
+    It only reads, unless --allow-steering: then the page runs the commands release-group, evict, drain, redrive and
+    discard, each with its dry run first. That needs the whole printed address, with its token.
 
     \b
     Exit status: 0 ended by Ctrl-C; 2 wrong use, the port is taken, or the dump is invalid; 3 no Kafka.

@@ -11,18 +11,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from kafka_marshal.admin.open_messages import describe, messages_of
 from kafka_marshal.errors import KafkaUnavailableError, MarshalError
 from kafka_marshal.logs import log
+from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.problems import Problem, problems_of
 from kafka_marshal.observe.rows import GroupRow, LeaseRow, WorkerRow, evicted_text, partitions_held, partitions_of
 from kafka_marshal.observe.text import count, span, time_text
 from kafka_marshal.observe.view import View
-from kafka_marshal.ports import Cluster
+from kafka_marshal.ports import Cluster, TopicPartition
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.folding import RETRY_S
 from kafka_marshal.ui.moments import member_json, natural, waits_json
+from kafka_marshal.ui.sharing import open_message_json, sharer_state, sharing
 from kafka_marshal.visible import visible
 
 __all__ = ["Live"]
@@ -50,6 +53,8 @@ class Live:
         self._source = source
         self._archive = archive
         self.groups: dict[str, GroupRow] = {}
+        #: Group → its open messages, if there are any.
+        self.holdings: dict[str, list[Holding]] = {}
         #: group → (broker's time, lag or None, messages a second or None)
         self.points: dict[str, deque[tuple[int, int | None, float | None]]] = {}
         self.notes: list[str] = []
@@ -132,6 +137,11 @@ class Live:
             points = self.points.setdefault(name, deque(maxlen=POINTS))
             points.append((self.now_ms, group.lag, sum(speeds) if speeds else None))
         self.notes = view.notes_on_upgrades()
+        self.holdings = {
+            name: holdings_of(view.worlds, name)
+            for name, group in found.items()
+            if any(row.open for row in group.leases)
+        }
         self.groups = found
         self._taken += 1
         self.notify()
@@ -168,6 +178,33 @@ class Live:
         """Group → the number of its problems, if there are any."""
         return {name: amount for name, group in list(self.groups.items()) if (amount := len(self._problems_of(group)))}
 
+    def sharing(self, name: str, place: TopicPartition) -> dict[str, Any]:
+        """Who shares a partition, and what is open of it. Raises LookupError: there is no such group."""
+        group = self.groups.get(name)
+        if group is None:
+            raise LookupError(f"no group {visible(name)} is known now")
+        return sharing(group, self.holdings.get(name, ()), place, self.now_ms)
+
+    def open_message(self, name: str, place: TopicPartition, offset: int, *, with_key: bool) -> dict[str, Any]:
+        """One open message, as `open-messages` has it (*blocking*). Raises LookupError if it is not open.
+
+        with_key: its key is read from its topic, too.
+        """
+        holdings = (each for each in self.holdings.get(name, ()) if each.key == place)
+        found = next((each for each in holdings if each.hole.first <= offset <= each.hole.last), None)
+        if found is None:
+            raise LookupError("It is not open any more: done, discarded, or its position was moved.")
+        one = found._replace(hole=found.hole._replace(first=offset, last=offset))
+        cluster = self._source.connect()
+        try:
+            log_name, patience_s = self._source.topic, self._source.timeout
+            (message,) = describe(
+                cluster, log_name, list(messages_of(name, [one])), lambda _: one.cp, patience_s, keys=with_key
+            )
+        finally:
+            cluster.close()
+        return open_message_json(message, one.cp, with_key=with_key)
+
     def _problems_of(self, group: GroupRow) -> list[Problem]:
         """The problems of a group, found once per picture."""
         made = self._problems.get(group.group)
@@ -201,7 +238,7 @@ class Live:
             "generation": group.generation,
             "members": [members[names] for names in ordered],
             "idle": [_idle_json(run) for run in group.idle],
-            "topics": _topics(group.leases, numbers),
+            "topics": _topics(group.leases, numbers, self.now_ms),
             "waiting": [
                 waits_json(row.goes_to or "", row.client or "", row.topic, row.partition, row.place)
                 for row in group.moving
@@ -217,7 +254,8 @@ class Live:
             "problems": [{"kind": each.kind, "text": visible(each.text)} for each in self._problems_of(group)],
             "notes": self.notes,
             "headline": f"{partitions_held(group.leases)}/{partitions_of(group.leases)} partitions held by "
-            f"{count(group.worker_count, 'member')}, {behind}",
+            f"{count(group.worker_count, 'member')}, {behind}"
+            + (f", {group.parked:,} set aside" if group.parked else ""),
             "lag": group.lag,
         }
 
@@ -234,17 +272,25 @@ def _idle_json(run: WorkerRow) -> dict[str, Any]:
     }
 
 
-def _topics(rows: list[LeaseRow], numbers: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+def _topics(rows: list[LeaseRow], numbers: dict[tuple[str, str], int], now_ms: int) -> list[dict[str, Any]]:
     topics: dict[str, dict[str, Any]] = {}
     for row in rows:
         topic = topics.get(row.topic)
         if topic is None:
             lists: dict[str, Any] = {name: [] for name in ("partitions", "owners", "states", "lags", "nexts")}
-            topic = topics[row.topic] = {"topic": row.topic, "places": {}, "stuck": {}, **lists}
+            few: dict[str, Any] = {name: {} for name in ("places", "stuck", "sharers", "parked")}
+            topic = topics[row.topic] = {"topic": row.topic, **few, **lists}
         if why := row.held_back or row.stuck:
             topic["stuck"][len(topic["owners"])] = visible(why)
         if row.place != str(row.partition):
             topic["places"][len(topic["owners"])] = row.place
+        if row.parked:
+            topic["parked"][len(topic["owners"])] = row.parked
+        if row.sharers:  # by batches: (member, state) of each
+            topic["sharers"][len(topic["owners"])] = [
+                (numbers.get((each.client_id, each.instance_id), -1), STATES.index(sharer_state(each, row, now_ms)))
+                for each in row.sharers
+            ]
         topic["partitions"].append(row.partition)
         topic["owners"].append(-1 if row.client is None else numbers.get((row.client, row.instance or ""), -1))
         topic["states"].append(STATES.index(row.state))

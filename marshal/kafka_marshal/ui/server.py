@@ -110,17 +110,33 @@ class Page:
         with history.asking():
             found = moments.detail(history, group, place, moment)
             found["events"] = happened.events(history, group.name, moment, "all", place, 20)
+        if self.live is not None and "at" not in request.query_params and group.name in self.live.groups:
+            found["text"] = self.live.sharing(group.name, place)["text"] or found["text"]
         return found
 
     def message(self, request: Request) -> dict[str, Any]:
         """One message of a data topic."""
         if self.payloads is None:
             raise PermissionError("This server shows no messages: it was started with --no-payloads, or for a dump.")
-        place, offset = _place(request), request.query_params.get("offset", "")
-        if place is None or not (offset.isascii() and offset.isdigit() and len(offset) < 20):
-            raise ValueError("which message? Say topic, partition and offset.")
+        place, offset = _message_place(request)
         try:
-            return _message_json(self.payloads(place, int(offset)))
+            return _message_json(self.payloads(place, offset))
+        except MarshalError as error:
+            raise LookupError(visible(str(error))) from None
+
+    def sharing(self, request: Request) -> dict[str, Any]:
+        """Who shares one partition, and what is open of it: now, whatever moment is shown."""
+        place = _place(request)
+        if place is None:
+            raise ValueError("which partition? Say topic and partition.")
+        return self._now().sharing(_group_name(request), place)
+
+    def open_message(self, request: Request) -> dict[str, Any]:
+        """One open message; its key as far as this server shows messages."""
+        place, offset = _message_place(request)
+        with_key = self.payloads is not None
+        try:
+            return self._now().open_message(_group_name(request), place, offset, with_key=with_key)
         except MarshalError as error:
             raise LookupError(visible(str(error))) from None
 
@@ -203,6 +219,13 @@ class Page:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _now(self) -> Live:
+        if self.live is None:
+            raise LookupError("A dump has no present: sharers and open messages are shown of a running Kafka only.")
+        if not self.live.groups:
+            raise NotReadError("The log is not read to its end yet.")
+        return self.live
+
     def _known_until(self, history: History) -> int:
         """The log time up to which this history has everything."""
         if history is self.archive.whole and not self.archive.complete:
@@ -251,6 +274,13 @@ def _place(request: Request) -> tuple[str, int] | None:
     if not (number.isascii() and number.isdigit()):
         raise ValueError(f"partition: a number is wanted, not {visible(number)!r}")
     return topic, int(number)
+
+
+def _message_place(request: Request) -> tuple[tuple[str, int], int]:
+    place, offset = _place(request), request.query_params.get("offset", "")
+    if place is None or not (offset.isascii() and offset.isdigit() and len(offset) < 20):
+        raise ValueError("which message? Say topic, partition and offset.")
+    return place, int(offset)
 
 
 def _limit(request: Request) -> int:
@@ -410,6 +440,8 @@ def application(
         "state": page.state,
         "partition": page.partition,
         "message": page.message,
+        "sharing": page.sharing,
+        "open-message": page.open_message,
         "events": page.events,
         "rebalances": page.rebalances,
         "checkpoints": page.checkpoints,

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 __all__ = ["ACTIONS", "Job", "Steering", "words_of"]
 
-ACTIONS: Final = ("pause", "resume", "reposition", "evict", "drain")
+ACTIONS: Final = ("pause", "resume", "reposition", "evict", "drain", "redrive", "discard")
 
 #: An older dry run is outdated (s).
 PLAN_LIVES_S: Final = 300.0
@@ -46,6 +46,13 @@ def _partition(body: Mapping[str, Any]) -> int:
     return value
 
 
+def _message(body: Mapping[str, Any]) -> str:
+    offset = body.get("offset")
+    if type(offset) is not int or not 0 <= offset < 2**62:
+        raise ValueError(f"offset: a number is wanted, not {offset!r}. Nothing was changed.")
+    return f"{_text(body, 'topic')}:{_partition(body)}:{offset}"
+
+
 def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str]:
     """The command's name, options and arguments for an action. Raises ValueError.
 
@@ -70,6 +77,10 @@ def words_of(action: str, body: Mapping[str, Any], *, dry_run: bool) -> list[str
             return ["evict", *dry, *force, "--", group, _text(body, "topic"), str(_partition(body))]
         case "drain":
             return ["drain", *(["--dry-run"] if dry_run else []), "--", group, _text(body, "member")]
+        case "redrive":
+            return ["redrive", *(["--dry-run"] if dry_run else []), "--", group, _message(body)]
+        case "discard":
+            return ["discard", *dry, "--", group, _message(body)]
         case _:
             raise ValueError(f"there is no action {action!r}; there are {', '.join(ACTIONS)}. Nothing was changed.")
 

@@ -1,7 +1,7 @@
 // The page: one state, what the address says, and the newest answers.
 
 import { html, render, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
-import { ask, clock, isLater, iso, newestOnly, readAddress, RETRY_MS, setLastDay, writeAddress } from "./api.js";
+import { ask, clock, isLater, iso, newestOnly, readAddress, RETRY_MS, setLastDay, token, writeAddress } from "./api.js";
 import { Chart, Strip } from "./charts.js";
 import { OwnershipMap } from "./map.js";
 import { Detail, Diff, Lists, Problems } from "./panels.js";
@@ -120,6 +120,7 @@ function App() {
   const [timeline, setTimeline] = useState(null);
   const [diff, setDiff] = useState(null);
   const [wish, setWish] = useState(null);
+  const [steered, setSteered] = useState(0);
   const [size, setSize] = useState("all");
   const refresh = log ? `${log.complete}${log.reached}` : "";
   useEffect(() => {
@@ -166,14 +167,15 @@ function App() {
         </section>
         <aside>
           ${log.steering && html`<div class="panel"><h2>Steering</h2><${SteerBar} actions=${log.steering} group=${group} selected=${selected} owner=${owner && owner.client} onWish=${setWish} /></div>`}
-          <${Detail} group=${group} at=${view.at} selected=${selected} owner=${owner} news=${news} setMoment=${setMoment} go=${go} payloads=${log.payloads} />
+          <${Detail} group=${group} at=${view.at} selected=${selected} owner=${owner} news=${news} setMoment=${setMoment} go=${go} payloads=${log.payloads}
+            now=${log.live ? `${figures ? figures.now : ""} ${steered}` : null} steer=${log.steering && token() ? setWish : null} />
           ${diff && html`<${Diff} diff=${diff} go=${go} />`}
         </aside>
       </div>
     </main>
     <${Slider} log=${log} begin=${begin} end=${end} size=${size} onSize=${setSize} group=${group} view=${view} timeline=${timeline} moment=${moment} theme=${theme}
       pinned=${diff && diff.from ? diff.from.time : null} onDrag=${setDragged} onPick=${setMoment} go=${go} />
-    <${Steer} wish=${wish} onClose=${() => setWish(null)} />`;
+    <${Steer} wish=${wish} onClose=${() => { setWish(null); setSteered((before) => before + 1); }} />`;
 }
 
 // An offset of the log is a time as soon as the server has said which.
@@ -196,7 +198,7 @@ function selectedPlace(text) {
 function ownerOf(state, id) {
   for (const topic of state && id ? state.topics : []) {
     const index = topic.partitions.findIndex((partition) => `${topic.topic}:${partition}` === id);
-    if (index >= 0 && topic.owners[index] >= 0) return state.members[topic.owners[index]];
+    if (index >= 0 && topic.owners[index] >= 0 && !(topic.sharers && topic.sharers[index])) return state.members[topic.owners[index]];
   }
   return null;
 }
@@ -254,6 +256,7 @@ function Map_({ state, selected, changed, theme, onSelect }) {
     <ul class="legend" aria-label="What the colours mean">
       <li><i class="seen"></i>seen</li><li><i class="silent"></i>silent</li><li><i class="gone"></i>gone</li>
       <li><i class="free"></i>nobody's</li>${changed.size > 0 && html`<li><i class="changed"></i>differs</li>`}
+      ${state.topics.some((topic) => topic.parked && Object.keys(topic.parked).length > 0) && html`<li><i class="parked"></i>messages set aside</li>`}
       ${hung > 0 && html`<li><span class="bad">hung?</span> beats, but gets nothing done: ${hung.toLocaleString("en")}</li>`}
     </ul>
     <div><canvas class="map" ref=${canvas} tabindex="0" role="application" aria-labelledby="map-title" aria-describedby="map-cell"

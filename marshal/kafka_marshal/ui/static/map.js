@@ -5,6 +5,7 @@
 
 const NOBODY = "nobody";
 const WIDE = 620;
+const MOST_NAMES = 5; // of members that share a partition, in words
 const COLOURS = {
   seen: "--seen", silent: "--silent", gone: "--gone", free: "--free",
   "never claimed": "--free", "not assigned": "--free", unknown: "--unknown",
@@ -38,6 +39,9 @@ export class OwnershipMap {
           place,
           owner,
           state: state.states[topic.states[index]],
+          // Of a partition shared by batches: a cell for each of its members.
+          held: ((topic.sharers && topic.sharers[index]) || [[owner, topic.states[index]]]).map(([member, code]) => ({ owner: member, state: state.states[code] })),
+          parked: (topic.parked && topic.parked[index]) || 0,
           lag: topic.lags ? topic.lags[index] : null,
           next: topic.nexts ? topic.nexts[index] : null,
           stuck: (topic.stuck && topic.stuck[index]) || "", // one message holds it back, or it can't be read
@@ -49,9 +53,15 @@ export class OwnershipMap {
   }
 
   text(cell) {
-    const owner = cell.owner < 0 ? NOBODY : this.state.members[cell.owner].client;
     const lag = cell.lag === null ? "" : `, lag ${cell.lag.toLocaleString("en")}`;
-    return `${cell.topic}/${cell.place}: ${owner}, ${cell.state}${this.isHung(cell.owner) ? ", hung?" : ""}${lag}${cell.stuck ? `, ${cell.stuck}` : ""}`;
+    const parked = cell.parked ? `, ${cell.parked.toLocaleString("en")} set aside` : "";
+    const rest = `${lag}${parked}${cell.stuck ? `, ${cell.stuck}` : ""}`;
+    const names = cell.held.map(({ owner, state }) => [owner < 0 ? NOBODY : this.state.members[owner].client, state]);
+    if (names.length > 1) {
+      const more = names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : "";
+      return `${cell.topic}/${cell.place}: shared by batches by ${names.slice(0, MOST_NAMES).map(([name, state]) => `${name} (${state})`).join(", ")}${more}${rest}`;
+    }
+    return `${cell.topic}/${cell.place}: ${names[0][0]}, ${cell.state}${this.isHung(cell.owner) ? ", hung?" : ""}${rest}`;
   }
 
   isHung(owner) {
@@ -66,8 +76,10 @@ export class OwnershipMap {
     const rows = new Map();
     this.state.members.forEach((member, index) => rows.set(index, []));
     this.cells.forEach((cell, column) => {
-      if (!rows.has(cell.owner)) rows.set(cell.owner, []);
-      rows.get(cell.owner).push([cell, column]);
+      for (const { owner, state } of cell.held) {
+        if (!rows.has(owner)) rows.set(owner, []);
+        rows.get(owner).push([cell, column, state]);
+      }
     });
     const wide = width >= WIDE;
     const left = wide ? 170 : 0;
@@ -90,10 +102,10 @@ export class OwnershipMap {
       const height = Math.max(matrix ? 1 : Math.ceil(found.length / perLine), 1) * size;
       const head = wide ? 0 : 15;
       this.lines.push({ owner, label, held: found.length, y, head, height });
-      found.forEach(([cell, column], index) => {
+      found.forEach(([cell, column, state], index) => {
         const x = left + (matrix ? column * size : (index % perLine) * size);
         const line = matrix ? 0 : Math.floor(index / perLine);
-        this.rects.push({ cell, x, y: y + head + line * size, size });
+        this.rects.push({ cell, owner, state, x, y: y + head + line * size, size });
       });
       y += head + height + (wide ? (size < 14 ? 6 : 3) : 5);
     }
@@ -172,7 +184,7 @@ export class OwnershipMap {
     const side = this.size - gap;
     const byState = new Map();
     for (const rect of this.rects) {
-      const { owner, state } = rect.cell;
+      const { owner, state } = rect;
       const kind = owner < 0 ? (state === "free" ? "nobody" : "never") : state;
       if (!byState.has(kind)) byState.set(kind, []);
       byState.get(kind).push(rect);
@@ -213,6 +225,12 @@ export class OwnershipMap {
         context.fillStyle = this.colours["--bad"];
         context.fillRect(x, y, side, Math.max(1, side / 3));
       }
+      if (cell.parked) {
+        context.fillStyle = this.colours["--paper"];
+        context.fillRect(x + side - 7, y, 7, 7);
+        context.fillStyle = this.colours["--ink"];
+        context.fillRect(x + side - 6, y, 6, 6);
+      }
       if (this.changed.has(cell.id)) {
         context.strokeStyle = this.colours["--mark"];
         context.lineWidth = 2;
@@ -241,7 +259,9 @@ export class OwnershipMap {
   next(key) {
     const keys = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End", "PageUp", "PageDown"];
     if (!keys.includes(key) || this.rects.length === 0) return null;
-    const order = this.matrix ? this.cells.map((cell) => this.rects.find((rect) => rect.cell === cell)) : this.rects;
+    const all = this.matrix ? this.cells.map((cell) => this.rects.find((rect) => rect.cell === cell)) : this.rects;
+    const met = new Set(); // a shared partition has several
+    const order = all.filter((rect) => !met.has(rect.cell.id) && met.add(rect.cell.id));
     const index = order.findIndex((rect) => rect.cell.id === this.selected);
     if (key === "End") return order[order.length - 1].cell;
     if (key === "Home" || index < 0) return order[0].cell;

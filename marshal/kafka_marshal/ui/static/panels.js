@@ -1,7 +1,9 @@
 // What is said in words: problems, one partition, a comparison, and the lists.
 
-import { html, useEffect, useState } from "./vendor/preact.js";
-import { ask, clock, isLater, RETRY_MS } from "./api.js";
+import { html, useState } from "./vendor/preact.js";
+import { useAnswer } from "./answers.js";
+import { clock } from "./api.js";
+import { Sharing } from "./sharing.js";
 
 export function Problems({ log, state, figures, problem, isPast }) {
   const found = [];
@@ -20,41 +22,8 @@ export function Problems({ log, state, figures, problem, isPast }) {
   return html`${list(found, "", "What is wrong")}${list(notes, "soft", "Notes")}`;
 }
 
-// Answers that follow the moment, a little later than the map.
-function useAnswer(name, parameters, again) {
-  const [answer, setAnswer] = useState(null);
-  const [problem, setProblem] = useState("");
-  const [tries, setTries] = useState(0);
-  const key = JSON.stringify(parameters);
-  useEffect(() => {
-    if (!parameters) {
-      setAnswer(null);
-      return undefined;
-    }
-    const control = new AbortController();
-    let timer = setTimeout(() => {
-      ask(name, parameters, control.signal).then(
-        (found) => {
-          setAnswer(found);
-          setProblem("");
-        },
-        (error) => {
-          if (error.name === "AbortError") return;
-          setProblem(error.message);
-          if (isLater(error)) timer = setTimeout(() => setTries((before) => before + 1), RETRY_MS);
-        },
-      );
-    }, 60);
-    return () => {
-      clearTimeout(timer);
-      control.abort();
-    };
-  }, [name, key, again, tries]);
-  return [answer, problem];
-}
-
 // The message that the partition stands at, or another one of it: read when it is asked for, and not before.
-function StoredMessage({ topic, partition, next }) {
+function StoredMessage({ topic, partition, next, open }) {
   const [offset, setOffset] = useState(null);
   const [typed, setTyped] = useState("");
   const [found, problem] = useAnswer("message", offset === null ? null : { topic, partition, offset }, 0);
@@ -65,7 +34,7 @@ function StoredMessage({ topic, partition, next }) {
   const is = found && String(found.offset) === String(offset);
   return html`<div data-message><h2>Messages</h2>
     <form onSubmit=${chosen}>
-      ${next !== null && html`<button type="button" onClick=${() => setOffset(String(next))}>Show the one at ${next}</button> `}
+      ${[open, next].filter((each) => each !== null).map((each) => html`<button type="button" key=${each} onClick=${() => setOffset(String(each))}>Show the one at ${each}</button> `)}
       <label>or at offset <input inputmode="numeric" size="10" value=${typed} onInput=${(event) => setTyped(event.target.value)} /></label> <button>Show</button>
     </form>
     ${problem && html`<p class="bad">${problem}</p>`}
@@ -81,12 +50,14 @@ function StoredMessage({ topic, partition, next }) {
   </div>`;
 }
 
-export function Detail({ group, at, selected, owner, news, setMoment, go, payloads }) {
+export function Detail({ group, at, selected, owner, news, now, steer, setMoment, go, payloads }) {
+  const title = selected && `${selected.topic}/${selected.partition}`;
+  const [chosen, setChosen] = useState({}); // an open message
+  const offset = chosen.title === title && chosen.group === group ? chosen.offset : null;
   const [found, problem] = useAnswer("partition", selected && group ? { group, at, ...selected } : null, news);
   if (!selected) {
     return html`<div class="panel"><h2>One partition</h2><p class="quiet">Choose one in the map: who had it, since when, and why that changed.</p></div>`;
   }
-  const title = `${selected.topic}/${selected.partition}`;
   if (!found || found.topic !== selected.topic || found.partition !== selected.partition) {
     return html`<div class="panel"><h2>${title}</h2><p class="quiet">${problem || "…"}</p></div>`;
   }
@@ -95,6 +66,8 @@ export function Detail({ group, at, selected, owner, news, setMoment, go, payloa
     <h2>${title}</h2>
     ${problem && html`<p class="bad">${problem}</p>`}
     <p class="answer" aria-live="polite">${found.text}</p>
+    ${now !== null && html`<${Sharing} group=${group} selected=${selected} isPast=${Boolean(at)} now=${now} steer=${steer} go=${go}
+      offset=${offset} onChoose=${(each) => setChosen({ group, title, offset: each })} />`}
     ${owner && owner.hung && html`<p class="bad">${owner.client} beats, but gets nothing done: hung?</p>`}
     <dl>
       ${found.next && html`<dt>next</dt><dd>${position(found.next)}</dd>`}
@@ -106,7 +79,7 @@ export function Detail({ group, at, selected, owner, news, setMoment, go, payloa
         <td class="time">${each.is_before ? "before" : html`<button class="link" onClick=${() => go({ at: `${found.cp}:${each.since_offset}` })}>${clock(each.since)}</button>`}</td>
         <td class="name" title=${each.client}>${each.client || html`<span class="quiet">nobody</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
         <td class="number">${each.epoch === null ? "" : each.epoch}</td><td>${each.ended || ""}</td></tr>`)}</tbody></table>
-    ${payloads && html`<${StoredMessage} key=${title} topic=${selected.topic} partition=${selected.partition} next=${found.next ? found.next.offset : null} />`}
+    ${payloads && html`<${StoredMessage} key=${title} topic=${selected.topic} partition=${selected.partition} next=${found.next ? found.next.offset : null} open=${found.next && found.next.offset === offset ? null : offset} />`}
     ${found.events.length > 0 && html`<h2>Its last records</h2><${Events} events=${found.events} go=${go} short />`}
   </div>`;
 }

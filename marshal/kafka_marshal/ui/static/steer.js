@@ -3,16 +3,18 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask, send, token } from "./api.js";
 
-const TITLES = { pause: "Pause", resume: "Resume", reposition: "Move positions", evict: "Evict", drain: "Drain" };
+const TITLES = { pause: "Pause", resume: "Resume", reposition: "Move positions", evict: "Evict", drain: "Drain", redrive: "Redrive", discard: "Discard" };
 const FIELDS = {
   pause: [["expires", "For how long, at most (5m, 90s, 1h)", "5m"]],
   resume: [],
   reposition: [["to", "Next message to be read: earliest, latest, readable, an offset, or a time (03:14, 10m)", "earliest"]],
   evict: [],
   drain: [],
+  redrive: [],
+  discard: [],
 };
 
-// wish: {action, group, topic?, partition?, member?}
+// wish: {action, group, topic?, partition?, offset?, member?}
 export function Steer({ wish, onClose }) {
   const dialog = useRef(null);
   const [values, setValues] = useState({});
@@ -43,7 +45,7 @@ export function Steer({ wish, onClose }) {
     return () => clearInterval(timer);
   }, [job]);
   if (!wish) return html`<dialog ref=${dialog}></dialog>`;
-  const about = wish.partition !== undefined ? `${wish.topic}/${wish.partition}` : wish.member || "the whole group";
+  const about = wish.partition !== undefined ? `${wish.topic}/${wish.partition}${wish.offset === undefined ? "" : `, offset ${wish.offset}`}` : wish.member || "the whole group";
   const attempt = (doing) => async (event) => {
     event.preventDefault();
     setBusy(true);
