@@ -21,7 +21,7 @@ from rationalizer.holes import Hole
 from rationalizer.limits import MAX_KEY_HASH
 from tests.engine.groups.test_members import SESSION, group_of, net_of
 from tests.engine.harness import HI, Net
-from tests.engine.scenes import T0
+from tests.engine.scenes import T0, evict
 
 MOST = 5
 HALF = MAX_KEY_HASH // 2
@@ -263,6 +263,28 @@ def test_u4_what_is_wanted_while_our_own_record_is_under_way_goes_out_after_it()
     worker.run(HI)
     assert tries(net) == {0: 3}
     assert outcomes(net) == {codes.OK}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_u2_a_message_set_aside_after_its_partition_was_taken_away_holds_nothing_up(by_hand: bool) -> None:
+    """Its handler began before, and its last try fails after: the member claims again."""
+    net = net_with()
+    worker = Worker(net, "w")
+    worker.holds()
+    worker.run_until(lambda: 0 in worker.begun)
+    assignment, consumer = worker.assignments[0], worker.member.consumers[0]
+    evict(net, worker.member)
+    net.run(100)
+    for offset in (1, 2, 3):
+        worker.done(offset)
+    net.run(100)
+    assert consumer.owes
+    park = given.Park(worker.number, T0, assignment.epoch, 0, key_hash(None, 0), MOST, "Bad")
+    if by_hand:
+        park = park._replace(token=-1)
+    assert not worker.take(park)
+    net.run(HI)
+    assert not consumer.owes
 
 
 def outcomes(net: Net) -> set[str]:

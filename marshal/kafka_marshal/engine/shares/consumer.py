@@ -478,7 +478,9 @@ class SharedConsumer(ConsumerEngine):
         """Set a message of a batch in flight aside. Returns whether it was in flight here."""
         assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
         run = None if assignment is None or assignment.over else assignment.tracker.run_at(offset)
-        if run is not None:
+        if run is None:
+            self.delivery.owed.came_back(key, offset)
+        else:
             self.delivery.park(run, offset, key_hash, reason, now)
         return run is not None
 

@@ -175,6 +175,7 @@ class ConsumerEngine:
         """Set a message in flight aside. Returns whether it was in flight here."""
         assignment = self.assignments.get(key) if token < 0 else self.of(key, token)
         if assignment is None or assignment.over:
+            self.delivery.owed.came_back(key, offset)
             return False
         return self.delivery.set_aside(assignment, offset, key_hash, attempts, reason, now)
 

@@ -73,6 +73,12 @@ class Owed:
         self.found = [(assignment, since) for assignment, since in self.found if self._is_out(assignment, since)]
         return not self.found
 
+    def came_back(self, key: Key, offset: int) -> None:
+        """A message that was taken away is not to be handled any more: its last try has failed."""
+        for assignment in self:
+            if assignment.key == key:
+                assignment.tracker.set_aside(offset)
+
     def _is_out(self, assignment: Assignment, since: float) -> bool:
         is_known = not self._consumer.at_most_once and not self._consumer.settings.ranges
         return bool(assignment.tracker.runs) if is_known else self._heard_at() <= since
