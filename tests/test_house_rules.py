@@ -161,7 +161,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "metrics": (8, 1_800),
     "node": (30, 4_680),
     "observe": (25, 5_080),
-    "pipeline": (38, 7_840),
+    "pipeline": (39, 8_340),
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (514, 105_000)
+MOST_OF_ALL = (515, 105_400)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -41,6 +41,6 @@ def tables_of(log: Sequence[Entry], cuts: Sequence[int] = (), world_type: type[W
         observer.finish()
         results.append(TaskResult(len(results), 0, world.next_offset, world.log_time, 4, "", loose=observer.loose))
     stitched = stitch(results)
-    for table in ("ownership", "takeovers", "assignments", "shares"):
+    for table in ("ownership", "takeovers", "assignments", "shares", "holes"):
         write(table, getattr(stitched, table))
     return found

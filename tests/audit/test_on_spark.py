@@ -19,7 +19,8 @@ from kafka_marshal.pipeline.audit.owners import handled_by, owned_by
 from kafka_marshal.pipeline.audit.sources import DumpSource, ParquetSource
 from rationalizer.dump import DumpError
 from tests.audit import broken
-from tests.audit.logs import forged, random_log
+from tests.audit.logs import WholeLog, forged, random_log
+from tests.audit.test_holes import HOLES, STORY, in_order, shortened
 from tests.audit.test_tables import audited, rows
 
 if TYPE_CHECKING:
@@ -46,6 +47,17 @@ def test_on_spark_and_in_one_process_the_tables_are_equal(spark: SparkSession, t
     for name in TABLES:
         assert spark.table(name).count() == len(found[0][name])
         assert {path.suffix for path in (tmp_path / "out" / name).iterdir()} == {".parquet"}
+
+
+def test_shares_and_open_messages_are_written(spark: SparkSession, tmp_path: Path) -> None:
+    log = WholeLog(1, {0: STORY})
+    log.store_snapshots(4)
+    with audited(log, tmp_path, records_per_task=1, spark=spark) as findings:
+        assert findings.is_clean, findings.examples
+        assert findings.partitions[0].segments > 2
+        assert sorted(map(shortened, rows(findings, "holes")), key=in_order) == HOLES
+        assert spark.table("holes").count() == len(HOLES)
+        assert spark.sql("SELECT epoch FROM shares WHERE ended = 'expired'").head()[0] == 1  # type: ignore[index]
 
 
 def test_a_broken_rationalizer_is_found_in_executors(spark: SparkSession, tmp_path: Path) -> None:

@@ -335,6 +335,7 @@ class Audit:
                 ("takeovers", stitched.takeovers),
                 ("assignments", stitched.assignments),
                 ("shares", stitched.shares),
+                ("holes", stitched.holes),
             ):
                 place = TABLES[name].get_field_index("partition")
                 whole[name] += [(*row[:place], cp, *row[place:]) for row in rows]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from kafka_marshal.pipeline.audit.hole_observer import HoleObserver, Sender, progress_of
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched
 from kafka_marshal.pipeline.audit.piece_spans import (
     EndedPiece,
@@ -27,6 +28,7 @@ from kafka_marshal.pipeline.audit.watched_group import (
     COMMIT,
     CONFIGURE,
     JOIN,
+    SETTLE,
     Event,
     WatchedGroup,
     is_release,
@@ -36,7 +38,7 @@ from rationalizer import Group, Outcome, Piece, World, codes
 from rationalizer.done_through import KeyPiece
 from rationalizer.groups.assignors import NOBODY
 from rationalizer.history import BEFORE
-from rationalizer.limits import MAX_KEY_HASH
+from rationalizer.limits import MAX_KEY_HASH, NOTHING_DONE
 from rationalizer.wire.wellformed import RETIRE, START
 
 __all__ = ["GROUP_TYPES", "GroupObserver"]
@@ -64,11 +66,17 @@ class GroupObserver:
     """Follows all coordinated groups of one CP. Adds rows to `rows`, by table; the caller writes and clears them."""
 
     def __init__(
-        self, world: World, rows: Mapping[str, list[Row]], pauses: Mapping[str, tuple[str, int]], report: Report
+        self,
+        world: World,
+        rows: Mapping[str, list[Row]],
+        pauses: Mapping[str, tuple[str, int]],
+        holes: HoleObserver,
+        report: Report,
     ) -> None:
         self._world = world
         self._rows = rows
         self._pauses = pauses
+        self._holes = holes
         self._report = report
         self._groups = {group.group_id: WatchedGroup.of(group) for group in world.groups()}
         self.spans: PieceSpans = PieceSpans()
@@ -77,6 +85,8 @@ class GroupObserver:
         self._at = (world.next_offset, world.log_time)
         for group in world.groups():
             self.spans.begin(group.group_id)
+            for place in group.partitions():
+                holes.begin((group.group_id, *place), progress_of(group, *place), {})
             for (topic, partition), pieces in self._groups[group.group_id].pieces.items():
                 self.spans.adopt((group.group_id, topic, partition), pieces, self._names(group.group_id))
 
@@ -89,7 +99,10 @@ class GroupObserver:
         self._at = at
         group_id = message.group_id
         group, watched = self._world.group(group_id), self._groups.get(group_id)
+        if kind == SETTLE:
+            self._holes.name(message)
         if not outcome.accepted:
+            self._holes.compare_group(group, message, at)
             if watched is not None and (group is None or group.generation != watched.generation):
                 self._about_group(Kind.GENERATION, group_id, "a record that was rejected began a generation")
                 self._resume(group_id, group)
@@ -107,6 +120,12 @@ class GroupObserver:
             return
         entries = outcome.entries or ()
         self._follow_checkpoints(watched, group, event, message, outcome)
+        if kind == SETTLE:
+            place = (message.topic, message.partition)
+            done = watched.done.get(place)
+            by = _settler(watched, event, message, self._pauses.get(group_id), at[1])
+            stable = NOTHING_DONE if done is None else done.stable
+            self._holes.settle((group_id, *place), by, message, entries, at, stable)
         if kind == COMMIT:
             self._take_entries(watched, event, message, entries)
         if group.generation != watched.generation:
@@ -117,6 +136,7 @@ class GroupObserver:
                 self._compare(watched, group, event, *place)
         if kind == COMMIT:
             self._compare_progress(watched, group, message, entries)
+        self._holes.compare_group(group, message, at)
 
     def forget(self, message: Any, at: tuple[int, int]) -> None:
         """C16."""
@@ -140,6 +160,8 @@ class GroupObserver:
             self._compare_all(watched, group, Event(""))
             for topic, partition in list(watched.done):
                 self._compare_done(watched, group, topic, partition, None)
+            for place in group.partitions():
+                self._holes.compare((group_id, *place), progress_of(group, *place), self._at, whole=True)
 
     # -- record by record ------------------------------------------------------------------------------
 
@@ -437,6 +459,8 @@ class GroupObserver:
             elif not member_id:
                 touched[at] = True
                 self._reposition(done, client, through)
+                if code == codes.REPOSITIONED:
+                    self._holes.reposition(done.key, through, self._at)
                 watched.keyed.pop(at, None)
                 self._done_rows(done, message, None, "repositioned", [(None, None)])
             elif lo == 0 and hi == MAX_KEY_HASH and at not in watched.keyed:
@@ -479,6 +503,17 @@ class GroupObserver:
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
         self._report(kind, (group_id, None, None), _NO_OWNER, detail)
+
+
+def _settler(watched: WatchedGroup, event: Event, message: Any, pause: tuple[str, int] | None, log_time: int) -> Sender:
+    """Who settles (H4): a member has the keys of the pieces that it owned before, in a generation that it knew."""
+    names = (message.client_id, message.instance_id)
+    if event.slot is None:
+        is_pausing = pause is not None and pause[0] == message.client_id and log_time < pause[1]
+        return Sender(*names, makes=is_pausing and not watched.members, is_operator=True)
+    pieces = watched.pieces.get((message.topic, message.partition), ())
+    mine = [each for each in pieces if each.owner == event.slot and each.since <= event.generation]
+    return Sender(*names, keys=[(each.lo, each.hi) for each in mine], makes=True)
 
 
 def _owner(watched: WatchedGroup, topic: str, partition: int, key: int) -> tuple[Any, Any, Any]:

@@ -40,6 +40,10 @@ class Kind(StrEnum):
     LOG_CHANGED = "log differs from its hash"
     #: A record of another sender or epoch than the holder's took effect (C5), or an epoch does not grow (C9).
     STALE_EPOCH = "record accepted with a stale epoch"
+    #: An open message was settled or taken by a sender that does not have it, or had not seen it so (H2, H3, B5).
+    OUT_OF_REACH = "open message settled out of reach"
+    #: The state does not have a message open any more, and no record closed it (H1).
+    LOST = "open message that no record closed"
     #: Keys changed owner, or have two, while a living owner had not released them (G4, G14); shares of a lease that are
     #: not stale overlap, or are others than the log says (B3, B4).
     TWO_OWNERS_OF_A_KEY = "two owners of one key"

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kafka_marshal.engine.work.topic_mark import KAFKA_COUNTS, split
 from kafka_marshal.pipeline.audit.group_observer import GroupObserver
+from kafka_marshal.pipeline.audit.hole_observer import EndedRun, HoleObserver, OpenRun, Sender
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched, WatchedShare
 from kafka_marshal.pipeline.audit.piece_spans import EndedPiece, PieceSpan, Place
 from kafka_marshal.pipeline.audit.schemas import TABLES, Row
@@ -74,6 +75,9 @@ class Loose:
     #: Shares that began before the segment and ended in it, and those at the end.
     shares_ended: list[WatchedShare] = field(default_factory=list)
     shares_now: list[WatchedShare] = field(default_factory=list)
+    #: Messages that were open before the segment and ended in it, and those at the end.
+    holes_ended: list[EndedRun] = field(default_factory=list)
+    holes_now: dict[LeaseKey, list[OpenRun]] = field(default_factory=dict)
 
 
 class Observer:
@@ -92,9 +96,12 @@ class Observer:
         self._watched = {(each.group_id, each.topic, each.partition): Watched.of(each) for each in world.leases()}
         self._pauses = {pause.group_id: (pause.client_id, pause.expires) for pause in world.pauses()}
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name != "statistics"}
-        self._groups = GroupObserver(world, self._rows, self._pauses, self._report)
-        self._shares = ShareObserver(self._rows["shares"], self._pauses, self._violation)
-        self._progress = self._rows["progress"]
+        self._holes = HoleObserver(self._rows["holes"], write, self._report)
+        for lease in world.leases():
+            owners = {share.epoch: (share.client_id, share.instance_id) for share in lease.shares or ()}
+            self._holes.begin((lease.group_id, lease.topic, lease.partition), lease.progress, owners)
+        self._groups = GroupObserver(world, self._rows, self._pauses, self._holes, self._report)
+        self._shares = ShareObserver(self._rows["shares"], self._holes, self._pauses, self._violation)
         self._judges: dict[int, Callable[[Watched, Any, str], None]] = {
             _BEAT: self._heartbeat,
             ClaimingPartition.TYPE: self._claim,
@@ -108,9 +115,9 @@ class Observer:
     def replay(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
         """Replay records (offset, timestamp, value). Stops before an Upgrade that the world can't follow (E4)."""
         apply = self.world.apply
-        rows, progress, pieces = self._rows["records"], self._progress, self._rows["assignments"]
+        rows, progress, pieces = self._rows["records"], self._rows["progress"], self._rows["assignments"]
         for offset, stamp, value in records:
-            outcome = apply(offset, stamp, value)
+            outcome = self._outcome = apply(offset, stamp, value)
             code = outcome.code
             if code == codes.UPGRADE_REQUIRED:
                 return
@@ -168,8 +175,11 @@ class Observer:
             lease = self.world.lease(*key)
             if lease is not None and (watched.shares or lease.shares is not None):
                 self._shares.compare(watched, lease, self._at, None)
+            self._holes.compare(key, None if lease is None else lease.progress, self._at, whole=True)
             self.loose.shares_now += watched.shares.values()
         self.loose.shares_ended += self._shares.ended
+        self.loose.holes_ended += self._holes.ended
+        self.loose.holes_now |= self._holes.now()
         self.loose.now += self._owners.now.values()
         self.loose.pieces_ended += self._groups.ended
         self.loose.pieces_now |= self._groups.spans.now
@@ -191,6 +201,8 @@ class Observer:
 
     def _lease_record(self, kind: int, message: Any, accepted: bool, code: str) -> None:
         """A record that names one lease."""
+        if kind == SettlingMessages.TYPE:
+            self._holes.name(message)
         self._compare(self._judge(kind, message, accepted, code), getattr(message, "epoch", None))
 
     def _judge(self, kind: int, message: Any, accepted: bool, code: str) -> LeaseKey:
@@ -205,7 +217,7 @@ class Observer:
             if watched.shares and watched.has_share(
                 message.instance_id, message.client_id, getattr(message, "epoch", None)
             ):
-                self._shares.of_sharer(kind, watched, message, self._at, self.world.lease(*key))
+                self._shares.of_sharer(watched, message, self._outcome, self._at, self.world.lease(*key))
                 self._follow(watched)
             else:
                 self._judges[kind](watched, message, code)
@@ -318,11 +330,15 @@ class Observer:
 
     def _settle(self, watched: Watched, message: Any, code: str) -> None:
         """H3, by the holder, or by an operator."""
+        by = Sender(message.client_id, message.instance_id, is_operator=True)
         client, instance, epoch = message.client_id, message.instance_id, message.epoch
         if epoch is not None:
             if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
                 self._stale(watched, client, instance, epoch)
-            watched.last_beat = self._log_time
+            if not self._shares.is_paused(message, self._log_time):
+                watched.last_beat = self._log_time
+            by = Sender(client, instance, epoch, makes=True, makes_unkeyed=True)
+        self._holes.settle(watched.key, by, message, self._outcome.entries or (), self._at, watched.stable)
         self._follow(watched)
 
     def _follow(self, watched: Watched) -> None:
@@ -340,6 +356,7 @@ class Observer:
             if watched.shares:
                 self._shares.forget(watched, self._at)
             self._note(self._owners.forget(key, self._offset, self._log_time))
+        self._holes.forget(group, self._at)
         self._pauses.pop(group, None)
 
     # -- consequences ------------------------------------------------------------------------------------------------
@@ -359,6 +376,7 @@ class Observer:
                     "group paused (C11)",
                 )
             watched.reposition(done)
+            self._holes.reposition(watched.key, done, self._at)
             self._rows_of_done(watched, client, instance, epoch, "repositioned", [(None, None)])
         elif done > watched.stable:
             self._rows_of_done(watched, client, instance, epoch, "done", watched.through(done))
@@ -367,7 +385,7 @@ class Observer:
         self, watched: Watched, client: str, instance: str, epoch: int, what: str, runs: list[Any]
     ) -> None:
         for first, last in runs:
-            self._progress.append(
+            self._rows["progress"].append(
                 (
                     *watched.key,
                     client,
@@ -445,6 +463,8 @@ class Observer:
             self._other_holder(watched, lease)
         if watched.shares or lease.shares is not None:
             self._shares.compare(watched, lease, self._at, about)
+        if progress.holes is not None or self._holes.open:
+            self._holes.compare(key, progress, self._at)
         if progress.stable != watched.stable or progress.granted != watched.granted:
             self._other_progress(watched, lease)
 

@@ -169,6 +169,29 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("silent_ms", pa.int64()),
         ]
     ),
+    # One row for each run of messages, first … last, that were open alike (H1), from the record that opened them to the
+    # one that closed them. `client`, `instance`: who closed them, or took, opened or parked them last, operators aside;
+    # `epoch` is null in coordinated groups. `tries`: as the log has them, before and after redrives. `reason`: of the
+    # last park. `ended`: done, discarded (by an operator), granted (at most once), repositioned, forgotten, lost, open.
+    "holes": pa.schema(
+        [
+            *_LEASE,
+            ("first", pa.int64()),
+            ("last", pa.int64()),
+            ("key_hash", pa.int64()),
+            *_HOLDER,
+            ("partition", pa.int32()),
+            ("from_offset", pa.int64()),
+            ("from_time", pa.int64()),
+            ("to_offset", pa.int64()),
+            ("to_time", pa.int64()),
+            ("tries", pa.int64()),
+            ("parks", pa.int64()),
+            ("redrives", pa.int64()),
+            ("reason", pa.string()),
+            ("ended", pa.string()),
+        ]
+    ),
     # name: takeover_ms, handover_ms, restart_ms, unowned_ms, tenures, owners (each of one lease); accepted, rejected
     # (each of one CP and code). `count` items of `total` ms in all; the other three describe single items.
     "statistics": pa.schema(

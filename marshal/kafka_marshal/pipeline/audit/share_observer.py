@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from kafka_marshal.pipeline.audit.hole_observer import HoleObserver, Sender
 from kafka_marshal.pipeline.audit.invariants import Kind, Watched, WatchedShare
 from kafka_marshal.pipeline.audit.schemas import Row
-from rationalizer import ClaimingMessages, Heartbeat, Lease, ReleasingPartition, SettlingMessages, codes
+from rationalizer import ClaimingMessages, Heartbeat, Lease, Outcome, ReleasingPartition, SettlingMessages, codes
 from rationalizer.history import BEFORE, End
 from rationalizer.holes import NO_KEY
 
@@ -32,8 +33,11 @@ def share_row(share: WatchedShare) -> Row:
 class ShareObserver:
     """The shares of all leases of one CP. Adds rows to `rows`; the caller writes and clears them."""
 
-    def __init__(self, rows: list[Row], pauses: Mapping[str, tuple[str, int]], report: Report) -> None:
+    def __init__(
+        self, rows: list[Row], holes: HoleObserver, pauses: Mapping[str, tuple[str, int]], report: Report
+    ) -> None:
         self._rows = rows
+        self._holes = holes
         self._pauses = pauses
         self._report = report
         #: Shares that ended, and began before this replay.
@@ -62,19 +66,43 @@ class ShareObserver:
             watched.revive(log_time, client)
         watched.shares[offset] = asked
 
-    def of_sharer(self, kind: int, watched: Watched, message: Any, at: tuple[int, int], lease: Lease | None) -> None:
-        """An accepted record with the epoch of a share (B2). lease: the state after it."""
+    def of_sharer(
+        self, watched: Watched, message: Any, outcome: Outcome, at: tuple[int, int], lease: Lease | None
+    ) -> None:
+        """An accepted record with the epoch of a share (B2), or an entry of a batch. lease: the state after it."""
+        kind = message.type
         share = watched.shares[message.epoch]
         if kind == ReleasingPartition.TYPE:
             self._end(watched, [share], End.RELEASED, at)
         elif kind == ClaimingMessages.TYPE:
             self._report(Kind.OVERLAPPING_GRANTS, watched, f"messages were granted for good to {share} (B2)")
-        elif kind == Heartbeat.TYPE or (kind == SettlingMessages.TYPE and not self._is_paused(message, at[1])):
+        elif kind == Heartbeat.TYPE or (kind == SettlingMessages.TYPE and not self.is_paused(message, at[1])):
             if watched.shares_are_silent(at[1]):
                 watched.revive(at[1])
             share.last_beat = at[1]
-        if kind == SettlingMessages.TYPE and message.take is not None:
+        if kind == SettlingMessages.TYPE:
+            self._settle(watched, share, message, outcome, at, lease)
+
+    def _settle(
+        self,
+        watched: Watched,
+        share: WatchedShare,
+        message: Any,
+        outcome: Outcome,
+        at: tuple[int, int],
+        lease: Lease | None,
+    ) -> None:
+        """The entries, then the take (H3)."""
+        names, stable = (share.client, share.instance, share.epoch), watched.stable
+        if share.by_batches:
+            by = Sender(*names, share.epoch, ())
+        else:
+            by = Sender(*names, keys=((share.lo, share.hi),), makes=True)
+        self._holes.settle(watched.key, by, message, outcome.entries or (), at, stable)
+        if message.take is not None:
             self._make_room(watched, at, lease)
+        if outcome.taken is not None:
+            self._holes.take(watched.key, by, outcome.taken, message.take[2], at, stable)
 
     def claim_whole(self, watched: Watched, by: str, at: tuple[int, int]) -> None:
         """A ClaimingPartition was granted, which overlaps all shares (B4)."""
@@ -112,7 +140,7 @@ class ShareObserver:
         for each, now in there.items():
             shares[each] = WatchedShare.of(watched.key, now, since.get(each, at[1]))
 
-    def _is_paused(self, message: Any, log_time: int) -> bool:
+    def is_paused(self, message: Any, log_time: int) -> bool:
         """Whether another client has the group paused: then a settle is no beat (H3)."""
         pause = self._pauses.get(message.group_id)
         return pause is not None and pause[0] != message.client_id and log_time < pause[1]
@@ -132,6 +160,7 @@ class ShareObserver:
     def _end(self, watched: Watched, shares: Iterable[WatchedShare], ended: str, at: tuple[int, int]) -> None:
         for share in shares:
             del watched.shares[share.epoch]
+            self._holes.disown(watched.key, share.epoch)
             share.until_offset, share.until, share.ended = *at, str(ended)
             if share.since == BEFORE:
                 self.ended.append(share)

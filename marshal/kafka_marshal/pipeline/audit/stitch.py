@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from kafka_marshal.pipeline.audit.hole_observer import OpenRun, hole_row, with_history
 from kafka_marshal.pipeline.audit.invariants import WatchedShare
 from kafka_marshal.pipeline.audit.observer import ownership_row
 from kafka_marshal.pipeline.audit.piece_spans import PieceSpan, Place, assignment_row, joined, parts_of
@@ -27,6 +28,7 @@ class Stitched:
     takeovers: list[Row] = field(default_factory=list)
     assignments: list[Row] = field(default_factory=list)
     shares: list[Row] = field(default_factory=list)
+    holes: list[Row] = field(default_factory=list)
     #: Leases free at the log's end → for how long (ms of log time), if known.
     unowned: dict[LeaseKey, int] = field(default_factory=dict)
 
@@ -38,6 +40,7 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
     pieces: dict[Place, list[PieceSpan]] = {}
     shares: dict[tuple[LeaseKey, int], int] = {}
     open_shares: list[WatchedShare] = []
+    holes: dict[LeaseKey, list[OpenRun]] = {}
     log_time = 0
     for result in results:
         log_time = result.log_time
@@ -51,8 +54,16 @@ def stitch(results: Iterable[TaskResult]) -> Stitched:
         pieces = _pieces_after(result, pieces)
         found.shares += [share_row(_whole_share(share, shares)) for share in result.loose.shares_ended]
         open_shares = [_whole_share(share, shares) for share in result.loose.shares_now]
+        for run_end in result.loose.holes_ended:
+            parts_of_run = with_history(run_end.run, holes.get(run_end.key, ()))
+            found.holes += [hole_row(run_end.key, part, run_end) for part in parts_of_run]
+        holes = {
+            key: [part for run in runs for part in with_history(run, holes.get(key, ()))]
+            for key, runs in result.loose.holes_now.items()
+        }
         shares = {(share.key, share.epoch): share.since for share in open_shares}
     found.shares += [share_row(share) for share in open_shares]
+    found.holes += [hole_row(key, run, None) for key, runs in holes.items() for run in runs]
     found.ownership += [ownership_row(span) for span in now.values() if span.held]
     owned = [(place, span) for place, spans in pieces.items() for span in spans if span.owned]
     found.assignments += [assignment_row(place, span, None) for place, span in owned]
