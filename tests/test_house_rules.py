@@ -166,12 +166,12 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
     "testing": (50, 10_650),
-    "ui": (17, 4_590),
+    "ui": (18, 4_740),
     "watchdog": (5, 1_000),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (515, 105_400)
+MOST_OF_ALL = (516, 105_400)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

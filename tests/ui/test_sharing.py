@@ -10,11 +10,14 @@ import pytest
 from kafka_marshal.observe.log import Source
 from kafka_marshal.observe.view import View
 from kafka_marshal.ports import Cluster
+from kafka_marshal.ui import moments
 from kafka_marshal.ui.archive import Archive
 from kafka_marshal.ui.fold import History
 from kafka_marshal.ui.live import Live
+from kafka_marshal.ui.moments import Moment
+from kafka_marshal.ui.packing import pack, unpack
 from kafka_marshal.ui.steering import ACTIONS, Steering, words_of
-from rationalizer import ClaimingShare, SettlingMessages
+from rationalizer import ClaimingShare, ReleasingPartition, SettlingMessages
 from tests.observe.test_open_problems import DATA, GROUP, HI, LOG, W1, W2, Scene
 from tests.ui.conftest import get, served
 
@@ -180,9 +183,51 @@ def test_the_page_at_390_pixels_shows_who_has_what_and_one_message_on_a_click(sc
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         page.goto("about:blank")
         page.goto(f"{url}#group={GROUP}&p={DATA}:0&at=0:4&token={steering.token}")
-        page.get_by_text("are those of now, not of the moment shown").wait_for()
+        page.get_by_text("of now, not of the moment shown").wait_for()
         page.get_by_role("table", name="Open messages").get_by_role("button", name="10", exact=True).click()
         shown.get_by_role("button", name="Discard").wait_for()
         assert shown.get_by_role("button", name="Redrive").count() == 0, "it waits for its next try already"
         page.close()
         live.end()
+
+
+def test_the_past_names_who_shared_and_not_what_they_had(scene: Scene) -> None:
+    share_by_batches(scene)  # w1 claims at offset 2, w2 at 3
+    scene.append(ReleasingPartition(*W1, DATA, 0, 2, None), ReleasingPartition(*W2, DATA, 0, 3, None))  # 8, 9
+    scene.append(ClaimingShare(*W1, DATA, 0, HI, 0, HALF - 1))  # 10: refused, holes have no key hash
+    history = taken(scene)._archive.whole
+    assert history is not None
+    group = history.groups[GROUP]
+
+    def at(offset: int) -> tuple[str, Any]:
+        moment = Moment(moments.time_of(history, 0, offset), 0, offset)
+        state = moments.state(history, group, moment)
+        clients = [each["client"] for each in state["members"]]
+        (topic,) = state["topics"]
+        sharers = topic["sharers"].get(0, [(topic["owners"][0], topic["states"][0])])
+        named = [(clients[owner] if owner >= 0 else None, state["states"][code]) for owner, code in sharers]
+        return moments.detail(history, group, PLACE, moment)["text"], named
+
+    assert at(2) == ("After offset 2: shared by batches: w1.", [("w1", "unknown")])
+    assert at(7) == ("After offset 7: shared by batches: w1, w2.", [("w1", "unknown"), ("w2", "unknown")])
+    assert at(8) == ("After offset 8: shared by batches: w2.", [("w2", "unknown")])
+    text, named = at(10)
+    assert (text.startswith("After offset 10: nobody"), named) == (True, [(None, "free")])
+    changes = [history.events[number].offset for number in history.events.down_from("changed", GROUP, 2**60)]
+    assert changes == [9, 8, 3, 2]
+    assert [each["shared"] for each in moments.detail(history, group, PLACE, Moment(2**60))["spans"]] == [True]
+    before, after = (Moment(moments.time_of(history, 0, offset), 0, offset) for offset in (2, 7))
+    assert moments.diff(history, group, before, after)["partitions"][0]["after"] == "w1, w2"
+    kept = unpack(pack(history))
+    assert moments.state(kept, kept.groups[GROUP], after) == moments.state(history, group, after)
+
+
+def test_the_past_of_parts_of_the_keys(scene: Scene) -> None:
+    scene.append(ClaimingShare(*W1, DATA, 0, HI, 0, HALF - 1, 0))
+    history = taken(scene)._archive.whole
+    assert history is not None
+    state = moments.state(history, history.groups[GROUP], Moment(int(scene.now)))
+    (topic,) = state["topics"]
+    assert (topic["places"], topic["owners"]) == ({0: "0 (0-50%)", 1: "0 (50-100%)"}, [0, -1])
+    text = moments.detail(history, history.groups[GROUP], PLACE, Moment(int(scene.now)))["text"]
+    assert text.endswith("shared by keys: w1 (0-50%).")

@@ -21,6 +21,7 @@ from kafka_marshal.observe.words import is_beat, reason, what, why_rebalanced
 from kafka_marshal.ports import LogEntry
 from kafka_marshal.ui.checkpoints import Marks
 from kafka_marshal.ui.index import Events, KeySpans, Names, Pulse, Series, SpanStore
+from kafka_marshal.ui.shares import follow
 from rationalizer import ConfigureGroup, Group, Outcome, Record, World, codes, route_group
 from rationalizer.groups.group import Member
 from rationalizer.groups.history import Assignments, Rebalance, owner_names
@@ -227,6 +228,7 @@ class History:
             lease = world.lease(*key)
             if lease is not None:
                 found.pulse = Pulse(lease.last_beat, lease.heartbeat_interval_ms, 0)
+                follow(found, lease, None, world)
                 self._note_stable(found, None, lease.progress.stable, world.log_time, world)
         for group in world.groups():
             if cp == route_group(group.group_id, self.partitions):
@@ -346,9 +348,13 @@ class History:
 
     def _lease(self, owners: Owners, world: World, key: LeaseKey, outcome: Outcome) -> int:
         group = self._group(key[0])
-        found = group.keys.get(key[1:])
-        lease = world.lease(*key)
-        if found is not None and found.open and lease is not None and found.pulse is not None:
+        found, lease = group.keys.get(key[1:]), world.lease(*key)
+        if found is None:
+            found = self._key(group, key[1:], world.partition)
+        others = follow(found, lease, outcome, world)
+        if others:
+            group.series.add("changed", world.log_time, 1)
+        if found.open and lease is not None and found.pulse is not None:
             span = found.open[0]
             if span.epoch == lease.epoch and span.held == (lease.client_id is not None):
                 since = found.pulse.last
@@ -358,9 +364,7 @@ class History:
                 if stable != found.stable:
                     is_work = outcome.code == codes.OK
                     self._note_stable(found, group if is_work else None, stable, since, world)
-                return 0
-        if found is None:
-            found = self._key(group, key[1:], world.partition)
+                return int(others)
         if group.is_coordinated and lease is not None:  # it was converted: it has leases now (G1)
             group.assignments = None
         before = list(found.open)

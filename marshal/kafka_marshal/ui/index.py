@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from kafka_marshal.ui.checkpoints import Moments
 from rationalizer.history import End, LeaseKey, Span
 from rationalizer.limits import MAX_HEARTBEAT_INTERVAL_MS, MAX_KEY_HASH
 
@@ -294,6 +295,7 @@ class KeySpans:
         "pulse",
         "reported",
         "samples",
+        "shares",
         "stable",
         "until",
         "until_offset",
@@ -318,6 +320,7 @@ class KeySpans:
         #: The log time of the last progress report in a coordinated group.
         self.reported: int = 0
         self.samples: Samples = Samples()
+        self.shares: Moments | None = None  # see `shares`
 
     def begin(self, spans: list[Span], owners: Names) -> None:
         """These spans are open from now on."""
@@ -339,7 +342,7 @@ class KeySpans:
             ]
         )
         if self._since() < other._since():
-            for name in ("cp", "open", "owner", "pulse", "reported", "samples", "stable"):
+            for name in ("cp", "open", "owner", "pulse", "reported", "samples", "shares", "stable"):
                 setattr(self, name, getattr(other, name))
         self.is_shared = self.is_shared or other.is_shared
         self.until, self.until_offset = (array("q", [each[place] for each in closed]) for place in (0, 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ from kafka_marshal.observe.rows import STATES, place_text
 from kafka_marshal.observe.text import count, time_text
 from kafka_marshal.ui.fold import GroupHistory, History, Pausing
 from kafka_marshal.ui.index import KeySpans, Sample
+from kafka_marshal.ui.shares import Sharing, gaps, shared_at, shared_text
 from kafka_marshal.visible import visible
 from rationalizer import codes
 from rationalizer.history import BEFORE, Span
+from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 __all__ = [
@@ -108,6 +111,10 @@ def at_text(moment: Moment) -> dict[str, object]:
 # -- who owned what --------------------------------------------------------------------------------------------
 
 
+#: In place of the number of a span: a share, or keys that no sharer has.
+SHARED: Final = -2
+
+
 class Held(NamedTuple):
     """One partition, or a part of its keys, at a moment. `client` "": it is free."""
 
@@ -118,7 +125,7 @@ class Held(NamedTuple):
     lo: int
     hi: int
     epoch: int
-    #: The number of a closed span; −1: it is open, see `span`.
+    #: The number of a closed span; −1: it is open, see `span`; SHARED: it is no span.
     number: int
     span: Span | None
 
@@ -139,6 +146,8 @@ class Cell:
 
 def _held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held]:
     """The owners of a partition: one, or one for each part of its keys; empty: it never had one."""
+    if sharing := _sharing(found, moment):
+        return _sharers(sharing)
     store = history.spans
     at, by_offset = (moment.offset, True) if moment.cp == found.cp else (moment.time, False)
     since = store.since_offset if by_offset else store.since
@@ -165,14 +174,30 @@ def _held_at(history: History, found: KeySpans, moment: Moment) -> Sequence[Held
     return held
 
 
-#: A holder's freshness (C1), by number.
-FREE, SEEN, SILENT, GONE = range(4)
-WORDS: Final = ("free", "seen", "silent", "gone")
+def _sharing(found: KeySpans, moment: Moment) -> Sharing:
+    is_exact = moment.cp == found.cp
+    return shared_at(found, moment.offset if is_exact else moment.time, by_offset=is_exact)
+
+
+def _sharers(sharing: Sharing) -> list[Held]:
+    """Those that share a partition: by batches each has all keys."""
+    held = [Held(client, instance, 0, max(0, lo), hi, 0, SHARED, None) for client, instance, lo, hi in sharing]
+    if sharing[0][2] == NO_KEY:
+        return [each._replace(hi=MAX_KEY_HASH) for each in held]
+    free = [Held("", "", 0, lo, hi, 0, SHARED, None) for lo, hi in gaps(sharing)]
+    return sorted([*held, *free], key=lambda each: each.lo)
+
+
+#: A holder's freshness (C1), by number. Of a sharer it is not known: its beats are not kept.
+FREE, SEEN, SILENT, GONE, UNKNOWN = range(5)
+WORDS: Final = ("free", "seen", "silent", "gone", "unknown")
 
 
 def _freshness(group: GroupHistory, found: KeySpans, held: Held, moment: Moment) -> int:
     if not held.client:
         return FREE
+    if held.number == SHARED:
+        return UNKNOWN
     offset = moment.offset if moment.cp == found.cp else -1
     if group.pulses and (pulse := group.pulses.get((held.client, held.instance))) is not None:
         # A member's heartbeats are for all its pieces.
@@ -209,6 +234,8 @@ def state(history: History, group: GroupHistory, moment: Moment) -> dict[str, An
     places = {owner: index for index, owner in enumerate(ordered)}
     for topic in topics:
         topic["owners"] = [places.get(owner, -1) for owner in topic["owners"]]
+        for sharers in topic["sharers"].values():
+            sharers[:] = [(places[owner], freshness) for owner, freshness in sharers]
     return {
         "group": group.name,
         "kind": "coordinated" if group.is_coordinated else "claimed",
@@ -246,11 +273,18 @@ def _map_of(
         _, name, partition = found.key
         topic = topics.get(name)
         if topic is None:
-            lists: dict[str, Any] = {"partitions": [], "places": {}, "owners": [], "states": []}
+            lists: dict[str, Any] = {"partitions": [], "places": {}, "sharers": {}, "owners": [], "states": []}
             topic = topics[name] = {"topic": name, **lists}
         pulse = found.pulse
         if found.is_shared or pulse is None or found.cp == moment.cp or not is_claimed:
-            for part in _held_at(history, found, moment):
+            parts = _held_at(history, found, moment)
+            if len(parts) > 1 and parts[0].hi == parts[1].hi:  # by batches: one cell
+                owners = [history.owners(part.client, part.instance) for part in parts]
+                topic["sharers"][len(topic["owners"])] = [(owner, UNKNOWN) for owner in owners]
+                for owner in owners[1:]:
+                    held[owner], worst[owner] = held.get(owner, 0) + 1, max(UNKNOWN, worst.get(owner, FREE))
+                parts = parts[:1]
+            for part in parts:
                 freshness = _freshness(group, found, part, moment)
                 owner = history.owners(part.client, part.instance) if part.client else -1
                 if part.hi - part.lo != MAX_KEY_HASH:
@@ -321,7 +355,11 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
     answers, text = [], []
     rows: list[Span] = []
     if found is not None:
-        for held in _held_at(history, found, moment):
+        when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
+        sharing = _sharing(found, moment)
+        if sharing:
+            text.append(shared_text(when, sharing))
+        for held in () if sharing else _held_at(history, found, moment):
             span = _span(history, group, found, held)
             pulse = group.pulses.get((held.client, held.instance)) or found.pulse
             interval = 0 if pulse is None else pulse.interval_ms
@@ -330,7 +368,6 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
             word = WORDS[_freshness(group, found, held, moment)]
             freshness = {STATES[key]: key for key in STATES}[word]
             asked = Asked(span, last_beat, interval, freshness)
-            when = f"At {time_text(moment.time)}" if moment.cp < 0 else f"After offset {moment.offset}"
             text.append(moment_text(when, asked, not span.is_lease))
             answers.append({**span_json(span), "state": word, "place": place_text(place[1], span.lo, span.hi)})
         around = _ended_before(history, found, moment)
@@ -349,7 +386,7 @@ def detail(history: History, group: GroupHistory, place: tuple[str, int], moment
         else "Nobody, as far as the log was read.",
         "answers": answers,
         "next": None if sampled is None else _next(sampled, group.name, place, moment),
-        "spans": [_span_row(each) for each in rows],
+        "spans": [_span_row(each, found) for each in rows],
         "spans_in_all": 0 if found is None else len(found.closed) + len(found.open),
     }
 
@@ -380,12 +417,15 @@ def _span(history: History, group: GroupHistory, found: KeySpans, held: Held) ->
     return history.spans.span(held.number, found.key, not group.is_coordinated)
 
 
-def _span_row(each: Span) -> dict[str, Any]:
+def _span_row(each: Span, found: KeySpans | None) -> dict[str, Any]:
+    until = sys.maxsize if each.until_offset is None else each.until_offset
+    shared = () if found is None or found.shares is None else found.shares.offsets
     return {
         **span_json(each),
         "client": each.client_id if each.held else None,
         "place": place_text(each.partition, each.lo, each.hi),
         "is_before": each.since == BEFORE,
+        "shared": not each.held and any(each.since_offset <= offset < until for offset in shared),
     }
 
 
@@ -442,7 +482,7 @@ def diff(history: History, group: GroupHistory, first: Moment, second: Moment) -
         if len(changed) >= LISTED:
             continue
         begin, end = _ended_before(history, found, first), _ended_before(history, found, second)
-        why = [ended_text(_span(history, group, found, each)) for each in before if each.span is None]
+        why = [ended_text(_span(history, group, found, each)) for each in before if each.number >= 0]
         changed.append(
             {
                 "topic": place[0],
@@ -473,6 +513,6 @@ def _owners(found: Sequence[Held], partition: int) -> str:
     if len(found) == 1:
         return visible(found[0].client) or "nobody"
     return ", ".join(
-        f"{place_text(partition, each.lo, each.hi).partition(' ')[2]} {visible(each.client) or 'nobody'}"
+        f"{place_text(partition, each.lo, each.hi).partition(' ')[2]} {visible(each.client) or 'nobody'}".strip()
         for each in found
     )

@@ -77,7 +77,7 @@ export function Detail({ group, at, selected, owner, news, now, steer, setMoment
     <table aria-label="Owners of this partition"><thead><tr><th>since</th><th>owner</th><th class="number">epoch</th><th>ended</th></tr></thead>
       <tbody>${[...found.spans].reverse().slice(0, 25).map((each) => html`<tr class=${isNow(each) ? "now" : ""} key=${each.since_offset + "." + each.keys[0]}>
         <td class="time">${each.is_before ? "before" : html`<button class="link" onClick=${() => go({ at: `${found.cp}:${each.since_offset}` })}>${clock(each.since)}</button>`}</td>
-        <td class="name" title=${each.client}>${each.client || html`<span class="quiet">nobody</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
+        <td class="name" title=${each.client}>${each.client || html`<span class="quiet">${each.shared ? "shared" : "nobody"}</span>`}${each.place.includes("(") ? html` <span class="quiet">${each.place}</span>` : ""}</td>
         <td class="number">${each.epoch === null ? "" : each.epoch}</td><td>${each.ended || ""}</td></tr>`)}</tbody></table>
     ${payloads && html`<${StoredMessage} key=${title} topic=${selected.topic} partition=${selected.partition} next=${found.next ? found.next.offset : null} open=${found.next && found.next.offset === offset ? null : offset} />`}
     ${found.events.length > 0 && html`<h2>Its last records</h2><${Events} events=${found.events} go=${go} short />`}

@@ -16,7 +16,7 @@ export function Sharing({ group, selected, isPast, now, steer, go, offset, onCho
   }
   if (found.mode === "whole" && !found.open) return null;
   return html`<div data-sharing>
-    ${isPast && html`<p class="warn">Sharers and open messages are those of now, not of the moment shown: the history does not keep them. Its records say who set aside, redrove or discarded what.</p>`}
+    ${isPast && html`<p class="warn">What follows is of now, not of the moment shown: the history keeps who shared a partition, but neither batches nor open messages. Its records say who set aside, redrove or discarded what.</p>`}
     ${found.mode !== "whole" && html`<h2>Sharers</h2><${Sharers} found=${found} steer=${steer} group=${group} />`}
     ${found.open && html`<h2>Open messages</h2><p>${found.open}</p>`}
     ${found.messages.length > 0 && html`<${Messages} found=${found} offset=${offset} onChoose=${onChoose} />`}
