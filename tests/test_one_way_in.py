@@ -33,6 +33,8 @@ CALLS = {
         "is_held_up",
         "held_back",
         "copy",
+        "text",
+        "at",
     ),
 }
 #: What user threads change without the lock, which the engine reads (``engine/readings.py``): they note in a run what

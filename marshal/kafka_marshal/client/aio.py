@@ -104,6 +104,7 @@ class Marshal:
         client_id: str | None = None,
         topic: str = DEFAULT_TOPIC,
         heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
+        ordered_topics: Sequence[str] = (),
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
@@ -115,6 +116,7 @@ class Marshal:
             client_id=client_id,
             topic=topic,
             heartbeat_interval_ms=heartbeat_interval_ms,
+            ordered_topics=ordered_topics,
             timeout=timeout,
         )
         return made
