@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kafka_marshal.client.breaker import Breaker
 from kafka_marshal.client.tries import Call
+from kafka_marshal.engine.work.lanes import HANGS_MS
 from tests.engine.lanes_bench import Bench, records
 
 
@@ -39,6 +40,17 @@ def test_while_it_is_open_one_try_begins_at_a_time_and_none_before_its_back_off(
     bench.lanes.pace(None)
     assert bench.begin(b, 100.0) == 1
     assert bench.lanes.reopened(100.0) == [c]
+
+
+def test_while_it_is_open_a_handler_that_hangs_holds_the_others_up_for_ten_seconds() -> None:
+    bench = Bench()
+    a, b = bench.spread(bench.assignment(), records("ab"))
+    bench.lanes.pace(100.0)
+    assert bench.begin(a, 100.0) == 0
+    assert bench.begin(b, 100.0) is None
+    assert bench.lanes.reopened(99.0 + HANGS_MS) == []
+    assert bench.lanes.reopened(100.0 + HANGS_MS) == [b]
+    assert bench.begin(b, 100.0 + HANGS_MS) == 1
 
 
 def test_a_message_that_stops_all_others_is_set_aside_though_nothing_succeeds() -> None:

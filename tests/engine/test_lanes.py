@@ -13,7 +13,7 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Stage, Tracker
 from kafka_marshal.engine.work.buffer import Buffer
 from kafka_marshal.engine.work.cutting import Cutting
-from kafka_marshal.engine.work.lanes import HeldBack, Order, lasting
+from kafka_marshal.engine.work.lanes import HANGS_MS, HeldBack, Order, lasting
 from kafka_marshal.ports import Message
 from tests.engine.lanes_bench import Bench, Record, records
 
@@ -445,6 +445,19 @@ def test_u1_what_comes_before_a_message_that_is_tried_alone_is_tried_before_it(o
     assert bench.begin(b) is None
     assert not bench.done(one, a)
     assert set(bench.lanes.reopened(0.0)) == {b}
+
+
+def test_u1_a_message_that_is_tried_alone_and_hangs_holds_the_others_up_for_ten_seconds() -> None:
+    bench = Bench()
+    one, other = bench.assignment(0), bench.assignment(1)
+    bench.lanes.watch(one, [0], [0])
+    (a,), (b,) = bench.spread(one, records("a")), bench.spread(other, records("b", 1))
+    assert bench.begin(b) is None
+    bench.lanes.admit(one, 0)
+    assert bench.begin(a, 1.0) == 0
+    assert bench.lanes.reopened(HANGS_MS) == []
+    assert bench.lanes.reopened(1.0 + HANGS_MS) == [b]
+    assert bench.begin(b, 1.0 + HANGS_MS) == 0
 
 
 def test_what_is_held_back(bench: Bench) -> None:

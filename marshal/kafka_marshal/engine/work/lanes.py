@@ -33,6 +33,9 @@ __all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "LeftBehind"
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]
 
+#: Where one message is tried at a time, a handler that has worked for longer than this (ms) does not count.
+HANGS_MS = 10_000.0
+
 #: A message that holds its partition back for this long (ms) is reported; this is checked as often.
 HELD_BACK_MS = 1_000.0
 
@@ -191,7 +194,7 @@ class Lanes:
                 return None
             partition, offset = lane.partition, offset_of(message)
             stops = owner.is_ending or (self._stop and offset > partition.closes_to) or self._waits(now)
-            stops = stops or self._is_held_for_others(lane)
+            stops = stops or self._is_held_for_others(lane, now)
             if stops or not partition.may_begin(lane, offset, now):
                 lane.partition.parked.append(lane)
                 return None
@@ -239,20 +242,24 @@ class Lanes:
             is_behind = any(_has(lane.rest or (), offset) for lane in partition.lanes.values())
             return None if is_behind else (*key, offset)
 
-    def _is_held_for_others(self, lane: Lane) -> bool:
+    def _is_held_for_others(self, lane: Lane, now: float) -> bool:
         """Whether the first message of a lane waits for one that is tried alone, or for those in flight.
 
         What comes before that one in its lane is tried first, by itself, too.
         """
         if not self._alone or lane.message is None:
             return False
+        if self.running and not _are_at_work(self._partitions.values(), now):
+            return False
         key, offset = self._alone[0]
         is_its_lane = lane.assignment.key == key and _has((lane.message, *(lane.rest or ())), offset)
         return not is_its_lane or self.running > 0
 
     def _waits(self, now: float) -> bool:
-        """Whether no try may begin now, since most of them fail."""
-        return self.next_at is not None and (self.running > 0 or now < self.next_at)
+        """Whether no try may begin now, since most of them fail. A handler that hangs holds no others up for ever."""
+        if self.next_at is None or now < self.next_at:
+            return self.next_at is not None
+        return _are_at_work(self._partitions.values(), now)
 
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
@@ -441,7 +448,7 @@ class Lanes:
                         if lane.message is not None:
                             is_open = partition.may_begin(lane, offset_of(lane.message), now)
                             is_open = is_open and not (self.next_at is not None and (found or self._waits(now)))
-                            is_open = is_open and not self._is_held_for_others(lane)
+                            is_open = is_open and not self._is_held_for_others(lane, now)
                             (found if is_open else partition.parked).append(lane)
             self.ready += sum(lane.number == 1 for lane in found)
         return found
@@ -573,3 +580,7 @@ class Lanes:
 
 def _has(messages: Iterable[Message], offset: int) -> bool:
     return any(offset_of(message) == offset for message in messages)
+
+
+def _are_at_work(partitions: Iterable[Partition], now: float) -> bool:
+    return any(now < lane.began + HANGS_MS for partition in partitions for lane in partition.running)
