@@ -437,3 +437,22 @@ def test_what_a_sharer_leaves_at_its_end_is_taken_at_once() -> None:
     before = net.now
     assert batch(net, b).attempts == 2
     assert net.now < before + HI
+
+
+def test_what_is_settled_in_a_pause_proves_nothing_as_it_is_no_beat() -> None:
+    """H3, T4: its share may be stale when the pause ends, and another one takes what it has."""
+    net = shared_net(end=400)
+    a, b = sharer(net, "a", max_messages=5), sharer(net, "b", max_messages=5)
+    first, second = batch(net, a), batch(net, a)
+    batch(net, b)
+    a.drop_appends = True
+    net.run(1.3 * HI)
+    a.drop_appends = False
+    net.pause(0.9 * HI)
+    net.run(0.1 * HI)
+    a.done_run(first)
+    net.run(0.2 * HI)
+    assert first.token not in {hole.since for hole in holes(net)}, "it is accepted"
+    [share] = [x for x in net.world(T0).shares or () if x.client_id == "a"]
+    lease = second.assignment.lease
+    assert lease.valid_until <= share.last_beat + 2 * HI

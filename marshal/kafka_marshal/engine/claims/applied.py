@@ -357,7 +357,9 @@ class LeaseRecords:
         key = (record.topic, record.partition)
         self.peers.heard(key, now)
         if own and record.epoch is not None:
-            self.book.beat_applied(cp, offset, outcome.log_time, [(key, record.epoch)], now)
+            pause = self._worlds[cp].pause(self.settings.group_id)
+            if pause is None or pause.client_id == self.settings.client_id:  # else it moves no last beat (H3)
+                self.book.beat_applied(cp, offset, outcome.log_time, [(key, record.epoch)], now)
             lease = self.book.leases.of(key, record.epoch)
             if lease is not None:
                 lease.owner.settled(outcome.taken, now)
