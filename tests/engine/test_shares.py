@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine import share_inputs as given
+from kafka_marshal.engine.consumer_inputs import Done
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of
@@ -426,6 +429,27 @@ def test_what_is_given_back_is_sent_again_until_the_log_shows_it() -> None:
     a.drop_appends = False
     net.run(2 * HI)
     assert (holes(net)[0].first, holes(net)[0].attempts) == (0, 2)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_what_is_done_between_messages_that_are_given_back_is_not_given_back(is_shown: bool) -> None:
+    """Handlers that finish in any order leave gaps, and the log may not show yet what is done."""
+    net = shared_net(end=4)
+    a = sharer(net, "a")
+    run = batch(net, a)
+    run.into_lanes()
+    a.drop_appends = not is_shown
+    a.engine.take(Done(of(a).number, [run.messages[0], run.messages[2]]), a.clock())
+    a.settle()
+    net.run(0.6 * HI)
+    a.engine.take(given.GiveBackRun(of(a).number, run), a.clock())
+    a.drop_appends = False
+    found = [batch(net, a)]
+    a.done_run(found[0])
+    found.append(batch(net, a))
+    a.done_run(found[1])
+    net.run(HI)
+    assert ([offsets(each) for each in found], holes(net)) == ([[1], [3]], [])
 
 
 def test_what_a_sharer_leaves_at_its_end_is_taken_at_once() -> None:

@@ -258,7 +258,9 @@ class Desk:
         if given is None or self.at_most_once:
             return
         attempts = given.attempts if is_begun else given.attempts - 1
-        self.settling.want(Request(first, min(last, given.last), Kind.OPEN, None, attempts))
+        self.settle()
+        for low, high in self.settling.not_done(first, min(last, given.last)):  # handlers finish in any order
+            self.settling.want(Request(low, high, Kind.OPEN, None, attempts))
 
     def give_back_rest(self) -> None:
         """Give back what has not begun: what waits to be delivered, and what was not read."""

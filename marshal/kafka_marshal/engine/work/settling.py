@@ -97,6 +97,16 @@ class Settling:
         self._requests.pop(first, None)
         self._sent.pop(first, None)
 
+    def not_done(self, first: int, last: int) -> list[tuple[int, int]]:
+        """These offsets, without those that are wanted as done."""
+        found: list[tuple[int, int]] = []
+        for request in sorted(self._requests.values(), key=_first_of):
+            if request.kind is Kind.DONE and request.first <= last and request.last >= first:
+                found.append((first, request.first - 1))
+                first = request.last + 1
+        found.append((first, last))
+        return [(low, high) for low, high in found if low <= high]
+
     def entries(self, progress: Progress | None, now: float, again_ms: float) -> Entries | None:
         """What to send now; None: nothing. What was sent this long ago, and is not shown, is sent again."""
         if not self._requests:
@@ -118,7 +128,10 @@ class Settling:
                         part = (done.pop()[0], part[1])
                     done.append(part)
             elif request.kind is Kind.OPEN:
-                opened.append((first, request.last, request.key_hash, request.attempts))
+                spans = [(first, request.last)]
+                if self.owner != NO_OWNER:  # an entry that names what is done is rejected whole (H3)
+                    spans = self._holes(progress, request)
+                opened += [(low, high, request.key_hash, request.attempts) for low, high in spans]
             else:
                 parked.append((first, request.key_hash or 0, request.attempts, request.reason))
             self._sent[first] = request, now
@@ -194,6 +207,10 @@ class Settling:
             if first in refused or request is None or self._is_behind(request):
                 self._sent.pop(first, None)
         return found
+
+
+def _first_of(request: Request) -> int:
+    return request.first
 
 
 def _has_passed(progress: Progress, offset: int, key_hash: int | None) -> bool:
