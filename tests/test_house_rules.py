@@ -165,13 +165,13 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
-    "testing": (50, 10_650),
+    "testing": (53, 11_140),
     "ui": (18, 4_740),
     "watchdog": (5, 1_000),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (516, 105_600)
+MOST_OF_ALL = (518, 105_900)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -8,6 +8,7 @@ import pytest
 
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine import share_inputs as given
+from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.consumer_inputs import Done
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
@@ -478,5 +479,5 @@ def test_what_is_settled_in_a_pause_proves_nothing_as_it_is_no_beat() -> None:
     net.run(0.2 * HI)
     assert first.token not in {hole.since for hole in holes(net)}, "it is accepted"
     [share] = [x for x in net.world(T0).shares or () if x.client_id == "a"]
-    lease = second.assignment.lease
+    lease = cast("ShareLease", second.assignment.lease)
     assert lease.valid_until <= share.last_beat + 2 * HI

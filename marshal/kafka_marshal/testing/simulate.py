@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="stories of a coordinated group that takes checkpoints, whose members count messages",
     )
+    parser.add_argument(
+        "--sharing", action="store_true", help="stories of workers that share partitions by batches, at least once"
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -94,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     lanes=options.lanes,
                     transactions=options.transactions,
                     checkpoints=options.checkpoints,
+                    sharing=options.sharing,
                 ),
                 worker,
             )
@@ -112,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lanes=options.lanes,
             transactions=options.transactions,
             checkpoints=options.checkpoints,
+            sharing=options.sharing,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

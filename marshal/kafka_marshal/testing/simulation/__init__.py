@@ -18,9 +18,12 @@ take part: a function of one :class:`Job`. See docs/simulation.md. Needs the ext
 ``in_checkpoints``      workers that count, and keep their counts with the group's checkpoints
 ``counting``            what the states of a checkpoint hold: each message once
 ``callbacks``           what callbacks about checkpoints get
+``in_batches``          workers that share partitions by batches, and the operator beside them
 ``in_lanes``            the worker with many handlers (``consumer.run``)
+``kinds``               the kinds of faults
 ``scenario``            clients and faults, drawn from a seed or written down
 ``checks``              invariants checked with every record and every message
+``batch_checks``        the same for partitions that many share by batches
 ``recorded``            the authoritative log, and an independent judge of it
 ``ordering``            the order in which messages were handled
 ``ledger``              messages handled, granted and reported as done

@@ -180,6 +180,7 @@ def simulate(
     transactions: bool = False,
     checkpoints: bool = False,
     parks: bool = False,
+    sharing: bool = False,
 ) -> Report:
     """Run seeds and report the promises that broke.
 
@@ -195,6 +196,7 @@ def simulate(
     committed records gets the output of each message once and in order. ``checkpoints``: the built-in workers count, in
     a coordinated group that takes checkpoints; each state holds what is done once. These four change the story of a
     seed. ``parks``: your own worker may set messages aside; what the log calls done was handled, or it is open.
+    ``sharing``: the built-in workers share partitions by batches, some hold them whole; another story of a seed, too.
     Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
@@ -206,6 +208,10 @@ def simulate(
     if checkpoints and (worker is not None or lanes or transactions or delivery == "at-most-once"):
         raise ConfigurationError(
             "stories of checkpoints have built-in workers only, with delivery='at-least-once': leave out the others"
+        )
+    if sharing and (groups or lanes or transactions or checkpoints or delivery == "at-most-once"):
+        raise ConfigurationError(
+            "stories of sharing are of claimed groups and at least once, without lanes, transactions or checkpoints"
         )
     numbers = range(arguments.a_whole("seeds", seeds)) if isinstance(seeds, int) else seeds
     function = load_worker(worker) if isinstance(worker, str) else worker
@@ -222,6 +228,7 @@ def simulate(
             transactions=transactions,
             checkpoints=checkpoints,
             parks=parks,
+            sharing=sharing,
         ),
         function,
         judge,

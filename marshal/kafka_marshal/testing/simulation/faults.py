@@ -11,6 +11,7 @@ from kafka_marshal.snapshots.prune import DEFAULT_KEEP, LEAST_KEEP
 from kafka_marshal.testing.simulation.checks import Checks
 from kafka_marshal.testing.simulation.clients import RESTART_INTERVALS, Clients
 from kafka_marshal.testing.simulation.data import Data
+from kafka_marshal.testing.simulation.in_batches import settle_by_hand
 from kafka_marshal.testing.simulation.living import Host, Trouble
 from kafka_marshal.testing.simulation.network import Network
 from kafka_marshal.testing.simulation.process import Job, Process, is_expected
@@ -77,6 +78,8 @@ class Faults:
                 self._prune(fault)
             case "evict":
                 self._evict(fault)
+            case "settles":
+                self._settle(fault)
             case "retention":
                 self._cut(fault)
             case "markers":
@@ -230,6 +233,18 @@ class Faults:
         job = Job(process, self._scenario, self._clients.store)
         admin = partial(job.admin, client_id=process.name)  # a generated id would differ between runs
         self.administer("evict", process, lambda: admin().evict(job.group_id, fault.client, force=True), fault)
+
+    def _settle(self, fault: Fault) -> None:
+        """An operator redrives, discards or sets aside some open messages."""
+        process = self._clients.new_process(self.admin_host)
+        job = Job(process, self._scenario, self._clients.store)
+        rng = Random(f"{self._scenario.seed}/{process.name}")
+        admin = partial(job.admin, client_id=process.name.replace("#", "-"))
+
+        def work() -> None:
+            self._clients.note("settled", process.name, *settle_by_hand(admin(), job.group_id, rng))
+
+        self.administer("settles", process, work, fault)
 
     def _prune(self, fault: Fault) -> None:
         """An admin prunes the log while members may be far behind; it may be killed meanwhile."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kafka_marshal.engine.claims.leases import HeldLease
+from kafka_marshal.engine.claims.shares import ShareLease
 from kafka_marshal.engine.groups.client import GroupClient
 from kafka_marshal.engine.groups.pieces import HeldPiece
 from kafka_marshal.engine.settings import proof_margin_ms
@@ -52,7 +53,7 @@ def last_proof(driver: Driver, held: Held) -> tuple[float, int]:
 
 
 def overlap(one: Held, other: Held) -> bool:
-    """Whether two of one partition have a key in common."""
+    """Whether two of one partition have a key in common; shares by batches have none."""
     if isinstance(one, HeldPiece) and isinstance(other, HeldPiece):
         return one.span[0] <= other.span[1] and other.span[0] <= one.span[1]
-    return True
+    return not (isinstance(one, ShareLease) and isinstance(other, ShareLease))

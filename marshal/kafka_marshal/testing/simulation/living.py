@@ -44,6 +44,8 @@ class Host:
     is_iterating: bool = False
     #: Its worker has many handlers (``consumer.run``).
     in_lanes: bool = False
+    #: Its worker shares partitions by batches.
+    shares: bool = False
     #: Its worker defers some messages and marks others as done meanwhile.
     defers: bool = False
     #: Interval (ms) at which what a broker sends reaches it; 0: at once.

@@ -36,12 +36,14 @@ from kafka_marshal.testing.simulation.recorded import Recorded
 from kafka_marshal.types import Key
 from rationalizer import (
     ClaimingPartition,
+    ClaimingShare,
     Heartbeat,
     HeartbeatBatch,
     JoinGroup,
     LeaveGroup,
     Outcome,
     ReleasingPartition,
+    SettlingMessages,
     World,
     codes,
 )
@@ -175,7 +177,8 @@ class MemberInvariants:
             self._pauses[process.name, cp] = began, now + pause.expires - outcome.log_time
         if (message.instance_id, message.client_id) != (settings.instance_id, settings.client_id):
             return
-        for key in [_ALL] if self._is_coordinated and outcome.of_group else _beaten(outcome):
+        is_beat = pause is None or pause.client_id == settings.client_id or not outcome.is_a(SettlingMessages)
+        for key in [_ALL] if self._is_coordinated and outcome.of_group else _beaten(outcome) if is_beat else []:
             if not outcome.accepted or outcome.is_a(LeaveGroup):
                 break
             sent_at = self._sent.get((cp, offset), 0.0)
@@ -184,7 +187,7 @@ class MemberInvariants:
             self._beats[process.name, key] = max(
                 self._beats.get((process.name, key), (0.0, 0)), (sent_at, outcome.log_time)
             )
-        if outcome.accepted and outcome.epoch == offset:
+        if outcome.accepted and offset in (outcome.epoch, outcome.share):
             self._granted(process, driver, offset, outcome)
 
     def _check_successor(self, record: JoinGroup, offset: int) -> None:
@@ -214,7 +217,7 @@ class MemberInvariants:
 
     def _granted(self, process: Living, driver: Driver, epoch: int, outcome: Outcome) -> None:
         record = outcome.record
-        if not isinstance(record, ClaimingPartition | Heartbeat):
+        if not isinstance(record, ClaimingPartition | ClaimingShare | Heartbeat):
             return
         key, book = (record.topic, record.partition), driver.engine.book
         self._doubts.pop((process.name, key), None)
@@ -486,7 +489,9 @@ def _beaten(outcome: Outcome) -> list[Key]:
     if outcome.is_a(HeartbeatBatch):
         answers = zip(message.entries, outcome.entries or (), strict=True)
         return [(entry[0], entry[1]) for entry, code in answers if code in codes.ACCEPTED]
-    if outcome.is_a(Heartbeat) or (outcome.is_a(ClaimingPartition) and outcome.code == codes.OK):
+    is_claim = outcome.is_a(ClaimingPartition) or outcome.is_a(ClaimingShare)
+    is_settle = outcome.is_a(SettlingMessages) and message.epoch is not None
+    if outcome.is_a(Heartbeat) or is_settle or (is_claim and outcome.code == codes.OK):
         return [(message.topic, message.partition)]
     return []
 

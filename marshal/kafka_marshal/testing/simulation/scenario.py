@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 from kafka_marshal.engine.work.lanes import Order
+from kafka_marshal.testing.simulation.kinds import FAULTS
 from kafka_marshal.types import Delivery, Strategy
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
-__all__ = ["Client", "Counting", "FAULTS", "Fault", "Scenario", "Terms"]
+__all__ = ["Client", "Counting", "Fault", "Scenario", "Terms"]
 
 #: If these are the only faults, everything that a member sends reaches the log.
 HEARD = frozenset({"crash", "term", "grow", "markers", "slow handler"})
@@ -33,46 +34,16 @@ class Terms:
         return cls(scenario.clocks_are_trusted, kinds <= {"term", "deploy"}, kinds <= HEARD)
 
 
-#: Kinds of faults and their weights.
-FAULTS: dict[str, float] = {
-    "crash": 5,  # kill -9; started again after ``intervals``
-    "term": 4,  # SIGTERM; started again after ``intervals``
-    "stop": 4,  # SIGSTOP for ``intervals``
-    "zombie": 1,  # SIGSTOP, and a successor is started; it continues after ``intervals``
-    "lost": 3,  # appends do not arrive; ``size`` of them
-    "unacknowledged": 3,  # they arrive, but their acknowledgements do not
-    "duplicated": 2,  # they are written twice
-    "late": 2,  # they arrive long after they were given up
-    "slow network": 2,  # the latency is ``size`` HI
-    "deaf": 3,  # a part of the coordination topic does not reach this client
-    "cut off": 2,  # this client reaches no broker
-    "outage": 1,  # no client does
-    "slow handler": 2,  # the work takes ``size`` times as long
-    "grow": 1,  # the topic gets another partition
-    "pause": 2,  # an admin pauses the group for ``intervals``, and moves positions where size > 0.5
-    "forget": 0,  # an admin pauses the group and forgets it; only in some seeds, see _forgotten
-    "retention": 0,  # the first ``size`` of a partition's messages are gone; only in stories that are written down
-    "markers": 0,  # three offsets of a partition hold no message, as transactions leave them; only in written stories
-    "prune": 0,  # an admin removes old log and old snapshots; only in seeds that have snapshots, see _prunes
-    "interrupts": 0,  # ``size`` / 4 of a worker's calls are ended by an exception; only in seeds that have it
-    "torn reads": 0,  # ``size`` / 2 of its reads raise, with messages taken already; only in seeds that have it
-    "clock": 0,  # a broker's clock is set, by ``size`` HI; only in seeds that have it
-    "evict": 0,  # an operator removes a member of a coordinated group; only in stories that have one
-    "brief pause": 0,  # an admin pauses the group, and waits for no release; only in stories that are written down
-    "foreign commit": 0,  # another program commits an offset for the group in Kafka; only in stories of transactions
-    "dropped offset": 0,  # Kafka's offset of the group is deleted; only in stories of transactions
-    "deploy": 0,  # SIGTERM for one client after the other, ``intervals`` apart; only in stories with checkpoints
-    "go back": 0,  # a member rolls the group back; only in stories with checkpoints
-    "rollback": 0,  # an operator does; only in stories with checkpoints
-    "late rollback": 0,  # one of ``intervals`` ago arrives now; only in stories with checkpoints
-    "hang": 0,  # its next handler hangs until all else is handled; only in written stories with lanes
-}
-
 #: In stories of a coordinated group: weight of "evict", strategies, and workers beside WORKERS with their share.
 EVICT_WEIGHT = 2.0
 STRATEGIES: tuple[Strategy, ...] = ("sticky", "sticky", "range", "roundrobin")
 GROUP_WORKERS = ("terminates", "holds-back", "latest")
 GROUP_WORKERS_SHARE = 0.1
+
+#: Stories of sharers: their workers, and those of clients that hold partitions whole, with their number.
+SHARING_WORKERS = ("shares", "shares", "shares-lanes")
+WHOLE_WORKERS, WHOLE_CLIENTS = ("iterate", "poll", "batches", "explicit"), (0, 0, 1, 1, 2)
+SHARING_CLIENTS = (2, 3, 4, 5)
 
 #: The share of stories in which a broker's clock is set, and the weight of that fault.
 CLOCK_SHARE = 0.15
@@ -222,6 +193,8 @@ class Scenario:
     transactions: bool = False
     #: Whether the log is at the level at which messages can be set aside.
     parks: bool = False
+    #: Whether partitions are shared by batches.
+    sharing: bool = False
     #: How the group takes checkpoints, of what its workers count. None: it takes none.
     checkpoints: Counting | None = None
 
@@ -279,6 +252,7 @@ class Scenario:
         transactions: bool = False,
         checkpoints: bool = False,
         parks: bool = False,
+        sharing: bool = False,
     ) -> Scenario:
         """The story of a seed; coordinated groups, workers with lanes and with transactions have different ones.
 
@@ -287,10 +261,11 @@ class Scenario:
         """
         coordinated = coordinated or checkpoints
         kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
+        kinds["sharing"] = sharing
         named = "".join(f"{kind}/" for kind, is_it in kinds.items() if is_it) + str(seed)
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
-        delivery = "at-least-once" if lanes or transactions or checkpoints else delivery or drawn
+        delivery = "at-least-once" if lanes or transactions or checkpoints or sharing else delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # all write to the fenced sink
@@ -319,7 +294,7 @@ class Scenario:
             faults = tuple(sorted((*faults, *_offsets(named, intervals)), key=lambda fault: fault.at))
         if not worker:
             clients = _with_paces(named, clients)
-            clients = clients if lanes or transactions or checkpoints else _with_callbacks(named, clients)
+            clients = clients if lanes or transactions or checkpoints or sharing else _with_callbacks(named, clients)
             faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
         found = cls(
             seed=seed,
@@ -340,6 +315,8 @@ class Scenario:
             transactions=transactions,
             parks=parks,
         )
+        if sharing:
+            found = _with_sharers(named, found)
         return _with_checkpoints(named, found) if checkpoints else found
 
     def script(self, worker: str = "", violation: str = "") -> str:
@@ -470,6 +447,37 @@ def _with_checkpoints(seed: str, story: Scenario) -> Scenario:
             shares=shares,
             fails=not is_quiet,
         ),
+    )
+
+
+def _in_turns(client: Client, rng: Random, *, is_whole: bool) -> Client:
+    """With a worker that shares, or one that holds partitions whole."""
+    worker = rng.choice(WHOLE_WORKERS if is_whole else SHARING_WORKERS)
+    return replace(client, worker=worker, policy=client.policy if is_whole else "balanced", reads="")
+
+
+def _with_sharers(seed: str, story: Scenario) -> Scenario:
+    """Most clients share partitions by batches, some hold them whole; operators settle what is open."""
+    rng = Random(f"kafka-marshal/{seed}/sharers")
+    whole, last = rng.choice(WHOLE_CLIENTS), story.intervals - 6.0
+    chosen = [x for x in story.clients if x.worker != "by-hand"][: rng.choice(SHARING_CLIENTS)]
+    clients = tuple(
+        x if x.worker == "yours" else _in_turns(x, rng, is_whole=0 < index <= whole) for index, x in enumerate(chosen)
+    )
+    faults = [
+        Fault(round(rng.uniform(4.0, last), 2), kind, "", round(rng.uniform(0.1, 2), 2), round(rng.random(), 3))
+        for kind in ("settles", "brief pause")
+        for _ in range(rng.randint(0, 6))
+    ]
+    names = {"", *(x.name for x in clients)}
+    kept = [x for x in story.faults if x.kind not in ("interrupts", "torn reads") and x.client in names]
+    return replace(
+        story,
+        clients=clients,
+        faults=tuple(sorted((*kept, *faults), key=lambda fault: fault.at)),
+        data_partitions=rng.choice((1, 2, 2, 4)),
+        other_partitions=0,
+        sharing=True,
     )
 
 

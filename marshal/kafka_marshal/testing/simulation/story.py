@@ -17,6 +17,7 @@ from kafka_marshal.adapters.opening import announced
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.rate_limit import RateLimit
+from kafka_marshal.testing.simulation.batch_checks import BatchChecks, is_waiting
 from kafka_marshal.testing.simulation.checks import Checks, Judge, Violation
 from kafka_marshal.testing.simulation.clients import Clients
 from kafka_marshal.testing.simulation.data import Data
@@ -224,7 +225,7 @@ class _Story:
         self.scenario = scenario
         self.hi = float(scenario.heartbeat_interval_ms)
         self.scheduler = Scheduler()
-        self.checks = Checks(scenario, self.scheduler, judge)
+        self.checks = (BatchChecks if scenario.sharing else Checks)(scenario, self.scheduler, judge)
         self.broker = MemoryBroker(lambda: self.network.broker_clock())
         self.network = Network(self.scheduler, self.broker, scenario.topic)
         self.network.on_record = self.checks.record
@@ -253,9 +254,9 @@ class _Story:
         for cp in range(cps):
             first = marker("init", cps)
             self.network.arrive(scenario.topic, cp, encode(first), init, 0.0)
-            if scenario.strategy is not None or scenario.parks:
+            if scenario.strategy is not None or scenario.parks or scenario.sharing:
                 level = GROUPS_LEVEL if scenario.checkpoints is None else CHECKPOINTS_LEVEL
-                level = SHARING_LEVEL if scenario.parks else level
+                level = SHARING_LEVEL if scenario.parks or scenario.sharing else level
                 upgrade = Upgrade(first.instance_id, first.client_id, first.group_id, level)
                 self.network.arrive(scenario.topic, cp, encode(upgrade), init, 0.0)
         self._share(init)
@@ -401,6 +402,8 @@ class _Story:
 
     def _is_shared_evenly(self) -> bool:
         """Whether each client's share can be said: all want the same, and each is one process (no zombie is back)."""
+        if self.scenario.sharing:  # each has a share of every partition, or what the others leave
+            return False
         running = [x.client_id for x in self.clients.processes if x.is_running and not x.host.is_admin]
         if len(running) > len(set(running)) or (self.scenario.other_partitions and any(x.reads for x in self._sharing)):
             return False
@@ -417,6 +420,8 @@ class _Story:
         )
 
     def _is_drained(self) -> bool:
+        if self.scenario.sharing and is_waiting(self.checks.log.worlds.values(), self.scenario.group_id):
+            return False
         return all(self.checks.stable(key) >= self.data.end(key) - 1 for key in self.data.all_partitions())
 
     def _state(self) -> str:

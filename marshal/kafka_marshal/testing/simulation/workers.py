@@ -18,6 +18,7 @@ from kafka_marshal.client.ranges import RangeConsumer
 from kafka_marshal.engine.policies import Balanced, Greedy, MaxClaims, Policy, ReleaseIfBehind, WholeTopic
 from kafka_marshal.engine.work.ranges import OffsetRange
 from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError, LeaseError, StaleEpochError
+from kafka_marshal.testing.simulation.in_batches import work_in_batches
 from kafka_marshal.testing.simulation.in_checkpoints import work_with_checkpoints
 from kafka_marshal.testing.simulation.in_lanes import work_in_lanes
 from kafka_marshal.testing.simulation.in_transactions import (
@@ -58,8 +59,9 @@ def host_of(client: Client, hi_ms: float) -> Host:
         client.name,
         client.rate,
         is_iterating=client.worker in ONE_BY_ONE,
-        in_lanes=client.worker in ("lanes", "transacts-in-lanes", "counts-lanes"),
+        in_lanes=client.worker in ("lanes", "shares-lanes", "transacts-in-lanes", "counts-lanes"),
         defers=client.worker in ("defer", "lanes", "transacts-at-once", "transacts-in-lanes"),
+        shares=client.worker in ("shares", "shares-lanes"),
         fetch_ms=client.fetches_every * hi_ms,
     )
 
@@ -559,6 +561,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "callbacks": _callbacks,
     "lanes": _lanes,
     **dict.fromkeys(("transacts", "transacts-at-once", "transacts-in-lanes"), _transacts),
+    **dict.fromkeys(("shares", "shares-lanes"), work_in_batches),
     "by-hand": _by_hand,
     "ranges": _ranges,
 }
