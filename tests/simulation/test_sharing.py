@@ -200,12 +200,6 @@ def _passes_a_settle_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Settling, "entries", planted)
 
 
-def _gives_back_what_is_done(patch: pytest.MonkeyPatch) -> None:
-    """What is done between messages that are given back is given back with them."""
-    patch.setattr(Settling, "not_done", lambda self, first, last: [(first, last)])
-    patch.setattr(Settling, "_holes", lambda self, progress, request: [(request.first, request.last)])
-
-
 #: Each planted bug, and the first story that shows it.
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[int], Scenario], int]] = [
     (_begins_what_it_gave_back, in_turns, 0),
@@ -215,7 +209,6 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[int], Scenar
     (_a_take_that_is_repeated_gives_twice, in_turns, 0),
     (_passes_a_settle_before_it_is_accepted, drawn, 3),
     (_a_settle_in_a_pause_is_a_beat, paused, 10),
-    (_gives_back_what_is_done, paused, 1),
 ]
 
 
