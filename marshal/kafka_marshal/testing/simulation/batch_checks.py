@@ -171,6 +171,7 @@ class BatchChecks(Checks):
     # Work.
 
     def begins(self, process: Living, message: Message) -> None:
+        """A worker begins to handle a message."""
         key, offset = place_of(message)
         place = (key, offset)
         held = _in_hand(process, key, message)
@@ -212,6 +213,7 @@ class BatchChecks(Checks):
             self.fail("one hand", f"{process.name} begins {where}, and by the log it is not its own")
 
     def handled(self, process: Living, message: Message, *, in_vain: bool = False) -> None:
+        """A worker has handled a message; in_vain: its handler failed."""
         place = place_of(message)
         mine = [each for each in self.books.in_hand.get(place, ()) if each[0] is process and each[1] is message]
         for each in mine[:1]:

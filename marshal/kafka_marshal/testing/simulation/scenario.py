@@ -261,8 +261,7 @@ class Scenario:
         """
         coordinated = coordinated or checkpoints
         kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
-        kinds["sharing"] = sharing
-        named = "".join(f"{kind}/" for kind, is_it in kinds.items() if is_it) + str(seed)
+        named = "".join(f"{kind}/" for kind, is_it in (kinds | {"sharing": sharing}).items() if is_it) + str(seed)
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
         delivery = "at-least-once" if lanes or transactions or checkpoints or sharing else delivery or drawn
@@ -315,8 +314,7 @@ class Scenario:
             transactions=transactions,
             parks=parks,
         )
-        if sharing:
-            found = _with_sharers(named, found)
+        found = _with_sharers(named, found) if sharing else found
         return _with_checkpoints(named, found) if checkpoints else found
 
     def script(self, worker: str = "", violation: str = "") -> str:
