@@ -117,7 +117,7 @@ class BatchChecks(Checks):
             self.books.shares.pop(key, None)
 
     def _check_shares(self, key: Key, lease: Lease, record: Record) -> None:
-        """What became of the shares that there were."""
+        """Which shares this record ended."""
         epoch_of = record.epoch if isinstance(record, ReleasingPartition) else None
         now = {} if lease.shares is None else {each.epoch: each.instance_id for each in lease.shares}
         for epoch, (instance, had) in self.books.shares.get(key, {}).items():
@@ -191,7 +191,7 @@ class BatchChecks(Checks):
             its = _in_hand(other, place[0], message)
             if its is not None and _is_sure(other, its):
                 where = f"{name_of(place[0])} offset {place[1]}"
-                self.fail("one hand", f"{where} is begun by {process.name}, and {other.name} has it in hand (T4)")
+                self.fail("one hand", f"{where} is begun by {process.name}, and {other.name} has it in flight (T4)")
         token, by = self.books.tokens.get(place, (-1, process))
         if token > held.token or (token == held.token and by is not process):
             what = f"under the token {held.token}, after {by.name} under {token}"
