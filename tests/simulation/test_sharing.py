@@ -208,7 +208,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[int], Scenar
     (_forgets_holes_at_close, drawn, 2),
     (_a_take_that_is_repeated_gives_twice, in_turns, 0),
     (_passes_a_settle_before_it_is_accepted, drawn, 3),
-    (_a_settle_in_a_pause_is_a_beat, paused, 10),
+    (_a_settle_in_a_pause_is_a_beat, drawn, 60),
 ]
 
 

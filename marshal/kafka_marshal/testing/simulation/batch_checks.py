@@ -25,7 +25,7 @@ from kafka_marshal.engine.shares.desk import CRASHED
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.checks import Checks, Judge
-from kafka_marshal.testing.simulation.ledger import NOT_NEEDED
+from kafka_marshal.testing.simulation.ledger import NOT_NEEDED, Seen
 from kafka_marshal.testing.simulation.living import Living
 from kafka_marshal.testing.simulation.scenario import Fault, Scenario
 from kafka_marshal.testing.simulation.scheduler import Scheduler
@@ -115,6 +115,7 @@ class BatchChecks(Checks):
         for key in [key for key in self.accounts.seen if route_lease(*key, len(self.log.worlds)) == cp]:
             self.books.reset[key] = self.log.worlds[cp].next_offset - 1
             self.books.shares.pop(key, None)
+            self.accounts.seen[key] = Seen(-1, -1, ())  # a share's lease has no epoch
 
     def _check_shares(self, key: Key, lease: Lease, record: Record) -> None:
         """Which shares this record ended."""
@@ -218,7 +219,8 @@ class BatchChecks(Checks):
         mine = [each for each in self.books.in_hand.get(place, ()) if each[0] is process and each[1] is message]
         for each in mine[:1]:
             self.books.in_hand[place].remove(each)
-            if each[2] is not None and not in_vain:
+            ends_late = _in_hand(process, place[0], message) is None  # after a drain's time-out, say
+            if each[2] is not None and not in_vain and not ends_late:
                 self.books.handled[place] = (process, each[2].token, int(each[2].assignment.epoch))
         if in_vain:
             self.books.failed.add(place)

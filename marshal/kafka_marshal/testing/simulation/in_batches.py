@@ -20,8 +20,6 @@ __all__ = ["settle_by_hand", "work_in_batches"]
 PARKED, GIVEN_BACK, SLOW, SLOW_INTERVALS = 0.004, 0.05, 0.005, 1.0
 #: With handlers: the share of tries that fail, and of messages whose last one fails, too.
 TRY_FAILING, LAST_FAILING = 0.05, 0.1
-#: How long a handler may take, if there is a limit (HI).
-TIMEOUT_INTERVALS = 2.0
 #: Most messages that an operator settles at a time.
 MOST_SETTLED = 3
 
@@ -32,16 +30,13 @@ class FailedError(Exception):
 
 def work_in_batches(job: Job, client: Client) -> None:
     """Run until stopped: a loop over batches, or many handlers."""
-    hi, chance = job.heartbeat_interval_ms / 1000, job.random
-    timeout = chance.choice([None, None, TIMEOUT_INTERVALS * hi])
     with job.marshal() as marshal:
         make = partial(
             marshal.consumer,
             job.topics,
             shared_batches=True,
             delivery=job.delivery,
-            batch_size=chance.choice([10, 50]),
-            handler_timeout=timeout,
+            batch_size=job.random.choice([10, 50]),
         )
         with make() as consumer:
             if client.worker == "shares-lanes":
