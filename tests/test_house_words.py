@@ -26,7 +26,10 @@ from tests.test_house_rules import (
 #: The rules of docs/protocol, which users need not know. An audit's findings, and what tests say, name them.
 RULE_LETTERS = "".join(sorted(set(re.findall(r"^- \*\*([A-Z])\d+\*\*", PROTOCOL, re.MULTILINE))))
 RULE_NUMBER = re.compile(rf"\b[{RULE_LETTERS}]\d{{1,2}}\b")
-MAY_NAME_RULES = ("rationalizer", "kafka_marshal.testing", "kafka_marshal.pipeline.audit.observer")
+MAY_NAME_RULES = (
+    *("rationalizer", "kafka_marshal.testing", "kafka_marshal.pipeline.audit.observer"),
+    *("kafka_marshal.pipeline.audit.share_observer", "kafka_marshal.pipeline.audit.hole_observer"),
+)
 
 
 def texts_of(tree: ast.Module) -> Iterator[ast.Constant]:

@@ -106,7 +106,8 @@ def page_url(archive: Archive) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of a session: its event loop runs in this thread until it ends, and no other can meanwhile.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:

@@ -202,7 +202,7 @@ def test_a_message_that_was_set_aside_is_redriven_or_discarded_in_the_page(
         page.get_by_role("button", name="Dry run").click()
         page.get_by_text("would be done: 1 message of group g").wait_for()
         page.get_by_role("button", name="Confirm").click()
-        page.get_by_text("Done.").wait_for()
+        page.get_by_text("Done.").last.wait_for()
         page.keyboard.press("Escape")
     shown.get_by_text("It is not open any more").wait_for()
     table.get_by_text("waiting").wait_for()
