@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from kafka_marshal.pipeline.audit.invariants import Kind
 from kafka_marshal.pipeline.audit.observer import Observer
 from kafka_marshal.pipeline.audit.schemas import TABLES
 from kafka_marshal.pipeline.audit.stitch import stitch
@@ -44,3 +45,12 @@ def tables_of(log: Sequence[Entry], cuts: Sequence[int] = (), world_type: type[W
     for table in ("ownership", "takeovers", "assignments", "shares", "holes"):
         write(table, getattr(stitched, table))
     return found
+
+
+def is_found(world_type: type[World], log: Sequence[Entry], kind: Kind, offset: int, words: str) -> None:
+    """What a broken rationalizer does in this log is one violation; the log itself has none."""
+    (found,) = tables_of(log, world_type=world_type)["violations"]
+    assert (found["kind"], found["offset"]) == (str(kind), offset)
+    assert words in found["detail"]
+    assert (found["group"], found["topic"], found["topic_partition"]) == ("g", "t", 0)
+    assert tables_of(log)["violations"] == []

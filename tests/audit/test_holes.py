@@ -26,7 +26,7 @@ from rationalizer.limits import MAX_KEY_HASH
 from rationalizer.plane import Entry
 from tests.audit import broken_holes as broken
 from tests.audit.logs import WholeLog
-from tests.audit.sharing_logs import log_of, tables_of
+from tests.audit.sharing_logs import is_found, log_of, tables_of
 from tests.audit.test_shares import HI, A, B, claim, release
 from tests.audit.test_tables import audited, rows
 from tests.rationalizer.sharing_author import sharing_log
@@ -142,12 +142,7 @@ PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_broken_rationalizer_is_found(planted: str) -> None:
-    world_type, log, kind, offset, words = PLANTED[planted]
-    found = tables_of(log, world_type=world_type)["violations"]
-    assert [(row["kind"], row["offset"]) for row in found] == [(str(kind), offset)]
-    assert words in found[0]["detail"]
-    assert (found[0]["group"], found[0]["topic"], found[0]["topic_partition"]) == ("g", "t", 0)
-    assert tables_of(log)["violations"] == []
+    is_found(*PLANTED[planted])
 
 
 def test_what_is_lost_is_a_row() -> None:

@@ -20,6 +20,7 @@ from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import AppendRecord
 from kafka_marshal.engine.settings import EngineSettings, proof_margin_ms
 from kafka_marshal.node import stalled_fetch, steps
+from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.steps import WAITS, Steps, Waits, step_ms
 from kafka_marshal.ports import TailBatch
 from rationalizer import GroupHeartbeat, LeaveGroup, World
@@ -208,6 +209,17 @@ def test_a_turn_that_is_due_ends_no_step(scene: Scene) -> None:
     scene.now += steps.LONGEST_STEP_MS
     scene.steps._ring()
     assert scene.steps.wait()
+
+
+@pytest.mark.parametrize("is_time", [True, False])
+def test_a_rest_ends_with_a_read_in_the_same_turn(is_time: bool) -> None:
+    """Else each step is two turns; and a turn that is only due reads nothing."""
+    came = TailBatch({0: [(0, 0, b"")]})
+    rested = SimpleNamespace(begin_rest=lambda *_: True, wait=lambda: is_time, read=lambda _: False)
+    pacing = SimpleNamespace(steps=rested, due_at=0.0, wait_s=lambda: 0.0)
+    replica = SimpleNamespace(tail=SimpleNamespace(rest=lambda: True), read=lambda _: came)
+    driver: Any = SimpleNamespace(pacing=pacing, replica=replica)
+    assert Driver._read(driver, 1.0).records == (came.records if is_time else {})
 
 
 # On a broker.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
+
+import pytest
 
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import SharingOptions
-from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer, SharedDelivery
 from kafka_marshal.engine.shares.desk import CRASHED
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Settling
 from rationalizer import Record, SettlingMessages, Upgrade, World
 from rationalizer.levels import SHARING_LEVEL
 from tests.engine.harness import HI, Key, Member, Net
@@ -266,3 +270,29 @@ def takes(net: Net) -> list[Record]:
 
 
 __all__ = ["HI", "TOPIC", "Books", "BrokenError", "Key", "Sharer", "Story", "shared_net", "takes"]
+
+
+def begins_what_it_gave_back(patch: pytest.MonkeyPatch) -> None:
+    """A batch that was given back is delivered again before the log shows that no other member has it."""
+    give_back = SharedDelivery.give_back_run
+
+    def planted(self: SharedDelivery, run: Any, now: float) -> None:
+        messages, covers_from = list(run.messages), run.covers_from
+        give_back(self, run, now)
+        run.assignment.buffer.put_back(messages, covers_from)
+        run.assignment.has_more()
+
+    patch.setattr(SharedDelivery, "give_back_run", planted)
+
+
+def passes_a_settle_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    """What was sent once counts as settled, whether the log has it or not."""
+    entries = Settling.entries
+
+    def planted(self: Settling, *of: Any) -> Any:
+        found = entries(self, *of)
+        for request in list(self):
+            self.forget(request.first)
+        return found
+
+    patch.setattr(Settling, "entries", planted)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedDelivery
+from kafka_marshal.engine.shares.consumer import SharedAssignment
 from kafka_marshal.engine.shares.desk import Desk
 from kafka_marshal.engine.shares.shelf import Shelf
 from kafka_marshal.engine.work.run import offset_of
-from kafka_marshal.engine.work.settling import Settling
-from tests.engine.sharers import BrokenError, Story
+from tests.engine.sharers import BrokenError, Story, begins_what_it_gave_back, passes_a_settle_before_it_is_accepted
 
 #: Seeds and virtual time of the short form.
 SEEDS, MS = range(2), 2_000.0
@@ -39,35 +38,9 @@ def test_many_seeds(seed: int) -> None:
     told(seed, 8_000.0)
 
 
-def _begins_what_it_gave_back(patch: pytest.MonkeyPatch) -> None:
-    """A batch that was given back is handed out again before the log shows that no other member has it."""
-    give_back = SharedDelivery.give_back_run
-
-    def planted(self: SharedDelivery, run: Any, now: float) -> None:
-        messages, covers_from = list(run.messages), run.covers_from
-        give_back(self, run, now)
-        run.assignment.buffer.put_back(messages, covers_from)
-        run.assignment.has_more()
-
-    patch.setattr(SharedDelivery, "give_back_run", planted)
-
-
 def _trusts_its_share_for_ever(patch: pytest.MonkeyPatch) -> None:
     """No T4: messages are handed out though nothing has proven the share lately."""
     patch.setattr(SharedAssignment, "is_open", lambda self, now: self.stage == "active" and self.lease.held)
-
-
-def _passes_a_settle_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    """What was sent once counts as settled, whether the log has it or not."""
-    entries = Settling.entries
-
-    def planted(self: Settling, *of: Any) -> Any:
-        found = entries(self, *of)
-        for request in list(self):
-            self.forget(request.first)
-        return found
-
-    patch.setattr(Settling, "entries", planted)
 
 
 def _reports_what_was_only_read(patch: pytest.MonkeyPatch) -> None:
@@ -94,9 +67,9 @@ def _forgets_the_tail_of_a_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
-    _begins_what_it_gave_back,
+    begins_what_it_gave_back,
     _trusts_its_share_for_ever,
-    _passes_a_settle_before_it_is_accepted,
+    passes_a_settle_before_it_is_accepted,
     _reports_what_was_only_read,
     _forgets_the_tail_of_a_batch,
 ]

@@ -10,6 +10,7 @@ import pytest
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe import open_problems as module
+from kafka_marshal.observe.meter import Meter
 from kafka_marshal.observe.open_problems import open_problems, open_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow
@@ -22,6 +23,7 @@ from rationalizer import (
     ReleasingPartition,
     SettlingMessages,
     Upgrade,
+    World,
     encode,
 )
 from rationalizer.levels import SUPPORTED_LEVEL
@@ -166,3 +168,19 @@ def test_a_partition_that_is_shared_by_keys_has_a_row_for_each_part(scene: Scene
     )
     scene.append(ClaimingShare(*W2, DATA, 0, HI, 2 * quarter, 2**63 - 1))
     assert problems_of(scene.group(lambda view, row: row)) == []
+
+
+def test_each_part_moves_by_itself() -> None:
+    """What the meter has seen of one part says nothing of the others."""
+    half, world, meter = 2**62, World(0, 1), Meter(60_000)
+    records = [
+        Upgrade("m", "m", "m", SUPPORTED_LEVEL),
+        ClaimingShare(*W1, DATA, 0, HI, 0, half - 1, 0),
+        ClaimingShare(*W2, DATA, 0, HI, half, 2**63 - 1),
+        Heartbeat(*W1, DATA, 0, 1, 19),
+    ]
+    for offset, record in enumerate(records):
+        world.apply(offset, BEGIN + 1_000 * offset, encode(record))
+        meter.sample(world)
+    moved = {lo: (meter.has_moved((GROUP, DATA, 0, lo)), meter.granted_at((GROUP, DATA, 0, lo))) for lo in (0, half)}
+    assert moved == {0: (True, BEGIN + 1_000), half: (False, BEGIN + 2_000)}

@@ -10,12 +10,12 @@ import pytest
 
 from kafka_marshal.engine.claims.applied import LeaseRecords
 from kafka_marshal.engine.claims.shares import ShareLease
-from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedDelivery, SharedRevocation
+from kafka_marshal.engine.shares.consumer import SharedAssignment, SharedRevocation
 from kafka_marshal.engine.shares.desk import Desk
-from kafka_marshal.engine.work.settling import Settling
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.testing.simulation import Client, Fault, Scenario, simulate, simulate_one
 from kafka_marshal.testing.simulation.campaign import Report
+from tests.engine.sharers import begins_what_it_gave_back, passes_a_settle_before_it_is_accepted
 
 # A violation counts even if a second try has none: CI's --reruns is not for these.
 pytestmark = pytest.mark.flaky(reruns=0)
@@ -100,19 +100,6 @@ def test_what_was_done_between_messages_that_are_given_back_blocks_nothing() -> 
 # Planted bugs of the client.
 
 
-def _begins_what_it_gave_back(patch: pytest.MonkeyPatch) -> None:
-    """A batch that was given back is delivered again before the log shows that no other member has it."""
-    give_back = SharedDelivery.give_back_run
-
-    def planted(self: SharedDelivery, run: Any, now: float) -> None:
-        messages, covers_from = list(run.messages), run.covers_from
-        give_back(self, run, now)
-        run.assignment.buffer.put_back(messages, covers_from)
-        run.assignment.has_more()
-
-    patch.setattr(SharedDelivery, "give_back_run", planted)
-
-
 def _trusts_its_share_for_ever(patch: pytest.MonkeyPatch) -> None:
     """No T4: what was proven once is trusted as long as the replica shows it."""
     refresh = ShareLease.refresh
@@ -187,27 +174,14 @@ def _a_settle_in_a_pause_is_a_beat(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseRecords, "_settle_applied", planted)
 
 
-def _passes_a_settle_before_it_is_accepted(patch: pytest.MonkeyPatch) -> None:
-    """What was sent once counts as settled, whether the log has it or not."""
-    entries = Settling.entries
-
-    def planted(self: Settling, *of: Any) -> Any:
-        found = entries(self, *of)
-        for request in list(self):
-            self.forget(request.first)
-        return found
-
-    patch.setattr(Settling, "entries", planted)
-
-
 #: Each planted bug, and the first story that shows it.
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[int], Scenario], int]] = [
-    (_begins_what_it_gave_back, in_turns, 0),
+    (begins_what_it_gave_back, in_turns, 0),
     (_trusts_its_share_for_ever, in_turns, 0),
     (_settles_after_it_was_fenced, in_turns, 11),
     (_forgets_holes_at_close, drawn, 2),
     (_a_take_that_is_repeated_gives_twice, in_turns, 0),
-    (_passes_a_settle_before_it_is_accepted, drawn, 3),
+    (passes_a_settle_before_it_is_accepted, drawn, 3),
     (_a_settle_in_a_pause_is_a_beat, drawn, 60),
 ]
 
