@@ -13,8 +13,10 @@ from kafka_marshal import ClaimTimeoutError, ConfigurationError, Delivery, Marsh
 from kafka_marshal.adapters.memory import AppendFate, MemoryCluster
 from kafka_marshal.client.consumer import CLOCK_STRIDE
 from kafka_marshal.node.coordination_topic import create_topic
+from kafka_marshal.ports import DataFault, Message
 from kafka_marshal.runtime import Threads
-from rationalizer import ReleasingPartition, decode
+from rationalizer import ClaimingShare, ReleasingPartition, SettlingMessages, decode
+from rationalizer.levels import SUPPORTED_LEVEL
 from tests.client.conftest import wait_until
 
 HI = 600
@@ -119,12 +121,12 @@ def test_t5_messages_of_a_lease_in_doubt_are_waited_for_at_rest(
         assert len(looks) < 100, "five a second are enough"
 
 
-def held_up(cluster: MemoryCluster) -> Callable[[], None]:
-    """Lose releases until the returned function is called."""
+def held_up(cluster: MemoryCluster, kind: type = ReleasingPartition) -> Callable[[], None]:
+    """Lose records of a kind until the returned function is called."""
 
     def fate(_client: str, topic: str, _partition: int, value: bytes) -> AppendFate:
-        is_release = topic == "__marshal" and isinstance(decode(value), ReleasingPartition)
-        return AppendFate.LOST if is_release else AppendFate.WRITTEN
+        is_one = topic == "__marshal" and isinstance(decode(value, SUPPORTED_LEVEL), kind)
+        return AppendFate.LOST if is_one else AppendFate.WRITTEN
 
     before = cluster.broker.faults.append
     cluster.broker.faults.append = fate
@@ -150,3 +152,40 @@ def test_c8_a_claim_waits_for_our_own_release(cluster: MemoryCluster) -> None:
         assert again.last_offset == 7
         with pytest.raises(ConfigurationError, match="has, or is getting, this lease"):
             marshal.claim("t", 0, timeout=20)
+
+
+def test_p6_a_sharers_reader_that_moves_on_and_back_within_one_read(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the read brought from further up made the batch below look as if Kafka had removed it: it was lost."""
+    cluster.broker.create_topic("t", 1)
+    for number in range(10):
+        cluster.broker.produce("t", 0, b"%d" % number)
+    with member(cluster, "x") as marshal, marshal.consumer(["t"], shared_batches=True) as consumer:
+        given_back = next(consumer.batches(10))
+        given_back.give_back()
+    restore = held_up(cluster, ClaimingShare)
+    with member(cluster) as marshal, marshal.consumer(["t"], shared_batches=True) as consumer:
+        fetcher, key, found = consumer._fetcher, ("t", 0), list[Message]()
+        real, offsets = fetcher.reader.read, list[int]()
+
+        def read(limit: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
+            if found:
+                return real(limit, timeout_s)
+            restore()
+            no_take = held_up(cluster, SettlingMessages)
+            cluster.broker.produce("t", 0, b"10")
+            while not found:
+                found.extend(real(limit, 0.01)[0])
+            first = fetcher._fetched[key]
+            no_take()
+            wait_until(lambda: fetcher._fetched[key] != first)
+            return found, []
+
+        monkeypatch.setattr(fetcher.reader, "read", read)
+        for batch in consumer.batches(10, timeout=10.0):
+            offsets.extend(message.offset() or 0 for message in batch)
+            batch.done()
+            if 10 in offsets:
+                break
+    assert sorted(offsets) == list(range(11))

@@ -112,12 +112,12 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._reading = driver.cluster.runtime.lock()
         self.reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
-        #: Partition → the number of its latest assignment. The dict is replaced, never changed: a thread that reads
-        #: compares the dict of before its read with the present one.
-        self._fetched: dict[Key, int] = {}
+        #: Partition → the numbers of its latest assignment and of the one before. The dict is replaced, never changed:
+        #: a thread that reads compares the dict of before its read with the present one.
+        self._fetched: dict[Key, tuple[int, int]] = {}
         self._assigns = 0
-        #: All partitions ever fetched: messages of others can't be reported done here.
-        self.ever_fetched: set[Key] = set()
+        #: All partitions ever fetched (messages of others can't be reported done here) → the latest assignment.
+        self.ever_fetched: dict[Key, int] = {}
         #: A read has begun whose messages are not noted yet.
         self._is_torn = False
         #: Partitions that are not fetched until there is room for them.
@@ -147,7 +147,8 @@ class Fetcher:
     def _change(self, changes: Mapping[Key, int | None]) -> None:
         self._assigns += 1
         begun = {key: offset for key, offset in changes.items() if offset is not None}
-        self.ever_fetched.update(begun)
+        numbers = {key: (self._assigns, self.ever_fetched.get(key, 0)) for key in begun}
+        self.ever_fetched.update(dict.fromkeys(begun, self._assigns))
         ended = [key for key, offset in changes.items() if offset is None]
         if ended:
             self.reader.unassign(ended)
@@ -157,7 +158,7 @@ class Fetcher:
         self.monitor.end(ended)
         self.monitor.begin(begun)
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
-        self._fetched = {**kept, **dict.fromkeys(begun, self._assigns)}
+        self._fetched = {**kept, **numbers}
 
     def fill(self, room: int, enough: Callable[[], bool] = lambda: False) -> int:
         """Fetch what is there, ``room`` messages at most, until enough(). Returns the number of messages and faults."""
@@ -236,7 +237,8 @@ class Fetcher:
             room = self._room()
             self._hold_up(room)
             self._is_torn = True
-            fetched = self._fetched
+            with self._driver.locked(step=False):
+                fetched, begun = self._fetched, self._assigns
             limit = max(1, min(READ_SIZE, room))
             messages, faults = self.reader.read(limit, timeout_s)
             if len(messages) < limit:
@@ -244,20 +246,30 @@ class Fetcher:
             self.monitor.end_read(timeout_s)
             ends = self.reader.take_ends()
             if messages or faults or ends or self._engine.delivery.memory.spent:
-                self._note(fetched, messages, faults, ends)
+                self._note(fetched, begun, messages, faults, ends)
             self._is_torn = False
         return len(messages) + len(faults)
 
     def _note(
-        self, fetched: dict[Key, int], messages: list[Message], faults: list[DataFault], ends: dict[Key, int]
+        self,
+        fetched: dict[Key, tuple[int, int]],
+        begun: int,
+        messages: list[Message],
+        faults: list[DataFault],
+        ends: dict[Key, int],
     ) -> None:
+        def is_of_now(key: Key) -> bool:
+            """Whether what was read of it is of its present assignment, and not of one that ended meanwhile."""
+            at = self._fetched.get(key)
+            return fetched[key] == at if key in fetched else at is None or at[1] <= begun
+
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
         runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
         with self._driver.locked(step=False) as engine:
             engine.take(Read(number, len(messages), mean), now)
             for key, group in runs:
-                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                if is_of_now(key):
                     engine.take(Fetched(number, key, group), now)
                     self.monitor.received(key, (group[-1].offset() or 0) + 1)
                     self._driver.lock.empty_outbox()  # what follows of this partition may be of an old position now
@@ -265,7 +277,7 @@ class Fetcher:
                 elif key in self._fetched:
                     self._fetch_anew(key)
             for key, end in ends.items():
-                if fetched.get(key, self._fetched.get(key)) == self._fetched.get(key):
+                if is_of_now(key):
                     engine.take(Reached(number, key, end), now)
                     self.monitor.received(key, end)
                     self._driver.lock.empty_outbox()
