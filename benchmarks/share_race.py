@@ -300,7 +300,7 @@ def first_of(crew: Crew, offset: int, without: int = -1) -> int:
             if number != without and any(each[1] == offset for each in list(lines)):
                 return number
         time.sleep(0.002)
-    raise TimeoutError(f"nobody has begun {offset}")
+    raise TimeoutError(f"no worker has begun {offset}")
 
 
 def log_bytes(ground: Ground, side: str) -> float:
