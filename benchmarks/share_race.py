@@ -235,7 +235,7 @@ class Ground:
         return times
 
     def bytes_of(self, topic: str) -> int:
-        """What the records of a topic take, each in its own batch (61 bytes, and 10 of its own)."""
+        """What the records of a topic take, each in its own batch (61 bytes, and some 10 for the record)."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "bytes", "enable.partition.eof": True})
         partitions = consumer.list_topics(topic, 20).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
