@@ -11,14 +11,17 @@ from kafka_marshal.observe.ownership import Ownership
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
+    ClaimingShare,
     ForgetGroup,
     Heartbeat,
     HeartbeatBatch,
     ReleasingPartition,
+    SettlingMessages,
     Tick,
     Upgrade,
 )
 from rationalizer.history import Span
+from rationalizer.limits import MAX_KEY_HASH
 from tests.cli.harness import Command, Log
 from tests.fleet import Fleet, let_go
 
@@ -133,6 +136,88 @@ def test_before_the_log_begins_no_owner_is_made_up(owner: str) -> None:
     spans = [free, Span(key, True, owner, "b/1", 5, 200, 5, 200)] if owner else [free]
     said = _answer(Ownership(key, 0, 1, at=50, spans=spans))
     assert said.endswith("by b." if owner else "nobody, as far back as the log goes.")
+
+
+C = ("c1", "c", "g")
+HALF = MAX_KEY_HASH // 2
+
+
+def shared_story() -> Log:
+    """1: a holds it whole, and is gone. 2, 3: a and b share it by batches. 4: a beats, b dies. 6: a has it by keys."""
+    log = Log()
+    log.add(Upgrade("i", "c", "g", 4), 900)
+    log.add(ClaimingPartition(*A, "t", 0, 1000), 1000)
+    log.add(ClaimingShare(*A, "t", 0, 1000), 4000)  # 2
+    log.add(ClaimingShare(*B, "t", 0, 1000), 4500)  # 3
+    log.add(SettlingMessages(*A, "t", 0, 2, 99, take=(10, 99, False)), 6000)  # 4
+    log.add(SettlingMessages(*A, "t", 0, 2, 99, ((0, 9),), take=(10, 99, False)), 7000)  # 5: b ends
+    log.add(ReleasingPartition(*B, "t", 0, 2, None), 7100)  # 6: an operator evicts a
+    log.add(ReleasingPartition(*A, "t", 0, 2, None), 7100)  # 7
+    log.add(ClaimingShare(*C, "t", 0, 1000, 0, HALF), 8000)  # 8: refused, a batch is open
+    log.add(ClaimingPartition(*C, "t", 0, 1000), 8000)  # 9
+    log.add(SettlingMessages(*C, "t", 0, 9, 99, ((10, 19),)), 8000)  # 10
+    log.add(ReleasingPartition(*C, "t", 0, 9, 19), 8500)  # 11
+    log.add(ClaimingShare(*C, "t", 0, 1000, 0, HALF), 9000)  # 12
+    log.add(Heartbeat(*C, "t", 0, 12, 29), 9500)  # 13
+    log.add(ClaimingShare(*B, "t", 0, 1000, HALF + 1, MAX_KEY_HASH), 9900)  # 14
+    return log
+
+
+def test_the_history_of_a_shared_partition(command: Command) -> None:
+    found = ask(command, log=shared_story())
+    batches, all_keys = None, [0, MAX_KEY_HASH]
+    assert [
+        (each["holder"] and each["holder"]["client"], each["keys"], each["since"], each["until"], each["ended"])
+        for each in found["history"]
+    ] == [
+        ("a", all_keys, 1000, 4000, "silent for 3.0 s"),
+        ("a", batches, 4000, 7100, "evicted by b, next offset 20"),
+        ("b", batches, 4500, 7000, "silent for 2.5 s"),
+        (None, all_keys, 7100, 8000, "claimed by c"),
+        ("c", all_keys, 8000, 8500, "released, next offset 20"),
+        (None, all_keys, 8500, 9000, "claimed by c"),
+        ("c", [0, HALF], 9000, None, None),
+        ("b", [HALF + 1, MAX_KEY_HASH], 9900, None, None),
+    ]
+    shown = said(command, log=shared_story())
+    assert "by batches" in shown
+    assert "0-50%" in shown
+
+
+@pytest.mark.parametrize(
+    ("at", "owners"),
+    [
+        ("3999", [("a", "gone", 0)]),
+        ("4000", [("a", "seen", 0)]),
+        ("5600", [("a", "silent", 0), ("b", "silent", 0)]),
+        ("6501", [("a", "seen", 10), ("b", "gone", 10)]),
+        ("7000", [("a", "seen", 20)]),
+        ("7100", [(None, "free", 20)]),
+        ("8600", [(None, "free", 20)]),
+        ("9500", [("c", "seen", 30), (None, "free", 20)]),
+        ("9900", [("c", "seen", 30), ("b", "seen", 20)]),
+    ],
+)
+def test_who_shared_it_at_a_time(command: Command, at: str, owners: list[tuple[str | None, str, int]]) -> None:
+    found = ask(command, "--at", at, log=shared_story())
+    assert [
+        (each["holder"] and each["holder"]["client"], each["state"], each["next"]) for each in found["answers"]
+    ] == owners
+    assert found["answer"] == found["answers"][0]
+
+
+def test_sharers_in_words(command: Command) -> None:
+    log = shared_story()
+    shown = said(command, "--at", "6100", log=log)
+    assert "by batches: a, epoch 2, since 1970-01-01T" in shown
+    assert "by batches: b, epoch 3, since 1970-01-01T" in shown
+    assert shown.endswith("Next offset: 10. Open: 10 messages.\n")
+    assert shown.count("Next offset") == 1
+    assert "nobody" not in shown
+    shown = said(command, "--at", "9500", log=log)
+    assert "keys 50-100%: nobody, free since" in shown
+    assert "claimed by b)." in shown
+    assert shown.count("Next offset") == 2
 
 
 def test_a_lease_that_was_never_held(command: Command) -> None:

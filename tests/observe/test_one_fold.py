@@ -19,10 +19,15 @@ from kafka_marshal.ui import moments
 from kafka_marshal.ui.fold import History
 from rationalizer import ClaimingPartition, Record, Tick, World, codes, encode, route_group, route_lease
 from rationalizer.groups.history import Assignments
+from rationalizer.history import Span
+from rationalizer.holes import NO_KEY
 from rationalizer.plane import Heard
 from rationalizer.snapshot_log import encode_snapshot
 from tests.fleet import Fleet
 from tests.observe.lives import CPS, Account, Life, Lives, accounts, holders
+from tests.rationalizer.oracle import OracleWorld
+from tests.rationalizer.sharers import write_sharing_log
+from tests.rationalizer.strategies import by_seed
 
 SEEDS = range(6)
 BEGIN = 1_700_000_000_000
@@ -258,3 +263,39 @@ def test_the_logs_hold_what_they_are_for() -> None:
                     answers |= {(at, bool(answer)) for at, answer in enumerate(told(life))}
     assert {"released", "replaced", "restarted", "evicted", "left"} <= ways
     assert {(at, answer) for at in (2, 3, 4, 5) for answer in (True, False)} <= answers
+
+
+def test_who_shared_it_is_what_the_oracle_sees() -> None:
+    """After every seventh record of logs with shares of every kind, for every lease."""
+    modes = set()
+    for seed in range(4):
+        log, _ = write_sharing_log(by_seed(seed), 120)
+        world = OracleWorld(0, 1)
+        for entry in log:
+            world.apply(*entry)
+            if entry[0] % 7:
+                continue
+            for key, lease in world.shared.items():
+                owned = Ownership(key, 0, 1, at_offset=entry[0])
+                owned.take(log)
+                owned.end()
+                sharers = {(share.client, share.epoch, share.keys) for share in lease.shares}
+                modes |= {keys is None for _, _, keys in sharers}
+                found = {
+                    (span.client_id, span.epoch, None if span.lo == NO_KEY else (span.lo, span.hi))
+                    for span in (moment.span for moment in owned.moments)
+                    if span.held
+                }
+                if sharers:
+                    assert found == sharers, (seed, entry[0], key)
+                else:
+                    assert len(owned.moments) == 1
+                held = [each for each in owned.spans if each.held]
+                for free in (each for each in owned.spans if not each.held):
+                    end = free.until_offset or len(log)
+                    assert not [each for each in held if each.since_offset < end and free.since_offset < _end(each)]
+    assert modes == {True, False}
+
+
+def _end(span: Span) -> int:
+    return 2**62 if span.until_offset is None else span.until_offset

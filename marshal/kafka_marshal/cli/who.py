@@ -74,7 +74,8 @@ def who(
 
     Without --at and --offset: the present owner, and the whole history. The answer comes from the records alone, so a
     dump gives it a year later. TIME is log time, the broker's; without an offset it is local. In a coordinated group
-    the epoch is the generation since which the owner has it; a shared partition has one line per range of keys.
+    the epoch is the generation since which the owner has it. A shared partition has one line per range of keys, or per
+    member that shares it by batches.
 
     who TOPIC:PARTITION --key KEY: who has this key now, in each group; how far it is done, and which of its messages
     are open.
@@ -182,7 +183,6 @@ def _check_offset(offset: int | None, end: int, cp: int) -> None:
 
 
 def _print_answer(owned: Ownership) -> None:
-    from kafka_marshal.observe.ownership import PieceOwnership
 
     group, topic, partition = owned.key
     say(f"{group}, {topic} partition {partition} (kept in partition {owned.cp} of the log)")
@@ -192,14 +192,15 @@ def _print_answer(owned: Ownership) -> None:
     if owned.at is None and owned.at_offset is None:
         say()
         now_ms = int(local_ms())
-        columns = (*_COLUMNS, Column("keys")) if isinstance(owned, PieceOwnership) else _COLUMNS
+        columns = (*_COLUMNS, Column("keys")) if owned.in_parts else _COLUMNS
         print_table(columns, [_row(each, now_ms)[: len(columns)] for each in owned.spans])
 
 
 def _answer(owned: Ownership) -> str:
     """The answer in a sentence."""
-    from kafka_marshal.observe.ownership import PieceOwnership, moment_text
+    from kafka_marshal.observe.ownership import PieceOwnership, moment_text, next_text
     from rationalizer.history import End
+    from rationalizer.holes import NO_KEY
 
     when = "Now" if owned.at is None else f"At {time_text(owned.at)}"
     if owned.at_offset is not None:
@@ -213,7 +214,12 @@ def _answer(owned: Ownership) -> str:
             return f"{when}: nobody, as far back as the log goes."
         return f"{when}: nobody. It was first claimed at {time_text(held.since)}, by {held.client_id}."
     is_piece = isinstance(owned, PieceOwnership)
-    return "\n".join(f"{moment_text(when, moment, is_piece)}\nNext offset: {moment.next}." for moment in owned.moments)
+    lines = []
+    for moment, after in zip(owned.moments, [*owned.moments[1:], None], strict=True):
+        lines.append(moment_text(when, moment, is_piece))
+        if after is None or moment.span.lo != NO_KEY:  # sharers by batches have one position
+            lines.append(next_text(moment))
+    return "\n".join(lines)
 
 
 def _row(each: Span, now_ms: int) -> list[str | Cell]:
@@ -245,6 +251,8 @@ def _json(owned: Ownership) -> dict[str, object]:
             "last_beat": each.last_beat,
             "state": STATES[each.freshness],
             "next": each.next,
+            "open": each.open,
+            "parked": each.parked,
         }
         for each in owned.moments
     ]

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.client.view import holdings
 from kafka_marshal.observe.rows import place_text
-from kafka_marshal.observe.text import span, time_text
+from kafka_marshal.observe.sharers import ShareSpans, done_by
+from kafka_marshal.observe.text import count, span, time_text
 from rationalizer import CommitOffsets, Rollback, World, codes
 from rationalizer.groups.history import Assignments
-from rationalizer.history import End, Owners
+from rationalizer.history import End, Owners, Span
+from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH, STALE_AFTER_INTERVALS
 
 if TYPE_CHECKING:
     from kafka_marshal.ports import LogEntry
     from rationalizer import Outcome
-    from rationalizer.history import LeaseKey, Span
+    from rationalizer.history import LeaseKey
 
-__all__ = ["Moment", "Ownership", "PieceOwnership", "ended_text", "keys_text", "moment_text", "span_json"]
+__all__ = ["Moment", "Ownership", "PieceOwnership", "ended_text", "keys_text", "moment_text", "next_text", "span_json"]
 
 
 @dataclass(slots=True)
@@ -35,6 +37,9 @@ class Moment:
     freshness: str
     #: The offset to read next at that moment; None: not requested.
     next: int | None = None
+    #: How many messages are open (H1), wherever they lie, and how many of them are parked.
+    open: int = 0
+    parked: int = 0
 
 
 @dataclass(slots=True)
@@ -48,14 +53,25 @@ class Ownership:
     at: int | None = None
     at_offset: int | None = None
     spans: list[Span] = field(default_factory=list)
-    #: One; in a coordinated group one for each range of key hashes.
+    #: One; in a coordinated group one for each range of key hashes; of a shared lease one for each share, and for keys
+    #: that no member had.
     moments: list[Moment] = field(default_factory=list)
     world: World = field(init=False)
     owners: Owners = field(default_factory=Owners)
+    shares: ShareSpans = field(init=False)
     _passed: bool = False
+    #: The last offset before the moment, and what was open then.
+    _last: int = -1
+    _holes: list[Hole] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world = World(self.cp, self.partitions)
+        self.shares = ShareSpans(self.key)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether members ever had parts of it."""
+        return bool(self.shares.all)
 
     def begin(self, world: World) -> None:
         """The log begins with this state: its holder may have held the lease before."""
@@ -65,6 +81,7 @@ class Ownership:
         if span is not None:
             span.since = world.log_time
             self.spans.append(span)
+        self.shares.begin(world.lease(*self.key), world.log_time)
 
     def take(self, entries: Iterable[LogEntry]) -> None:
         """Replay records of the CP, ascending."""
@@ -78,12 +95,36 @@ class Ownership:
     def _see(self, outcome: Outcome) -> None:
         if (begun := self.owners.see(self.key, self.world, outcome)) is not None:
             self.spans.append(begun)
+        self.shares.see(self.world, outcome)
 
     def end(self) -> None:
         """The log ends here."""
         if not self._passed:
             self._passed = True
             self._capture()
+        if self.shares.all:
+            owned = [part for each in self.spans for part in ([each] if each.held else self.shares.without(each))]
+            self.spans = sorted([*owned, *self.shares.all], key=lambda each: each.since_offset)
+            for moment in self.moments:
+                if not moment.span.held and moment.span.since_offset < 0:
+                    self._date(moment.span)
+        self._count_open()
+
+    def _date(self, free: Span) -> None:
+        """Since when no member had these keys, and until when."""
+        spans = [each for each in self.spans if each.held and (each.lo == NO_KEY or _overlap(each, free))]
+        before = [each for each in spans if (each.until_offset or self._last + 1) <= self._last]
+        last = max(before, key=lambda each: each.until_offset or 0, default=self.spans[0])
+        free.since, free.since_offset = (last.until or 0, last.until_offset or 0) if before else (last.since, 0)
+        for each in spans:
+            if each.since_offset > self._last:
+                free.until, free.until_offset, free.ended, free.ended_by = (
+                    each.since,
+                    each.since_offset,
+                    End.CLAIMED,
+                    each.client_id,
+                )
+                return
 
     @property
     def judged_at(self) -> int:
@@ -97,10 +138,28 @@ class Ownership:
 
     def _capture(self) -> None:
         lease = self.world.lease(*self.key)
-        if lease is not None and self.spans:
+        self._last = self.world.next_offset - 1
+        if lease is not None and lease.shares is not None:
+            for share, span in self.shares.now():
+                freshness, beats = share.freshness(self.judged_at), (share.last_beat, share.heartbeat_interval_ms)
+                self.moments.append(Moment(span, *beats, freshness, done_by(lease, span) + 1))
+            gaps = [] if lease.shares.by_batches else [part[:2] for part in lease.shares.parts() if part[2] is None]
+            for lo, hi in gaps:
+                free = Span(self.key, False, "", "", 0, 0, -1, 0, lo=lo, hi=hi)
+                self.moments.append(Moment(free, 0, 0, "free", lease.progress.floor([(lo, hi)]) + 1))
+            self.moments.sort(key=lambda each: each.span.lo)
+        elif lease is not None and self.spans:
             freshness = lease.freshness(self.judged_at)
             beats = lease.last_beat, lease.heartbeat_interval_ms
             self.moments = [Moment(self.spans[-1], *beats, freshness, lease.progress.stable + 1)]
+        self._holes = [] if lease is None else list(lease.progress.open)
+
+    def _count_open(self) -> None:
+        for moment in self.moments:
+            is_keyed = moment.span.lo != NO_KEY
+            lo, hi = (moment.span.lo, moment.span.hi) if is_keyed else (0, MAX_KEY_HASH)
+            holes = [hole for hole in self._holes if hole.key_hash == NO_KEY or lo <= hole.key_hash <= hi]
+            moment.open, moment.parked = _messages(holes), _messages(hole for hole in holes if hole.is_parked)
 
 
 @dataclass(slots=True)
@@ -108,13 +167,17 @@ class PieceOwnership(Ownership):
     """The history of one partition of a coordinated group, from a replay of the group's home CP."""
 
     assignments: Assignments = field(default_factory=lambda: Assignments(""))
-    #: The last offset before the moment; client_id → (last beat, half its session, freshness) at that moment.
-    _last: int = -1
+    #: client_id → (last beat, half its session, freshness) at that moment.
     _members: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     #: (first key hash, last key hash, next offset) at that moment.
     _done: list[tuple[int, int, int]] = field(default_factory=list)
     #: (offset, what a client did to its position).
     _set: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def in_parts(self) -> bool:
+        """See above."""
+        return True
 
     def begin(self, world: World) -> None:
         self.world = world
@@ -148,6 +211,8 @@ class PieceOwnership(Ownership):
             for info, _ in holdings(self.world, self.key[0])
             if (info.topic, info.partition) == self.key[1:]
         ]
+        kept = None if group is None else group.kept(*self.key[1:])
+        self._holes = [] if kept is None else list(kept.progress.open)
         for member in () if group is None else group.members.values():
             half, silence = (member.session_timeout_ms + 1) // 2, self.judged_at - member.last_beat
             is_gone = silence > member.session_timeout_ms
@@ -167,6 +232,7 @@ class PieceOwnership(Ownership):
                 beat, half, freshness = self._members.get(each.client_id, (each.last_beat, 0, "free"))
                 done = min((done for lo, hi, done in self._done if lo <= each.hi and each.lo <= hi), default=0)
                 self.moments.append(Moment(each, beat, half, freshness if each.held else "free", done))
+        self._count_open()
 
 
 def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
@@ -185,8 +251,26 @@ def moment_text(when: str, moment: Moment, is_piece: bool) -> str:
     return text
 
 
+def next_text(moment: Moment) -> str:
+    """The offset to read next, and what is open besides."""
+    if not moment.open:
+        return f"Next offset: {moment.next}."
+    parked = f", {moment.parked} of them parked" if moment.parked else ""
+    return f"Next offset: {moment.next}. Open: {count(moment.open, 'message')}{parked}."
+
+
+def _messages(holes: Iterable[Hole]) -> int:
+    return sum(hole.last - hole.first + 1 for hole in holes)
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a.lo <= b.hi and b.lo <= a.hi
+
+
 def keys_text(span: Span) -> str:
-    """The range of keys, in hundredths; "" for all keys."""
+    """The range of keys, in hundredths, or "by batches"; "" for all keys."""
+    if span.lo == NO_KEY:
+        return "by batches"
     if span.lo == 0 and span.hi == MAX_KEY_HASH:
         return ""
     return "keys " + place_text(0, span.lo, span.hi)[3:-1]
@@ -233,7 +317,7 @@ def span_json(each: Span) -> dict[str, object]:
     """A span as in `who --json`."""
     return {
         "holder": {"client": each.client_id, "instance": each.instance_id} if each.held else None,
-        "keys": [each.lo, each.hi],
+        "keys": None if each.lo == NO_KEY else [each.lo, each.hi],
         "epoch": each.epoch if each.held else None,
         "since": each.since,
         "since_offset": each.since_offset,
