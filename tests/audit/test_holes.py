@@ -11,6 +11,7 @@ import pytest
 from kafka_marshal.pipeline.audit.invariants import Kind
 from rationalizer import (
     ClaimingPartition,
+    ClaimingShare,
     ConfigureGroup,
     ForgetGroup,
     Heartbeat,
@@ -202,11 +203,24 @@ def in_order(row: tuple[Any, ...]) -> tuple[int, int]:
     return (99 if row[6] is None else row[6]), row[0]
 
 
+#: client, offset, what, first, last
+PROGRESS = [
+    ("a", 4, "settled", 0, 4),
+    ("b", 8, "settled", 5, 5),
+    ("b", 8, "settled", 7, 7),
+    ("admin", 12, "discarded", 6, 6),
+    ("b", 13, "granted", 9, 9),
+    ("admin", 17, "repositioned", None, None),
+]
+
+
 @pytest.mark.parametrize("cuts", [(), (5,), (4, 7, 10, 12, 18), range(1, len(STORY))], ids=str)
 def test_each_message_is_a_row_however_the_log_is_cut(cuts: Any) -> None:
     found = tables_of(STORY, cuts)
     assert found["violations"] == []
     assert sorted(map(shortened, found["holes"]), key=in_order) == HOLES
+    names = ("client", "offset", "what", "first", "last")
+    assert [tuple(row[name] for name in names) for row in found["progress"]] == PROGRESS
 
 
 def test_the_audit_writes_them(tmp_path: Path) -> None:
@@ -322,5 +336,41 @@ def test_each_message_is_in_a_row_while_it_is_open(seed: int, cuts: tuple[int, .
 def test_a_cut_log_gives_the_rows_of_a_whole_one() -> None:
     for seed in range(6):
         log = list(sharing_log(seed, 200))
-        found = [sorted(map(repr, tables_of(log, cuts)["holes"])) for cuts in ((), (30, 90, 150), range(1, 200, 31))]
-        assert found[0] == found[1] == found[2]
+        for table in ("holes", "progress"):
+            found = [sorted(map(repr, tables_of(log, cuts)[table])) for cuts in ((), (30, 90, 150), range(1, 200, 31))]
+            assert found[0] == found[1] == found[2]
+
+
+def done_by_hand(log: list[Entry]) -> dict[int, set[tuple[Any, ...]]]:
+    """Offset of a record → (group, topic, partition, offset) of what it made done for all keys; no reposition's."""
+    world = World(0, 1)
+    found: dict[int, set[tuple[Any, ...]]] = {}
+    before: set[tuple[Any, ...]] = set()
+    for entry in log:
+        outcome = world.apply(*entry)
+        progress = {(each.group_id, each.topic, each.partition): each.progress for each in world.leases()}
+        for group in world.groups():
+            for place in group.partitions():
+                if (kept := group.kept(*place)) is not None:
+                    progress[group.group_id, *place] = kept.progress
+        now = {(*key, at) for key, each in progress.items() for at in range(40) if each.is_done(at)}
+        moved = codes.REPOSITIONED in (outcome.code, *(outcome.entries or ())) or outcome.is_a(ClaimingShare)
+        found[entry[0]] = set() if moved else now - before
+        before = now
+    return found
+
+
+@pytest.mark.parametrize("cuts", [(), (50, 120, 121, 240)], ids=["whole", "cut"])
+@pytest.mark.parametrize("seed", range(12))
+def test_each_message_is_in_the_row_of_the_record_that_made_it_done(seed: int, cuts: tuple[int, ...]) -> None:
+    """Of sharers by keys and by batches, of holders with open messages, of coordinated groups: once."""
+    log = list(sharing_log(seed, 300))
+    rows = [row for row in tables_of(log, cuts)["progress"] if row["what"] not in ("repositioned", "topic")]
+    listed = [
+        (row["offset"], row["group"], row["topic"], row["topic_partition"], at)
+        for row in rows
+        for at in range(row["first"], min(row["last"], 39) + 1)
+    ]
+    assert len(listed) == len(set(listed))
+    found = {(at, *each) for at, made in done_by_hand(log).items() for each in made}
+    assert set(listed) == found

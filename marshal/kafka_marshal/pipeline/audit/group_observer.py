@@ -126,6 +126,7 @@ class GroupObserver:
             by = _settler(watched, event, message, self._pauses.get(group_id), at[1])
             stable = NOTHING_DONE if done is None else done.stable
             self._holes.settle((group_id, *place), by, message, entries, at, stable)
+            self._settled(watched, group, message)
         if kind == COMMIT:
             self._take_entries(watched, event, message, entries)
         if group.generation != watched.generation:
@@ -468,6 +469,19 @@ class GroupObserver:
         for at in touched:
             self._compare_done(watched, group, *at, message)
 
+    def _settled(self, watched: WatchedGroup, group: Group, message: Any) -> None:
+        """What the present settle made done; the state says what it does to the progress."""
+        place = (message.topic, message.partition)
+        kept = group.kept(*place)
+        if kept is None:
+            return
+        done = watched.done.setdefault(place, Watched((group.group_id, *place)))
+        if kept.progress.stable < done.stable:
+            return
+        for what, run in self._holes.made_done(done, kept.progress, "shared"):
+            self._done_rows(done, message, None, what, [run])
+        watched.adopt_progress(group, *place)
+
     def _reposition(self, done: Watched, client: str, through: int) -> None:
         pause = self._pauses.get(done.key[0])
         if through < done.stable and (pause is None or pause[0] != client or self._at[1] >= pause[1]):
@@ -497,7 +511,8 @@ class GroupObserver:
     def _done_rows(self, done: Watched, by: Any, token: int | None, what: str, runs: Sequence[Any]) -> None:
         """by: the record, or its (client_id, instance_id)."""
         sender = by if type(by) is tuple else (by.client_id, by.instance_id)
-        for first, last in runs:
+        is_position = what in ("repositioned", "rolled back")
+        for first, last in runs if is_position else self._holes.not_open(done.key, runs):
             names = (*done.key, *sender, token)
             self._rows["progress"].append((*names, *self._at, what, first, last, done.stable, done.granted))
 

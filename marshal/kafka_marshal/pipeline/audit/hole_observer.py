@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from kafka_marshal.pipeline.audit.invariants import Kind
+from kafka_marshal.pipeline.audit.invariants import Kind, Watched
 from kafka_marshal.pipeline.audit.schemas import Row
 from rationalizer import CommitOffsets, Group, SettleOffsets, codes
 from rationalizer.history import BEFORE, LeaseKey
@@ -16,6 +16,9 @@ __all__ = ["EndedRun", "HoleObserver", "OpenRun", "Sender", "hole_row", "progres
 
 #: Rows that are buffered before they are written: one record may close 10,000 holes.
 KEPT_ROWS: Final = 16_384
+
+#: How open messages ended → `what` of their rows in `progress`.
+_DONE_AS: Final = {"done": "settled", "discarded": "discarded", "granted": "granted"}
 
 #: Takes a kind of violation, the partition, its owner, and a sentence.
 Report = Callable[[Kind, LeaseKey, tuple[str | None, str | None, int | None], str], None]
@@ -139,6 +142,8 @@ class HoleObserver:
         self.open: dict[LeaseKey, Holes] = {}
         #: Ended, and open where the replay began.
         self.ended: list[EndedRun] = []
+        #: (first, last, how) of what the present record closed, and that is done with it.
+        self._closed: list[tuple[int, int, str]] = []
         #: Offsets that the present record is about, to be compared with the state.
         self._touched: list[tuple[int, int]] = []
 
@@ -271,6 +276,28 @@ class HoleObserver:
                 self._end(key, run, "forgotten", at)
             del self.open[key]
 
+    # -- what is done ----------------------------------------------------------------------------------
+
+    def not_open(self, key: LeaseKey, runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts of these runs that are not open."""
+        holes = self.open.get(key)
+        if holes is None:
+            return list(runs)
+        return [part[:2] for first, last in runs for part in _parts(holes, first, last) if part[2] is None]
+
+    def made_done(self, watched: Watched, progress: Progress, what: str) -> list[tuple[str, tuple[int, int]]]:
+        """What the present record made done, or opened, each run with its `what`: else as given. `watched` follows."""
+        closed, self._closed = self._closed, []
+        found = [(how, part) for first, last, how in closed for part in watched.passed(first, last)]
+        passed = watched.through(progress.stable)
+        if progress.ranges:
+            passed += watched.commit(tuple(progress.ranges))
+        ends = Holes(Hole(first, last, NO_OWNER, 0, 0, NO_KEY, how) for first, last, how in sorted(closed))
+        for first, last in passed:
+            for low, high, hole in ends.parts(first, last):
+                found.append((what if hole is None else hole.reason or "", (low, high)))
+        return found
+
     # -- the world compared with the outcomes ----------------------------------------------------------
 
     def compare(self, key: LeaseKey, progress: Progress | None, at: tuple[int, int], *, whole: bool = False) -> None:
@@ -346,6 +373,8 @@ class HoleObserver:
             del self.open[key]
 
     def _end(self, key: LeaseKey, run: OpenRun, ended: str, at: tuple[int, int]) -> None:
+        if ended in _DONE_AS:
+            self._closed.append((run.first, run.last, _DONE_AS[ended]))
         end = EndedRun(key, run, *at, ended)
         if run.opened == BEFORE:
             self.ended.append(end)

@@ -216,6 +216,15 @@ class Watched:
             self.ranges.drop_through(self.stable)
         return found
 
+    def passed(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of first … last that are at or below stable, or in ranges."""
+        found = []
+        for low, high in [*self._gaps(max(first, self.stable + 1), last), (last + 1, last)]:
+            if first < low:
+                found.append((first, low - 1))
+            first = high + 1
+        return found
+
     def reposition(self, offset: int) -> None:
         """An admin set the position (C11)."""
         self.stable, self.granted = offset, NOTHING_DONE

@@ -218,7 +218,7 @@ class Observer:
                 message.instance_id, message.client_id, getattr(message, "epoch", None)
             ):
                 self._shares.of_sharer(watched, message, self._outcome, self._at, self.world.lease(*key))
-                self._follow(watched)
+                self._follow(watched, message)
             else:
                 self._judges[kind](watched, message, code)
         return key
@@ -310,10 +310,7 @@ class Observer:
         instance, client, epoch, ranges = message.instance_id, message.client_id, message.epoch, message.ranges
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
-        done = split(watched.commit(ranges))
-        self._rows_of_done(watched, client, instance, epoch, "range", list(done.ranges))
-        marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
-        self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(marks)])
+        self._rows_of_runs(watched, client, instance, epoch, "range", watched.commit(ranges))
 
     def _claim_share(self, watched: Watched, message: Any, code: str) -> None:
         """B3: the share's epoch is this offset."""
@@ -326,7 +323,7 @@ class Observer:
             self._note(self._owners.free(watched.key, self._offset, self._log_time, End.REPLACED))
             watched.client = watched.instance = None
         self._shares.claim(watched, message, code, self._at, self.world.lease(*watched.key))
-        self._follow(watched)
+        self._follow(watched, message, "repositioned")  # to its start
 
     def _settle(self, watched: Watched, message: Any, code: str) -> None:
         """H3, by the holder, or by an operator."""
@@ -339,13 +336,25 @@ class Observer:
                 watched.last_beat = self._log_time
             by = Sender(client, instance, epoch, makes=True, makes_unkeyed=True)
         self._holes.settle(watched.key, by, message, self._outcome.entries or (), self._at, watched.stable)
-        self._follow(watched)
+        self._follow(watched, message)
 
-    def _follow(self, watched: Watched) -> None:
+    def _follow(self, watched: Watched, message: Any, what: str = "shared") -> None:
         """What shares and holes do to the progress is the world's to say; but it does not go back."""
         lease = self.world.lease(*watched.key)
-        if lease is not None and lease.progress.stable >= watched.stable:
-            watched.stable, watched.ranges = lease.progress.stable, Intervals.of(lease.progress.ranges)
+        if lease is None or lease.progress.stable < watched.stable:
+            return
+        by = message.client_id, message.instance_id, message.epoch if message.type != ClaimingShare.TYPE else None
+        if message.type == SettlingMessages.TYPE and message.take is not None and message.take[2]:
+            what = "granted"
+        found: dict[str, list[tuple[int, int]]] = {}
+        for how, run in self._holes.made_done(watched, lease.progress, what):
+            found.setdefault(how, []).append(run)
+        for how, runs in found.items():
+            if how == "repositioned":
+                self._rows_of_done(watched, *by, how, [(None, None)])
+            else:
+                self._rows_of_runs(watched, *by, how, sorted(runs))
+        watched.stable, watched.ranges = lease.progress.stable, Intervals.of(lease.progress.ranges)
 
     def _forget(self, group: str) -> None:
         """C16."""
@@ -381,10 +390,19 @@ class Observer:
         elif done > watched.stable:
             self._rows_of_done(watched, client, instance, epoch, "done", watched.through(done))
 
-    def _rows_of_done(
-        self, watched: Watched, client: str, instance: str, epoch: int, what: str, runs: list[Any]
+    def _rows_of_runs(
+        self, watched: Watched, client: str, instance: str, epoch: int | None, what: str, runs: list[tuple[int, int]]
     ) -> None:
-        for first, last in runs:
+        """Runs that may contain marks (P12), ascending."""
+        done = split(runs)
+        self._rows_of_done(watched, client, instance, epoch, what, list(done.ranges))
+        marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
+        self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(marks)])
+
+    def _rows_of_done(
+        self, watched: Watched, client: str, instance: str, epoch: int | None, what: str, runs: list[Any]
+    ) -> None:
+        for first, last in runs if what == "repositioned" else self._holes.not_open(watched.key, runs):
             self._rows["progress"].append(
                 (
                     *watched.key,

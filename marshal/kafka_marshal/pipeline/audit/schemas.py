@@ -68,9 +68,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
     ),
     # One row for each run of data offsets, `first` … `last`, that a record marked as done, and its sender; each offset
     # is in at most one row unless the position was set back. `what`: done (and all below), range, topic (a mark: P12),
-    # granted (at most once), shared (by several members of a coordinated group, by key), or repositioned (no first and
-    # last; `stable` is the new position). `stable` and `granted`: afterwards, -1 for none. `epoch`: in a coordinated
-    # group, the token of the piece.
+    # granted (at most once), shared (by several members, by key), settled (it had been open), discarded (it was open;
+    # by an operator), or repositioned (no first and last; `stable` is the new position). `stable` and `granted`:
+    # afterwards, -1 for none. `epoch`: in a coordinated group, the token of the piece.
     "progress": pa.schema(
         [
             *_LEASE,
