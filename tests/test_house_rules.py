@@ -154,14 +154,14 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (26, 6_400),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (32, 8_130),
+    "cli": (32, 8_160),
     "client": (50, 10_570),
     "engine": (95, 19_400),
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_800),
     "node": (30, 4_680),
-    "observe": (25, 5_080),
-    "pipeline": (39, 8_340),
+    "observe": (25, 5_250),
+    "pipeline": (39, 8_510),
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (519, 106_100)
+MOST_OF_ALL = (519, 106_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

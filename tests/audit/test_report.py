@@ -13,7 +13,7 @@ from kafka_marshal.pipeline.audit.audit import Audit
 from kafka_marshal.pipeline.audit.findings import Findings
 from kafka_marshal.pipeline.audit.report import _lease_name, write_report
 from kafka_marshal.pipeline.audit.sources import DumpSource
-from rationalizer import ClaimingPartition, Heartbeat, ReleasingPartition
+from rationalizer import ClaimingPartition, ClaimingShare, Heartbeat, ReleasingPartition, SettlingMessages, Upgrade
 from rationalizer.limits import MAX_KEY_HASH
 from tests.audit.group_logs import GroupLog
 from tests.cli.harness import Log
@@ -134,3 +134,46 @@ def test_keys_of_a_partition_have_a_name_of_their_own(tmp_path: Path) -> None:
     row = {"group": "g", "topic": "t", "topic_partition": 0}
     assert _lease_name(row) == _lease_name({**row, "lo": 0, "hi": MAX_KEY_HASH}) == "g: t/0"
     assert _lease_name({**row, "lo": 2**62, "hi": MAX_KEY_HASH}) == "g: t/0 keys 50-100 %"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Findings]:
+    """a and b share by batches; a is gone, and what it had is parked by b; then one of each half of the keys."""
+    log = Log()
+    log.add(Upgrade(*A, 4), NOON)
+    log.add(ClaimingShare(*A, "flights", 0, 1_000), NOON)  # 1
+    log.add(ClaimingShare(*B, "flights", 0, 1_000), NOON)  # 2
+    log.add(SettlingMessages(*A, "flights", 0, 1, 99, take=(10, 99, False)), NOON + 1_000)  # 3: 0 … 9
+    log.add(Heartbeat(*B, "flights", 0, 2, None), NOON + 2_000)  # 4
+    log.add(SettlingMessages(*B, "flights", 0, 2, 99, take=(10, 9, False)), NOON + 3_001)  # 5: a ends, b has 0 … 9
+    aside = ((6, 5, 2, "ValueError"),)
+    log.add(SettlingMessages(*B, "flights", 0, 2, 99, ((0, 5), (7, 9)), parked=aside), NOON + 5_000)  # 6
+    log.add(ReleasingPartition(*B, "flights", 0, 2, None), NOON + 6_000)
+    log.add(ClaimingShare(*A, "flights", 0, 1_000, 0, 9), NOON + 7_000)
+    log.add(ClaimingShare(*B, "flights", 0, 1_000, 10, 19), NOON + 8_000)
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(log.dump)
+    with Audit(DumpSource(path, None)) as audit:
+        yield audit.run()
+
+
+def test_shares_and_open_messages_are_drawn(shared: Findings, tmp_path: Path, drawn: list[Figure]) -> None:
+    page = write_report(shared, tmp_path / "page.html").read_text()
+    assert shared.is_clean, shared.examples
+    bars, *_, opened = drawn
+    labels = [each.get_text() for each in bars.axes[0].get_yticklabels()]
+    assert sorted(labels)[:2] == ["delays: flights/0 by batches, a", "delays: flights/0 by batches, b"]
+    assert len(labels) == 4
+    assert len(bars.axes[0].patches) == 4
+    (line,) = opened.axes[0].lines
+    heights: Any = line.get_ydata()
+    assert (max(heights), heights[-1]) == (10, 1)
+    assert "Who shared which partition when" in page and "How many messages were open" in page
+    cells = page.partition("Messages that were set aside, discarded, or lost")[2].partition("</table>")[0]
+    for cell in ("delays: flights/0", "6", "ValueError", "open"):
+        assert f">{cell}</td>" in cells, cell
+
+
+def test_a_page_of_a_group_that_shares_nothing_has_no_such_pictures(findings: Findings, tmp_path: Path) -> None:
+    page = write_report(findings, tmp_path / "page.html").read_text()
+    assert "shared which" not in page and "messages were open" not in page and "set aside" not in page

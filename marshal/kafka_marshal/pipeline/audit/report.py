@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from kafka_marshal.observe.report import Report
 from kafka_marshal.pipeline.audit.findings import Findings, Violation
 from kafka_marshal.pipeline.audit.plots import Bar, Line, bars, histogram, lines
+from rationalizer.holes import NO_KEY
 from rationalizer.limits import MAX_KEY_HASH
 
 __all__ = ["LogEnds", "write_report"]
@@ -75,8 +77,10 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
     for picture in (
         _timeline(findings, wanted),
         _assignments(findings, wanted),
+        _shares(findings, wanted),
         _takeovers(findings, wanted),
         _lag(findings, log_ends, wanted),
+        _open_messages(findings, wanted),
     ):
         if picture is not None:
             report.heading(picture.title)
@@ -87,6 +91,7 @@ def write_report(findings: Findings, path: Path, log_ends: LogEnds | None = None
     statistics = statistics if wanted is None else statistics.filter(wanted)
     _add_waits(report, _rows(statistics, list(_WAITS), None))
     _add_rebalances(report, findings.table("generations").to_table(filter=wanted))
+    _add_set_aside(report, findings.table("holes"), wanted)
     _add_tenures(report, _rows(statistics, ["tenures"], [*_LEASE, "count"]))
     _add_refused(report, codes)
     report.heading("Tables")
@@ -198,6 +203,43 @@ def _add_tenures(report: Report, tenures: Sequence[Mapping[str, Any]]) -> None:
         _add_left(report, len(tenures), "statistics")
 
 
+def _add_set_aside(report: Report, holes: ds.Dataset, wanted: pc.Expression | None) -> None:
+    """Open messages that an operator or a reposition had to do with, or that are lost; batches as such are too many."""
+    unusual = (pc.field("parks") > 0) | pc.field("ended").isin(["discarded", "repositioned", "forgotten", "lost"])
+    found = holes.to_table(filter=unusual if wanted is None else unusual & wanted)
+    if not found.num_rows:
+        return
+    report.heading("Messages that were set aside, discarded, or lost")
+    columns = (
+        "open since, UTC",
+        "until",
+        "partition",
+        "offsets",
+        "tries",
+        "parks",
+        "redrives",
+        "reason",
+        "last had by",
+    )
+    newest = found.sort_by([("from_time", "descending"), ("first", "ascending")]).slice(0, _MOST_ROWS)
+    rows = [
+        (
+            time_text(row["from_time"]),
+            time_text(row["to_time"]),
+            _lease_name(row),
+            f"{row['first']}" if row["first"] == row["last"] else f"{row['first']}-{row['last']}",
+            *(row[name] for name in ("tries", "parks", "redrives")),
+            row["reason"] or "–",
+            row["client"] or "–",
+            row["ended"],
+        )
+        for row in newest.to_pylist()
+    ]
+    report.table((*columns, "now"), rows, {4, 5, 6})
+    report.note("The newest first. Tries are those that the log has; done: settled later by a worker, after a redrive.")
+    _add_left(report, found.num_rows, "holes")
+
+
 def _add_refused(report: Report, codes: Sequence[Mapping[str, Any]]) -> None:
     if codes:
         report.heading("Requests that the log refused")
@@ -242,6 +284,8 @@ def _lease_name(row: Mapping[str, Any] | Violation) -> str:
     name = f"{row['group']}: {row['topic']}/{row['topic_partition']}"
     if row.get("lo", 0) == 0 and row.get("hi", MAX_KEY_HASH) == MAX_KEY_HASH:
         return name
+    if row["lo"] == NO_KEY:
+        return f"{name} by batches, {row['client']}"
     share = [f"{100 * key / MAX_KEY_HASH:.3g}" for key in (row["lo"], row["hi"])]
     return f"{name} keys {share[0]}-{share[1]} %"
 
@@ -268,16 +312,30 @@ def _assignments(findings: Findings, wanted: pc.Expression | None) -> _Picture |
     )
 
 
+def _shares(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
+    return _bars(
+        findings,
+        "shares",
+        [*_LEASE, "lo", "hi", "client"],
+        wanted,
+        "Who shared which partition when",
+        "Every bar is one worker's share of one partition, by batches or of some keys.",
+    )
+
+
 def _bars(
     findings: Findings, name: str, columns: list[str], wanted: pc.Expression | None, title: str, caption: str
 ) -> _Picture | None:
     known = pc.field("from_time").is_valid()
     table = findings.table(name).to_table(
-        columns=[*columns, "client", "from_time", "to_time"], filter=known if wanted is None else known & wanted
+        columns=list(dict.fromkeys([*columns, "client", "from_time", "to_time"])),
+        filter=known if wanted is None else known & wanted,
     )
+    for key in {"lo", "hi"}.intersection(columns):  # a join finds no nulls
+        table = table.set_column(table.schema.get_field_index(key), key, pc.fill_null(table[key], NO_KEY))
     if not table.num_rows:
         return None
-    counted = table.group_by(columns).aggregate([("client", "count")]).sort_by([("client_count", "descending")])
+    counted = table.group_by(columns).aggregate([("from_time", "count")]).sort_by([("from_time_count", "descending")])
     shown = counted.slice(0, _MOST_LEASES).select(columns)
     rows = table.join(shown, keys=columns, join_type="inner").sort_by([(each, "ascending") for each in columns])
     end = max(each.log_time for each in findings.partitions)
@@ -353,6 +411,38 @@ def _lag(findings: Findings, log_ends: LogEnds | None, wanted: pc.Expression | N
             f"{len(lost)} in all, whose position lies beyond the end of the log that is there (position lost)."
         )
     return _Picture(title, lines(largest, ylabel), caption)
+
+
+def _open_messages(findings: Findings, wanted: pc.Expression | None) -> _Picture | None:
+    """Per group, the messages that were open at some times: of workers' batches, waiting for a try, or set aside."""
+    holes = findings.table("holes")
+    ends = holes.to_table(columns=["from_time", "to_time"], filter=wanted)
+    begin = pc.min(ends["from_time"]).as_py()
+    if begin is None:
+        return None
+    end = max(each.log_time for each in findings.partitions)
+    width = max(1, -(-(end - begin + 1) // _TIMES))
+    changes: dict[str, list[int]] = {}
+    for batch in holes.to_batches(columns=["group", "first", "last", "from_time", "to_time"], filter=wanted):
+        amounts = pc.add(pc.subtract(batch.column("last"), batch.column("first")), 1)
+        for name, sign in (("from_time", 1), ("to_time", -1)):
+            at = batch.column(name) if sign < 0 else pc.fill_null(batch.column(name), begin)
+            bucket = pc.divide(pc.subtract(at, begin), width)
+            table = pa.table({"group": batch.column("group"), "bucket": bucket, "amount": amounts})
+            summed = table.filter(pc.field("bucket").is_valid()).group_by(["group", "bucket"])
+            for row in summed.aggregate([("amount", "sum")]).to_pylist():
+                change = changes.setdefault(row["group"], [0] * (_TIMES + 1))
+                change[min(max(row["bucket"], 0), _TIMES)] += sign * row["amount_sum"]
+    found = [
+        Line(group, [(begin + width * (at + 1), float(sum(change[: at + 1]))) for at in range(_TIMES)])
+        for group, change in sorted(changes.items())
+    ]
+    largest = sorted(found, key=lambda line: -max(value for _, value in line.points))[:_MOST_LINES]
+    caption = (
+        "Per group: messages in a worker's batch, that waited for their next try, or that were set aside. A line that "
+        "stays up is of messages that nobody has settled: kafka-marshal open-messages lists them."
+    )
+    return _Picture("How many messages were open", lines(largest, "open messages"), caption)
 
 
 def _lost(
