@@ -160,7 +160,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_800),
     "node": (30, 4_680),
-    "observe": (25, 5_250),
+    "observe": (26, 5_270),
     "pipeline": (39, 8_510),
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (519, 106_500)
+MOST_OF_ALL = (520, 106_500)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
