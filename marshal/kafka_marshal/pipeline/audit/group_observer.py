@@ -88,7 +88,7 @@ class GroupObserver:
             for place in group.partitions():
                 holes.begin((group.group_id, *place), progress_of(group, *place), {})
             for (topic, partition), pieces in self._groups[group.group_id].pieces.items():
-                self.spans.adopt((group.group_id, topic, partition), pieces, self._names(group.group_id))
+                self.spans.adopt((group.group_id, topic, partition), pieces, _names(self._world, group.group_id))
 
     def knows(self, group_id: str) -> bool:
         """Whether the group is a coordinated one."""
@@ -241,7 +241,7 @@ class GroupObserver:
             place = (group_id, topic, partition)
             pieces = watched.pieces.get((topic, partition), ())
             ended, _ = self.spans.change(
-                place, pieces, self._at, self._names(group_id), lambda _: ("taken", self._at[1])
+                place, pieces, self._at, _names(self._world, group_id), lambda _: ("taken", self._at[1])
             )
             self._end(ended)
 
@@ -279,7 +279,7 @@ class GroupObserver:
             found.add(Kind.TWO_OWNERS_OF_A_KEY, span, "keys were taken from a living owner that had not released them")
             return "taken", self._at[1]
 
-        ended, begun = self.spans.change(place, disjoint, self._at, self._names(group.group_id), how)
+        ended, begun = self.spans.change(place, disjoint, self._at, _names(self._world, group.group_id), how)
         for old, new in begun:
             least = max(watched.made - 1, -1 if old is None else old.token)
             if not least < new.token <= group.generation:
@@ -303,7 +303,9 @@ class GroupObserver:
         """Check the state by itself; returns the pieces without those that overlap another."""
         disjoint: list[Piece] = []
         for piece in pieces:
-            span = PieceSpan(*piece[:3], *self._names(group.group_id)(piece.owner), piece.since, BEFORE, BEFORE, None)
+            span = PieceSpan(
+                *piece[:3], *_names(self._world, group.group_id)(piece.owner), piece.since, BEFORE, BEFORE, None
+            )
             if piece.owner not in group.members or piece.target not in {NOBODY, *group.members}:
                 found.add(
                     Kind.NO_MEMBER, span, f"slot {piece.owner}, to be {piece.target}'s, and one of them is no member"
@@ -313,16 +315,6 @@ class GroupObserver:
                 continue
             disjoint.append(piece)
         return disjoint
-
-    def _names(self, group_id: str) -> Callable[[int], tuple[str, str]]:
-        """(client, instance) of a slot, by the state."""
-        group = self._world.group(group_id)
-
-        def names(slot: int) -> tuple[str, str]:
-            member = None if group is None else group.members.get(slot)
-            return ("", "") if member is None else (member.client_id, member.instance_id)
-
-        return names
 
     def _end(self, ended: Sequence[EndedPiece]) -> None:
         for each in ended:
@@ -518,6 +510,17 @@ class GroupObserver:
 
     def _about_group(self, kind: Kind, group_id: str, detail: str) -> None:
         self._report(kind, (group_id, None, None), _NO_OWNER, detail)
+
+
+def _names(world: World, group_id: str) -> Callable[[int], tuple[str, str]]:
+    """(client, instance) of a slot, by the state."""
+    group = world.group(group_id)
+
+    def names(slot: int) -> tuple[str, str]:
+        member = None if group is None else group.members.get(slot)
+        return ("", "") if member is None else (member.client_id, member.instance_id)
+
+    return names
 
 
 def _settler(watched: WatchedGroup, event: Event, message: Any, pause: tuple[str, int] | None, log_time: int) -> Sender:

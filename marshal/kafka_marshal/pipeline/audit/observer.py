@@ -310,7 +310,7 @@ class Observer:
         instance, client, epoch, ranges = message.instance_id, message.client_id, message.epoch, message.ranges
         if not (watched.epoch == epoch and watched.client == client and watched.instance == instance):
             self._stale(watched, client, instance, epoch)
-        self._rows_of_runs(watched, client, instance, epoch, "range", watched.commit(ranges))
+        self._rows_of_done(watched, client, instance, epoch, "range", watched.commit(ranges))
 
     def _claim_share(self, watched: Watched, message: Any, code: str) -> None:
         """B3: the share's epoch is this offset."""
@@ -350,10 +350,7 @@ class Observer:
         for how, run in self._holes.made_done(watched, lease.progress, what):
             found.setdefault(how, []).append(run)
         for how, runs in found.items():
-            if how == "repositioned":
-                self._rows_of_done(watched, *by, how, [(None, None)])
-            else:
-                self._rows_of_runs(watched, *by, how, sorted(runs))
+            self._rows_of_done(watched, *by, how, sorted(runs) if how != "repositioned" else [(None, None)])
         watched.stable, watched.ranges = lease.progress.stable, Intervals.of(lease.progress.ranges)
 
     def _forget(self, group: str) -> None:
@@ -390,34 +387,19 @@ class Observer:
         elif done > watched.stable:
             self._rows_of_done(watched, client, instance, epoch, "done", watched.through(done))
 
-    def _rows_of_runs(
-        self, watched: Watched, client: str, instance: str, epoch: int | None, what: str, runs: list[tuple[int, int]]
-    ) -> None:
-        """Runs that may contain marks (P12), ascending."""
-        done = split(runs)
-        self._rows_of_done(watched, client, instance, epoch, what, list(done.ranges))
-        marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
-        self._rows_of_done(watched, client, instance, epoch, "topic", [(mark, mark) for mark in sorted(marks)])
-
     def _rows_of_done(
         self, watched: Watched, client: str, instance: str, epoch: int | None, what: str, runs: list[Any]
     ) -> None:
-        for first, last in runs if what == "repositioned" else self._holes.not_open(watched.key, runs):
-            self._rows["progress"].append(
-                (
-                    *watched.key,
-                    client,
-                    instance,
-                    epoch,
-                    self._offset,
-                    self._log_time,
-                    what,
-                    first,
-                    last,
-                    watched.stable,
-                    watched.granted,
-                )
-            )
+        """Rows of runs, ascending; open messages are left out, and marks (P12) have rows of their own."""
+        named = [(what, *run) for run in runs]
+        if what != "repositioned":
+            done = split(runs)
+            marks = [*done.marks, *([KAFKA_COUNTS] if done.kafka_counts else [])]
+            named = [(what, *run) for run in self._holes.not_open(watched.key, done.ranges)]
+            named += [("topic", mark, mark) for mark in sorted(marks)]
+        names = (*watched.key, client, instance, epoch, self._offset, self._log_time)
+        progress = watched.stable, watched.granted
+        self._rows["progress"] += [(*names, *each, *progress) for each in named]
 
     def _begin(self, watched: Watched, client: str, instance: str, ended: End) -> None:
         """Record a new holder from this record on."""
