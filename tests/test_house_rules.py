@@ -154,13 +154,13 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "admin": (26, 6_400),
     "archive": (4, 830),
     "checkpoints": (5, 680),
-    "cli": (32, 8_160),
-    "client": (50, 10_570),
+    "cli": (32, 8_170),
+    "client": (50, 10_640),
     "engine": (95, 19_400),
     "kafka_marshal": (19, 2_910),
-    "metrics": (8, 1_800),
+    "metrics": (8, 1_820),
     "node": (30, 4_680),
-    "observe": (26, 5_270),
+    "observe": (26, 5_290),
     "pipeline": (39, 8_510),
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (520, 106_500)
+MOST_OF_ALL = (520, 106_650)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -8,6 +8,7 @@ faults around a consumer. No unit tests: the question is whether those would fin
 
 from __future__ import annotations
 
+from tests.mutants.audit import AUDIT
 from tests.mutants.callbacks import CALLBACKS
 from tests.mutants.checkpoint_members import CHECKPOINT_MEMBERS
 from tests.mutants.checkpoints import CHECKPOINTS
@@ -28,5 +29,5 @@ __all__ = ["MUTATIONS", "Mutation", "StaleMutationError", "apply", "mutated"]
 #: All of them.
 MUTATIONS: tuple[Mutation, ...] = (
     *(MEMBERS + GROUP_MEMBERS + LANES + CALLBACKS + FAULTS + RULES + SHORT_CUT),
-    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + SINKS + TRANSACTIONS),
+    *(GROUPS + CHECKPOINTS + CHECKPOINT_MEMBERS + SHARING + AUDIT + SINKS + TRANSACTIONS),
 )

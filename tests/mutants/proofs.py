@@ -126,7 +126,7 @@ class Sizes:
 def units(sizes: Sizes) -> list[Unit]:
     """All of them, in the order in which they are run: what catches most comes first."""
     rules = [*_exhaustive(), *_logs(sizes.logs), *_groups(sizes.groups), *_sharing()]
-    return [*rules, *_simulation(sizes), *_sinks(sizes.sinks), *_faults(sizes.points)]
+    return [*rules, *_audit(), *_simulation(sizes), *_sinks(sizes.sinks), *_faults(sizes.points)]
 
 
 def _first(found: Iterable[str]) -> str:
@@ -357,6 +357,17 @@ def _tests(path: Path, *more: str) -> str:
         arguments = ["-x", "-c", os.devnull, "-W", "ignore", *(more or ("--noconftest",)), *without, str(path)]
         status = pytest.main(arguments, [failures])
     return ", ".join(failures.names) or ("" if status == pytest.ExitCode.OK else f"pytest ended with {status!r}")
+
+
+# The audit: broken rationalizers are found, and right logs have none; what it follows against plain accounts.
+
+
+AUDITED = Path(__file__).parents[1] / "audit"
+
+
+def _audit() -> Iterator[Unit]:
+    for name in ("test_shares.py", "test_holes.py"):
+        yield Unit("audit", f"audit of {name}", partial(_tests, AUDITED / name))
 
 
 # Sinks: what one transaction after another answers, and several writers at once. PostgreSQL's part needs its server.

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from tests.mutants.audit import AUDIT
 from tests.mutants.checkpoint_members import CHECKPOINT_MEMBERS
 from tests.mutants.checkpoints import CHECKPOINTS
 from tests.mutants.faults import FAULTS
@@ -33,7 +34,7 @@ __all__ = ["CONTROL", "ROOT", "Row", "as_json", "markdown", "run_all", "table", 
 #: What a copy needs: the product, and what runs against it.
 TREES = ("marshal", "rationalizer", "tests/campaigns", "tests/faults", "tests/mutants", "tests/rationalizer")
 #: Tests that are proofs: of members of coordinated groups, and of sinks.
-TESTS = ("tests/engine", "tests/scripts", "tests/sinks", "tests/broker")
+TESTS = ("tests/audit", "tests/engine", "tests/scripts", "tests/sinks", "tests/broker")
 
 #: The row of the product as it is, which must pass.
 CONTROL = "(none: the product as it is)"
@@ -86,6 +87,8 @@ def _parts(mutation: Mutation | None) -> tuple[str, ...]:
         return ("counting", "members")
     if mutation in CHECKPOINTS:
         return ("checkpoints",)
+    if mutation in AUDIT:
+        return ("audit",)
     if mutation in SHARING:
         return ("sharing",)
     if mutation in GROUPS:

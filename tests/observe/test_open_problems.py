@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.cli.status import _group_state
 from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe import open_problems as module
 from kafka_marshal.observe.meter import Meter
-from kafka_marshal.observe.open_problems import open_problems, open_text
+from kafka_marshal.observe.open_problems import crowded_text, open_problems, open_text
 from kafka_marshal.observe.problems import problems_of
 from kafka_marshal.observe.rows import GroupRow
 from kafka_marshal.observe.view import View
@@ -96,14 +97,26 @@ def test_what_is_set_aside_is_counted_and_too_much_of_it_is_a_problem(scene: Sce
     assert scene.check(max_parked_ms=100_000) == []
 
 
-def test_a_list_that_is_half_full_is_a_problem(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_is_half_full_or_full_is_a_problem(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the limit of open messages and at it: `check`, `status` and `group` say so (H5)."""
     park(scene)
-    monkeypatch.setattr(module, "MAX_HOLES", 6)
-    assert scene.check() == []
-    monkeypatch.setattr(module, "MAX_HOLES", 5)
-    ((kind, _, text),) = scene.check()
-    assert kind == "holes"
-    assert text.startswith("orders 0: 3 of 5 open messages that a partition may have.")
+    for most, means in ((6, None), (5, "At the limit nothing more is set aside"), (3, "can't be set aside any more")):
+        monkeypatch.setattr(module, "MAX_HOLES", most)
+        row = scene.group(lambda view, row: row)
+        if means is None:
+            assert scene.check() == []
+            assert crowded_text(row) == []
+            continue
+        ((kind, _, text),) = scene.check()
+        assert kind == "holes"
+        assert text.startswith(f"orders 0: 3 of {most} open messages that a partition may have.")
+        assert means in text
+        assert "Nothing is lost" in text
+        assert "kafka-marshal open-messages delays" in text
+        assert open_text(row).endswith(f", 3 of the {most} that a partition may have open")
+        state = _group_state(row, []).text
+        assert "2 set aside" in state
+        assert f"3 of the {most} that a partition may have open" in state
 
 
 def share(scene: Scene) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from kafka_marshal.cli.output import Cell, Column, is_terminal
 from kafka_marshal.cli.watch import Picture, Section, deleted_notes, lag_cell, show, stuck_section
 from kafka_marshal.observe.checkpoint_rows import checkpoints_json
 from kafka_marshal.observe.names import no_group
+from kafka_marshal.observe.open_problems import crowded_text
 from kafka_marshal.observe.problems import KINDS, Problem, problems_of
 from kafka_marshal.observe.rows import (
     GroupRow,
@@ -233,6 +234,7 @@ def _group_state(group: GroupRow, problems: list[Problem]) -> Cell:
         words.append(f"{len(group.moving):,} moving")
     if group.parked:
         words.append(f"{group.parked:,} set aside")
+    words += crowded_text(group)
     if group.is_paused:
         words.append(f"paused, {span(max(pause.left_ms for pause in group.pauses))} left")
     if any(row.outage for row in group.leases):

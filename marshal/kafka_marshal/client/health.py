@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from kafka_marshal.client.breaker import FAILING
@@ -13,17 +14,47 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.hot_keys import HotKey
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack, lasting
 from kafka_marshal.engine.work.stuck import Stuck
+from rationalizer.limits import MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
 
-__all__ = ["Health", "examine", "held_back", "hot_keys"]
+__all__ = ["Crowded", "Health", "examine", "held_back", "hot_keys"]
 
 
 FORKED = (
     "this process was forked from the one that made this Marshal: its leases and its threads are the parent's, which "
     "works on. Make a new Marshal in the child"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Crowded:
+    """A partition with more than half of the open messages that the log keeps of one (H5); ``str()`` is for people."""
+
+    topic: str
+    partition: int
+    #: Open messages; of a batch, or neighbours that are alike, all together are one.
+    open: int
+    most: int
+    group_id: str
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached."""
+        return self.open >= self.most
+
+    def __str__(self) -> str:
+        means = (
+            "what fails for good can't be set aside any more, and then nothing more of the partition is delivered"
+            if self.is_full
+            else "at the limit nothing more is set aside, and the partition stops"
+        )
+        return (
+            f"{self.topic} [{self.partition}] has {self.open:,} of the {self.most:,} open messages that it may have: "
+            f"{means}. Nothing is lost; other partitions continue. Mend what makes them fail, then redrive or discard "
+            f"some: kafka-marshal open-messages {quote(self.group_id)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +97,9 @@ class Health:
     #: Keys of which ``consumer.run(…, order="key")`` handles so much that one handler is busy with each for more than
     #: half of the time: more handlers or members do not speed them up. ``ok`` ignores them.
     hot_keys: tuple[HotKey, ...] = ()
+    #: Partitions of this member with more than half of the open messages that they may have. ``ok`` ignores them until
+    #: the limit is reached: then it is a problem.
+    crowded: tuple[Crowded, ...] = ()
     #: Why this member can't remove log that is older than the topic asks for (``kafka-marshal topic``); "": it can, or
     #: need not. ``ok`` ignores it: the log grows, and another member may do it.
     log_not_pruned: str = ""
@@ -75,8 +109,9 @@ class Health:
         what = "piece" if self.state else "lease"
         held = f"{self.state} " * bool(self.state) + f"{self.leases} {what}{'s' * (self.leases != 1)} held"
         head = f"{state}: {held}, last turn {self.turned_ago_ms / 1000:.1f} s ago"
+        nearly = [found for found in self.crowded if not found.is_full]
         return "\n".join(
-            [head, *(f"- {found}" for found in (*self.problems, *self.stuck, *self.held_back, *self.hot_keys))]
+            [head, *(f"- {found}" for found in (*self.problems, *self.stuck, *self.held_back, *nearly, *self.hot_keys))]
         )
 
 
@@ -104,7 +139,12 @@ def examine(driver: Driver, *, closed: bool) -> Health:
             )
         if any((lanes := x.delivery.in_lanes.lanes) is not None and lanes.next_at is not None for x in _all(driver)):
             others.append(FAILING)
-    problems = (*ends, *others)
+    crowded = (
+        ()
+        if closed or ends
+        else tuple(one for each in _all(driver) for one in _crowded(each, driver.engine.settings.group_id))
+    )
+    problems = (*ends, *others, *(str(one) for one in crowded if one.is_full))
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
     is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
     return Health(
@@ -124,6 +164,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
         handlers=handlers,
         handlers_wanted=wanted,
         hot_keys=tuple(one for each in _all(driver) for one in hot_keys(each, now)),
+        crowded=crowded,
         log_not_pruned=driver.upkeep.keeper.failing,
     )
 
@@ -151,6 +192,15 @@ def hot_keys(consumer: ConsumerEngine, now: float) -> tuple[HotKey, ...]:
     """Its keys that take more than half of what one handler can do (any thread; no lock)."""
     lanes = consumer.delivery.in_lanes.lanes
     return () if lanes is None or lanes.is_ended else lanes.hot.at(now)
+
+
+def _crowded(consumer: ConsumerEngine, group_id: str) -> Iterator[Crowded]:
+    """Its partitions with more than half of the open messages that they may have (any thread; no lock)."""
+    for key, assignment in sorted(consumer.assignments.copy().items()):
+        progress = consumer.source.view.whole_progress(key) if assignment.lease.held else None
+        holes = None if progress is None else progress.holes
+        if holes is not None and 2 * len(holes) > MAX_HOLES:
+            yield Crowded(*key, len(holes), MAX_HOLES, group_id)
 
 
 def _checkpoints(driver: Driver) -> list[Checkpointing]:

@@ -16,11 +16,13 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.
 class Moved:
     """Messages of one partition fetched and done, over all assignments of one consumer. They never decrease."""
 
-    __slots__ = ("done", "fetched")
+    __slots__ = ("again", "done", "fetched")
 
     def __init__(self, fetched: int = 0, done: int = 0) -> None:
         self.fetched: int = fetched
         self.done: int = done
+        #: Delivered here, and to a member before, as the log shows it.
+        self.again: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,9 +266,17 @@ CATALOGUE: tuple[Metric, ...] = (
         "kafka_marshal.redelivered_messages",
         "counter",
         "{message}",
-        "Messages of shared partitions that were delivered here, and to a member before.",
+        "Messages that were delivered here, and to a member before: of a batch, or open ones whose tries are logged.",
         _MEMBER,
         _member(lambda x: x.redelivered_messages),
+    ),
+    Metric(
+        "kafka_marshal.settled_messages",
+        "counter",
+        "{message}",
+        "Messages of the group that the log shows as set aside (parked), or as redriven or discarded by an operator.",
+        (*_MEMBER, "result"),
+        _each(lambda x: [((one.outcome,), one.count) for one in x.settled]),
     ),
     Metric(
         "kafka_marshal.hot_key_share",

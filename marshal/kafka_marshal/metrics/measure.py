@@ -122,7 +122,8 @@ class Meter:
             processing=tuple(Processing(*what, seconds) for what, seconds in self._times.read()),
             checkpoints=_checkpoints(driver, now),
             acquires=tuple(OutcomeCount(what, sum(each.given[what] for each in taking)) for what in _GIVEN if taking),
-            redelivered_messages=sum(each.redelivered for each in taking),
+            redelivered_messages=sum(x.again for each in engines for x in list(each.delivery.moved.values())),
+            settled=tuple(OutcomeCount(what, count) for what, count in driver.upkeep.tally.settled.copy().items()),
             **self._transactions(),
         )
 

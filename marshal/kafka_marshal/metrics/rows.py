@@ -192,9 +192,12 @@ class Metrics:
     #: None: this member takes no checkpoints.
     checkpoints: CheckpointMetrics | None
     #: Requests for a batch of a shared partition that the log has answered: with messages that no member had been
-    #: given (``"new"``), that some had (``"again"``), or with ``"nothing"``. Messages of batches delivered again.
+    #: given (``"new"``), that some had (``"again"``), or with ``"nothing"``. Messages delivered here and before.
     acquires: tuple[OutcomeCount, ...] = ()
     redelivered_messages: int = 0
+    #: Messages of the group that the log shows as set aside (``"parked"``), and as freed (``"redriven"``) or given up
+    #: (``"discarded"``) by an operator, since this member has read the log to its end.
+    settled: tuple[OutcomeCount, ...] = ()
 
     @property
     def lag(self) -> int:

@@ -19,7 +19,7 @@ from kafka_marshal.node.scope import Scope
 from kafka_marshal.node.snapshot_upkeep import SnapshotUpkeep
 from kafka_marshal.node.topic_rounds import TopicRounds
 from kafka_marshal.runtime import Executor
-from rationalizer import Outcome
+from rationalizer import Outcome, SettleOffsets, SettlingMessages, codes
 
 __all__ = ["Upkeep"]
 
@@ -64,15 +64,31 @@ class Levels:
 class Tally:
     """Counts applied records by type and outcome, once the replica has caught up. Read without the driver's lock."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_group_id", "settled")
 
-    def __init__(self) -> None:
+    def __init__(self, group_id: str) -> None:
         self._counts: dict[tuple[str, str], int] = {}
+        self._group_id = group_id
+        #: What was done with messages of the group that are, or were, set aside → how many.
+        self.settled: dict[str, int] = dict.fromkeys(("parked", "redriven", "discarded"), 0)
 
     def applied(self, cp: int, offset: int, outcome: Outcome) -> None:
         """A record was applied (a listener of the driver)."""
         what = (outcome.type or "", outcome.code)
         self._counts[what] = self._counts.get(what, 0) + 1
+        if outcome.accepted and outcome.is_a(SettlingMessages, SettleOffsets):
+            self._settled(outcome)
+
+    def _settled(self, outcome: Outcome) -> None:
+        message = outcome.message
+        if message is None or message.group_id != self._group_id:
+            return
+        codes_of = iter(outcome.entries or ())
+        is_operator = not message.member_id if outcome.is_a(SettleOffsets) else message.epoch is None
+        for what, entries in (("discarded", message.done), ("redriven", message.open), ("parked", message.parked)):
+            for entry, code in zip(entries, codes_of, strict=False):
+                if code == codes.OK and (is_operator or what == "parked"):
+                    self.settled[what] += 1 if what == "parked" else entry[1] - entry[0] + 1
 
     def read(self) -> list[tuple[tuple[str, str], int]]:
         """((type, outcome), count), sorted; the type is "" if it is not known. Any thread, without the lock."""
@@ -109,7 +125,7 @@ class Upkeep:
         self.topics = topics
         self.snapshots = snapshots
         #: A listener of the driver.
-        self.tally: Tally = Tally()
+        self.tally: Tally = Tally(events.group_id)
         #: Jobs of consumers; the lock is held to add or remove one.
         self.jobs: list[Job] = []
         self.scope = scope

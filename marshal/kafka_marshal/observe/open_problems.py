@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
     from kafka_marshal.ports import Cluster
 
-__all__ = ["STUCK_BATCH_MS", "open_problems", "open_text"]
+__all__ = ["STUCK_BATCH_MS", "crowded", "crowded_text", "open_problems", "open_text"]
 
 #: A batch whose worker beats may be in its hands for this long (ms), or three heartbeat intervals.
 STUCK_BATCH_MS = 60_000
@@ -39,7 +39,21 @@ def open_text(group: GroupRow) -> str:
     waiting = group.open_messages - taken
     parts += [f"{waiting:,} waiting for the next try"] if waiting else []
     parts += [f"{taken:,} in workers' batches"] if taken else []
-    return ", ".join(parts)
+    return ", ".join([*parts, *crowded_text(group)])
+
+
+def crowded(group: GroupRow) -> dict[tuple[str, int], int]:
+    """Partitions with more than half of the open messages that they may have (H5) → how many."""
+    counted: Counter[tuple[str, int]] = Counter()
+    for row in group.leases:
+        counted[row.topic, row.partition] += len(row.open)
+    return {key: amount for key, amount in counted.items() if 2 * amount > MAX_HOLES}
+
+
+def crowded_text(group: GroupRow) -> list[str]:
+    """In words, how near to its limit the fullest partition is; []: none has more than half of it."""
+    most = max(crowded(group).values(), default=0)
+    return [f"{most:,} of the {MAX_HOLES:,} that a partition may have open"] if most else []
 
 
 def open_problems(
@@ -62,11 +76,15 @@ def open_problems(
             text = f"{count(len(old), 'message')} set aside for more than {span(max_parked_ms)}, up to {age}. {listed}"
             found.append(Problem(name, "parked", text, len(old), _rows(rows, [each for each, _ in old])))
     found += _stuck_batches(cluster, view, group, holdings)
-    full = [(key, amount) for key, amount in Counter(each.key for each in holdings).items() if 2 * amount > MAX_HOLES]
-    for key, amount in full:
+    for key, amount in crowded(group).items():
+        means = (
+            "What fails for good can't be set aside any more, and then nothing of it is delivered until some are done"
+        )
+        if amount < MAX_HOLES:
+            means = "At the limit nothing more is set aside, and nothing of it is delivered until some are done"
         text = (
-            f"{places([rows[key]])}: {amount:,} of {MAX_HOLES:,} open messages that a partition may have. At the limit "
-            "nothing of it is delivered until some are done. Nothing is lost. See kafka-marshal open-messages "
+            f"{places([rows[key]])}: {amount:,} of {MAX_HOLES:,} open messages that a partition may have. {means}. "
+            "Nothing is lost. Mend what makes them fail, then redrive or discard some: kafka-marshal open-messages "
             f"{quote(name)}"
         )
         found.append(Problem(name, "holes", text, 1, [rows[key]]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import cast
 from weakref import ref
@@ -28,7 +28,7 @@ from kafka_marshal.engine.work.schedule import Schedule
 from kafka_marshal.engine.work.settling import Kind, Request
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
-from rationalizer import Progress
+from rationalizer import Progress, codes
 from rationalizer.leases.shares import Share
 from rationalizer.wire.records import SettlingMessages, Take
 
@@ -196,7 +196,7 @@ class SharedAssignment(Assignment):
             given.begun_at = now
         self.consumer.taking.pace.begun(now)
         messages, covers_from = self.buffer.take(min(max_messages, self.buffer.count_to(given.last)))
-        self.consumer.taking.redelivered += len(messages) * (given.attempts > 1)
+        self.tracker.moved.again += len(messages) * (given.attempts > 1)
         return BatchRun(self, messages, covers_from, iterating, now, given)
 
 
@@ -336,8 +336,13 @@ class SharedPositions(Positions):
         if assignment is not None:
             shared = cast("SharedAssignment", assignment)
             shared.is_dirty = True
-            if answers is not None and isinstance(entries, SettlingMessages) and entries.take is not None:
-                self._consumer.taking.given[shared.took] += 1
+            if answers is not None and isinstance(entries, SettlingMessages):
+                if entries.take is not None:
+                    self._consumer.taking.given[shared.took] += 1
+                asked = [entry[0] for part in (entries.done, entries.open, entries.parked) for entry in part]
+                for offset, code in zip(asked, cast("Sequence[str]", answers), strict=False):
+                    if code == codes.MAX_INDIVIDUAL_COMMIT_REACHED:
+                        self._consumer.settlements.refused(shared, offset, code, now)
 
     def begin(self, assignment: Assignment) -> None:
         progress = self._consumer.source.view.progress(assignment.key)

@@ -66,9 +66,8 @@ class Taking:
         #: The share whose take is in flight, and when it was sent (own clock, ms).
         self.asked: tuple[Taker, float] | None = None
         self._taken_at = -inf
-        #: What takes gave: a batch that no member had, one that some had, nothing; and messages delivered again.
+        #: What takes gave: a batch that no member had, one that some had, nothing.
         self.given: dict[str, int] = {"new": 0, "again": 0, "nothing": 0}
-        self.redelivered: int = 0
         #: What was free when a wait was drawn, and until when (own clock, ms) it lasts.
         self._drawn: tuple[object, float] | None = None
         #: When (own clock, ms) something is due again, and the next take.

@@ -522,6 +522,8 @@ class Assignment:
         messages, covers_from = self.buffer.take(max_messages)
         run = RunOf(self, messages, covers_from, iterating, now)
         run.is_open = is_open
+        if is_open and self.open is not None:
+            self.tracker.moved.again += sum(self.open.tried.get(offset_of(message), 0) > 0 for message in messages)
         return run
 
     @property

@@ -16,6 +16,7 @@ from kafka_marshal.engine.work.open_messages import Try, Wary
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.errors import KeyRangeError
 from rationalizer import codes
+from rationalizer.limits import MAX_HOLES
 
 __all__ = ["Settlements"]
 
@@ -32,9 +33,9 @@ ALONE = 2
 _MEANS = {
     codes.DUPLICATE_COMMIT: "was settled by another client before (an operator?); nothing is lost",
     codes.MAX_INDIVIDUAL_COMMIT_REACHED: (
-        "can't be set aside: 10,000 messages of this partition are open, which is the limit. Nothing more of it is "
-        "handed out until some are settled; other partitions continue. Redrive or discard them: kafka-marshal "
-        "open-messages"
+        f"can't be set aside: {MAX_HOLES:,} messages of this partition are open, which is the limit. Nothing more of "
+        "it is handed out until some are settled. Nothing is lost; other partitions continue. Redrive or discard them: "
+        "kafka-marshal open-messages"
     ),
     codes.INDIVIDUAL_COMMIT_NOT_ALLOWED: (
         "can't be set aside: the group's setting accept_individual_commit is off. It stays as it is, and progress does "
@@ -95,13 +96,14 @@ class Settlements:
         for offset, code in opened.refused(entries, answers) if answers else ():
             if code in _MEANS:
                 self._consumer.delivery.in_lanes.admit(assignment, offset)  # it is tried without that
-            if code in _TELLS and now >= self._warned.get(code, -inf) + WARNED_EVERY_MS:
-                self._warned[code] = now
-                self._refused(assignment, offset, code)
+            self.refused(assignment, offset, code, now)
         self.report(assignment)
 
-    def _refused(self, assignment: Assignment, offset: int, code: str) -> None:
-        """The log refused to settle this message."""
+    def refused(self, assignment: Assignment, offset: int, code: str, now: float) -> None:
+        """The log refused to settle this message: a warning for each code, once a minute."""
+        if code not in _TELLS or now < self._warned.get(code, -inf) + WARNED_EVERY_MS:
+            return
+        self._warned[code] = now
         stable = self._consumer.known_stable(assignment.key)
         topic, partition = assignment.key
         text = f"{topic} [{partition}]: offset {offset} {_TELLS[code].format(stable)}"

@@ -390,7 +390,7 @@ class Observer:
     def _rows_of_done(
         self, watched: Watched, client: str, instance: str, epoch: int | None, what: str, runs: list[Any]
     ) -> None:
-        """Rows of runs, ascending; open messages are left out, and marks (P12) have rows of their own."""
+        """Rows of runs, ascending; open messages are left out, and marks (P12) have their own rows."""
         named = [(what, *run) for run in runs]
         if what != "repositioned":
             done = split(runs)

@@ -440,7 +440,7 @@ def _open_messages(findings: Findings, wanted: pc.Expression | None) -> _Picture
     largest = sorted(found, key=lambda line: -max(value for _, value in line.points))[:_MOST_LINES]
     caption = (
         "Per group: messages in a worker's batch, that waited for their next try, or that were set aside. A line that "
-        "stays up is of messages that nobody has settled: kafka-marshal open-messages lists them."
+        "stays up is of messages that are never settled: kafka-marshal open-messages lists them."
     )
     return _Picture("How many messages were open", lines(largest, "open messages"), caption)
 
