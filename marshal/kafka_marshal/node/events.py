@@ -43,7 +43,7 @@ class Events:
     """Gathers events of the driver, and logs them. The driver's lock is held, except for :meth:`tell`."""
 
     def __init__(self, settings: EngineSettings, now: float) -> None:
-        self.group_id = settings.group_id
+        self.group_id: str = settings.group_id
         self._interval_ms = settings.heartbeat_interval_ms
         self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
         #: (event, topic, reason, words, has_cuts) and partitions, in order.
