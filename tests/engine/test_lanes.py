@@ -444,6 +444,9 @@ def test_u1_what_comes_before_a_message_that_is_tried_alone_is_tried_before_it(o
     assert bench.begin(a) == 1
     assert bench.begin(b) is None
     assert not bench.done(one, a)
+    assert bench.lanes.reopened(0.0) == []
+    assert bench.begin(b) is None
+    bench.lanes.admit(one, 1)
     assert set(bench.lanes.reopened(0.0)) == {b}
 
 

@@ -223,6 +223,30 @@ def test_u1_a_message_that_kills_is_counted_at_each_death_and_its_neighbours_sta
     }
 
 
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_u1_what_was_handled_before_a_message_behind_it_kills_is_never_crashed(kind: str, concurrency: int) -> None:
+    """Each death comes before the next beat: of what was tried alone the log shows by then that it is done."""
+    net, killer = net_with(end=12), 9
+    left_by_another(net, kind)
+    deaths, most = 0, 0
+    while not any(hole.is_parked for hole in holes(net, kind).values()):
+        worker = Worker(net, f"w{deaths}", kind, concurrency)
+        worker.holds()
+        until = net.now + HI / 2
+        while net.now < until and killer not in worker.begun:
+            net.tick()
+            worker.feed()
+            for offset in [x for x in worker.begun if x != killer]:
+                worker.done(offset)
+        most = max([most, *(x for offset, numbers in worker.numbers.items() if offset != killer for x in numbers)])
+        worker.member.kill()
+        deaths += 1
+        assert deaths < 40
+    assert {x: hole.reason for x, hole in holes(net, kind).items() if hole.is_parked} == {killer: "CRASHED"}
+    assert most <= 3
+
+
 def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -> None:
     """A message that failed fifty times is tried by the next owner, too: only one that kills is CRASHED."""
     net = net_with(end=1)

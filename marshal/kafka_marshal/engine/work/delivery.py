@@ -354,6 +354,9 @@ class Delivery:
 
     def _came_back(self, assignment: Assignment, now: float) -> None:
         """Messages of it are no longer in flight: its release, its cut, or its restore may wait for that."""
+        if assignment.open is not None and assignment.open.is_urgent:
+            assignment.open.is_urgent = False
+            self._consumer.settlements.send(assignment, now)
         if assignment.stage is Stage.REVOKING:
             self._consumer.revocation.try_finish(assignment, now)
         elif (checkpoints := self._consumer.source.checkpoints) is not None:

@@ -81,8 +81,9 @@ class Lanes:
         #: How many handlers the run has; the most tries that owners begin of a message.
         self.concurrency: int = 1
         self.most_tries: int | None = None
-        #: Messages that are tried one after another, with nothing else in flight.
-        self._alone: list[tuple[Key, int]] = []
+        #: Messages that are tried one after another, with nothing else in flight → whether such a try has ended well,
+        #: and the log does not show that: a death now would count against it.
+        self._alone: dict[tuple[Key, int], bool] = {}
         #: Tries of the run are logged.
         self.is_durable: bool = False
         self._lock = lock
@@ -219,11 +220,13 @@ class Lanes:
                 partition.skipped.clear()
                 partition.unlogged.clear()
             partition.unlogged.update(unlogged)
-            self._alone += [(assignment.key, offset) for offset in alone]
+            self._alone.update({(assignment.key, offset): False for offset in alone})
 
     def admit(self, assignment: Assignment, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
+        """The log has the try of this message that is about to begin, or shows that it has ended."""
         with self._lock:
+            if self._alone.get(place := (assignment.key, offset)):
+                del self._alone[place]
             if (partition := self._partitions.get(assignment.key)) is not None:
                 partition.unlogged.discard(offset)
 
@@ -231,9 +234,10 @@ class Lanes:
         """The message that is tried alone next, as soon as the log has its try; None: no such try may begin now."""
         with self._lock:
             is_ending = self.is_ended or self._stop or self.owner is None or self.owner.is_ending
-            if not self._alone or self.running or is_ending or self._waits(now):
+            waiting = next((place for place, has_ended in self._alone.items() if not has_ended), None)
+            if waiting is None or self.running or is_ending or self._waits(now):
                 return None
-            key, offset = self._alone[0]
+            key, offset = waiting
             partition = self._partitions.get(key)
             if partition is None or offset not in partition.unlogged:
                 return None
@@ -243,15 +247,17 @@ class Lanes:
             return None if is_behind else (*key, offset)
 
     def _is_held_for_others(self, lane: Lane, now: float) -> bool:
-        """Whether the first message of a lane waits for one that is tried alone, or for those in flight.
+        """Whether the first message of a lane waits for one that is tried alone, or until the log shows its end.
 
         What comes before that one in its lane is tried first, by itself, too.
         """
         if not self._alone or lane.message is None:
             return False
+        if any(self._alone.values()):
+            return True
         if self.running and not _are_at_work(self._partitions.values(), now):
             return False
-        key, offset = self._alone[0]
+        key, offset = next(iter(self._alone))
         is_its_lane = lane.assignment.key == key and _has((lane.message, *(lane.rest or ())), offset)
         return not is_its_lane or self.running > 0
 
@@ -264,9 +270,13 @@ class Lanes:
     def done(self, lane: Lane, owner: Owner) -> bool:
         """The message of a running lane is done. Returns whether the lane is ready again, for workers of this run."""
         with self._lock:
-            partition, message = lane.partition, lane.message
-            if message is not None and lane.assignment is partition.assignment and lane.assignment.lease.is_cut_whole:
-                partition.done_to = max(partition.done_to, offset_of(message))
+            partition, message, assignment = lane.partition, lane.message, lane.assignment
+            if message is not None and assignment is partition.assignment:
+                offset = offset_of(message)
+                if assignment.lease.is_cut_whole:
+                    partition.done_to = max(partition.done_to, offset)
+                if (assignment.key, offset) in self._alone and not assignment.over:
+                    self._alone[assignment.key, offset] = True
             return self._rest(lane) and self._go_on(lane, owner)
 
     def failed(self, lane: Lane, due: float | None, owner: Owner) -> bool:
@@ -412,7 +422,9 @@ class Lanes:
     def _end_alone(self, lane: Lane) -> None:
         """The message of this lane was tried, or is not: others may begin."""
         if self._alone and lane.message is not None:
-            self._alone = [x for x in self._alone if x != (lane.assignment.key, offset_of(lane.message))]
+            place = (lane.assignment.key, offset_of(lane.message))
+            if self._alone.get(place) is False:
+                del self._alone[place]
 
     def due(self, now: float, owner: Owner) -> list[Lane]:
         """Lanes whose retry may begin now."""
@@ -507,7 +519,7 @@ class Lanes:
                 return found
             partition.parked.clear()
             partition.unlogged.clear()
-            self._alone = [each for each in self._alone if each[0] != assignment.key]
+            self._alone = {place: has_ended for place, has_ended in self._alone.items() if place[0] != assignment.key}
             for lane in list(partition.lanes.values()):
                 if lane.rest:
                     found += lane.rest

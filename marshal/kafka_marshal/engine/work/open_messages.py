@@ -77,7 +77,7 @@ class Holder(Protocol):
         """This message was set aside by an operator: no handler gets it again."""
 
     def admit(self, offset: int) -> None:
-        """The log has the try of this message that is about to begin."""
+        """The log has the try of this message that is about to begin, or shows that it has ended."""
 
     def refetch(self) -> None:
         """Have the reader continue at ``fetch_from``."""
@@ -86,7 +86,10 @@ class Holder(Protocol):
 class OpenMessages:
     """What is open of one partition for one owner. Called under the shell's lock."""
 
-    __slots__ = ("_aside", "_holder", "_lasts", "_mine", "ahead", "gone", "is_full", "reading", "settling", "tried")
+    __slots__ = (
+        *("_aside", "_holder", "_lasts", "_mine", "ahead", "gone", "is_full", "is_urgent", "reading", "settling"),
+        "tried",
+    )
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
@@ -106,6 +109,8 @@ class OpenMessages:
         self.tried: dict[int, int] = {}
         #: Messages whose first try here waits for the log, or has not ended → whether that was logged.
         self.ahead: dict[int, bool] = {}
+        #: Such a message has ended: the log is to show that at once, for the next death would count against it.
+        self.is_urgent: bool = False
 
     # The log.
 
@@ -157,6 +162,8 @@ class OpenMessages:
 
     def _settled(self, settled: Settled) -> None:
         request, is_shown = settled
+        if request.kind is not Kind.OPEN:
+            self._holder.admit(request.last)
         if request.kind is Kind.PARKED:
             self._holder.open_in_log(self._aside.pop(request.first, request.first), request.last)
         elif request.kind is Kind.OPEN:
@@ -280,7 +287,9 @@ class OpenMessages:
         """These messages are done."""
         if self._mine:
             for message in messages:
-                if (mine := self._remove(offset_of(message))) is not None:
+                offset = offset_of(message)
+                self.is_urgent = self.is_urgent or offset in self.ahead
+                if (mine := self._remove(offset)) is not None:
                     self.settling.want(Request(mine.first, mine.last, Kind.DONE, mine.key_hash))
 
     def log_tries(self, tries: Iterable[Try], *, are_ahead: bool = False) -> None:
@@ -305,6 +314,7 @@ class OpenMessages:
 
     def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:
         """Set a message aside."""
+        self.is_urgent = self.is_urgent or offset in self.ahead
         mine = self._remove(offset)
         self._aside[offset] = covers_from if mine is None else min(covers_from, mine.first)
         self.settling.want(Request(offset, offset, Kind.PARKED, hashed, attempts, reason))
