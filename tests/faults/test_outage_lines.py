@@ -35,6 +35,20 @@ def test_one_line_when_it_is_away_and_one_when_it_is_back(kind: str, caplog: pyt
     assert [event for event in events if event not in of_work] == ["kafka_away", "kafka_back"]
 
 
+def test_an_idle_member_is_well_again_when_kafka_is_back_though_it_appends_nothing() -> None:
+    cluster = memory_cluster(partitions=1)
+    a, b = member(cluster, "a"), member(cluster, "b")
+    consumers = a.consumer([TOPIC]), b.consumer([TOPIC])
+    wait_until(lambda: any(each.assignment() for each in consumers))
+    idle = b if consumers[0].assignment() else a
+    idle._driver.effects.appends.failures.hear("Message timed out", idle._driver.now_ms())
+    assert not idle.health().ok
+    wait_until(lambda: idle.health().ok)
+    assert idle._driver.effects.appends.failures.failing is not None  # nothing was appended since
+    for each in a, b:
+        each.terminate()
+
+
 def test_what_fails_while_something_else_is_answered_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "kafka_marshal")
     told = RateLimitedLog(lambda: 0.0)

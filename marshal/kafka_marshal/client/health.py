@@ -242,7 +242,10 @@ def _unwell(driver: Driver, now: float) -> Iterator[str]:
     call = driver.effects.callbacks.running
     if call is not None and now - call.began_at > interval_ms:
         yield driver.effects.callbacks.late_text(call, now)
-    if (failing := driver.effects.appends.failures.failing) is not None:
+    failures = driver.effects.appends.failures
+    # A member that holds nothing may append nothing for hours, and so never learn that appends succeed again.
+    is_over = now - failures.failed_at > 2 * interval_ms and not driver.effects.events.is_away
+    if (failing := failures.failing) is not None and not is_over:
         reason, since = failing
         yield (
             f"appends to {driver.replica.topic} have failed for {(now - since) / 1000:.1f} s: {reason}. Leases that "

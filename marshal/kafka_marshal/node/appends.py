@@ -27,12 +27,15 @@ class AppendFailures:
         self._rate_limited = rate_limited
         #: Why appends fail, and since when (own clock, ms); None: the last one succeeded. Read without a lock.
         self.failing: tuple[str, float] | None = None
+        #: When the last one failed (own clock, ms).
+        self.failed_at: float = 0.0
 
     def hear(self, reason: str | None, now: float) -> None:
         """The result of an append: why it failed, None: it did not. now: own clock, ms."""
         if reason is None:
             self.failing = None
             return
+        self.failed_at = now
         self.failing = (reason, now if self.failing is None else self.failing[1])
         # "… (after 3ms in state CONNECT)": the time does not make it another reason.
         text = f"an append to {self._topic} failed: {reason}"

@@ -82,6 +82,11 @@ class Events:
             seconds = round(silent_ms / 1000, 1)
             self._add_last(logging.INFO, Event.KAFKA_BACK, f"Kafka is back after {seconds:g} s", seconds=seconds)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether Kafka counts as unreachable (any thread; no lock)."""
+        return self._is_away
+
     def is_silent(self, now: float) -> bool:
         """Whether Kafka has been silent long enough for the next trouble to be logged as an outage."""
         return self._is_away or now - self._heard_at >= AWAY_SHARE * self._interval_ms
