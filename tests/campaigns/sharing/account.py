@@ -7,11 +7,12 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Account", "Life", "Span"]
+from tests.campaigns.crew import Life
+
+__all__ = ["Account", "Span"]
 
 
 class Span(NamedTuple):
@@ -25,16 +26,6 @@ class Span(NamedTuple):
     began: float
     #: When it was handled; None: it was not, as far as its worker knows.
     ended: float | None
-
-
-@dataclass(slots=True)
-class Life:
-    """One process, from its start to its end."""
-
-    name: str
-    out: Path
-    #: When it was stopped and continued (monotonic, s).
-    stops: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Account:

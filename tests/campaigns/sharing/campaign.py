@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.admin import Admin, Move
-from kafka_marshal.errors import AdminError, KafkaUnavailableError
 from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing import RunningKafka
+from tests.campaigns.crew import AWAY, BrokerFaults, Crew, Operator, Place
 from tests.campaigns.on_a_broker import Say, run_on_a_broker
-from tests.campaigns.sharing.account import Account, Life
+from tests.campaigns.sharing.account import Account
 from tests.campaigns.sharing.worker import POISON
 
 __all__ = ["Options", "Result", "run_campaign"]
@@ -72,17 +67,6 @@ class Result:
         return f"sharing: {self.seconds / 60:.1f} min; {counts}; {end}"
 
 
-@dataclass(slots=True)
-class _Place:
-    """A worker, in one process after the other."""
-
-    name: str
-    kind: str
-    process: subprocess.Popen[bytes] | None = None
-    life: Life | None = None
-    stopped_until: float = 0.0
-
-
 class _Campaign:
     def __init__(self, options: Options, folder: Path, kafka: RunningKafka, may_kill: bool, say: Say) -> None:
         self.options, self.folder, self.kafka, self.may_kill, self.say = options, folder, kafka, may_kill, say
@@ -92,9 +76,9 @@ class _Campaign:
         self.log, self.group, self.topic = f"__marshal-{name}", f"group-{name}", f"jobs-{name}"
         self.bootstrap = kafka.bootstrap_servers
         self.counts: Counter[str] = Counter()
-        self.lives: list[Life] = []
-        kinds = ["batches", "batches", "batches", "run"]
-        self.places = [_Place(f"w{n}", kinds[n % 4]) for n in range(options.workers)]
+        kinds = {f"w{n}": "run" if n % 4 == 3 else "batches" for n in range(options.workers)}
+        module = "tests.campaigns.sharing.worker"
+        self.crew = Crew(module, folder, kinds, self.job, rng=self.rng, hi_s=self.hi_s, counts=self.counts)
         with closing(KafkaCluster(self.bootstrap)) as cluster:
             create_topic(cluster, self.log, 2, 20)
             cluster.create_topic(self.topic, options.partitions, 1, {}, 20)
@@ -105,67 +89,28 @@ class _Campaign:
         if options.sink:
             with closing(sqlite3.connect(self.database)) as database:
                 database.executescript("PRAGMA journal_mode=WAL; CREATE TABLE rows (place, at, token);")
-        self.ended = threading.Event()
-        self.failure: BaseException | None = None
+        acts = [self.redrive, self.discard, self.reposition]
+        if may_kill:
+            faults = BrokerFaults(kafka, self.rng, self.hi_s)
+            acts += [faults.freeze, faults.restart]
+        self.operator = Operator(acts, options.operator_every_s, self.rng, self.counts, say)
 
     # The workers.
 
-    def start(self, place: _Place) -> None:
+    def job(self, place: Place) -> dict[str, object]:
         options = self.options
-        self.counts["processes"] += 1
-        life = Life(place.name, self.folder / f"{place.name}-{self.counts['processes']}.txt")
-        job = {
+        return {
             "bootstrap": self.bootstrap,
             "group": self.group,
             "log": self.log,
             "topic": self.topic,
-            "name": place.name,
-            "kind": place.kind,
             "hi_ms": options.hi_ms,
             "work_ms": options.work_ms,
-            "out": str(life.out),
             "calm": str(self.calm),
-            "seed": self.rng.random(),
             "timeout_s": 30.0,
             "database": str(self.database) if options.sink else "",
             "watchdog": place.name in ("w0", "w3"),
         }
-        life.out.touch()
-        with (self.folder / f"{place.name}.stderr").open("ab") as errors:
-            command = [sys.executable, "-m", "tests.campaigns.sharing.worker", json.dumps(job)]
-            place.process = subprocess.Popen(command, stderr=errors)
-        place.life = life
-        self.lives.append(life)
-
-    def tend(self) -> None:
-        """Restart what has died, and continue what was stopped for long enough."""
-        for place in self.places:
-            process, now = place.process, time.monotonic()
-            if process is None or process.poll() is not None:
-                if process is not None and process.returncode not in (-signal.SIGKILL, 0):
-                    self.counts["ended by an error"] += 1
-                self.start(place)
-            elif place.stopped_until and now > place.stopped_until:
-                os.kill(process.pid, signal.SIGCONT)
-                place.stopped_until = 0.0
-
-    def kill(self) -> None:
-        place = self.rng.choice(self.places)
-        if place.process is not None and place.life is not None and place.life.out.stat().st_size:
-            place.stopped_until = 0.0
-            place.process.kill()
-            place.process.wait()
-            self.counts["kills"] += 1
-
-    def stop(self) -> None:
-        place = self.rng.choice(self.places)
-        if place.process is not None and not place.stopped_until and place.process.poll() is None:
-            os.kill(place.process.pid, signal.SIGSTOP)
-            since = time.monotonic()
-            place.stopped_until = since + self.hi_s * self.rng.uniform(0.5, 6.0)
-            if place.life is not None:
-                place.life.stops.append((since, place.stopped_until + 1.0))
-            self.counts["stops"] += 1
 
     def write(self) -> None:
         """All messages, some of them poison."""
@@ -185,26 +130,7 @@ class _Campaign:
             producer.poll(0)
         producer.flush()
 
-    # The operator, and the broker.
-
-    def operate(self) -> None:
-        acts = [self.redrive, self.discard, self.reposition, self.freeze]
-        if self.may_kill:
-            acts += [self.restart]
-        number = 0
-        while not self.ended.wait(self.options.operator_every_s * self.rng.uniform(0.7, 1.3)):
-            act = acts[number % len(acts)]
-            number += 1
-            try:
-                act()
-            except (AdminError, KafkaException, KafkaUnavailableError) as error:
-                self.counts[f"{act.__name__} refused"] += 1
-                self.say(f"{act.__name__}: {error}"[:300])
-            except Exception as error:  # noqa: BLE001 - raised in the end
-                self.failure = error
-                return
-            else:
-                self.counts[act.__name__] += 1
+    # The operator.
 
     def admin(self) -> Admin:
         return Admin(self.bootstrap, topic=self.log)
@@ -253,39 +179,27 @@ class _Campaign:
             for move in moves:
                 database.execute("DELETE FROM rows WHERE place = ? AND at > ?", (move.key[1], move.last_offset))
 
-    def freeze(self) -> None:
-        if self.may_kill:
-            self.kafka.pause()
-            time.sleep(self.rng.choice((0.3, 3.0 * self.hi_s)))
-            self.kafka.resume()
-
-    def restart(self) -> None:
-        self.kafka.kill()
-        time.sleep(self.rng.choice((0.1, 3.0 * self.hi_s)))
-        self.kafka.restart()
-
     # All of it.
 
     def run(self) -> Result:
         options, began = self.options, time.monotonic()
-        threads = [threading.Thread(target=self.write), threading.Thread(target=self.operate)]
+        writer = threading.Thread(target=self.write)
         try:
-            for place in self.places:
-                self.start(place)
-            for thread in threads:
-                thread.start()
+            self.crew.tend()
+            writer.start()
+            self.operator.start()
             self._faults(began)
-            self.ended.set()
-            threads[0].join()
-            threads[1].join()
+            self.operator.ended.set()
+            writer.join()
+            self.operator.join()
             left = self._peace()
         finally:
-            self.ended.set()
-            for place in self.places:
-                self._end(place)
-        if self.failure is not None:
-            raise self.failure
-        for life in self.lives:
+            self.operator.ended.set()
+            self.crew.end()
+        if self.operator.failure is not None:
+            raise self.operator.failure
+        self.account.errors += self.crew.errors
+        for life in self.crew.lives:
             self.account.read(life)
         violations = ([left] if left else []) + list(self.account.violations())
         if options.sink:
@@ -302,12 +216,12 @@ class _Campaign:
         options = self.options
         kill_at, stop_at, told = began + 5.0, began + options.stop_every_s, began
         while (now := time.monotonic()) < began + options.most_s:
-            self.tend()
+            self.crew.tend()
             if now >= kill_at:
-                self.kill()
+                self.crew.kill()
                 kill_at = now + options.kill_every_s * self.rng.uniform(0.3, 1.7)
             if now >= stop_at:
-                self.stop()
+                self.crew.stop()
                 stop_at = now + options.stop_every_s * self.rng.uniform(0.3, 1.7)
             if now > told + 10:
                 told = now
@@ -318,7 +232,7 @@ class _Campaign:
             time.sleep(0.05)
 
     def _done(self) -> int:
-        with suppress(AdminError, KafkaException, KafkaUnavailableError), self.admin() as admin:
+        with suppress(*AWAY), self.admin() as admin:
             return sum((x.stable or -1) + 1 for x in admin.progress(self.group))
         return 0
 
@@ -327,11 +241,8 @@ class _Campaign:
         self.calm.touch()
         moved, before, left = time.monotonic(), None, "nothing was seen"
         while time.monotonic() < moved + STILL_S:
-            for place in self.places:
-                if place.stopped_until:
-                    place.stopped_until = time.monotonic()
-            self.tend()
-            with suppress(AdminError, KafkaException, KafkaUnavailableError), self.admin() as admin:
+            self.crew.tend(is_calm=True)
+            with suppress(*AWAY), self.admin() as admin:
                 found = admin.open_messages(self.group)
                 parked = [(x.topic, x.partition, x.offset) for x in found if x.state == "parked"]
                 for _, partition, offset in parked:
@@ -347,19 +258,6 @@ class _Campaign:
                 left = f"liveness: {now} of {self.written}, open: {found[:3]}"
             time.sleep(0.5)
         return left
-
-    def _end(self, place: _Place) -> None:
-        process = place.process
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
-            process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.account.errors.append(f"{place.name} did not end within 30 s of SIGTERM")
-            process.kill()
 
 
 def run_campaign(options: Options, kafka: RunningKafka | None = None, *, say: Say = lambda _: None) -> Result:
