@@ -12,7 +12,7 @@ from kafka_marshal.client.tries import Call
 from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.settings import GroupOptions
 from kafka_marshal.engine.work.assignment import Assignment
-from kafka_marshal.engine.work.lanes import Lane, Lanes
+from kafka_marshal.engine.work.lanes import Lane, Lanes, Order
 from kafka_marshal.engine.work.open_messages import Try
 from kafka_marshal.engine.work.pull import Take, Wanted
 from kafka_marshal.engine.work.run import offset_of
@@ -32,7 +32,7 @@ KINDS = ("claims", "groups", "keys")
 class Worker:
     """A member with parallel handlers that set messages aside; the test ends each try."""
 
-    def __init__(self, net: Net, name: str, kind: str = "claims", concurrency: int = 4) -> None:
+    def __init__(self, net: Net, name: str, kind: str = "claims", concurrency: int = 4, order: Order = "none") -> None:
         self.net, self.member = net, net.member(name)
         options: dict[str, object] = {}
         if kind == "groups":
@@ -41,7 +41,7 @@ class Worker:
             options["keys"] = (("t", 0, ((0, HALF), (HALF + 1, MAX_KEY_HASH))),)
         consumer = self.member.consumer("t", **options)  # type: ignore[arg-type]
         self.number, self.call, self.concurrency = consumer.number, Call(), concurrency
-        self.lanes = Lanes("none", Lock(), [], 0.0)
+        self.lanes = Lanes(order, Lock(), [], 0.0)
         self.lanes.open(self.call, is_durable=True, concurrency=concurrency, most_tries=MOST)
         self.take(given.OpenLanes(self.number, self.lanes))
         self.ready: list[Lane] = []
@@ -166,6 +166,20 @@ def test_u1_a_try_that_is_logged_alone_and_never_began_is_taken_back(kind: str) 
         assert tries(net, kind) == {0: MOST - 1, 1: MOST - 1}
 
 
+def test_u1_a_try_that_never_began_is_taken_back_when_the_lease_is_lost_by_the_own_clock() -> None:
+    """Its record counts while no other member has the partition: a bad network makes no message CRASHED."""
+    net = net_with()
+    left_by_another(net, "claims", {0: MOST - 1})
+    worker = Worker(net, "w")
+    worker.holds()
+    worker.run_until(lambda: MOST in tries(net).values())
+    net.run(50)
+    assert not worker.begun
+    worker.member.stalled = True
+    net.run(3 * HI)
+    assert tries(net)[0] == MOST - 1
+
+
 def test_u1_what_is_kept_after_all_is_logged_again_before_it_begins() -> None:
     net = net_with(end=1)
     left_by_another(net, "claims", {0: 1})
@@ -247,6 +261,23 @@ def test_u1_what_was_handled_before_a_message_behind_it_kills_is_never_crashed(k
     assert most <= 3
 
 
+def test_u1_what_an_operator_sets_aside_while_it_waits_behind_another_of_its_key_stops_nothing() -> None:
+    """It was to be tried alone, which nothing else begins before."""
+    net = net_with(end=3)
+    left_by_another(net, "claims", {0: 2, 1: 2})
+    worker = Worker(net, "w", order="partition")
+    worker.holds()
+    worker.run_until(lambda: 0 in worker.begun)
+    cp = route_lease(*T0, net.cps)
+    parked = ((1, key_hash(None, 1), 2, "OPERATOR"),)
+    net.write(SettlingMessages("x", "operator", "g", *T0, None, len(net.logs[cp]), (), (), parked), cp)
+    net.run(HI / 2)
+    worker.done(0)
+    worker.run_until(lambda: worker.begun)
+    assert set(worker.begun) == {2}
+    assert holes(net)[1].is_parked
+
+
 def test_u2_while_most_tries_fail_few_of_them_are_logged_and_none_is_refused() -> None:
     """A message that failed fifty times is tried by the next owner, too: only one that kills is CRASHED."""
     net = net_with(end=1)
@@ -317,3 +348,32 @@ def outcomes(net: Net) -> set[str]:
     world = World(cp, net.cps)
     found = [world.apply(offset, *each) for offset, each in enumerate(net.logs[cp])]
     return {each.code for each in found if isinstance(each.record, SettlingMessages)}
+
+
+@pytest.mark.parametrize("is_next_alone", [False, True])
+def test_u1_what_was_tried_alone_is_done_in_the_log_before_anything_else_begins(is_next_alone: bool) -> None:
+    """Of another partition, too: else the next one's death counts against it, until it is CRASHED."""
+    net = net_of(2, end=1, level=4)
+    first = Worker(net, "first")
+    net.run_until(lambda: len([x for x in first.assignments if x.lease.held and x.shown]) == 2)
+    for assignment in first.assignments:
+        if assignment.key == T0 or is_next_alone:
+            assignment.opened.log_tries([Try(0, MOST - 1, key_hash(None, 0))])
+    net.run(HI)
+    first.close()
+    worker = Worker(net, "w", concurrency=1)
+    worker.run_until(lambda: worker.begun)
+    ((offset, lane),) = worker.begun.items()
+    key = lane.assignment.key
+    assert attempts_of(net, key, offset) == MOST
+    worker.done(offset)
+    worker.run_until(lambda: worker.begun)
+    assert next(iter(worker.begun.values())).assignment.key != key
+    assert attempts_of(net, key, offset) is None
+
+
+def attempts_of(net: Net, key: tuple[str, int], offset: int) -> int | None:
+    """How many tries the log has of an open message; None: it is done."""
+    progress = net.world(key).progress
+    hole = None if progress.holes is None else progress.holes.at(offset)
+    return None if hole is None else hole.attempts

@@ -216,7 +216,7 @@ class InLanes:
         if keep and (tries := self.tries(assignment)):
             assignment.opened.log_tries(tries)
         waiting = [] if self.lanes is None else self._waiting(assignment)
-        if keep and assignment.open is not None and take_back(assignment.open, waiting):
+        if assignment.open is not None and take_back(assignment.open, waiting) and keep:
             assignment.wary = None  # if they come again here, their tries are logged again
         for message in [x for x in waiting if (run := tracker.run_at(offset_of(x))) is not None and run.is_open]:
             waiting.remove(message)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from math import inf
+from types import TracebackType
+from typing import Protocol
 
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
 
-__all__ = ["Lane", "Partition"]
+__all__ = ["Handlers", "Lane", "Lock", "Owner", "Partition"]
 
 
 class Lane:
@@ -56,6 +58,34 @@ class Lane:
         #: When the first try of the message, and the latest one, began (ms, own clock); 0: none has.
         self.since: float = 0.0
         self.began: float = 0.0
+
+
+class Lock(Protocol):
+    """Guards lanes."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
+    ) -> object: ...
+
+
+class Owner(Protocol):
+    """A run, as its lanes see it."""
+
+    #: Whether it begins no more tries; whether it has ended.
+    is_ending: bool
+    is_over: bool
+
+
+class Handlers(Protocol):
+    """Calls the handlers of a run."""
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many handlers there are, and how many there should be (any thread; no lock)."""
+
+    def put(self, lanes: Iterable[Lane]) -> None:
+        """These lanes are ready (any thread)."""
 
 
 class Partition:

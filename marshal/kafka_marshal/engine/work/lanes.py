@@ -16,14 +16,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
 from kafka_marshal.engine.work.behind import HeldBack, LeftBehind, lasting
 from kafka_marshal.engine.work.hot_keys import HotKeys
-from kafka_marshal.engine.work.lane import Lane, Partition
+from kafka_marshal.engine.work.lane import Handlers, Lane, Lock, Owner, Partition
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 from kafka_marshal.types import BatchToken
@@ -38,34 +37,6 @@ HANGS_MS = 10_000.0
 
 #: A message that holds its partition back for this long (ms) is reported; this is checked as often.
 HELD_BACK_MS = 1_000.0
-
-
-class Lock(Protocol):
-    """Guards lanes."""
-
-    def __enter__(self) -> object: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
-    ) -> object: ...
-
-
-class Owner(Protocol):
-    """A run, as its lanes see it."""
-
-    #: Whether it begins no more tries; whether it has ended.
-    is_ending: bool
-    is_over: bool
-
-
-class Handlers(Protocol):
-    """Calls the handlers of a run."""
-
-    @property
-    def count(self) -> tuple[int, int]:
-        """How many handlers there are, and how many there should be (any thread; no lock)."""
-
-    def put(self, lanes: Iterable[Lane]) -> None:
-        """These lanes are ready (any thread)."""
 
 
 class Lanes:
@@ -366,6 +337,12 @@ class Lanes:
                     self._retries = [each for each in self._retries if each[2] is not lane]
                     heapify(self._retries)
                     return [lane] if self._drop(lane, self.owner) else []
+                if lane.rest and (waiting := [x for x in lane.rest if offset_of(x) == offset]):
+                    lane.rest.remove(waiting[0])
+                    self.has_returned = True
+                    self._alone.pop((assignment.key, offset), None)
+                    self.dropped.append((assignment, waiting[0]))
+                    return []
             return []
 
     def tries(self, assignment: Assignment, blocking: int | None) -> list[tuple[int, int, Message]]:

@@ -173,6 +173,7 @@ class Revocation:
         if assignment.shown or reason in (Loss.POSITION, Loss.KAFKA_OFFSET, Loss.OPEN):
             self._consumer.call(Callback.REVOKE if reason == Loss.HANDED_OVER else Callback.LOST, assignment)
         if reason in _GIVES_BACK:
+            self._consumer.settlements.send(assignment, now)  # counts, too, unless another has the partition
             last_offset = self._unreported(assignment)
             self._consumer.source.reports.give_back(assignment.lease, last_offset)
 
