@@ -226,7 +226,7 @@ class Group:
         versions = None if checkpoints is None else checkpoints.all_versions()
         for topic, partition in self.partitions():
             of_topic = self.pieces.get(topic)
-            pieces = () if of_topic is None else of_topic[partition]
+            pieces = () if of_topic is None else tuple(of_topic[partition])  # a copy (World.rows)
             kept = self.kept(topic, partition)
             if checkpoints is None or versions is None:
                 yield Assigned(topic, partition, pieces, kept)
