@@ -159,19 +159,19 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "engine": (95, 19_400),
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_820),
-    "node": (30, 4_680),
+    "node": (30, 4_690),
     "observe": (26, 5_290),
     "pipeline": (39, 8_510),
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
-    "testing": (53, 11_140),
+    "testing": (55, 11_620),
     "ui": (18, 4_740),
     "watchdog": (5, 1_000),
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (520, 106_650)
+MOST_OF_ALL = (522, 107_080)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:
@@ -488,9 +488,9 @@ LARGE: dict[str, tuple[int, int]] = {
     "kafka_marshal.node.replica.Replica": (25, 17),
     "kafka_marshal.pipeline.audit.observer.Observer": (29, 15),
     "kafka_marshal.testing.simulation.checks.Checks": (33, 16),
-    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (25, 19),
+    "kafka_marshal.testing.simulation.member_invariants.MemberInvariants": (25, 20),
     "rationalizer.groups.group.Group": (26, 15),
-    "kafka_marshal.testing.simulation.process.Job": (20, 17),
+    "kafka_marshal.testing.simulation.process.Job": (23, 19),
 }
 
 

@@ -52,6 +52,18 @@ def drawn(seed: int) -> Scenario:
     return Scenario.from_seed(seed, intervals=40, sharing=True)
 
 
+def with_poison(seed: int) -> Scenario:
+    """The same, of sharers of whom one message kills each that begins it."""
+    return Scenario.from_seed(seed, intervals=40, sharing=True, parks=True)
+
+
+def test_a_message_that_kills_sharers_is_set_aside_and_no_other() -> None:
+    report = Report()
+    for seed in (1, 2):
+        report.add(simulate_one(with_poison(seed)))
+    report.raise_for_violation()
+
+
 def in_turns(seed: int) -> Scenario:
     """Two sharers: one is stopped until the other has what it had, which dies then, so that it gets it back."""
     strikes = [
@@ -174,6 +186,17 @@ def _a_settle_in_a_pause_is_a_beat(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseRecords, "_settle_applied", planted)
 
 
+def _gives_a_message_to_any_number_of_members(patch: pytest.MonkeyPatch) -> None:
+    """U10: what kills each process that begins it is never set aside."""
+    begin = Desk.begin
+
+    def planted(self: Desk, epoch: int, stable: int) -> None:
+        self._max_deliveries = 1_000
+        begin(self, epoch, stable)
+
+    patch.setattr(Desk, "begin", planted)
+
+
 #: Each planted bug, and the first story that shows it.
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[int], Scenario], int]] = [
     (begins_what_it_gave_back, in_turns, 0),
@@ -183,6 +206,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[[int], Scenar
     (_a_take_that_is_repeated_gives_twice, in_turns, 0),
     (passes_a_settle_before_it_is_accepted, drawn, 3),
     (_a_settle_in_a_pause_is_a_beat, drawn, 60),
+    (_gives_a_message_to_any_number_of_members, with_poison, 0),
 ]
 
 

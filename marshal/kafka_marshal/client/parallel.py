@@ -39,7 +39,7 @@ from kafka_marshal.engine.work.pull import Fetch, Pull, Take, Wait, Wanted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.logs import log
 
-__all__ = ["Call", "Runner", "carry_out", "finish"]
+__all__ = ["MAX_DELIVERIES", "Call", "Runner", "carry_out", "finish"]
 
 #: A message of which this many tries have begun, and none has ended, is set aside (or more, as ``Retry`` says).
 MAX_DELIVERIES = 5

@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sharing", action="store_true", help="stories of workers that share partitions by batches, at least once"
     )
+    parser.add_argument(
+        "--parks",
+        action="store_true",
+        help="stories of workers that set messages aside, and of operators that redrive, discard and set aside",
+    )
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, even when one broke a promise")
     parser.add_argument("--as-found", action="store_true", help="do not make the failing story small")
     parser.add_argument("--out", type=Path, help="write the script here, too")
@@ -98,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     transactions=options.transactions,
                     checkpoints=options.checkpoints,
                     sharing=options.sharing,
+                    parks=options.parks,
                 ),
                 worker,
             )
@@ -117,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             transactions=options.transactions,
             checkpoints=options.checkpoints,
             sharing=options.sharing,
+            parks=options.parks,
         )
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

@@ -7,7 +7,8 @@ tokens grow            with each member that is given a message, also where a pa
 beats                  a share is ended as silent only if something kept its member from beating (B4)
 little repeated        a message that was handled comes again only after its share was ended so; of a member that was
                        killed or stopped, those of its last two batches at most
-nothing set aside      that no worker has failed with, unless more members were given it than may be (U10)
+nothing set aside      that no worker has failed with, unless more members were given it than may be (U10): then it is
+                       begun no more; beside a message that kills, only what others of them did not finish either
 =====================  =========================================================================================
 
 Nothing is lost, progress, owners of whole partitions, trust and all else: as in :mod:`checks`.
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import SharedAssignment
-from kafka_marshal.engine.shares.desk import CRASHED
+from kafka_marshal.engine.shares.desk import ALONE_AFTER, CRASHED
 from kafka_marshal.engine.work.assignment import Assignment
 from kafka_marshal.ports import Message
 from kafka_marshal.testing.simulation.checks import Checks, Judge
@@ -69,6 +70,8 @@ class Books:
     tokens: dict[Place, tuple[int, Living]] = field(default_factory=dict)
     #: (process, token, epoch) of who handled a message last.
     handled: dict[Place, tuple[Living, int, int]] = field(default_factory=dict)
+    #: How many shares ended that had a message, of processes that no message killed.
+    ended: dict[Place, int] = field(default_factory=dict)
     #: A worker failed with it, or an operator set it aside.
     failed: set[Place] = field(default_factory=set)
     #: Partition → epoch → instance of each share, and what it has, by the last record.
@@ -122,12 +125,20 @@ class BatchChecks(Checks):
         epoch_of = record.epoch if isinstance(record, ReleasingPartition) else None
         now = {} if lease.shares is None else {each.epoch: each.instance_id for each in lease.shares}
         for epoch, (instance, had) in self.books.shares.get(key, {}).items():
+            if epoch not in now:
+                self._left(key, instance, had)
             if epoch not in now and epoch != epoch_of:
                 self._ended(key, epoch, instance, had)
         holes = lease.progress.holes
         self.books.shares[key] = {
             epoch: (instance, [] if holes is None else holes.of(epoch)) for epoch, instance in now.items()
         }
+
+    def _left(self, key: Key, instance: str, had: list[Hole]) -> None:
+        """A share ended, perhaps before what it had was finished."""
+        if instance.rpartition(".")[0] not in self.accounts.parking.killed:
+            for place in ((key, offset) for hole in had for offset in range(hole.first, hole.last + 1)):
+                self.books.ended[place] = self.books.ended.get(place, 0) + 1
 
     def _ended(self, key: Key, epoch: int, instance: str, had: list[Hole]) -> None:
         """A share was ended as silent."""
@@ -165,7 +176,10 @@ class BatchChecks(Checks):
 
     def _check_set_aside(self, key: Key, lease: Lease) -> None:
         for hole in lease.progress.holes or ():
-            is_crashed = hole.reason == CRASHED and hole.attempts > SharingOptions().max_deliveries
+            most, killing = SharingOptions().max_deliveries, self.accounts.parking.killing
+            is_crashed = hole.reason == CRASHED and hole.attempts > most
+            if killing is not None and (key, hole.first) != killing:  # the first takers may have died of that one
+                is_crashed = is_crashed and self.books.ended.get((key, hole.first), 0) >= most - ALONE_AFTER
             if hole.is_parked and not is_crashed and (key, hole.first) not in self.books.failed:
                 self.fail("set aside", f"{name_of(key)} offset {hole.first} is, and no worker failed with it: {hole}")
 
@@ -204,14 +218,16 @@ class BatchChecks(Checks):
         lease = self.log.worlds[assignment.lease.cp].lease(self._scenario.group_id, *key)
         if lease is None or self.books.reset.get(key, -1) > held.token:
             return
+        hole = None if lease.progress.holes is None else lease.progress.holes.at(offset)
         if isinstance(assignment, SharedAssignment):
-            hole = None if lease.progress.holes is None else lease.progress.holes.at(offset)
             is_its = hole is not None and (hole.owner, hole.since) == (assignment.epoch, held.token)
         else:
             is_its = lease.held and lease.epoch == assignment.epoch
+        where = f"{process.name} begins {name_of(key)} offset {offset}"
         if not is_its:
-            where = f"{name_of(key)} offset {offset}"
-            self.fail("one hand", f"{process.name} begins {where}, and by the log it is not its own")
+            self.fail("one hand", f"{where}, and by the log it is not its own")
+        elif process.host.shares and hole is not None and hole.attempts > SharingOptions().max_deliveries:
+            self.fail("set aside", f"{where}, which {hole.attempts - 1} members were given and did not finish (U10)")
 
     def handled(self, process: Living, message: Message, *, in_vain: bool = False) -> None:
         """A worker has handled a message; in_vain: its handler failed."""

@@ -195,8 +195,9 @@ def simulate(
     at least once. ``transactions``: the built-in workers commit outputs and progress in transactions; a reader of
     committed records gets the output of each message once and in order. ``checkpoints``: the built-in workers count, in
     a coordinated group that takes checkpoints; each state holds what is done once. These four change the story of a
-    seed. ``parks``: your own worker may set messages aside; what the log calls done was handled, or it is open.
-    ``sharing``: the built-in workers share partitions by batches, some hold them whole; another story of a seed, too.
+    seed. ``sharing``: the built-in workers share partitions by batches, some hold them whole; another story of a seed,
+    too. ``parks``: the built-in workers set messages aside, and operators redrive them; what is set aside at the end is
+    what a plain account says. Your own worker may, too: what the log calls done was handled, or it is open.
     Raises ConfigurationError if the worker is not found.
     """
     if delivery:  # the command passes "" for None
@@ -205,6 +206,8 @@ def simulate(
         raise ConfigurationError("consumer.run is for delivery='at-least-once', and so are stories of lanes")
     if transactions and (lanes or delivery == "at-most-once"):
         raise ConfigurationError("stories of transactions are of delivery='at-least-once' and have no lanes")
+    if parks and (transactions or checkpoints or delivery == "at-most-once"):
+        raise ConfigurationError("stories of parks are at least once, without transactions or checkpoints")
     if checkpoints and (worker is not None or lanes or transactions or delivery == "at-most-once"):
         raise ConfigurationError(
             "stories of checkpoints have built-in workers only, with delivery='at-least-once': leave out the others"

@@ -115,6 +115,7 @@ class Checks:
         self._holders = Holders()
         self.accounts: Accounts = Accounts.of(scenario, scheduler, self.fail)
         self._granted = Granted()
+        self.members.on_released = self.accounts.released_of(self._terms, self._holders, self.log.worlds)
         #: Members that an operator evicted, or that a reset deprived (X7) → place of that record: they work until they
         #: read it (G20).
         self._evicted: dict[str, tuple[int, int]] = {}
@@ -255,6 +256,7 @@ class Checks:
         if outcome.accepted:
             record = outcome.record
             if record is not None:
+                self.accounts.settled(outcome, record, sender)
                 self.counts["takeovers"] += isinstance(record, Heartbeat) and record.epoch is None
                 for key, code in touched(record, outcome):
                     self._judge_lease(world, key, code, record, sender, sent_at)
@@ -322,6 +324,7 @@ class Checks:
             former = self.accounts.seen.get(key) or Seen(-1, -1, ())
             owned = () if pieces is None else pieces[key[1]]
             epoch = max((piece.since for piece in owned), default=former.epoch)
+            epoch = max(epoch, former.epoch) if self._scenario.shares else epoch  # of a piece without an owner
             if owned and (end := self.end_of(key)) is not None:
                 self.excused.owned(key, end)
             before, now = self._move(key, epoch, Progress() if kept is None else kept.progress, with_it=True)
@@ -341,7 +344,7 @@ class Checks:
                 elif entry.action == COMMIT and entry.through is not None and self._scenario.at_most_once:
                     self._grant(sender, record.instance_id, key, (done + 1, entry.through))
                 if entry.action == LET_GO:
-                    self.members.released(sender, key, sent_at)
+                    self.members.released(sender, key, sent_at, self.accounts.parking.keys_of(key, entry.lo, entry.hi))
                 is_bare = entry.through is None and (sender.name, key) in self._holders.lost
                 if (entry.action == LET_GO and not is_bare) or (entry.action == COMMIT and entry.through is not None):
                     self._beats(sender, key, before.epoch, sent_at)
@@ -384,7 +387,7 @@ class Checks:
         if now.stable == before.stable and now.ranges == before.ranges and now.open == before.open:
             return
         ledger = self.accounts.ledger(key)
-        # A sink with a last offset skips what lies below, whichever process handled it, wherever an admin moved to.
+        # A sink skips what lies below its last offset, whichever process handled it, wherever an admin moved to.
         again = sender.host.is_admin or key in self.accounts.written
         handled = ledger.ever if again else ledger.handled
         for offset in now.done_since(before):
@@ -404,7 +407,7 @@ class Checks:
                 ledger.handled[offset] = NOT_NEEDED
                 ledger.passed_over.add(offset)
             ledger.ever.add(offset)
-        self.accounts.repositioned(key, now + 1)
+        self.accounts.repositioned(key, now + 1, self.log.worlds)
         self._holders.beaten = {at: sent for at, sent in self._holders.beaten.items() if at[1] != key}
 
     def _forgotten(self, cp: int) -> None:
@@ -437,7 +440,8 @@ class Checks:
         self.accounts.counted.begins(process, key, offset, self._holders.epochs[process, key], former)
         if assignment is not None:
             self.excused.begins(key, assignment.epoch, offset)
-            self._check_token(process, key, assignment.epoch, self.accounts.counted.hash_of(key, offset))
+            hashed = self.accounts.parking.hash_of(key, message) or self.accounts.counted.hash_of(key, offset)
+            self._holders.check_token(process, key, assignment.epoch, hashed, self.fail)
         if assignment is None and not self._scenario.at_most_once:  # a grant is never revoked (C12)
             lost_at = self._holders.lost.get((process.name, key))
             if not self.members.was_granted(process, key):
@@ -458,12 +462,6 @@ class Checks:
         else:
             self._begins_again(process, key, offset, assignment)
         self._check_owners()
-
-    def _check_token(self, process: Living, key: Key, epoch: int, hashed: int) -> None:
-        """A fencing token belongs, for these keys, to one process for ever (C9, G5)."""
-        other = self._holders.tokens.setdefault((key, epoch, hashed), process)
-        if other is not process:
-            self.fail("two owners", f"{name_of(key)}: {other.name} and {process.name} work under one token, {epoch}")
 
     def _begins_once(self, process: Living, key: Key, offset: int, assignment: Assignment | None) -> None:
         begun = self.accounts.ledger(key).begun

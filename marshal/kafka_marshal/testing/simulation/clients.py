@@ -55,6 +55,7 @@ class Clients:
         process = self.new_process(self.hosts[name])
         job = process.work.job = Job(process, self._scenario, self.store)
         job.slowness = self.slowness(name)
+        job.on_death = self._dies
         worker = (
             self._worker
             if client.worker == "yours" and self._worker is not None
@@ -74,6 +75,12 @@ class Clients:
         """The newest process of a client that has not died, ended or been stopped."""
         alive = [p for p in self.processes if p.client_id == name and not p.dead and not p.end.ended]
         return next((p for p in reversed(alive) if p.stopped_until <= self._scheduler.now or not p.end.replaced), None)
+
+    def _dies(self, process: Process) -> None:
+        """A message kills it; it is restarted."""
+        self.note("dies", process.name)
+        self.kill(process)
+        self.later(RESTART_INTERVALS, lambda: self.start(process.client_id))
 
     def kill(self, process: Process) -> None:
         """kill -9."""

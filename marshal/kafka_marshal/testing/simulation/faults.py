@@ -216,7 +216,7 @@ class Faults:
                 pause.wait_released(timeout=expires_s / 2)
                 if fault.kind == "forget":
                     self._checks.counts["forgotten"] += pause.forget()
-                elif fault.size > 0.5:
+                elif fault.size > 0.5 and self._is_known():
                     parts = self._scenario.data_topics.items()
                     keys = [(topic, p) for topic, count in parts for p in range(count) if rng.random() < 0.3]
                     targets: list[int | str] = ["earliest", "latest", self._middle(rng)]
@@ -226,6 +226,12 @@ class Faults:
                     self._check_moved(process, wanted)
 
         self.administer(fault.kind, process, work, fault)
+
+    def _is_known(self) -> bool:
+        """Whether positions can be set: one of a group that was forgotten would be of a claimed group."""
+        scenario, worlds = self._scenario, self._checks.log.worlds
+        home = worlds[route_group(scenario.group_id, scenario.coordination_partitions)]
+        return scenario.strategy is None or home.group(scenario.group_id) is not None
 
     def _evict(self, fault: Fault) -> None:
         """An operator evicts a member of a coordinated group, which may be alive (G20)."""

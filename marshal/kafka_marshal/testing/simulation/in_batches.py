@@ -59,6 +59,7 @@ def _work_on(job: Job, batch: SharedBatch, *, one_by_one: bool) -> None:
     for message in batch:
         if len(handled) >= stops_after or not batch.is_held:
             break
+        job.survives(message)
         if chance() < PARKED and not job.is_calm:
             job.fail(message)
             batch.park(message, "Bad")
@@ -78,6 +79,7 @@ def _with_handlers(job: Job, marshal: Marshal, consumer: ShareConsumer) -> None:
     chance, hi = job.random, job.heartbeat_interval_ms / 1000
 
     def handle(message: Message) -> None:
+        job.survives(message)
         seconds = chance.random() * SLOW_INTERVALS * hi if chance.random() < SLOW else 0.0
         is_last = Attempt.current().is_last
         if chance.random() < TRY_FAILING and (not is_last or (chance.random() < LAST_FAILING and not job.is_calm)):

@@ -1,8 +1,10 @@
-"""The kinds of faults."""
+"""What a story has: its clients, their checkpoints, and its faults."""
 
 from __future__ import annotations
 
-__all__ = ["FAULTS"]
+from dataclasses import dataclass
+
+__all__ = ["FAULTS", "Client", "Counting", "Fault"]
 
 #: Kinds of faults and their weights.
 FAULTS: dict[str, float] = {
@@ -36,6 +38,60 @@ FAULTS: dict[str, float] = {
     "go back": 0,  # a member rolls the group back; only in stories with checkpoints
     "rollback": 0,  # an operator does; only in stories with checkpoints
     "late rollback": 0,  # one of ``intervals`` ago arrives now; only in stories with checkpoints
-    "settles": 0,  # an operator redrives, discards or sets aside; only in stories of sharers
+    "settles": 0,  # an operator redrives, discards or sets aside; only in stories of sharers and of parks
     "hang": 0,  # its next handler hangs until all else is handled; only in written stories with lanes
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One member: its worker is restarted whenever it ends."""
+
+    name: str
+    #: The name of a built-in worker, or "yours" for the one under test.
+    worker: str = "iterate"
+    policy: str = "balanced"
+    #: Rate of its clock relative to the brokers'.
+    rate: float = 1.0
+    #: At most once: requests the next batch while one is handled.
+    claims_ahead: bool = False
+    #: Interval of its fetches (HI), each with several records; 0: records arrive at once.
+    fetches_every: float = 0.0
+    #: Time of its first start (HI).
+    joins: float = 0.0
+    #: The only data topic that it reads; "": all.
+    reads: str = ""
+    #: Its heartbeat interval (HI) by start; (): that of the story.
+    paces: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    #: When it begins, in HI from the start.
+    at: float
+    kind: str
+    #: The client concerned; "" for none in particular.
+    client: str = ""
+    #: How long it lasts, in HI.
+    intervals: float = 1.0
+    #: Severity; its meaning depends on the kind.
+    size: float = 0.5
+    #: The partition of the coordination topic, if it matters.
+    partition: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How a story's group takes checkpoints; times in HI."""
+
+    hold: bool = False
+    every: float = 5.0
+    keep: int = 2
+    drain: float = 2.0
+    timeout: float = 8.0
+    #: Partitions are shared by key.
+    shares: bool = False
+    #: Some saves fail or are slow, and some handlers hang.
+    fails: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,12 @@ from kafka_marshal.testing.simulation.counting import Counted
 from kafka_marshal.testing.simulation.living import Host, Living
 from kafka_marshal.testing.simulation.ordering import Ordering
 from kafka_marshal.testing.simulation.outputs import Outputs
+from kafka_marshal.testing.simulation.parking import Parking
 from kafka_marshal.types import Key
+from rationalizer import Outcome, Record, World
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.simulation.scenario import Scenario
+    from kafka_marshal.testing.simulation.scenario import Scenario, Terms
     from kafka_marshal.testing.simulation.scheduler import Scheduler
 
 __all__ = ["NOT_NEEDED", "Accounts", "Granted", "Holders", "Ledger", "Seen"]
@@ -80,6 +82,8 @@ class Accounts:
     outputs: Outputs
     #: What members of a group that takes checkpoints counted.
     counted: Counted
+    #: What is set aside.
+    parking: Parking
     _ledgers: dict[Key, Ledger] = field(default_factory=dict)
     seen: dict[Key, Seen] = field(default_factory=dict)
     #: Where an admin has set the position.
@@ -90,7 +94,7 @@ class Accounts:
     @classmethod
     def of(cls, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> Accounts:
         """Those of a story that begins."""
-        return cls(Ordering(scenario, fail), Outputs(fail), Counted(scenario, scheduler, fail))
+        return cls(Ordering(scenario, fail), Outputs(fail), Counted(scenario, scheduler, fail), Parking(scenario, fail))
 
     def published(self, key: Key, offset: int, message_key: bytes | None) -> None:
         """A message was written to a partition."""
@@ -104,10 +108,33 @@ class Accounts:
             found = self._ledgers[key] = Ledger()
         return found
 
-    def repositioned(self, key: Key, position: int) -> None:
+    def repositioned(self, key: Key, position: int, worlds: Mapping[int, World]) -> None:
         """An admin has set the position."""
+        for offset in self.parking.repositioned(key, position - 1, worlds):
+            self.ledger(key).handled.setdefault(offset, NOT_NEEDED)
+            self.ledger(key).ever.add(offset)
         self.moved.add(key)
         self.outputs.repositioned(key, position)
+
+    def released_of(
+        self, terms: Terms, holders: Holders, worlds: Mapping[int, World]
+    ) -> Callable[[Living, Key, Callable[[int], bool]], object]:
+        """What to call when a member has released a partition: everything that it sent has arrived."""
+
+        def released(sender: Living, key: Key, concerns: Callable[[int], bool]) -> None:
+            if terms.is_heard and (sender.name, key) not in holders.lost:
+                self.parking.released(sender, key, concerns, worlds)
+
+        return released
+
+    def settled(self, outcome: Outcome, record: Record, sender: Living) -> None:
+        """A record was accepted: what operators settle by it needs no handler, and what is set aside none any more."""
+        discarded, aside = set(self.parking.discarded), set(self.parking.aside)
+        self.parking.record(outcome, record, sender)
+        for key, offset in self.parking.discarded - discarded:
+            self.ledger(key).handled.setdefault(offset, NOT_NEEDED)
+        for key, offset in self.parking.aside - aside:
+            self.ledger(key).ever.add(offset)
 
     def no_messages(self, key: Key, offsets: Iterable[int]) -> None:
         """These offsets have no message; they are done with their neighbours (P6)."""
@@ -140,3 +167,10 @@ class Holders:
     tokens: dict[tuple[Key, int, int], Living] = field(default_factory=dict)
     #: The epoch under which a process received the message that it handles now.
     epochs: dict[tuple[Living, Key], int] = field(default_factory=dict)
+
+    def check_token(self, process: Living, key: Key, epoch: int, hashed: int, fail: Callable[[str, str], None]) -> None:
+        """A fencing token belongs, for these keys, to one process for ever (C9, G5)."""
+        other = self.tokens.setdefault((key, epoch, hashed), process)
+        if other is not process:
+            who = f"{other.name} and {process.name}"
+            fail("two owners", f"{key[0]} [{key[1]}]: {who} work under one token, {epoch}")

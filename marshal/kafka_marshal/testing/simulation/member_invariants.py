@@ -100,6 +100,8 @@ class MemberInvariants:
     """Records what members of one story know, and checks them."""
 
     def __init__(self, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> None:
+        #: Called with each release that the log accepted.
+        self.on_released: Callable[[Living, Key, Callable[[int], bool]], object] = lambda *_: None
         self._scenario = scenario
         self._scheduler = scheduler
         self._fail = fail
@@ -284,15 +286,22 @@ class MemberInvariants:
         elapsed: float = (self._scheduler.now - sent_at) * process.runtime.rate
         return driver.replica.worlds[held.cp].log_time - log_time - elapsed
 
-    def released(self, process: Living, key: Key, sent_at: float) -> None:
-        """A release was accepted; a message in flight when it was sent must have had ``revoke_timeout``."""
+    def released(
+        self, process: Living, key: Key, sent_at: float, concerns: Callable[[int], bool] = lambda _: True
+    ) -> None:
+        """A release was accepted; a message in flight when it was sent must have had ``revoke_timeout``.
+
+        concerns: whether an offset's key was released.
+        """
+        self.on_released(process, key, concerns)
         lost_at = self._lost.get((process.name, key), -1.0)
         if process.host.is_admin or self._scenario.at_most_once or _closes(process):
             return
         in_hand = self._in_hand.get((process.name, key), {})
         self._note_producer(process, key)
         opened_at = self._opened.get((process.name, key), (0, -1.0))[1]
-        since = {offset: begun for offset, begun in in_hand.items() if max(lost_at, opened_at) < begun < sent_at}
+        after = max(lost_at, opened_at)
+        since = {offset: begun for offset, begun in in_hand.items() if after < begun < sent_at and concerns(offset)}
         if not since:
             return
         if (sent_at - min(since.values())) * process.runtime.rate >= _revoke_ms(process) - SLACK_MS:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from kafka_marshal.admin import Admin
 from kafka_marshal.checkpoints import Checkpoint, Restore
 from kafka_marshal.checkpoints.store import Place
-from kafka_marshal.client.attempt import Order
+from kafka_marshal.client.attempt import Attempt, Order
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.errors import MarshalError, StaleEpochError
 from kafka_marshal.node.driver import Driver
@@ -33,6 +33,7 @@ from kafka_marshal.types import Key
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.simulation.checks import Checks
+    from kafka_marshal.testing.simulation.parking import Parking
     from kafka_marshal.testing.simulation.scenario import Scenario
     from kafka_marshal.testing.simulation.scheduler import Scheduler, Task
 
@@ -209,6 +210,10 @@ class Job:
         self.hangs_next: bool = False
         #: The program is to roll its group back.
         self.goes_back: bool = False
+        #: What is set aside, and which messages fail.
+        self.parking: Parking = process.checks.accounts.parking
+        #: Kills the process; it is restarted.
+        self.on_death: Callable[[Process], object] = lambda _: None
         #: Where states are saved.
         self.files: dict[Place, bytes] = store.files
 
@@ -245,12 +250,36 @@ class Job:
     def handle(self, message: Message, seconds: float = 0.0) -> None:
         """Do a message's work, which takes a while (``seconds`` longer than usual) and can't be undone."""
         self._try(message, seconds)
+        self.parking.handled(*place_of(message))
         self._process.checks.handled(self._process, message)
 
     def fail(self, message: Message, seconds: float = 0.0) -> None:
         """Do the work and fail: it counts as not begun. The handler must raise afterwards."""
         self._try(message, seconds)
         self._process.checks.handled(self._process, message, in_vain=True)
+
+    def tries(self, attempt: Attempt) -> None:
+        """Report that a try begins."""
+        worlds = self._process.checks.log.worlds
+        self.parking.tries(self._process, *place_of(attempt.message), attempt.epoch, attempt.number, worlds)
+
+    def failed(self, attempt: Attempt) -> None:
+        """Report that a try has failed; after the last one the message is set aside."""
+        message = attempt.message
+        about = (attempt.epoch, attempt.number)
+        self.parking.failed(self._process, *place_of(message), *about, is_last=attempt.is_last)
+        if attempt.is_last:
+            key, offset = place_of(message)
+            self._process.checks.accounts.ledger(key).ever.add(offset)
+
+    def survives(self, message: Message) -> None:
+        """Begin with this message, and kill the process, if it is the one that does."""
+        if place_of(message) != self.parking.killing or self.is_calm:
+            return
+        self.parking.killed.add(self._process.name)
+        self._process.checks.begins(self._process, message)
+        self.on_death(self._process)
+        self.sleep(1.0)  # no task of it gets another turn
 
     def _try(self, message: Message, seconds: float) -> None:
         self._process.checks.begins(self._process, message)

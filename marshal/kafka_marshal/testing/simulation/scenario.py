@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 from kafka_marshal.engine.work.lanes import Order
-from kafka_marshal.testing.simulation.kinds import FAULTS
+from kafka_marshal.testing.simulation.kinds import FAULTS, Client, Counting, Fault
 from kafka_marshal.types import Delivery, Strategy
 from rationalizer.limits import MIN_HEARTBEAT_INTERVAL_MS
 
@@ -107,60 +107,6 @@ SNAPSHOTS_EVERY = (0, 50, 150)
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """One member: its worker is restarted whenever it ends."""
-
-    name: str
-    #: The name of a built-in worker, or "yours" for the one under test.
-    worker: str = "iterate"
-    policy: str = "balanced"
-    #: Rate of its clock relative to the brokers'.
-    rate: float = 1.0
-    #: At most once: requests the next batch while one is handled.
-    claims_ahead: bool = False
-    #: Interval of its fetches (HI), each with several records; 0: records arrive at once.
-    fetches_every: float = 0.0
-    #: Time of its first start (HI).
-    joins: float = 0.0
-    #: The only data topic that it reads; "": all.
-    reads: str = ""
-    #: Its heartbeat interval (HI) by start; (): that of the story.
-    paces: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that goes wrong."""
-
-    #: When it begins, in HI from the start.
-    at: float
-    kind: str
-    #: The client concerned; "" for none in particular.
-    client: str = ""
-    #: How long it lasts, in HI.
-    intervals: float = 1.0
-    #: Severity; its meaning depends on the kind.
-    size: float = 0.5
-    #: The partition of the coordination topic, if it matters.
-    partition: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Counting:
-    """How a story's group takes checkpoints; times in HI."""
-
-    hold: bool = False
-    every: float = 5.0
-    keep: int = 2
-    drain: float = 2.0
-    timeout: float = 8.0
-    #: Partitions are shared by key.
-    shares: bool = False
-    #: Some saves fail or are slow, and some handlers hang.
-    fails: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything that decides a run, together with the code."""
 
@@ -195,6 +141,8 @@ class Scenario:
     parks: bool = False
     #: Whether partitions are shared by batches.
     sharing: bool = False
+    #: Whether partitions of a coordinated group are shared by key.
+    shares: bool = False
     #: How the group takes checkpoints, of what its workers count. None: it takes none.
     checkpoints: Counting | None = None
 
@@ -261,10 +209,12 @@ class Scenario:
         """
         coordinated = coordinated or checkpoints
         kinds = {"groups": coordinated, "lanes": lanes, "transactions": transactions, "checkpoints": checkpoints}
-        named = "".join(f"{kind}/" for kind, is_it in (kinds | {"sharing": sharing}).items() if is_it) + str(seed)
+        kinds |= {"parks": parks and not worker, "sharing": sharing}
+        named = "".join(f"{kind}/" for kind, is_it in kinds.items() if is_it) + str(seed)
         rng = Random(f"kafka-marshal/{named}")
         drawn: Delivery = "at-most-once" if rng.random() < 0.25 and not worker else "at-least-once"
-        delivery = "at-least-once" if lanes or transactions or checkpoints or sharing else delivery or drawn
+        at_least = lanes or transactions or checkpoints or kinds["parks"] or sharing
+        delivery = "at-least-once" if at_least else delivery or drawn
         count = 5 if rng.random() < 0.05 else 4
         drift = rng.choice([0.0, 0.0, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_WITHIN, DRIFT_BEYOND])
         fenced = rng.random() < 0.25  # all write to the fenced sink
@@ -279,21 +229,19 @@ class Scenario:
             extra["evict"] = EVICT_WEIGHT
         faults = _faults(rng, clients, cps, intervals, extra)
         snapshots = Random(f"kafka-marshal/{named}/snapshots").choice(SNAPSHOTS_EVERY)
-        if snapshots:
-            faults = tuple(sorted((*faults, *_prunes(named, intervals)), key=lambda fault: fault.at))
+        more = (*(_prunes(named, intervals) if snapshots else ()), *_forgotten(named, intervals))
+        faults = tuple(sorted((*faults, *more), key=lambda fault: fault.at))
         other = 0 if worker else _other_partitions(named)
-        faults = tuple(sorted((*faults, *_forgotten(named, intervals)), key=lambda fault: fault.at))
         clients = _with_topics(named, clients) if other else clients
         if coordinated:
             clients = _members(named, clients, fenced)
-        if lanes:
-            clients = _with_lanes(named, clients)
+        clients = _with_lanes(named, clients) if lanes else clients
         if transactions:
             clients = _in_transactions(clients)
             faults = tuple(sorted((*faults, *_offsets(named, intervals)), key=lambda fault: fault.at))
         if not worker:
             clients = _with_paces(named, clients)
-            clients = clients if lanes or transactions or checkpoints or sharing else _with_callbacks(named, clients)
+            clients = clients if at_least else _with_callbacks(named, clients)
             faults = tuple(sorted((*faults, *_interrupts(named, clients, intervals)), key=lambda fault: fault.at))
         found = cls(
             seed=seed,
@@ -310,12 +258,12 @@ class Scenario:
             snapshots=snapshots,
             other_partitions=other,
             strategy=Random(f"kafka-marshal/{named}/strategy").choice(STRATEGIES) if coordinated else None,
-            order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes else None,
+            order=Random(f"kafka-marshal/{named}/order").choice(ORDERS) if lanes or kinds["parks"] > sharing else None,
             transactions=transactions,
             parks=parks,
         )
-        found = _with_sharers(named, found) if sharing else found
-        return _with_checkpoints(named, found) if checkpoints else found
+        draw = _with_sharers if sharing else _with_parks if kinds["parks"] else _with_checkpoints
+        return draw(named, found) if sharing or kinds["parks"] or checkpoints else found
 
     def script(self, worker: str = "", violation: str = "") -> str:
         """A Python program that runs this story. worker: "module:function" or "file.py:function" of the tested one."""
@@ -476,6 +424,29 @@ def _with_sharers(seed: str, story: Scenario) -> Scenario:
         data_partitions=rng.choice((1, 2, 2, 4)),
         other_partitions=0,
         sharing=True,
+    )
+
+
+def _with_parks(seed: str, story: Scenario) -> Scenario:
+    """All workers set aside what always fails, and operators redrive, discard and set aside."""
+    rng = Random(f"kafka-marshal/{seed}/parks")
+    last = story.intervals - 6.0
+    faults = [
+        Fault(round(rng.uniform(4.0, last), 2), "settles", "", round(rng.uniform(0.1, 2), 2), round(rng.random(), 3))
+        for _ in range(rng.randint(0, 8))
+    ]
+    # An exception between two lines of a handler's call would count as a failed try.
+    kept = [x for x in story.faults if x.kind not in ("interrupts", "torn reads")]
+    shares = story.strategy is not None and rng.random() < KEY_SHARE
+    workers = (x if x.worker == "by-hand" else replace(x, worker="parks") for x in story.clients)
+    return replace(
+        story,
+        clients=tuple(replace(x, reads="") if shares else x for x in workers),
+        faults=tuple(sorted((*kept, *faults), key=lambda fault: fault.at)),
+        data_partitions=rng.choice((1, 2, 3)) if shares else story.data_partitions,
+        other_partitions=0 if shares else story.other_partitions,
+        order="key" if shares else story.order,
+        shares=shares,
     )
 
 

@@ -128,7 +128,7 @@ _AIMS = {
     "_is_owned": "everything owned",
     "_is_handled": "everything handled that does not wait for a handler that hangs",
     "_is_drained": "everything done",
-    "_is_settled": "every piece with its target",
+    "_is_settled": "every piece with its target, and nothing waiting for another try",
     "_is_balanced": "everybody's share even",
 }
 
@@ -268,7 +268,7 @@ class _Story:
     def _share(self, init: Process) -> None:
         """Have the partitions shared by key, if this story does."""
         scenario = self.scenario
-        if scenario.checkpoints is not None and scenario.checkpoints.shares:
+        if scenario.shares or (scenario.checkpoints is not None and scenario.checkpoints.shares):
             ids = marker("init", scenario.coordination_partitions)
             settings = (("accept_range_fetch", (scenario.data_topic,)),)
             configure = ConfigureGroup(ids.instance_id, ids.client_id, scenario.group_id, settings)
@@ -334,6 +334,7 @@ class _Story:
 
     def _wait(self, condition: Callable[[], bool], intervals: float) -> None:
         shift = max((abs(x) for x in self.network.clock_shift.values()), default=0.0)
+        intervals += self.checks.accounts.parking.patience(self.checks.log.worlds)
         until = self.scheduler.now + intervals * self.scenario.longest_interval_ms + shift
         while not condition() and self.checks.broken is None:
             for key in (
@@ -393,8 +394,9 @@ class _Story:
         return max(held.values()) - min(held.values()) <= most
 
     def _is_settled(self) -> bool:
-        """In a group that takes checkpoints, no piece waits for a hand-over."""
-        return self.checks.accounts.counted.is_settled
+        """In a group that takes checkpoints, no piece waits for a hand-over; nothing waits for another try."""
+        accounts = self.checks.accounts
+        return accounts.counted.is_settled and accounts.parking.is_settled(self.checks.log.worlds)
 
     @property
     def _sharing(self) -> list[Client]:
@@ -448,6 +450,8 @@ class _Story:
             self.checks.check_granted(alive, {key: self.data.end(key) for key in self.data.all_partitions()})
             return
         self.checks.check_gaps(self.data.all_partitions())
+        ends = {key: self.data.end(key) for key in self.data.all_partitions()}
+        self.checks.accounts.parking.check(ends, self.checks.log.worlds)
         if self.scenario.transactions:
             self.checks.accounts.outputs.check_complete(self.data.all_partitions())
             self.checks.counts["outputs"] = self.checks.accounts.outputs.count

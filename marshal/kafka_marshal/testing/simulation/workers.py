@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kafka_marshal.adapters.memory import MemoryMessage
 from kafka_marshal.adapters.message import Message
@@ -21,6 +21,7 @@ from kafka_marshal.errors import ConfigurationError, GroupPausedError, HeldError
 from kafka_marshal.testing.simulation.in_batches import work_in_batches
 from kafka_marshal.testing.simulation.in_checkpoints import work_with_checkpoints
 from kafka_marshal.testing.simulation.in_lanes import work_in_lanes
+from kafka_marshal.testing.simulation.in_parks import work_in_parks
 from kafka_marshal.testing.simulation.in_transactions import (
     TIMEOUTS,
     work_in_transactional_lanes,
@@ -59,8 +60,8 @@ def host_of(client: Client, hi_ms: float) -> Host:
         client.name,
         client.rate,
         is_iterating=client.worker in ONE_BY_ONE,
-        in_lanes=client.worker in ("lanes", "shares-lanes", "transacts-in-lanes", "counts-lanes"),
-        defers=client.worker in ("defer", "lanes", "transacts-at-once", "transacts-in-lanes"),
+        in_lanes=client.worker in ("lanes", "parks", "shares-lanes", "transacts-in-lanes", "counts-lanes"),
+        defers=client.worker in ("defer", "lanes", "parks", "transacts-at-once", "transacts-in-lanes"),
         shares=client.worker in ("shares", "shares-lanes"),
         fetch_ms=client.fetches_every * hi_ms,
     )
@@ -479,6 +480,13 @@ def _lanes(job: Job, client: Client) -> None:
         work_in_lanes(job, marshal, consumer, timeout)
 
 
+def _parks(job: Job, client: Client) -> None:
+    """Many parallel handlers; what always fails is set aside."""
+    more: dict[str, Any] = {"allow_key_share": True} if job.strategy is not None else {}
+    with job.marshal() as marshal, _consumer(job, client, marshal, handler_timeout=None, **more) as consumer:
+        work_in_parks(job, marshal, consumer)
+
+
 def _transacts(job: Job, client: Client) -> None:
     """Outputs and progress in one transaction for each batch, or for blocks of messages that handlers have finished."""
     lost: set[tuple[str, int]] = set()
@@ -560,6 +568,7 @@ _WORKERS: dict[str, Callable[[Job, Client], None]] = {
     "holds-back": _holds_back,
     "callbacks": _callbacks,
     "lanes": _lanes,
+    "parks": _parks,
     **dict.fromkeys(("transacts", "transacts-at-once", "transacts-in-lanes"), _transacts),
     **dict.fromkeys(("shares", "shares-lanes"), work_in_batches),
     "by-hand": _by_hand,

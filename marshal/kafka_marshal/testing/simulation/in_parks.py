@@ -1,0 +1,62 @@
+"""The worker that sets messages aside: parallel handlers, of which some always fail, some sometimes; one kills."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kafka_marshal.adapters.message import Message
+from kafka_marshal.client.attempt import Attempt
+from kafka_marshal.client.consumer import Consumer
+from kafka_marshal.client.handling import Hooks, Retry
+from kafka_marshal.client.marshal import Marshal
+from kafka_marshal.testing.simulation.process import Job
+from kafka_marshal.testing.simulation.touched import place_of
+
+__all__ = ["work_in_parks"]
+
+#: The share of tries of good messages that fail; the last one does not.
+FAILING = 0.08
+#: The share of tries that end the process in an orderly way, and of slow ones; by how much at most (HI).
+FATAL, SLOW, SLOW_INTERVALS = 0.0005, 0.02, 1.0
+
+
+class BadError(Exception):
+    """What a message raises that never works."""
+
+
+class FailedError(Exception):
+    """What another message raises at times."""
+
+
+def work_in_parks(job: Job, marshal: Marshal, consumer: Consumer) -> None:
+    """Run until stopped."""
+    chance, hi = job.random, job.heartbeat_interval_ms / 1000
+    retry = Retry(chance.randint(2, 5), (chance.choice([0.0, 0.02, 0.05]) * hi, 0.1 * hi))
+
+    def handle(message: Message) -> None:
+        attempt, place = Attempt.current(), place_of(message)
+        job.tries(attempt)
+        slow = chance.uniform(0.0, SLOW_INTERVALS) * hi if chance.random() < SLOW else 0.0
+        job.survives(message)
+        if chance.random() < FATAL and not job.is_calm:
+            job.fail(message, slow)
+            raise SystemExit
+        is_bad = job.parking.is_bad(*place)
+        if is_bad or (chance.random() < FAILING and not attempt.is_last):
+            job.fail(message, slow)
+            job.failed(attempt)
+            raise BadError if is_bad else FailedError
+        job.handle(message, slow)
+
+    while not marshal.stopping:
+        run = partial(
+            consumer.run,
+            handle,
+            concurrency=chance.randint(1, 8),
+            order=job.order,
+            retry=retry,
+            park=True,
+            hooks=[Hooks(lost=lambda attempt, *_: job.parking.lost(*place_of(attempt.message)))],
+            drain_timeout=chance.choice([0.1, 2.0]) * hi,
+        )
+        job.again(run)
