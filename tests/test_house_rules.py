@@ -155,12 +155,12 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "archive": (4, 830),
     "checkpoints": (5, 680),
     "cli": (32, 8_170),
-    "client": (50, 10_640),
+    "client": (50, 10_650),
     "engine": (95, 19_400),
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_820),
     "node": (30, 4_690),
-    "observe": (26, 5_290),
+    "observe": (26, 5_310),
     "pipeline": (39, 8_510),
     "rationalizer": (61, 11_090),
     "sinks": (10, 2_760),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (522, 107_080)
+MOST_OF_ALL = (522, 107_160)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

@@ -72,7 +72,7 @@ PLANTED: dict[str, tuple[type[World], list[Entry], Kind, int, str]] = {
     ),
     "one lost at a record about something else": (
         broken.Distracted,
-        log_of(*WITH_PARKED, (Heartbeat(*A, "g", "t", 0, 1, None), 2)),
+        log_of(*WITH_PARKED, *((Heartbeat(*A, "g", "t", 0, 1, None), at) for at in (2, 3))),
         Kind.LOST,
         3,
         "the offsets 3 … 3 were open since offset 2",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
@@ -15,6 +17,8 @@ from confluent_kafka import Producer
 from kafka_marshal import Marshal, Message, Retry
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.adapters.memory import MemoryMessage
+from kafka_marshal.admin.open_messages import OpenMessage
+from kafka_marshal.cli.open_messages import _next
 from kafka_marshal.client.dead_letters import headers_of
 from rationalizer import ClaimingPartition, Heartbeat, SettlingMessages, key_hash
 from tests.cli.harness import Command, Terminal
@@ -64,6 +68,25 @@ def parked(append: Append, orders: str) -> Append:
     append(SettlingMessages(*A, orders, 0, epoch, 2**40, open=waiting, parked=aside))
     append(Heartbeat(*A, orders, 0, epoch, 9))
     return append
+
+
+def test_each_state_has_its_remedy() -> None:
+    """What waits for its next try can't be redriven, and what is set aside can't be parked."""
+    names = {"client": "w", "key": b"k", "key_hash": 1, "delivery_count": 2, "since": 5, "time_ms": 1, "group": "g"}
+    fields: dict[str, Any] = {each.name: names.get(each.name) for each in dataclasses.fields(OpenMessage)}
+    fields |= {"topic": "orders", "partition": 0}
+    waiting = OpenMessage(**{**fields, "offset": 3, "state": "waiting"})
+    parked = OpenMessage(**{**fields, "offset": 7, "state": "parked", "reason": "Bad"})
+    options = SimpleNamespace(reach=lambda: "")
+    look = "Look into one: kafka-marshal show orders:0:"
+    park = "Set it aside, so that its key continues: kafka-marshal park g orders:0:3"
+    again = "Try it again: kafka-marshal redrive g orders:0:7"
+    for found, lines in (
+        ([waiting], [f"{look}3", park]),
+        ([parked], [f"{look}7", again]),
+        ([waiting, parked], [f"{look}3", again, park]),
+    ):
+        assert _next(cast("Any", options), "g", found).split("\n") == lines
 
 
 def test_a_poison_message_is_found_and_redriven(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafka_marshal.client.breaker import Breaker
 from kafka_marshal.client.tries import Call
-from kafka_marshal.engine.work.lanes import HANGS_MS
+from kafka_marshal.engine.work.behind import HANGS_MS
 from tests.engine.lanes_bench import Bench, records
 
 

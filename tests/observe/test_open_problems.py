@@ -13,7 +13,7 @@ from kafka_marshal.node.coordination_topic import required_settings
 from kafka_marshal.observe import open_problems as module
 from kafka_marshal.observe.meter import Meter
 from kafka_marshal.observe.open_problems import crowded_text, open_problems, open_text
-from kafka_marshal.observe.problems import problems_of
+from kafka_marshal.observe.problems import _waiting, problems_of
 from kafka_marshal.observe.rows import GroupRow
 from kafka_marshal.observe.view import View
 from rationalizer import (
@@ -117,6 +117,35 @@ def test_a_list_that_is_half_full_or_full_is_a_problem(scene: Scene, monkeypatch
         state = _group_state(row, []).text
         assert "2 set aside" in state
         assert f"3 of the {most} that a partition may have open" in state
+
+
+def test_a_worker_that_stands_still_with_messages_that_wait_is_told_what_to_do(scene: Scene) -> None:
+    """A message that fails again and again holds its key back: `check` names the commands, not only a hung handler."""
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, HI))
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, open=((7, 7, 1, 2),)))
+    row = scene.group(lambda view, row: row)
+    waiting = _waiting(row, row.leases)
+    assert "kafka-marshal open-messages delays lists them, and says how to set one aside" in waiting
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, parked=((7, 1, 5, "Bad"),)))
+    row = scene.group(lambda view, row: row)
+    assert _waiting(row, row.leases) == ""
+
+
+def test_messages_that_wait_long_for_their_next_try_are_a_problem(scene: Scene) -> None:
+    """As with a handler that hangs: the worker beats, and progress has passed what is open."""
+    epoch = scene.append(ClaimingPartition(*W1, DATA, 0, 60_000))
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, open=((7, 7, 1, 2), (9, 9, 1, 1))))
+    scene.append(Heartbeat(*W1, DATA, 0, epoch, 29))
+    scene.now += 59_000
+    assert scene.check() == []
+    scene.now += 2_000
+    scene.append(Heartbeat(*W1, DATA, 0, epoch, None))
+    ((kind, amount, text),) = scene.check()
+    assert (kind, amount) == ("stuck_try", 2)
+    assert text.startswith("orders 0: 2 messages wait for the next try, for up to 1 min")
+    assert "Nothing is lost" in text and "kafka-marshal open-messages delays lists them" in text
+    scene.append(SettlingMessages(*W1, DATA, 0, epoch, 99, open=((7, 7, 1, 3),), parked=((9, 1, 5, "Bad"),)))
+    assert scene.check() == []
 
 
 def share(scene: Scene) -> tuple[int, int]:

@@ -97,12 +97,25 @@ def open_messages(options: Options, group: str, partitions: tuple[tuple[str, int
         listed = "; ".join(f"{topic} [{partition}]: {why}" for topic, partition, why in unread[:_LISTED])
         say_warning(f"keys could not be read. {listed}")
     if is_terminal() and found:
-        at = _at(found[0])
-        say(
-            f"Look into one: kafka-marshal show {quote(at)}{options.reach()}. "
-            f"Try it again: kafka-marshal redrive {quote(group)} {quote(at)}{options.reach()}"
-        )
+        say(_next(options, group, found))
     return DONE
+
+
+#: State → what may be done with a message, and the command.
+_REMEDY = {
+    "parked": ("Try it again", "redrive"),
+    "waiting": ("Set it aside, so that its key continues", "park"),
+}
+
+
+def _next(options: Options, group: str, found: Sequence[OpenMessage]) -> str:
+    """What to do next, with one message of each state."""
+    first = {each.state: each for each in reversed(found)}
+    lines = [f"Look into one: kafka-marshal show {quote(_at(found[0]))}{options.reach()}"]
+    for state, (what, verb) in _REMEDY.items():
+        if state in first:
+            lines.append(f"{what}: kafka-marshal {verb} {quote(group)} {quote(_at(first[state]))}{options.reach()}")
+    return "\n".join(lines)
 
 
 def _counted(found: Sequence[OpenMessage]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.client.breaker import FAILING
 from kafka_marshal.engine.groups.member import MemberState
 from kafka_marshal.engine.plane import HUNG, Checkpointing
+from kafka_marshal.engine.work.behind import HANGS_MS
 from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.hot_keys import HotKey
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack, lasting
@@ -137,8 +138,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
                 "started. The run ends as soon as the handlers that run have returned, and raises why. What was not "
                 "done comes again"
             )
-        if any((lanes := x.delivery.in_lanes.lanes) is not None and lanes.next_at is not None for x in _all(driver)):
-            others.append(FAILING)
+        others.extend(_failing(driver, now))
     crowded = (
         ()
         if closed or ends
@@ -192,6 +192,23 @@ def hot_keys(consumer: ConsumerEngine, now: float) -> tuple[HotKey, ...]:
     """Its keys that take more than half of what one handler can do (any thread; no lock)."""
     lanes = consumer.delivery.in_lanes.lanes
     return () if lanes is None or lanes.is_ended else lanes.hot.at(now)
+
+
+def _failing(driver: Driver, now: float) -> Iterator[str]:
+    """Runs of which most tries fail, and the handlers that hang meanwhile: they hold the others up for a while."""
+    for consumer in _all(driver):
+        lanes = consumer.delivery.in_lanes.lanes
+        if lanes is None or lanes.next_at is None:
+            continue
+        lane = min(lanes.hanging(now - HELD_BACK_MS), key=lambda lane: lane.began, default=None)
+        if lane is None or (message := lane.message) is None:
+            yield FAILING
+            continue
+        yield (
+            f"{FAILING}. The handler of {message.topic()} [{message.partition()}] offset {message.offset()} has not "
+            f"returned for {lasting(now - lane.began)}: the others wait for it for {lasting(HANGS_MS)}, and then "
+            "continue without it"
+        )
 
 
 def _crowded(consumer: ConsumerEngine, group_id: str) -> Iterator[Crowded]:

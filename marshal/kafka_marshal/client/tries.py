@@ -298,7 +298,7 @@ class Tries:
     def give_up(self, lane: Lane, attempt: Attempt, error: BaseException) -> None:
         """The run ends with this error, and the message comes again."""
         self.end(error)
-        self.note(attempt, error)
+        self.note(attempt, error, self.options.park or self.letters is not None or not isinstance(error, Exception))
         self._put_aside(lane, None)
 
     def given_back(self, lane: Lane) -> None:
@@ -340,13 +340,15 @@ class Tries:
             self.broken(lane, turn, error)
 
     @staticmethod
-    def note(attempt: Attempt, error: BaseException) -> None:
+    def note(attempt: Attempt, error: BaseException, sets_aside: bool = True) -> None:
         """Say in an error which message ends the run."""
         message = attempt.message
         text = (
             f"{message.topic()} [{message.partition()}] offset {message.offset()}, try {attempt._count}: "
             "this ends run(…). The message is not done, and comes again, here or elsewhere"
         )
+        if not sets_aside:
+            text += ". With park=True, or dead_letters, it would be set aside, and the others would continue"
         try:
             error.add_note(text)
         except Exception:  # noqa: BLE001 - a frozen exception takes no note, and is raised all the same

@@ -76,6 +76,7 @@ def open_problems(
             text = f"{count(len(old), 'message')} set aside for more than {span(max_parked_ms)}, up to {age}. {listed}"
             found.append(Problem(name, "parked", text, len(old), _rows(rows, [each for each, _ in old])))
     found += _stuck_batches(cluster, view, group, holdings)
+    found += [] if group.is_paused else _stuck_tries(cluster, view, group, holdings)
     for key, amount in crowded(group).items():
         means = (
             "What fails for good can't be set aside any more, and then nothing of it is delivered until some are done"
@@ -138,3 +139,19 @@ def _stuck_batches(cluster: Cluster, view: View, group: GroupRow, holdings: Sequ
             f"gives such messages to others; to end it now, restart {sharer.client_id}"
         )
         yield Problem(group.group, "stuck_batch", text, 1, [rows[each.key]])
+
+
+def _stuck_tries(cluster: Cluster, view: View, group: GroupRow, holdings: Sequence[Holding]) -> Iterator[Problem]:
+    """Messages whose next try has not been logged for long: a handler hangs, most tries fail, or back-off is long."""
+    rows = {(row.topic, row.partition): row for row in group.leases if row.held}
+    waiting = sorted([x for x in holdings if x.hole.is_free and x.key in rows], key=lambda each: each.hole.since)
+    old = _older(cluster, view, waiting[:_MOST_BATCHES], STUCK_BATCH_MS) if waiting else []
+    if old:
+        name, some = quote(group.group), _rows(rows, [each for each, _ in old])
+        amount, age = count(len(old), "message waits", "messages wait"), span(max(age for _, age in old))
+        text = (
+            f"{places(some)}: {amount} for the next try, for up to {age}, and later ones of the same keys behind: a "
+            "handler hangs, or what the handlers need is away. Nothing is lost. See the workers' logs and health(). "
+            f"kafka-marshal open-messages {name} lists them, and says how to set one aside"
+        )
+        yield Problem(group.group, "stuck_try", text, len(old), some)

@@ -37,6 +37,7 @@ KINDS = {
     "hung": "hung?",
     "old_cut": "cut too old",
     "stuck_batch": "batch hangs",
+    "stuck_try": "wait for a try",
     "holes": "open messages near the limit",
     "parked": "set aside",
     "gone": "gone",
@@ -182,8 +183,19 @@ def _held_back(group: GroupRow) -> Iterator[Problem]:
                 f"{places([row])}: {row.held_back}. See {row.client}'s log. If its handler hangs: kafka-marshal evict "
                 f"{shlex.quote(group.group)} --member {shlex.quote(row.client or '')} --force (what it has in hand is "
                 "repeated)"
-            )
+            ) + _waiting(group, [row])
             yield Problem(group.group, "stuck_key", text, 1, [row])
+
+
+def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
+    """What to do about messages that fail again and again: "" if none is in the log."""
+    if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
+        return ""
+    name = shlex.quote(group.group)
+    return (
+        f". Messages wait for their next try there, and their keys for them: kafka-marshal open-messages {name} lists "
+        "them, and says how to set one aside"
+    )
 
 
 def _old_cuts(group: GroupRow, most_ms: int | None) -> Iterator[Problem]:
@@ -262,6 +274,7 @@ def _members(group: GroupRow, max_silence_ms: int | None) -> Iterator[Problem]:
         if member.is_hung:
             waited = span_text(member.no_progress_ms or 0, member.is_still_longer)
             text = f"{where} beats, but no progress for {waited}, hung? It {holds}, {member.lag or 0:,} waiting"
+            text += _waiting(group, member.leases)
             yield Problem(group.group, "hung", text, 1, member.leases)
         elif member.state == "gone":
             text = f"{where} is gone: silent for {span(member.silence_ms)}. It {holds}"

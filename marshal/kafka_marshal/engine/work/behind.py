@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["HeldBack", "LeftBehind", "lasting"]
+if TYPE_CHECKING:
+    from kafka_marshal.ports import Message
+
+__all__ = ["HANGS_MS", "HeldBack", "LeftBehind", "given_up", "lasting"]
+
+#: Where one message is tried at a time, a handler that has worked for longer than this (ms) does not count.
+HANGS_MS = 10_000.0
 
 
 class HeldBack(NamedTuple):
@@ -38,6 +44,15 @@ class HeldBack(NamedTuple):
             * bool(self.finished)
             + (f"; it is to be released ({self.releasing}), which waits for that" * bool(self.releasing))
         )
+
+
+def given_up(message: Message) -> str:
+    """What holds a partition back where a message was taken away from a handler that has not returned."""
+    return (
+        f"key {message.key()!r}: a handler has had this message since before the partition was taken away "
+        "(handler_timeout?), and has not returned; the key waits for it. Nothing is lost. Find out what it waits for, "
+        "or restart the process"
+    )
 
 
 def lasting(ms: float) -> str:

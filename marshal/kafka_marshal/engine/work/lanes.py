@@ -20,7 +20,7 @@ from typing import Literal
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.work.assignment import Assignment, Stage
-from kafka_marshal.engine.work.behind import HeldBack, LeftBehind, lasting
+from kafka_marshal.engine.work.behind import HANGS_MS, HeldBack, LeftBehind, given_up, lasting
 from kafka_marshal.engine.work.hot_keys import HotKeys
 from kafka_marshal.engine.work.lane import Handlers, Lane, Lock, Owner, Partition
 from kafka_marshal.engine.work.run import offset_of
@@ -31,9 +31,6 @@ __all__ = ["HELD_BACK_MS", "Handlers", "HeldBack", "Lane", "Lanes", "LeftBehind"
 
 #: Messages that are handled one after another: those with the same key, those of a partition, or none.
 Order = Literal["key", "partition", "none"]
-
-#: Where one message is tried at a time, a handler that has worked for longer than this (ms) does not count.
-HANGS_MS = 10_000.0
 
 #: A message that holds its partition back for this long (ms) is reported; this is checked as often.
 HELD_BACK_MS = 1_000.0
@@ -563,12 +560,19 @@ class Lanes:
                 offset, since, message = min(started, key=lambda one: one[:2])
                 if now >= since + longer_than:
                     about = assignment.tracker.in_hand, assignment.releasing
-                    found.append(HeldBack(topic, number, offset, message.key(), now - since, *about))
+                    why = given_up(message) if _has_left(partition, offset) else ""
+                    found.append(HeldBack(topic, number, offset, message.key(), now - since, *about, why=why))
         return tuple(sorted(found, key=lambda one: one[:2]))
 
 
 def _has(messages: Iterable[Message], offset: int) -> bool:
     return any(offset_of(message) == offset for message in messages)
+
+
+def _has_left(partition: Partition, offset: int) -> bool:
+    """Whether a handler still has a message that was taken away from it."""
+    running = (x for x in partition.running if x.assignment is not partition.assignment and x.message is not None)
+    return any(offset_of(lane.message) == offset for lane in running if lane.message is not None)
 
 
 def _are_at_work(partitions: Iterable[Partition], now: float) -> bool:
