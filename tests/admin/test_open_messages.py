@@ -179,11 +179,12 @@ def test_what_retention_took_is_said_and_redriving_it_counts_it_as_done(place: P
 
 
 def test_only_those_that_are_meant_are_redriven(place: Place) -> None:
-    done = place.admin.redrive(GROUP, place.places(5, WAITING, 2, 5))
+    done = place.admin.redrive(GROUP, place.places(5, WAITING, 2, 5, MESSAGES))
     assert offsets(done.messages) == [5]
     assert {place[2]: why for place, why in done.left.items()} == {
         WAITING: "it waits for its next try already",
-        2: "it is not open: done, or not reached yet",
+        2: "it was done before: everything up to offset %d is, but for what is open" % (MESSAGES - 1),
+        MESSAGES: "it is not open: done, or not reached yet",
     }
     assert offsets(place.admin.redrive(GROUP, reason="ValueError").messages) == [3, 9, 11]
     assert set(place.holes().values()) == {None}

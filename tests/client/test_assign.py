@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KeyRangeError, Retry
+from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KeyRangeError, Message, Retry, aio
 from kafka_marshal.adapters.memory import MemoryCluster
 from kafka_marshal.node.coordination_topic import required_settings
 from rationalizer import Upgrade, encode, key_hash
@@ -245,6 +246,48 @@ def test_run_by_key_parks_and_a_redriven_message_goes_to_the_pod_with_its_key(sc
     wait_until(lambda: not admin.open_messages(scene.group))
 
 
+def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
+    """kafka_marshal.aio: one iterates, the other runs handlers by key; what one leaves at its close the standby takes."""
+    topic, got = scene.topic(1), Counter[int]()
+    publish(scene, topic, 0, 200)
+    made = {"group_id": scene.group, "topic": scene.coordination, "heartbeat_interval_ms": HI}
+
+    async def low() -> None:
+        async with (
+            aio.Marshal(scene.bootstrap, client_id="low", **made) as marshal,
+            marshal.assign({(topic, 0): [LOW]}) as consumer,
+        ):
+            async for message in consumer:
+                got[message.offset()] += 1
+                if got.total() >= 40:
+                    break  # this one is not done
+        got[message.offset()] -= 1
+
+    async def others(client_id: str, span: Span) -> None:
+        async with (
+            aio.Marshal(scene.bootstrap, client_id=client_id, **made) as marshal,
+            marshal.assign({(topic, 0): [span]}) as consumer,
+        ):
+
+            async def handle(message: Message) -> None:
+                await asyncio.sleep(0.001)
+                got[message.offset()] += 1
+                assert lo <= key_hash(message.key(), message.offset()) <= hi
+
+            lo, hi = span
+            running = asyncio.ensure_future(consumer.run(handle, order="key"))
+            while +got != Counter(range(200)):
+                await asyncio.sleep(0.01)
+            consumer.stop()
+            await running
+
+    async def main() -> None:
+        await asyncio.gather(low(), others("high", HIGH), others("standby", LOW))
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert +got == Counter(range(200))
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -291,9 +334,12 @@ def test_kip_error_89_an_ordered_topic_is_shared_in_no_way(scene: Scene) -> None
         lambda: made.assign({(topic, 0): [LOW]}),
         lambda: made.consumer([topic], shared_batches=True),
         lambda: made.group_consumer([topic], allow_key_share=True),
+        lambda: made.consumer([f"^{topic}$"], shared_batches=True),
+        lambda: made.group_consumer(["other", f"^{topic[:3]}"], allow_key_share=True),
     ]
     for call in calls:
         with pytest.raises(KeyRangeError, match="ordered_topics") as raised:
             call()
         assert raised.value.kip_number == 89
     made.assign({(topic, 0): []}).close()
+    made.consumer(["^other-"], shared_batches=True).close()

@@ -60,6 +60,20 @@ def test_one_partition_is_named_as_one(events: Events, caplog: pytest.LogCapture
     assert getattr(caplog.records[0], "partition", None) == 7
 
 
+def test_some_keys_of_a_partition_are_named(events: Events, caplog: pytest.LogCaptureFixture) -> None:
+    for partition in range(2):
+        events.note(Note("claimed", ("flights", partition), keys=(0, 9)), 0.0)
+    events.note(Note("claimed", ("flights", 0), keys=(20, 29)), 0.0)
+    events.gather()
+    events.write()
+    text = "worker-1 of group delays: claimed keys "
+    assert [line.getMessage() for line in caplog.records] == [
+        f"{text}0 to 9 of flights [0-1]",
+        f"{text}20 to 29 of flights [0]",
+    ]
+    assert [getattr(line, "keys", None) for line in caplog.records] == [[0, 9], [20, 29]]
+
+
 def test_claims_that_never_rest_are_logged_nevertheless(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     for now in range(0, int(GATHER_MS) + 1, 100):
         events.note(Note("claimed", ("flights", now // 100)), float(now))

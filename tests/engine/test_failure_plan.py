@@ -13,10 +13,10 @@ from kafka_marshal.engine.key_share import KeyShare
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import Why
 from kafka_marshal.engine.work.assignment import Stage
-from kafka_marshal.engine.work.settling import Entries
+from kafka_marshal.engine.work.settling import Entries, Kind, Request
 from kafka_marshal.errors import KeyRangeError, TopicMissingError
 from kafka_marshal.node.coordination_topic import create_topic
-from rationalizer import ClaimingShare, CommitRanges, ConfigureGroup, codes, encode, key_hash, route_group
+from rationalizer import ClaimingShare, CommitRanges, ConfigureGroup, SettlingMessages, codes, encode, key_hash, route_group
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import wait_until
 from tests.engine.groups.test_members import SESSION, net_of
@@ -68,7 +68,7 @@ def settled(low: Member, entries: Settles, code: str) -> list[str]:
 
 
 def test_individual_commit_failure_commit_too_old_the_client_adjusts_its_position_to_catch_up_with_latest() -> None:
-    """91: what lies below stable is dropped here; the warning names stable."""
+    """91: what this client wants of messages below stable is dropped, and never sent again; the warning names stable."""
     net = shared_net(end=30)
     low = pod(net, "low", LOW)
     work(net, low, ms=2 * HI)
@@ -78,8 +78,20 @@ def test_individual_commit_failure_commit_too_old_the_client_adjusts_its_positio
     work(net, low, ms=HI)
     assert low.stage(KEY) is Stage.ACTIVE
     assert low.consumers[0].known_stable(KEY) == stable
-    late = Entries(open=((0, 0, key_hash(None, 0), 1),))
-    assert f"everything up to offset {stable} is" in settled(low, late, codes.INDIVIDUAL_COMMIT_TOO_OLD)[0]
+    wanted = low.assignment(KEY).opened.settling
+    mine = [offset for offset in range(stable + 1) if LOW[0] <= key_hash(None, offset) <= LOW[1]]
+    first, second = mine[:2]
+    wanted.want(Request(first, first, Kind.OPEN, key_hash(None, first), 1))
+    wanted.want(Request(second, second, Kind.PARKED, key_hash(None, second), 5, "Bad"))
+    low.warnings.clear()
+    opened, parked = (first, first, key_hash(None, first), 1), (second, key_hash(None, second), 5, "Bad")
+    late = Entries(open=(opened,), parked=(parked,))
+    low.consumers[0].source.reports.settle(low.assignment(KEY).lease, late, low.clock())
+    work(net, low, ms=3 * HI)
+    (sent,) = net.records(SettlingMessages)
+    assert (sent.open, sent.parked) == ((opened,), (parked,))
+    assert f"everything up to offset {stable} is" in low.warnings[0]
+    assert not len(wanted)
 
 
 def test_individual_commit_failure_commit_in_duplicate_is_not_a_serious_flag_but_does_the_warning_log() -> None:

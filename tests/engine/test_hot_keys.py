@@ -11,6 +11,7 @@ import pytest
 from kafka_marshal.engine.work import hot_keys
 from kafka_marshal.engine.work.hot_keys import COUNTERS, MOST_NOTED, WINDOW_MS, HotKeys, SpaceSaving
 from tests.client.conftest import wait_until
+from tests.engine.harness import FakeMessage
 from tests.faults.stories import TOPIC, member, memory_cluster
 
 
@@ -85,3 +86,58 @@ def test_u14_health_and_metrics_name_the_hot_key_of_a_run(monkeypatch: pytest.Mo
     assert "b'hot'" in str(found)
     assert metrics.hot_key_share is not None and 0 < metrics.hot_key_share < 1
     assert not marshal.health().hot_keys, "the run has ended"
+
+
+@pytest.mark.parametrize("way", ["loop", "poll", "batches", "at-most-once"])
+def test_u14_a_plain_loop_counts_too(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Half of the messages have one key, and take longer: the loop is busy with it for most of the time."""
+    monkeypatch.setattr(hot_keys, "WINDOW_MS", 400.0)
+    cluster = memory_cluster(partitions=1, messages=0)
+    for number in range(4_000):
+        cluster.broker.produce(TOPIC, 0, b"x", key=b"k%d" % (number % 200) if number % 4 == 0 else b"hot")
+    options = {"delivery": way} if way == "at-most-once" else {"batch_size": 50}
+    with member(cluster) as marshal, marshal.consumer([TOPIC], **options) as consumer:
+
+        def work() -> None:
+            if way == "poll":
+                while not marshal.stopping and (message := consumer.poll(1.0)) is not None:
+                    Event().wait(0.001)
+                    consumer.done(message)
+            elif way == "batches":
+                for batch in consumer.batches(max_messages=50):
+                    Event().wait(0.05)
+                    batch.done()
+            else:
+                for _ in consumer:
+                    Event().wait(0.001)
+
+        thread = Thread(target=work)
+        thread.start()
+        (found,) = wait_until(lambda: marshal.health().hot_keys)
+        marshal.stop()
+        thread.join()
+    assert (found.topic, found.partition, found.key) == (TOPIC, 0, b"hot")
+    assert found.load > 0.5
+
+
+class Keyed(FakeMessage):
+    def __init__(self, at: int, key: bytes) -> None:
+        super().__init__((TOPIC, 0), at)
+        self._key = key
+
+    def key(self) -> bytes:  # type: ignore[override]
+        return self._key
+
+
+def test_of_a_long_run_neighbours_stand_for_all_and_the_place_moves() -> None:
+    hot, now, first = HotKeys(Lock()), 0.0, 0
+    while now <= WINDOW_MS:
+        keys = [b"k%d" % (number % 40) for number in range(first, first + 1_000)]
+        run = [Keyed(first + at, key) for at, key in enumerate(keys)]
+        now += 100
+        hot.note_run((TOPIC, 0), run, 100.0, now)
+        first += 1_000
+    assert hot.at(now) == (), "40 keys in turn: none is hot"
+    slow = HotKeys(Lock())
+    slow.note_run((TOPIC, 0), [Keyed(1, b"one")], 60_000.0, 60_000.0)
+    assert slow.at(60_000.0) == (), "one message"

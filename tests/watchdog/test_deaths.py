@@ -9,6 +9,7 @@ import time
 import pytest
 
 from kafka_marshal.watchdog import parent
+from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import Scene, wait_until
 from tests.watchdog.conftest import LONG_HI, SHORT_HI, Watched, is_running
 
@@ -55,6 +56,37 @@ def test_a_waiting_member_gets_it_without_waiting_for_2_hi(watched: Watched) -> 
     wait_until(lambda: watched.holders()[0] == "b")
     assert time.monotonic() - began < LONG_HI / 1000
     assert consumer.poll(0) is None
+
+
+def test_kill_9_of_a_process_with_several_shares_a_standby_has_all_of_them_at_once(watched: Watched) -> None:
+    """Two ranges of one partition, one of another, and a third whole: each share has its own release."""
+    outer, first = [(0, 99), (2**62, MAX_KEY_HASH)], [(0, 2**62 - 1)]
+    worker = watched.worker()
+    worker.ready_watchdog()
+    worker.do("assign", [[0, outer], [1, first], [2, []]])
+
+    def shares(client: str = "a") -> int:
+        with watched.watcher._driver.locked() as engine:
+            leases = [lease for world in engine.worlds.values() for lease in world.leases()]
+            return sum(each.client_id == client for lease in leases for each in lease.shares or ())
+
+    wait_until(lambda: shares() == 3 and watched.holders().get(2) == "a")
+    wait_until(lambda: worker.do("look")["told"] == 4 and worker.do("look")["untold"] == 0)
+    wanted: dict[tuple[str, int], list[tuple[int, int]]] = {
+        (watched.topic, 0): outer,
+        (watched.topic, 1): first,
+        (watched.topic, 2): [],
+    }
+    standby = watched.scene.member("b", heartbeat_interval_ms=SHORT_HI).assign(wanted)
+    assert standby.poll(2 * SHORT_HI / 1000) is None
+    before = len(watched.releases)
+    worker.kill()
+    began = time.monotonic()
+    wait_until(lambda: shares("b") == 3 and watched.holders()[2] == "b")
+    assert time.monotonic() - began < LONG_HI / 1000
+    assert shares() == 0
+    spoken = [(x.partition, x.last_offset, x.code) for x in watched.releases[before:]]
+    assert sorted(spoken) == [(number, None, "OK") for number in (0, 0, 1, 2)]
 
 
 def test_kill_9_of_the_watchdog_another_one_takes_its_place(watched: Watched) -> None:

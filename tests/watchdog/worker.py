@@ -53,6 +53,13 @@ def consume() -> None:
             pass
 
 
+def assign(wanted: dict[tuple[str, int], list[tuple[int, int]]]) -> None:
+    """Work on these keys; prints the messages handled."""
+    with marshal.assign(wanted) as consumer:
+        for message in consumer:
+            say(handled=[message.partition(), message.offset()])
+
+
 def join(session_ms: int) -> None:
     """Join a coordinated group; prints the messages handled."""
     with marshal.group_consumer([arguments["topic"]], session_timeout_ms=session_ms) as consumer:
@@ -108,6 +115,9 @@ def do(what: str, value: Any) -> object:
             return {str(partition): lease.epoch for partition, lease in leases.items()}
         case "release":
             leases.pop(value).release()
+        case "assign":
+            wanted = {(arguments["topic"], number): [tuple(span) for span in spans] for number, spans in value}
+            threading.Thread(target=assign, args=[wanted], daemon=True).start()
         case "consume":
             threading.Thread(target=consume, daemon=True).start()
         case "join":

@@ -20,7 +20,7 @@ from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.point_reads import read_at
 from kafka_marshal.ports import TopicPartition
-from rationalizer import Record, SettleOffsets, SettlingMessages, codes, key_hash
+from rationalizer import Progress, Record, SettleOffsets, SettlingMessages, codes, key_hash
 from rationalizer.holes import NO_KEY, Hole
 from rationalizer.wire.records import Opened, Parked
 
@@ -91,8 +91,7 @@ def settle(
         if session.kind() is None:
             known = names_of(session.worlds.values())
             raise AdminError(f"{no_group(session.group_id, known)} Nothing was changed")
-        holdings = holdings_of(session.worlds, session.group_id)
-    plan = _plan(holdings, action, wish)
+        plan = _plan(holdings_of(session.worlds, session.group_id), action, wish, session.progress)
     if action == "redrive":
         _find_gone(session, plan)
     elif action == "park":
@@ -103,7 +102,10 @@ def settle(
     return _Work(session, action, plan, reason, rate, progress).carry_out()
 
 
-def _plan(holdings: Sequence[Holding], action: Action, wish: Wish) -> _Plan:
+def _plan(
+    holdings: Sequence[Holding], action: Action, wish: Wish, look: Callable[[TopicPartition], Progress | None]
+) -> _Plan:
+    """look: the group's progress of a partition; the lock is held."""
     plan = _Plan(reasons=Counter(each.hole.reason for each in holdings if each.hole.reason is not None))
     if wish.places is None:
         plan.todo = [
@@ -113,11 +115,12 @@ def _plan(holdings: Sequence[Holding], action: Action, wish: Wish) -> _Plan:
         ]
         return plan
     by_key = {key: list(of_key) for key, of_key in groupby(holdings, key=lambda each: each.key)}
+    stable = {key: progress.stable for key in {place[:2] for place in wish.places} if (progress := look(key))}
     for place in sorted(set(wish.places)):
         found = next(
             (each for each in by_key.get(place[:2], ()) if each.hole.first <= place[2] <= each.hole.last), None
         )
-        why = _why_not(action, None if found is None else found.hole)
+        why = _not_open(place[2], stable.get(place[:2])) if found is None else _why_not(action, found.hole)
         if found is None or why:
             plan.left[place] = why
         else:
@@ -125,10 +128,15 @@ def _plan(holdings: Sequence[Holding], action: Action, wish: Wish) -> _Plan:
     return plan
 
 
-def _why_not(action: Action, hole: Hole | None) -> str:
-    """Why a message can't be settled in this way; "": it can."""
-    if hole is None:
-        return "it is not open: done, or not reached yet"
+def _not_open(offset: int, stable: int | None) -> str:
+    """Why a message that is not open is left as it is."""
+    if stable is not None and offset <= stable:
+        return f"it was done before: everything up to offset {stable} is, but for what is open"
+    return "it is not open: done, or not reached yet"
+
+
+def _why_not(action: Action, hole: Hole) -> str:
+    """Why an open message can't be settled in this way; "": it can."""
     state = state_of(hole)
     if state == "acquired":
         return "a worker has it in its batch"

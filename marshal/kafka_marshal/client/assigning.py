@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -205,8 +206,10 @@ def _disjoint(key: Key, spans: list[Span]) -> tuple[Span, ...]:
 
 
 def check_order(ordered: frozenset[str], topics: Sequence[str], what: str) -> None:
-    """Raises KeyRangeError (89) if one of these topics keeps the order of its partitions."""
-    if kept := sorted(ordered.intersection(topics)):
+    """Raises KeyRangeError (89) if one of these topics, or of those that a pattern matches, keeps the order."""
+    patterns = [topic for topic in topics if topic.startswith("^")]
+    kept = sorted(name for name in ordered if name in topics or any(re.match(each, name) for each in patterns))
+    if kept:
         raise KeyRangeError(
             f"{what} is not possible for {', '.join(kept)}: Marshal(ordered_topics=…) says that the order of its "
             "partitions counts, and members that share one keep it by key at most. Nothing was claimed. Hold "

@@ -238,6 +238,8 @@ class Note:
     words: str = ""
     #: Lost, in a group that takes checkpoints: others continue from its last cut.
     has_cuts: bool = False
+    #: The key hashes (lo, hi) that it is about; None: all keys.
+    keys: tuple[int, int] | None = None
 
 
 Effect = (

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from math import inf
@@ -46,8 +47,8 @@ class Events:
         self.group_id: str = settings.group_id
         self._interval_ms = settings.heartbeat_interval_ms
         self._who: dict[str, Any] = {"group": settings.group_id, "client": settings.client_id}
-        #: (event, topic, reason, words, has_cuts) and partitions, in order.
-        self._notes: list[tuple[tuple[str, str, str, str, bool], set[int]]] = []
+        #: What happened (a note without its partition), and the partitions, in order.
+        self._notes: list[tuple[Note, set[int]]] = []
         #: When they are logged if no more come, and when at the latest.
         self._due = self._latest = inf
         #: The client that has paused the group; "": none.
@@ -65,12 +66,12 @@ class Events:
         topic, partition = note.key
         self._latest = now if note.event == Event.LOST else min(self._latest, now + GATHER_MS)
         self._due = min(now + QUIET_MS, self._latest)
-        kind = (note.event, topic, note.reason, note.words or note.event, note.has_cuts)
+        kind = replace(note, key=(topic, -1))
         for noted, partitions in reversed(self._notes):
             if noted == kind:
                 partitions.add(partition)
                 return
-            if noted[1] == topic and partition in partitions:
+            if noted.key == kind.key and partition in partitions:
                 break  # it came, and went again: in that order
         self._notes.append((kind, {partition}))
 
@@ -127,14 +128,18 @@ class Events:
         """Make lines of all that was noted."""
         self._due = self._latest = inf
         notes, self._notes = self._notes, []
-        for (event, topic, reason, words, has_cuts), partitions in notes:
+        for note, partitions in notes:
+            event, (topic, _), reason = note.event, note.key, note.reason
             level = logging.WARNING if event == Event.LOST else logging.INFO
-            usually = _AGAIN_FROM_CUT if has_cuts else _LOSS_MEANS
+            usually = _AGAIN_FROM_CUT if note.has_cuts else _LOSS_MEANS
             means = f". {_LOSS_MEANS_TOO.get(reason, usually)}" if event == Event.LOST else ""
             why = f": {reason}{means}" if reason else ""
             numbers = sorted(partitions)
-            text = f"{words} {topic} [{spans(numbers)}]{why}"
+            keys = "" if note.keys is None else f" keys {note.keys[0]} to {note.keys[1]} of"
+            text = f"{note.words or event}{keys} {topic} [{spans(numbers)}]{why}"
             fields: dict[str, Any] = {"reason": reason} if reason else {}
+            if note.keys is not None:
+                fields["keys"] = list(note.keys)
             if len(numbers) == 1:
                 fields["partition"] = numbers[0]
             self._add(level, event, text, topic=topic, partitions=numbers, **fields)

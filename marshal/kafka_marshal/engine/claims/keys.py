@@ -49,6 +49,10 @@ class KeyLease(ShareLease):
         super().__init__(key, cp, heartbeat_interval_ms, _PartOwner(parts, self))
 
     @property
+    def span(self) -> Span:
+        return self.lo, self.hi
+
+    @property
     def slot(self) -> Key:
         topic, partition = self.key
         return self.key if self.lo == self.parts.keys.lo else (f"{topic}\0{self.lo}", partition)

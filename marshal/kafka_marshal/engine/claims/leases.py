@@ -170,6 +170,11 @@ class HeldLease:
     #: The lowest of its key hashes, for a part of the lease by keys; None: it is no such part.
     lo: int | None = None
 
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Its key hashes (lo, hi), for a part of the lease by keys; None: it is no such part."""
+        return None
+
     def __init__(self, key: Key, cp: int, heartbeat_interval_ms: int, owner: Owner) -> None:
         self.key: Key = key
         self.cp: int = cp
@@ -366,7 +371,7 @@ class LeaseBook:
         lease.heartbeat_interval_ms = hi
         lease.state = LeaseState.HELD
         lease.epoch = epoch
-        self._outbox.add(Note("claimed", lease.key))
+        self._outbox.add(Note("claimed", lease.key, keys=lease.span))
         lease.proof.sent_at = -inf
         lease.proof.log_time = log_time
         lease.proof.due = now + hi
@@ -396,7 +401,7 @@ class LeaseBook:
     def release(self, lease: HeldLease, last_offset: int | None, now: float) -> None:
         """Send the release; the epoch is over for us from now on (C17)."""
         if lease.held:
-            self._outbox.add(Note("released", lease.key))
+            self._outbox.add(Note("released", lease.key, keys=lease.span))
         lease.state = LeaseState.RELEASING
         lease.pending.last_offset = last_offset
         lease.pending.release_sent_at = now
@@ -411,7 +416,7 @@ class LeaseBook:
     def lose(self, lease: HeldLease, reason: str, now: float) -> None:
         """The lease is over, and we did not release it."""
         if lease.held:
-            self._outbox.add(Note("lost", lease.key, reason))
+            self._outbox.add(Note("lost", lease.key, reason, keys=lease.span))
         self.leases.remove(lease)
         lease.state = LeaseState.LOST
         lease.refresh()

@@ -190,7 +190,7 @@ class Holdings:
 
         self._work.take_on(key, self._view.is_first(key), want)
         self._has_cuts = self._member.takes_checkpoints
-        self._outbox.add(Note("claimed", key, words="took up"))
+        self._outbox.add(Note("claimed", key, words="took up", keys=self.pieces[key].part))
         self.pieces[key].owner.granted(now)
         return self.pieces.get(key)
 
@@ -210,7 +210,7 @@ class Holdings:
         if piece.held:
             why = NOT_OURS if reason is Loss.FENCED else reason
             event = "released" if reason is Loss.HANDED_OVER else "lost"
-            self._outbox.add(Note(event, piece.key, why, has_cuts=self._has_cuts))
+            self._outbox.add(Note(event, piece.key, why, has_cuts=self._has_cuts, keys=piece.part))
         piece.end()
         piece.owner.lost(reason, now)
 

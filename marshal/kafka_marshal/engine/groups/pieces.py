@@ -111,6 +111,11 @@ class HeldPiece:
         """The key hashes (lo, hi), both included."""
         return (0, MAX_KEY_HASH) if self.keys is None else (self.keys.lo, self.keys.hi)
 
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """The same; None: all keys."""
+        return None if self.keys is None or not self.keys.is_part else self.span
+
     def is_ending(self, now: float) -> bool:
         """Whether no more messages are delivered: the piece is over, being released, or in doubt."""
         return now >= self.hand_out_until

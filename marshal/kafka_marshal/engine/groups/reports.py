@@ -71,7 +71,7 @@ class GroupReports:
         piece = _piece(own)
         piece.letting_go = LettingGo(last_offset, why, now)
         piece.prove(piece.valid_until)
-        self._outbox.add(Note("released", piece.key))
+        self._outbox.add(Note("released", piece.key, keys=piece.part))
         if last_offset is not None and self._view.is_first(piece.key):
             # Before all others: a commit without an earlier start would set the start of the partition (G14).
             self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))

@@ -27,6 +27,8 @@ class Turns(Protocol):
 
     def next_open(self, now: float) -> Assignment | None: ...
 
+    def count_keys(self, run: Run, since: float, now: float) -> None: ...
+
 
 class Grants:
     """The grants and claims for batches of one consumer. All methods are called under the shell's lock."""
@@ -234,6 +236,12 @@ class Grants:
         if self.granted is not None:
             self._finish(self.granted, now)
 
+    def count_keys(self, now: float, run: Run | None = None) -> None:
+        """Count what was handed out of a run; None: of the granted one, if it has not ended."""
+        run = run or self.granted
+        if run is not None:
+            self._turns.count_keys(run, self._began, now)
+
     def abandon(self, now: float) -> None:
         """Hand out nothing more, but keep the leases; the log may still grant what is in ``awaited``."""
         self.finish_granted(now)
@@ -248,6 +256,7 @@ class Grants:
         if run is self.granted:
             self.granted = None
             self._pace_ms = (now - self._began) / max(1, run.handed_out)
+            self.count_keys(now, run)
         else:
             self._held_back.remove(run)
         self._undecided.append((run, set()))

@@ -7,9 +7,11 @@ counters, and counts on from there. What a counter has beyond that is certain.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
+from kafka_marshal.ports import Message
 from kafka_marshal.runtime import Lock
 
 __all__ = ["COUNTERS", "HotKey", "HotKeys", "SpaceSaving"]
@@ -28,6 +30,11 @@ MOST_OF_ONE = 0.2
 
 #: How many handled messages wait to be counted.
 MOST_NOTED = 1_000
+
+
+#: Messages of one run of a loop that are counted: neighbours, at a place that moves from run to run.
+SAMPLE = 32
+_SPREAD = 2_654_435_761
 
 
 class HotKey(NamedTuple):
@@ -83,7 +90,7 @@ class SpaceSaving:
 class HotKeys:
     """The hot keys of one run. Any thread calls it; reading ``found`` takes no lock."""
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: Lock | AbstractContextManager[None]) -> None:
         self._lock = lock
         #: (topic, partition), key, ms: not counted yet. An append is atomic.
         self._noted: deque[tuple[tuple[str, int], bytes | str, float]] = deque()
@@ -102,7 +109,24 @@ class HotKeys:
         if self._since is None:
             self._since = now - ms
         self._noted.append((where, key, min(ms, MOST_OF_ONE * WINDOW_MS)))
-        is_due = len(self._noted) >= MOST_NOTED or now >= self._since + WINDOW_MS
+        self._count_if_due(now)
+
+    def note_run(self, where: tuple[str, int], messages: Sequence[Message], ms: float, now: float) -> None:
+        """A loop has had these messages, one after another, for so many ms: some neighbours stand for all of them."""
+        if not messages or ms <= 0:
+            return
+        chosen = messages
+        if len(messages) > SAMPLE:
+            place = (messages[0].offset() or 0) * _SPREAD % (len(messages) - SAMPLE)
+            chosen = messages[place : place + SAMPLE]
+        each = min(ms / len(messages), MOST_OF_ONE * WINDOW_MS) * len(messages) / len(chosen)
+        if self._since is None:
+            self._since = now - ms
+        self._noted.extend((where, key, each) for message in chosen if (key := message.key()) is not None)
+        self._count_if_due(now)
+
+    def _count_if_due(self, now: float) -> None:
+        is_due = len(self._noted) >= MOST_NOTED or (self._since is not None and now >= self._since + WINDOW_MS)
         if is_due and not self._is_counting:  # one thread counts, and the others need not wait for it
             self._count(now)
 
