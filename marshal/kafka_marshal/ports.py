@@ -10,7 +10,7 @@ protocol: ints, milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -431,6 +431,11 @@ class Cluster(Protocol):
 
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> DataReader:
         """A reader of user data. config: librdkafka properties on top of the cluster's own."""
+
+    def way_of_reading(self, config: Mapping[str, object]) -> Hashable | None:
+        """What two readers of this process have in common that read the same, and as the same user; None: they share
+        nothing. config: as for data_reader.
+        """
 
     def producer(self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS) -> Producer:
         """A producer of user data that gives up on a record after delivery_timeout_ms. config: as for data_reader."""

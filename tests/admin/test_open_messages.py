@@ -183,7 +183,7 @@ def test_only_those_that_are_meant_are_redriven(place: Place) -> None:
     assert offsets(done.messages) == [5]
     assert {place[2]: why for place, why in done.left.items()} == {
         WAITING: "it waits for its next try already",
-        2: "it was done before: everything up to offset %d is, but for what is open" % (MESSAGES - 1),
+        2: f"it was done before: everything up to offset {MESSAGES - 1} is, but for what is open",
         MESSAGES: "it is not open: done, or not reached yet",
     }
     assert offsets(place.admin.redrive(GROUP, reason="ValueError").messages) == [3, 9, 11]

@@ -247,10 +247,10 @@ def test_run_by_key_parks_and_a_redriven_message_goes_to_the_pod_with_its_key(sc
 
 
 def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
-    """kafka_marshal.aio: one iterates, the other runs handlers by key; what one leaves at its close the standby takes."""
+    """One iterates, the others run handlers by key; what one leaves at its close the standby takes."""
     topic, got = scene.topic(1), Counter[int]()
     publish(scene, topic, 0, 200)
-    made = {"group_id": scene.group, "topic": scene.coordination, "heartbeat_interval_ms": HI}
+    made: dict[str, Any] = {"group_id": scene.group, "topic": scene.coordination, "heartbeat_interval_ms": HI}
 
     async def low() -> None:
         async with (
@@ -258,12 +258,14 @@ def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
             marshal.assign({(topic, 0): [LOW]}) as consumer,
         ):
             async for message in consumer:
+                begun.set()
                 got[message.offset()] += 1
                 if got.total() >= 40:
                     break  # this one is not done
         got[message.offset()] -= 1
 
     async def others(client_id: str, span: Span) -> None:
+        await begun.wait()
         async with (
             aio.Marshal(scene.bootstrap, client_id=client_id, **made) as marshal,
             marshal.assign({(topic, 0): [span]}) as consumer,
@@ -280,6 +282,8 @@ def test_two_pods_of_an_event_loop_do_all_once(scene: Scene) -> None:
                 await asyncio.sleep(0.01)
             consumer.stop()
             await running
+
+    begun = asyncio.Event()
 
     async def main() -> None:
         await asyncio.gather(low(), others("high", HIGH), others("standby", LOW))

@@ -16,7 +16,16 @@ from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.settling import Entries, Kind, Request
 from kafka_marshal.errors import KeyRangeError, TopicMissingError
 from kafka_marshal.node.coordination_topic import create_topic
-from rationalizer import ClaimingShare, CommitRanges, ConfigureGroup, SettlingMessages, codes, encode, key_hash, route_group
+from rationalizer import (
+    ClaimingShare,
+    CommitRanges,
+    ConfigureGroup,
+    SettlingMessages,
+    codes,
+    encode,
+    key_hash,
+    route_group,
+)
 from rationalizer.limits import MAX_KEY_HASH
 from tests.client.conftest import wait_until
 from tests.engine.groups.test_members import SESSION, net_of
@@ -68,7 +77,7 @@ def settled(low: Member, entries: Settles, code: str) -> list[str]:
 
 
 def test_individual_commit_failure_commit_too_old_the_client_adjusts_its_position_to_catch_up_with_latest() -> None:
-    """91: what this client wants of messages below stable is dropped, and never sent again; the warning names stable."""
+    """91: what this client wants of messages below stable is dropped; the warning names stable."""
     net = shared_net(end=30)
     low = pod(net, "low", LOW)
     work(net, low, ms=2 * HI)
@@ -89,6 +98,7 @@ def test_individual_commit_failure_commit_too_old_the_client_adjusts_its_positio
     low.consumers[0].source.reports.settle(low.assignment(KEY).lease, late, low.clock())
     work(net, low, ms=3 * HI)
     (sent,) = net.records(SettlingMessages)
+    assert isinstance(sent, SettlingMessages)
     assert (sent.open, sent.parked) == ((opened,), (parked,))
     assert f"everything up to offset {stable} is" in low.warnings[0]
     assert not len(wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 from threading import Event, Lock, Thread
+from typing import Any
 
 import pytest
 
@@ -95,14 +96,15 @@ def test_u14_a_plain_loop_counts_too(monkeypatch: pytest.MonkeyPatch, way: str) 
     cluster = memory_cluster(partitions=1, messages=0)
     for number in range(4_000):
         cluster.broker.produce(TOPIC, 0, b"x", key=b"k%d" % (number % 200) if number % 4 == 0 else b"hot")
-    options = {"delivery": way} if way == "at-most-once" else {"batch_size": 50}
+    options: dict[str, Any] = {"delivery": way} if way == "at-most-once" else {"batch_size": 50}
     with member(cluster) as marshal, marshal.consumer([TOPIC], **options) as consumer:
 
         def work() -> None:
             if way == "poll":
-                while not marshal.stopping and (message := consumer.poll(1.0)) is not None:
-                    Event().wait(0.001)
-                    consumer.done(message)
+                while not marshal.stopping:
+                    if (message := consumer.poll(1.0)) is not None:
+                        Event().wait(0.001)
+                        consumer.done(message)
             elif way == "batches":
                 for batch in consumer.batches(max_messages=50):
                     Event().wait(0.05)

@@ -47,6 +47,8 @@ NAMES = {
     "kafka_marshal_needs_restart",
     "kafka_marshal_held_back_messages",
     "kafka_marshal_hot_key_share",
+    "kafka_marshal_shared_read_bytes",
+    "kafka_marshal_shared_reads_total",
     "kafka_marshal_open_messages",
     "kafka_marshal_parked_messages",
     "kafka_marshal_shares",

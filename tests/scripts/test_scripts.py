@@ -240,7 +240,7 @@ def test_each_rule_has_its_script() -> None:
     """A script's name begins with its rule; a family's other members are named in its text.
 
     (F: tests/sinks. M8, what options refuse: tests/client/test_transactions.py.
-    U12: tests/client/test_assign.py. U13: not in this release. U14: tests/engine/test_hot_keys.py.)
+    U12: tests/client/test_assign.py. U13: tests/client/test_shared_reads.py. U14: tests/engine/test_hot_keys.py.)
     """
     rules = set(re.findall(r"^- \*\*((?:[^\WDEFLQS]\d+)|L3|S1|D2|D3)\*\*", PROTOCOL, re.MULTILINE))
     named = {rule for path in ALL for rule in re.findall(r"\b[A-Z]\d+\b", path.read_text(encoding="utf-8"))}

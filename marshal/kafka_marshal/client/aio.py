@@ -39,6 +39,7 @@ from kafka_marshal.client.options import (
 )
 from kafka_marshal.client.parallel import Call, carry_out
 from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, SharedBatch
+from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.engine.policies import Policy
 from kafka_marshal.engine.settings import MAX_SHARES
 from kafka_marshal.errors import ClosedError, ConfigurationError
@@ -76,6 +77,7 @@ class Marshal:
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
         ordered_topics: Sequence[str] = (),
+        max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
         timeout: float = START_TIMEOUT_S,
     ) -> None:
         """As :class:`kafka_marshal.Marshal`; nothing is connected before ``async with``."""
@@ -89,6 +91,7 @@ class Marshal:
             config=config,
             watchdog=watchdog,
             ordered_topics=ordered_topics,
+            max_bytes_shared_reads=max_bytes_shared_reads,
             timeout=timeout,
         )
         self._calls = Calls()
@@ -105,6 +108,7 @@ class Marshal:
         topic: str = DEFAULT_TOPIC,
         heartbeat_interval_ms: int = plain_marshal.DEFAULT_HEARTBEAT_INTERVAL_MS,
         ordered_topics: Sequence[str] = (),
+        max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
@@ -117,6 +121,7 @@ class Marshal:
             topic=topic,
             heartbeat_interval_ms=heartbeat_interval_ms,
             ordered_topics=ordered_topics,
+            max_bytes_shared_reads=max_bytes_shared_reads,
             timeout=timeout,
         )
         return made

@@ -54,6 +54,10 @@ class Assigning:
         names = arguments.several("ordered_topics", topics, "a list of topics")
         self._ordered = frozenset(arguments.text("ordered_topics", name, "a list of topics") for name in names)
 
+    def _share_reads(self, max_bytes: object) -> None:
+        """Keep at most this much for other members of this process that read the same (U13)."""
+        self.max_bytes_shared_reads: int = arguments.a_whole("max_bytes_shared_reads", max_bytes, 0)
+
     def assign(
         self,
         partitions: Mapping[Key, Sequence[Span]],

@@ -74,6 +74,8 @@ class Host(Protocol):
 
     #: Settings of librdkafka, as the user passed them.
     config: Mapping[str, object]
+    #: How much members of this process keep for each other of what they read (bytes).
+    max_bytes_shared_reads: int
 
     @property
     def group_id(self) -> str: ...

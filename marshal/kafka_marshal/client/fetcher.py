@@ -10,9 +10,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
+from functools import partial
 from typing import Protocol
 
+from kafka_marshal.client.shared_reads import runs, shared_reader
 from kafka_marshal.engine.consumer_inputs import (
     Fetched,
     HoldUp,
@@ -100,6 +101,8 @@ class Fetching(Protocol):
     _closed: bool
     #: When a read last left nothing fetched behind (own clock, ms).
     _drained_at: float
+    #: How much members of this process keep for each other of what they read (bytes); 0: it reads by itself.
+    _shared_bytes: int
 
 
 class Fetcher:
@@ -111,7 +114,7 @@ class Fetcher:
         self.config = config
         self._max_bytes = max_bytes
         self._reading = driver.cluster.runtime.lock()
-        self.reader: DataReader = driver.cluster.data_reader(driver.engine.settings.group_id, config)
+        self.reader: DataReader = self._open()
         #: Partition → the numbers of its latest assignment and of the one before. The dict is replaced, never changed:
         #: a thread that reads compares the dict of before its read with the present one.
         self._fetched: dict[Key, tuple[int, int]] = {}
@@ -130,6 +133,13 @@ class Fetcher:
         self._failed_at: dict[Key, float] = {}
         #: How often messages were fetched again because a read was not noted.
         self.reread: int = 0
+
+    def _open(self) -> DataReader:
+        cluster, group_id = self._driver.cluster, self._driver.engine.settings.group_id
+        most = self._consumer._shared_bytes
+        way = cluster.way_of_reading(self.config) if most else None
+        make = partial(cluster.data_reader, group_id, self.config)
+        return make() if way is None else shared_reader((way, group_id), cluster.runtime, make, most)
 
     @property
     def _engine(self) -> ConsumerEngine:
@@ -264,11 +274,11 @@ class Fetcher:
             return fetched[key] == at if key in fetched else at is None or at[1] <= begun
 
         one = next(iter(fetched)) if len(fetched) == 1 and fetched is self._fetched else None
-        runs = list(_runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
+        parts = list(runs(messages, one, {topic for topic, _ in (*fetched, *self._fetched)}))
         number, now, mean = self._engine.number, self._driver.now_ms(), mean_bytes(messages)
         with self._driver.locked(step=False) as engine:
             engine.take(Read(number, len(messages), mean), now)
-            for key, group in runs:
+            for key, group in parts:
                 if is_of_now(key):
                     engine.take(Fetched(number, key, group), now)
                     self.monitor.received(key, (group[-1].offset() or 0) + 1)
@@ -336,7 +346,7 @@ class Fetcher:
     def _renew(self) -> None:
         """Continue with a new client from what was noted: librdkafka's may be stuck for good (a frozen broker)."""
         self._renewed_at = self._driver.monotonic()
-        new = self._driver.cluster.data_reader(self._driver.engine.settings.group_id, self.config)
+        new = self._open()
         with self._driver.locked(step=False):
             old, self.reader = self.reader, new
             found = {key: x for key in self._fetched if (x := self._engine.assignments.get(key)) and not x.over}
@@ -376,22 +386,3 @@ class Fetcher:
         """Close the reader (*blocking*)."""
         with self._reading:
             self.reader.close()
-
-
-def _runs(messages: list[Message], one: Key | None, topics: set[str]) -> Iterator[tuple[Key, list[Message]]]:
-    """Split the messages at every change of partition or topic, as cheaply as possible.
-
-    one: the only partition fetched, before and after the read; None: there are others. The unbound methods of the
-    messages' own type run in C, in a tenth of the time of a Python key function.
-    """
-    if not messages:
-        return
-    if one is not None and (messages[0].topic(), messages[0].partition()) == one:
-        yield one, messages
-        return
-    kind = type(messages[0])
-    for partition, group in groupby(messages, kind.partition):
-        run = list(group)
-        parts = [(run[0].topic(), run)] if len(topics) == 1 else groupby(run, kind.topic)
-        for topic, part in parts:
-            yield (topic or "", partition or 0), list(part)

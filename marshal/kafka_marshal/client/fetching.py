@@ -115,6 +115,7 @@ class FetchingConsumer(Membership[S]):
         options: ConsumerOptions,
         config: Mapping[str, object],
     ) -> None:
+        self._shared_bytes = marshal.max_bytes_shared_reads if options.settings.shares_keys else 0
         self._fetcher = Fetcher(self, driver, config, options.settings.max_bytes_in_flight)
         #: Its transactional producers; None: it does not process in transactions.
         self._transactions: Transactions | None = None

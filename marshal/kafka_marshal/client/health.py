@@ -190,8 +190,9 @@ def held_back(consumer: ConsumerEngine, now: float) -> tuple[HeldBack, ...]:
 
 def hot_keys(consumer: ConsumerEngine, now: float) -> tuple[HotKey, ...]:
     """Its keys that take more than half of what one handler can do (any thread; no lock)."""
-    lanes = consumer.delivery.in_lanes.lanes
-    return (consumer.delivery if lanes is None or lanes.is_ended else lanes).hot.at(now)
+    in_lanes = consumer.delivery.in_lanes
+    lanes = in_lanes.lanes
+    return (in_lanes.loops if lanes is None or lanes.is_ended else lanes).hot.at(now)
 
 
 def _failing(driver: Driver, now: float) -> Iterator[str]:

@@ -37,6 +37,7 @@ from kafka_marshal.client.options import (
 )
 from kafka_marshal.client.ranges import GroupRangeConsumer, PiecesOfRangesCallback, RangeConsumer, RangesCallback
 from kafka_marshal.client.shared import ConsumerArguments, ShareConsumer, checked_sharing
+from kafka_marshal.client.shared_reads import DEFAULT_SHARED_BYTES
 from kafka_marshal.client.view import WorldView
 from kafka_marshal.client.watched import Watched
 from kafka_marshal.engine.policies import Policy
@@ -103,6 +104,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         config: Mapping[str, object] | None = None,
         watchdog: bool = False,
         ordered_topics: Sequence[str] = (),
+        max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
         timeout: float = START_TIMEOUT_S,
     ) -> None:
         """Connect, and read the log to its end (*blocking*).
@@ -111,7 +113,9 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         ``client_id`` names this member, unique in the group; None: a name is made. ``topic``: the coordination topic.
         ``heartbeat_interval_ms``: a silent member is replaced after two intervals. ``watchdog`` (Linux): a process
         that releases what this one holds as soon as it dies. ``ordered_topics``: their partitions are never shared by
-        this member, neither by keys nor by batches. ``timeout`` (seconds): how long to wait for Kafka.
+        this member, neither by keys nor by batches. ``max_bytes_shared_reads``: members of this process that have keys
+        of one partition read it once, and keep at most this much for those that are behind (0: each reads by itself).
+        ``timeout`` (seconds): how long to wait for Kafka.
 
         Raises KafkaUnavailableError if no broker answers, CoordinationTopicError if the topic can't be trusted,
         ConfigurationError for settings that can't work.
@@ -121,6 +125,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         self.config: Mapping[str, object] = arguments.a_mapping("config", config)
         arguments.a_flag("watchdog", watchdog)
         self._keep_order(ordered_topics)
+        self._share_reads(max_bytes_shared_reads)
         self._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         check_threads()
         self._start(open_cluster(bootstrap_servers, self.config), watchdog=watchdog)
@@ -135,6 +140,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         topic: str = DEFAULT_TOPIC,
         heartbeat_interval_ms: int = DEFAULT_HEARTBEAT_INTERVAL_MS,
         ordered_topics: Sequence[str] = (),
+        max_bytes_shared_reads: int = DEFAULT_SHARED_BYTES,
         timeout: float = START_TIMEOUT_S,
     ) -> Self:
         """A member on any implementation of the adapters' Cluster, such as the in-memory one."""
@@ -144,6 +150,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         marshal.bootstrap_servers = ""
         marshal.config = {}
         marshal._keep_order(ordered_topics)
+        marshal._share_reads(max_bytes_shared_reads)
         marshal._name(group_id, client_id, topic, heartbeat_interval_ms, timeout)
         marshal._start(cluster); return marshal  # fmt: skip  # noqa: E702 - one line: nothing may come in between
 

@@ -196,3 +196,9 @@ class ConsumerSettings:
     #: The partitions that the program has named, each with ranges (lo, hi) of key hashes, or () for all of it; None:
     #: a policy chooses them.
     keys: tuple[tuple[str, int, tuple[tuple[int, int], ...]], ...] | None = None
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether it may have some keys of a partition, and other members the others."""
+        by_group = self.group is not None and self.group.allow_key_share
+        return by_group or any(spans for _, _, spans in self.keys or ())

@@ -279,6 +279,22 @@ CATALOGUE: tuple[Metric, ...] = (
         _each(lambda x: [((one.outcome,), one.count) for one in x.settled]),
     ),
     Metric(
+        "kafka_marshal.shared_read_bytes",
+        "gauge",
+        "By",
+        "What members of this process keep of partitions that they read together; the same at each of them.",
+        _MEMBER,
+        _member(lambda x: x.shared_read_bytes),
+    ),
+    Metric(
+        "kafka_marshal.shared_reads",
+        "counter",
+        "{message}",
+        "Messages of partitions that several members of this process read: another one had fetched it (hit), or not.",
+        (*_MEMBER, "result"),
+        _each(lambda x: [((one.outcome,), one.count) for one in x.shared_reads]),
+    ),
+    Metric(
         "kafka_marshal.hot_key_share",
         "gauge",
         "1",

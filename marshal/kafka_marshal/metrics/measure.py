@@ -16,6 +16,7 @@ from kafka_marshal.client.fetching import FetchingConsumer
 from kafka_marshal.client.handled import ProcessTimes, error_type
 from kafka_marshal.client.handling import Hooks
 from kafka_marshal.client.health import Health, examine, held_back, hot_keys
+from kafka_marshal.client.shared_reads import SharedReader, kept_bytes
 from kafka_marshal.engine.claims.keys import KeyParts
 from kafka_marshal.engine.claims.peers import holders
 from kafka_marshal.engine.claims.shares import ShareLease
@@ -52,6 +53,19 @@ _BEGUN = (Stage.ASSIGNING, Stage.ACTIVE, Stage.REVOKING)
 
 #: What a request for a batch gives.
 _GIVEN = ("new", "again", "nothing")
+
+
+def _shared_reads(consumers: Iterable[Membership[Any]]) -> dict[str, Any]:
+    """What members of this process read together (U13)."""
+    found = [each._fetcher.reader for each in consumers if isinstance(each, FetchingConsumer)]
+    readers = [each for each in found if isinstance(each, SharedReader)]
+    if not readers:
+        return {}
+    hits, misses = sum(each.hits for each in readers), sum(each.misses for each in readers)
+    return {
+        "shared_read_bytes": kept_bytes(),
+        "shared_reads": (OutcomeCount("hit", hits), OutcomeCount("miss", misses)),
+    }
 
 
 class Meter:
@@ -124,6 +138,7 @@ class Meter:
             acquires=tuple(OutcomeCount(what, sum(each.given[what] for each in taking)) for what in _GIVEN if taking),
             redelivered_messages=sum(x.again for each in engines for x in list(each.delivery.moved.values())),
             settled=tuple(OutcomeCount(what, count) for what, count in driver.upkeep.tally.settled.copy().items()),
+            **_shared_reads(list(self._consumers)),
             **self._transactions(),
         )
 

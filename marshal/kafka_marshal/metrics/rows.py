@@ -198,6 +198,10 @@ class Metrics:
     #: Messages of the group that the log shows as set aside (``"parked"``), and as freed (``"redriven"``) or given up
     #: (``"discarded"``) by an operator, since this member has read the log to its end.
     settled: tuple[OutcomeCount, ...] = ()
+    #: What members of this process keep of partitions that they read together (bytes; of the process, and the same at
+    #: each of them). Messages of such partitions that another one had fetched (``"hit"``), and others (``"miss"``).
+    shared_read_bytes: int = 0
+    shared_reads: tuple[OutcomeCount, ...] = ()
 
     @property
     def lag(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
@@ -368,6 +368,14 @@ class KafkaCluster(GroupCalls):
         # Others may connect as another user, who sees other topics.
         known = None if more else self._list_topics
         return KafkaDataReader(group_id, self._properties(Role.DATA, more), troubles, known)
+
+    def way_of_reading(self, config: Mapping[str, object]) -> Hashable | None:
+        found = (self._bootstrap, *sorted(self._config.items()), self._forward, self._logger, *sorted(config.items()))
+        try:
+            hash(found)
+        except TypeError:
+            return None
+        return found
 
     def producer(
         self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from kafka_marshal.adapters import transactions
@@ -166,6 +166,9 @@ class MemoryCluster:
     def data_reader(self, group_id: str, config: Mapping[str, object]) -> MemoryDataReader:
         self._check_open()
         return MemoryDataReader(self.broker, self.client)
+
+    def way_of_reading(self, config: Mapping[str, object]) -> Hashable | None:
+        return self.broker, self.client
 
     def producer(
         self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS

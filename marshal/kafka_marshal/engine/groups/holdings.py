@@ -11,7 +11,7 @@ from math import inf
 
 from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
-from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece
+from kafka_marshal.engine.groups.pieces import NOT_OURS, REVOKED, HeldPiece, part_of
 from kafka_marshal.engine.groups.refusals import unasked
 from kafka_marshal.engine.groups.reports import GroupReports
 from kafka_marshal.engine.groups.view import GroupView, covers, meant_for, owned_by, owned_since, span_of, tokens_of
@@ -190,7 +190,7 @@ class Holdings:
 
         self._work.take_on(key, self._view.is_first(key), want)
         self._has_cuts = self._member.takes_checkpoints
-        self._outbox.add(Note("claimed", key, words="took up", keys=self.pieces[key].part))
+        self._outbox.add(Note("claimed", key, words="took up", keys=part_of(self.pieces[key])))
         self.pieces[key].owner.granted(now)
         return self.pieces.get(key)
 
@@ -210,7 +210,7 @@ class Holdings:
         if piece.held:
             why = NOT_OURS if reason is Loss.FENCED else reason
             event = "released" if reason is Loss.HANDED_OVER else "lost"
-            self._outbox.add(Note(event, piece.key, why, has_cuts=self._has_cuts, keys=piece.part))
+            self._outbox.add(Note(event, piece.key, why, has_cuts=self._has_cuts, keys=part_of(piece)))
         piece.end()
         piece.owner.lost(reason, now)
 

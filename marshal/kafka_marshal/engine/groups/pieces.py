@@ -11,7 +11,7 @@ from kafka_marshal.types import Key
 from rationalizer import Group, Piece
 from rationalizer.limits import MAX_INTERVALS, MAX_KEY_HASH
 
-__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "LettingGo"]
+__all__ = ["NOT_OURS", "REVOKED", "HeldPiece", "LettingGo", "part_of"]
 
 #: Why a partition is released when it is assigned to another member.
 REVOKED = "it is assigned to another member"
@@ -27,6 +27,11 @@ class LettingGo:
     last_offset: int | None
     why: str
     sent_at: float
+
+
+def part_of(piece: HeldPiece) -> tuple[int, int] | None:
+    """The key hashes (lo, hi) of a piece; None: all."""
+    return None if piece.keys is None or not piece.keys.is_part else piece.span
 
 
 class HeldPiece:
@@ -110,11 +115,6 @@ class HeldPiece:
     def span(self) -> tuple[int, int]:
         """The key hashes (lo, hi), both included."""
         return (0, MAX_KEY_HASH) if self.keys is None else (self.keys.lo, self.keys.hi)
-
-    @property
-    def part(self) -> tuple[int, int] | None:
-        """The same; None: all keys."""
-        return None if self.keys is None or not self.keys.is_part else self.span
 
     def is_ending(self, now: float) -> bool:
         """Whether no more messages are delivered: the piece is over, being released, or in doubt."""

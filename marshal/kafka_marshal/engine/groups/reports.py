@@ -8,7 +8,7 @@ from typing import cast
 
 from kafka_marshal.engine.effects import Key, Note, Outbox
 from kafka_marshal.engine.groups.member import Membership
-from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo
+from kafka_marshal.engine.groups.pieces import HeldPiece, LettingGo, part_of
 from kafka_marshal.engine.groups.view import GroupView
 from kafka_marshal.engine.plane import HandIn, Ownership, Settles
 from rationalizer import CommitEntry, CommitOffsets, SettleOffsets, codes
@@ -71,7 +71,7 @@ class GroupReports:
         piece = _piece(own)
         piece.letting_go = LettingGo(last_offset, why, now)
         piece.prove(piece.valid_until)
-        self._outbox.add(Note("released", piece.key, keys=piece.part))
+        self._outbox.add(Note("released", piece.key, keys=part_of(piece)))
         if last_offset is not None and self._view.is_first(piece.key):
             # Before all others: a commit without an earlier start would set the start of the partition (G14).
             self._entries.insert(0, CommitEntry(*piece.key, action=START, through=last_offset))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 
 from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.figures import Moved
@@ -17,7 +16,6 @@ from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES, TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
 from kafka_marshal.engine.work.behind import LeftBehind
 from kafka_marshal.engine.work.grants import Grants
-from kafka_marshal.engine.work.hot_keys import HotKeys
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.owed import Owed
@@ -26,9 +24,6 @@ from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.ports import Message
 
 __all__ = ["Delivery"]
-
-#: How often what a loop has taken is counted by key (ms), beside the ends of its runs.
-COUNTED_EVERY_MS = 500.0
 
 
 class Delivery:
@@ -52,9 +47,6 @@ class Delivery:
         self._in_hand_at_most = 0
         #: Messages per partition whose done() committed nothing: their lease had ended, or they were done before.
         self.ignored_done: Counter[Key] = Counter()
-        #: Keys that keep a loop busy for more than half of the time.
-        self.hot: HotKeys = HotKeys(nullcontext())
-        self._counted_at = 0.0
         #: Counters of each partition that was ever claimed.
         self.moved: dict[Key, Moved] = {}
         #: Whether the user has ever called done; how many messages were dropped without it.
@@ -171,6 +163,8 @@ class Delivery:
         run = assignment.take(max(1, most), iterating, now)
         self._in_hand_at_most += run.size
         assignment.tracker.hand_out(run)
+        if not self.in_lanes.is_active and self._consumer.settings.sharing is None:
+            self.in_lanes.loops.began(run, now)
         if iterating or shared:
             self._taking = [(taken, began) for taken, began in self._taking if taken.has_left]
             self._taking.append((run, now))
@@ -182,7 +176,7 @@ class Delivery:
 
     def end_turns(self, now: float) -> None:
         """End the turns of partitions with slow messages: the rest of their runs comes in their next turns."""
-        self._count_all_keys(now)
+        self.in_lanes.loops.look(now)
         if len(self._consumer.assignments) < 2:
             return
         ended = [run for run, began in self._taking if now >= began + TURN_MS]
@@ -337,25 +331,9 @@ class Delivery:
         """An operator has set this message aside: no handler gets it again; one that has it may finish."""
         self.in_lanes.skip(assignment, offset)
 
-    def count_keys(self, run: Run, since: float, now: float) -> None:
-        """A loop that has had this run since then has taken some more of it; no time, and no message, counts twice."""
-        if self.in_lanes.is_active or self._consumer.settings.sharing is not None:
-            return
-        counted, run.counted = run.counted, run.gone()
-        if run.counted > counted:
-            since, self._counted_at = max(since, self._counted_at), now
-            self.hot.note_run(run.assignment.key, run.messages[counted : run.counted], now - since, now)
-
-    def _count_all_keys(self, now: float) -> None:
-        if now >= self._counted_at + COUNTED_EVERY_MS:
-            for run, _ in self._taking:
-                if run.gone() < run.size:  # else its time is not over
-                    self.count_keys(run, run.made, now)
-            self.grants.count_keys(now)
-
     def done_run(self, run: Run, now: float) -> None:
         """A whole run (a batch) is done."""
-        self.count_keys(run, run.made, now)
+        self.in_lanes.loops.ended(run, now)
         self.heard(now)
         self.is_done_said = True
         assignment = run.assignment
@@ -365,7 +343,7 @@ class Delivery:
 
     def leave_run(self, run: Run, now: float) -> None:
         """A thread leaves its run (iterating, or with nothing handed out); the rest comes again, here or elsewhere."""
-        self.count_keys(run, run.made, now)
+        self.in_lanes.loops.ended(run, now)
         assignment = run.assignment
         not_committed = run.cursor - run.done_count
         if run.is_given_up and run.cursor < run.handed_out:

@@ -10,6 +10,7 @@ from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.plane import Settles
 from kafka_marshal.engine.settings import TURN_MS
 from kafka_marshal.engine.work.assignment import Assignment, Grant, Mover, Run, Stage
+from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.engine.work.settling import Entries
 from kafka_marshal.ports import Message
@@ -25,9 +26,10 @@ FIRST_TURN = 100
 class Turns(Protocol):
     """Decides whose turn it is."""
 
-    def next_open(self, now: float) -> Assignment | None: ...
+    @property
+    def in_lanes(self) -> InLanes: ...
 
-    def count_keys(self, run: Run, since: float, now: float) -> None: ...
+    def next_open(self, now: float) -> Assignment | None: ...
 
 
 class Grants:
@@ -168,6 +170,7 @@ class Grants:
             return grant.run
         if grant.accepted:
             self.granted, self._began = grant.run, now
+            self._turns.in_lanes.loops.began(grant.run, now)
             return grant.run
         assignment.tracker.requeue(grant.run)
         self.remember(assignment, grant)
@@ -207,6 +210,7 @@ class Grants:
             self._held_back.remove(run)
             run.resume(run.astray())
             self.granted, run.since, self._began = run, now, now
+            self._turns.in_lanes.loops.began(run, now)
 
     @property
     def is_handing_out(self) -> bool:
@@ -236,12 +240,6 @@ class Grants:
         if self.granted is not None:
             self._finish(self.granted, now)
 
-    def count_keys(self, now: float, run: Run | None = None) -> None:
-        """Count what was handed out of a run; None: of the granted one, if it has not ended."""
-        run = run or self.granted
-        if run is not None:
-            self._turns.count_keys(run, self._began, now)
-
     def abandon(self, now: float) -> None:
         """Hand out nothing more, but keep the leases; the log may still grant what is in ``awaited``."""
         self.finish_granted(now)
@@ -256,7 +254,7 @@ class Grants:
         if run is self.granted:
             self.granted = None
             self._pace_ms = (now - self._began) / max(1, run.handed_out)
-            self.count_keys(now, run)
+            self._turns.in_lanes.loops.ended(run, now)
         else:
             self._held_back.remove(run)
         self._undecided.append((run, set()))

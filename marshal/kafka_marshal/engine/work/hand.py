@@ -53,7 +53,7 @@ class Hand:
         """
         run = self.run
         if run is not None and not run.has_left:
-            work.delivery.count_keys(run, run.made, now)
+            work.delivery.in_lanes.loops.ended(run, now)
             in_doubt = in_doubt or not (is_collecting or run.is_settled)
             self.run = None
         if in_doubt:

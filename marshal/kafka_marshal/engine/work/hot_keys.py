@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext, suppress
+from operator import length_hint
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+from kafka_marshal.engine.work.run import Run
 from kafka_marshal.ports import Message
 from kafka_marshal.runtime import Lock
 
-__all__ = ["COUNTERS", "HotKey", "HotKeys", "SpaceSaving"]
+__all__ = ["COUNTERS", "HotKey", "HotKeys", "LoopKeys", "SpaceSaving"]
 
 #: Counters of a partition.
 COUNTERS = 32
@@ -35,6 +38,10 @@ MOST_NOTED = 1_000
 #: Messages of one run of a loop that are counted: neighbours, at a place that moves from run to run.
 SAMPLE = 32
 _SPREAD = 2_654_435_761
+
+
+#: How often what a loop has taken is counted (ms), beside the ends of its runs.
+COUNTED_EVERY_MS = 500.0
 
 
 class HotKey(NamedTuple):
@@ -156,3 +163,34 @@ class HotKeys:
     def at(self, now: float) -> tuple[HotKey, ...]:
         """The hot keys, if they were counted lately (any thread; no lock)."""
         return self.found if now < self._found_at + 3 * WINDOW_MS else ()
+
+
+class LoopKeys:
+    """The hot keys of loops, ``poll`` and batches of one consumer: of each run, what was taken of it, and its time."""
+
+    def __init__(self) -> None:
+        self.hot: HotKeys = HotKeys(nullcontext())
+        #: Run → how many of its messages were counted, and since when (own clock, ms) a loop has had it.
+        self._runs: WeakKeyDictionary[Run[Any], tuple[int, float]] = WeakKeyDictionary()
+        self._counted_at = 0.0
+
+    def began(self, run: Run[Any], now: float) -> None:
+        """A run was handed out."""
+        self._runs[run] = (0, now)
+
+    def ended(self, run: Run[Any], now: float) -> None:
+        """A loop has left a run, or a batch is done. What others counted meanwhile takes none of its time twice."""
+        if run not in self._runs:
+            return
+        counted, since = self._runs[run]
+        # Not ``Run.ahead``: that decides, and so a recording writes it down.
+        gone = len(run.messages) - len(run.recalled) - length_hint(run._ahead)
+        if gone > counted:
+            self.hot.note_run(run.assignment.key, run.messages[counted:gone], now - max(since, self._counted_at), now)
+            self._runs[run], self._counted_at = (gone, since), now
+
+    def look(self, now: float) -> None:
+        """Count what was taken of runs that have not ended."""
+        if now >= self._counted_at + COUNTED_EVERY_MS:
+            for run in [run for run in self._runs if length_hint(run._ahead)]:
+                self.ended(run, now)

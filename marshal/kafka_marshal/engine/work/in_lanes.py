@@ -9,6 +9,7 @@ from kafka_marshal.engine.effects import Key
 from kafka_marshal.engine.readings import reading
 from kafka_marshal.engine.settings import MAX_IN_HAND_MESSAGES
 from kafka_marshal.engine.work.assignment import Assignment, Mover, Run, Stage
+from kafka_marshal.engine.work.hot_keys import LoopKeys
 from kafka_marshal.engine.work.lanes import Handlers, HeldBack, Lane, Lanes, Owner
 from kafka_marshal.engine.work.memory import InFlight
 from kafka_marshal.engine.work.open_messages import Try, Wary, hash_of, take_back
@@ -46,6 +47,8 @@ class InLanes:
         self.purgatory: Purgatory = Purgatory(consumer, put_back, memory, self._hold)
         #: The lanes; None: no run with many handlers has begun yet.
         self.lanes: Lanes | None = None
+        #: The keys that keep a loop busy, while there is no such run.
+        self.loops: LoopKeys = LoopKeys()
         #: Partitions whose progress waits for one message, at the last check. Replaced, never changed.
         self.held_back: tuple[HeldBack, ...] = ()
 

@@ -78,7 +78,6 @@ class Run(Generic[A]):
         "_is_settled",
         "aside",
         "assignment",
-        "counted",
         "covers_from",
         "done_count",
         "first",
@@ -88,7 +87,6 @@ class Run(Generic[A]):
         "is_open",
         "iterating",
         "last",
-        "made",
         "marks",
         "messages",
         "recalled",
@@ -141,9 +139,6 @@ class Run(Generic[A]):
         self._is_settled = False
         #: Since when (ms, own clock) the message under the cursor, or the run, is in flight.
         self.since: float = now
-        #: How many of its messages were counted by key (U14), and when it was handed out (ms, own clock).
-        self.counted: int = 0
-        self.made: float = now
         self.seen_cursor: int = 0
         self.done_count: int = 0
         #: For explicit runs: which messages are done.
@@ -174,10 +169,6 @@ class Run(Generic[A]):
     def handed_out(self) -> int:
         """How many messages threads have taken from ``walk``."""
         return len(self.messages) - len(self.recalled) - self.ahead
-
-    def gone(self) -> int:
-        """The same, for figures: they decide nothing, so a recording does without it."""
-        return len(self.messages) - len(self.recalled) - length_hint(self._ahead)
 
     @property
     @reading

@@ -186,6 +186,9 @@ class SimulatedCluster(MemoryCluster):
         self._check_open()
         return SimulatedReader(self._network, self._process)
 
+    def way_of_reading(self, config: Mapping[str, object]) -> None:
+        """Members of the simulation are processes."""
+
     def producer(  # type: ignore[override]
         self, config: Mapping[str, object], *, delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
     ) -> SimulatedProducer:
