@@ -339,6 +339,7 @@ class SharedReader:
     def unassign(self, partitions: Iterable[Key]) -> None:
         with self._pool.changed:
             self._check_open()
+            self._pool.number()
             for key in (keys := list(dict.fromkeys(partitions))):
                 if (part := self.parts.pop(key, None)) is not None:
                     self._pool.leave(part)
@@ -411,7 +412,8 @@ class SharedReader:
             return messages
         pool, stale = self._pool, set[Key]()
         with pool.changed:
-            for key, group in runs(messages, None, set()):
+            one = next(iter(self.parts)) if len(self.parts) == 1 and pool.numbers == begun else None
+            for key, group in runs(messages, one, set()):
                 part = self.parts.get(key)
                 if part is None or part.feed is not None or part.number > begun:
                     stale.add(key)
