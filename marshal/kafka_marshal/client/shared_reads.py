@@ -256,7 +256,7 @@ class Pool:
 
     def _keep_limit(self) -> None:
         """Whoever is behind reads alone if too much is kept for it."""
-        limit = max(pool.max_bytes for pool in list(_POOLS.values()))
+        limit = max((pool.max_bytes for pool in list(_POOLS.values())), default=0)
         while self.size and kept_bytes() > limit:
             feed = max(self._with_chunks(), key=lambda each: sum(chunk.size for chunk in each.chunks))
             through = feed.chunks[0].next
