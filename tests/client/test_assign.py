@@ -126,7 +126,7 @@ def test_t4_a_pod_that_was_stopped_for_long_starts_nothing_that_others_have(scen
 def test_pods_that_overlap_never_both_work_and_ranges_change_by_closing(scene: Scene) -> None:
     topic = scene.topic(1)
     publish(scene, topic, 0, 100)
-    one, two = scene.member("one"), scene.member("two")
+    one, two = (scene.member(name, max_bytes_shared_reads=2**20) for name in ("one", "two"))
     left = one.assign({(topic, 0): [(0, HALF)]})
     assert sorted(take(left, len(of([(0, HALF)], 100)))) == of([(0, HALF)], 100)
     right = two.assign({(topic, 0): [(HALF // 2, MAX_KEY_HASH)]})

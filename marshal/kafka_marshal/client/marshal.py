@@ -114,7 +114,7 @@ class Marshal(Watched, Assigning, OneProcess, WithBlock):
         ``heartbeat_interval_ms``: a silent member is replaced after two intervals. ``watchdog`` (Linux): a process
         that releases what this one holds as soon as it dies. ``ordered_topics``: their partitions are never shared by
         this member, neither by keys nor by batches. ``max_bytes_shared_reads``: members of this process that have keys
-        of one partition read it once, and keep at most this much for those that are behind (0: each reads by itself).
+        of one partition read it once, and keep at most this much for those that are behind (0: each reads alone).
         ``timeout`` (seconds): how long to wait for Kafka.
 
         Raises KafkaUnavailableError if no broker answers, CoordinationTopicError if the topic can't be trusted,

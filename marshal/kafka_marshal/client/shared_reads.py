@@ -21,13 +21,13 @@ from weakref import WeakSet, WeakValueDictionary
 from kafka_marshal.errors import ClosedError, MarshalError
 from kafka_marshal.logs import log
 from kafka_marshal.ports import DataFault, DataReader, FaultKind, Message
-from kafka_marshal.runtime import Runtime
+from kafka_marshal.runtime import Condition, Runtime
 from kafka_marshal.types import Key
 
 __all__ = ["DEFAULT_SHARED_BYTES", "Pool", "SharedReader", "kept_bytes", "runs", "shared_reader"]
 
-#: What members of a process keep for each other by default (bytes).
-DEFAULT_SHARED_BYTES = 200 * 2**20
+#: What members of a process keep for each other by default (bytes): each reads by itself.
+DEFAULT_SHARED_BYTES = 0
 
 #: Messages read at a time; a feed whose fastest member has this many left is read no further.
 READ_SIZE, AHEAD = 2_000, 4_000
@@ -113,8 +113,8 @@ class Pool:
     """The members of a process that may read together, and their reader. All of it is guarded by ``changed``."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.changed = runtime.condition()
+        self.runtime: Runtime = runtime
+        self.changed: Condition = runtime.condition()
         #: Weak: one whose consumer could not be made is never closed.
         self.takers: WeakSet[SharedReader] = WeakSet()
         self.feeds: dict[Key, Feed] = {}
@@ -288,7 +288,8 @@ class SharedReader:
         #: When it last read (s, monotonic).
         self.read_at: float = pool.runtime.monotonic()
         #: Messages that another member had fetched, and others of partitions that several members have.
-        self.hits = self.misses = 0
+        self.hits: int = 0
+        self.misses: int = 0
         with pool.changed:
             pool.takers.add(self)
             pool.max_bytes = max(pool.max_bytes, max_bytes)
