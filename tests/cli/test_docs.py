@@ -58,6 +58,8 @@ def test_fields_are_those_of_the_page(kafka: Command, append: Append, data: str,
         "history[].last_beat",
         "history[].state",
         "history[].next",
+        "history[].open",
+        "history[].parked",
     }
     containers = {"clock", "log", "answer", "leases[].holder", "history[].holder"}
     assert found - of_answer - containers - optional == wanted - containers - optional

@@ -147,11 +147,11 @@ def _stuck_tries(cluster: Cluster, view: View, group: GroupRow, holdings: Sequen
     waiting = sorted([x for x in holdings if x.hole.is_free and x.key in rows], key=lambda each: each.hole.since)
     old = _older(cluster, view, waiting[:_MOST_BATCHES], STUCK_BATCH_MS) if waiting else []
     if old:
-        name, some = quote(group.group), _rows(rows, [each for each, _ in old])
+        some = _rows(rows, [each for each, _ in old])
         amount, age = count(len(old), "message waits", "messages wait"), span(max(age for _, age in old))
         text = (
             f"{places(some)}: {amount} for the next try, for up to {age}, and later ones of the same keys behind: a "
             "handler hangs, or what the handlers need is away. Nothing is lost. See the workers' logs and health(). "
-            f"kafka-marshal open-messages {name} lists them, and says how to set one aside"
+            f"kafka-marshal open-messages {quote(group.group)} lists them, and says how to set one aside"
         )
         yield Problem(group.group, "stuck_try", text, len(old), some)

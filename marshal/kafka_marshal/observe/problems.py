@@ -191,10 +191,9 @@ def _waiting(group: GroupRow, rows: Iterable[LeaseRow]) -> str:
     """What to do about messages that fail again and again: "" if none is in the log."""
     if not any(each.holder is None and not each.is_parked for row in rows for each in row.open):
         return ""
-    name = shlex.quote(group.group)
     return (
-        f". Messages wait for their next try there, and their keys for them: kafka-marshal open-messages {name} lists "
-        "them, and says how to set one aside"
+        ". Messages wait for their next try there, and their keys for them: kafka-marshal open-messages "
+        f"{shlex.quote(group.group)} lists them, and says how to set one aside"
     )
 
 
