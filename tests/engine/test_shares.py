@@ -14,7 +14,14 @@ from kafka_marshal.engine.settings import SharingOptions
 from kafka_marshal.engine.shares.consumer import BatchRun, SharedConsumer
 from kafka_marshal.engine.work.run import offset_of
 from kafka_marshal.watchdog.last_will import LastWill
-from rationalizer import ClaimingPartition, ClaimingShare, HeartbeatBatch, ReleasingPartition, SettlingMessages
+from rationalizer import (
+    ClaimingPartition,
+    ClaimingShare,
+    Heartbeat,
+    HeartbeatBatch,
+    ReleasingPartition,
+    SettlingMessages,
+)
 from rationalizer.holes import NO_OWNER, Hole
 from tests.engine.harness import HI, Member, Net
 from tests.engine.sharers import TOPIC, shared_net
@@ -217,6 +224,23 @@ def test_one_that_holds_the_partition_whole_is_waited_for_and_named_once() -> No
     assert len(net.records(ClaimingPartition, "a")) == 0
     other.close()
     net.run_until(lambda: a.held() == [T0])
+
+
+def test_keys_at_different_places_are_waited_for_and_claimed_at_once_when_they_are_at_one() -> None:
+    net = shared_net(end=10)
+    cp = 0
+    claim = net.write(ClaimingShare("w-1", "w", "g", *T0, HI, 0, 9, None), cp)
+    net.write(Heartbeat("w-1", "w", "g", *T0, claim, 5), cp)
+    net.write(ReleasingPartition("w-1", "w", "g", *T0, claim, None), cp)
+    a = sharer(net, "a")
+    net.run(40 * HI)
+    assert a.held() == []
+    assert len(net.records(ClaimingShare, "a")) <= 5
+    assert [text for text in a.warnings if "at different places" in text] == a.warnings
+    whole = net.write(ClaimingPartition("w-2", "w", "g", *T0, HI), cp)
+    net.write(ReleasingPartition("w-2", "w", "g", *T0, whole, 9), cp)
+    net.run(HI / 2)
+    assert a.held() == [T0]
 
 
 def test_all_shares_beat_in_one_record_and_there_are_at_most_so_many() -> None:

@@ -16,8 +16,9 @@ from kafka_marshal.engine.work.lanes import Lane, Lanes, Order
 from kafka_marshal.engine.work.open_messages import Try
 from kafka_marshal.engine.work.pull import Take, Wanted
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Kind, Request
 from rationalizer import SettlingMessages, World, codes, key_hash, route_lease
-from rationalizer.holes import Hole
+from rationalizer.holes import NO_KEY, Hole
 from rationalizer.limits import MAX_KEY_HASH
 from tests.engine.groups.test_members import SESSION, group_of, net_of
 from tests.engine.harness import HI, Net
@@ -377,3 +378,30 @@ def attempts_of(net: Net, key: tuple[str, int], offset: int) -> int | None:
     progress = net.world(key).progress
     hole = None if progress.holes is None else progress.holes.at(offset)
     return None if hole is None else hole.attempts
+
+
+def left_by_batches(net: Net, attempts: int) -> None:
+    """Members have shared the partition by batches before, and left one open: the log has no keys of its messages."""
+    first = Worker(net, "first")
+    first.holds()
+    (assignment,) = first.assignments
+    end = net.data[T0].end
+    assignment.opened.settling.want(Request(0, end - 1, Kind.OPEN, None, attempts))
+    net.run(HI)
+    first.close()
+    (hole,) = holes(net).values()
+    assert (hole.first, hole.last, hole.key_hash, hole.attempts) == (0, end - 1, NO_KEY, attempts)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_u1_what_batches_have_left_is_tried_though_the_log_has_no_key_of_it(attempts: int) -> None:
+    net = net_with()
+    left_by_batches(net, attempts)
+    worker = Worker(net, "w")
+    worker.holds()
+    for _ in range(4):
+        worker.run_until(lambda: worker.begun)
+        worker.done(min(worker.begun))
+    worker.run(3 * HI)
+    assert not holes(net)
+    assert [tried[0] for tried in worker.numbers.values()] == [attempts + 1] * 4

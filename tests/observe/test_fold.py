@@ -6,10 +6,12 @@ import pytest
 
 from kafka_marshal.observe import fold
 from kafka_marshal.observe.fold import Fold, Worker
+from kafka_marshal.observe.rows import WorkerRow
 from kafka_marshal.observe.verdict import Verdict, verdict
 from rationalizer import (
     BeatEntry,
     ClaimingPartition,
+    ClaimingShare,
     ConfigureGroup,
     ForgetGroup,
     GroupHeartbeat,
@@ -20,7 +22,9 @@ from rationalizer import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    Upgrade,
     World,
+    codes,
     encode,
     route_lease,
 )
@@ -93,6 +97,35 @@ def test_one_that_gave_up_a_part_and_was_stopped_released_nothing_by_that() -> N
         log.add(ClaimingPartition(*B, *taken, 1_000), 5_000, cp[1])
         run = log.run()
         assert (run.last_at, run.lost[0], run.ended, run.released) == (900, 5_000, End.REPLACED, False)
+
+
+def test_sharers_that_wait_that_left_that_died_and_that_were_evicted() -> None:
+    log = Log()
+    log.add(Upgrade("x", "admin", "any", 4), 0)
+    log.add(ClaimingShare(*A, *T0, 1_000, None, None, None), 10)
+    log.add(ClaimingShare(*A, *T1, 1_000, None, None, None), 10, 1)
+    log.worlds[1].apply(0, 0, encode(Upgrade("x", "admin", "any", 4)))
+    log.add(ClaimingShare(*B, *T0, 1_000, 0, 9, None), 20)
+    assert (log.run("b").waits, log.run("b").released) == (True, False)
+    log.add(ReleasingPartition(*A, *T0, 1, None), 200)
+    log.add(Heartbeat(*A, *T1, 1, None), 300, 1)
+    assert not log.run("a").released  # it may have died since, with its other share
+    log.add(ReleasingPartition(*A, *T1, 1, None), 400, 1)
+    assert log.run("a").released
+
+    log.add(ClaimingShare(*B, *T0, 1_000, 0, 9, None), 500)
+    assert log.run("b").refused == ""
+    log.add(ReleasingPartition("op/1", "b", "g", *T0, 4, None), 600)
+    assert log.run("b").asked_at == 600
+    log.add(ReleasingPartition(*OPERATOR[:2], "g", *T0, 4, None), 700)
+    log.add(ReleasingPartition(*B, *T0, 4, None), 700)
+    assert (log.run("b").is_evicted, log.run("b").evictor, log.run("b").released) == (True, "operator", False)
+
+
+def test_one_whose_share_was_refused_in_this_mode_says_so() -> None:
+    row = WorkerRow("g", "a", "i", 100, refused=codes.WRONG_MODE, interval_ms=1_000)
+    assert row.doing.startswith("waits: another mode has left messages open")
+    assert not row.is_silent
 
 
 def test_one_that_wanted_more_and_was_stopped_does_not_wait() -> None:

@@ -105,6 +105,8 @@ class Worker:
     #: What it lost last, and how.
     lost: Place = _NEVER
     ended: End = End.OPEN
+    #: That was a share: no record shows the end of others that it has.
+    lost_share: bool = False
     #: When an operator last released something in its name (C20).
     evicted: Place = _NEVER
     evictor: str = ""
@@ -131,7 +133,8 @@ class Worker:
     @property
     def released(self) -> bool:
         """Whether it released the last partition that it held."""
-        return self.lost > self.claimed and self.ended in (End.RELEASED, End.LEFT)
+        is_last = not self.lost_share or self.heard <= self.lost
+        return is_last and self.lost > self.claimed and self.ended in (End.RELEASED, End.LEFT)
 
     @property
     def is_evicted(self) -> bool:
@@ -169,6 +172,8 @@ class Fold:
     _workers: dict[tuple[str, str], dict[str, Worker]] = field(default_factory=dict)
     #: Instances that paused a group: they are not workers.
     _admins: set[str] = field(default_factory=set)
+    #: (CP, epoch of a share) → the client that is about to evict it (C20).
+    _evictors: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def follows(self, world: World) -> bool:
         """Whether it has every record of this world since `begin`."""
@@ -269,7 +274,7 @@ class Fold:
     def _claims(self, outcome: Outcome, place: Place) -> None:
         message = outcome.message
         is_join = outcome.type == "JoinGroup"
-        if message is None or not (is_join or outcome.type == "ClaimingPartition"):
+        if message is None or not (is_join or outcome.type in ("ClaimingPartition", "ClaimingShare")):
             return
         run = self._run(message.group_id, message.client_id, message.instance_id)
         if place > run.claimed:
@@ -291,8 +296,11 @@ class Fold:
                 is_evicted = self._pieces(world, outcome, place) or is_evicted
             elif outcome.type == "LeaveGroup":
                 self._asked_to_leave(world, outcome, place)
-        if outcome.type == "ReleasingPartition" and not outcome.accepted:
-            self._asked(world, outcome, place)
+        if outcome.type == "ReleasingPartition":
+            if not outcome.accepted:
+                self._asked(world, outcome, place)
+            else:
+                is_evicted = self._share_ended(world, outcome, place) or is_evicted
         return is_evicted
 
     def _follow_checkpoints(self, world: World, group: str, outcome: Outcome) -> None:
@@ -358,10 +366,23 @@ class Fold:
     @staticmethod
     def _end(run: Worker, place: Place, ended: End, evictor: str) -> None:
         if place >= run.lost:
-            run.lost, run.ended = place, ended
+            run.lost, run.ended, run.lost_share = place, ended, False
         if ended is End.EVICTED and place > run.evicted:
             run.evicted, run.evictor = place, evictor
             run.heard_before = run.heard if run.heard < place else run.heard_before
+
+    def _share_ended(self, world: World, outcome: Outcome, place: Place) -> bool:
+        """A share was released (B2): by its sharer, or in its name by an operator, who said so before."""
+        message = outcome.message
+        assert message is not None
+        lease = world.lease(message.group_id, message.topic, message.partition)
+        if lease is None or lease.epoch == message.epoch:
+            return False
+        evictor = self._evictors.pop((world.partition, message.epoch), "")
+        run = self._run(message.group_id, message.client_id, message.instance_id)
+        self._end(run, place, End.EVICTED if evictor else End.RELEASED, evictor)
+        run.lost_share = run.lost == place
+        return bool(evictor)
 
     def _asked(self, world: World, outcome: Outcome, place: Place) -> None:
         """A request to hand over is a release under another instance that names the holder and its epoch (C19)."""
@@ -369,6 +390,12 @@ class Fold:
         assert message is not None
         client, group = message.client_id, message.group_id
         lease = world.lease(group, message.topic, message.partition)
+        for share in () if lease is None else lease.shares or ():
+            if share.epoch == message.epoch and share.client_id != client:
+                self._evictors[world.partition, share.epoch] = client
+            elif share.epoch == message.epoch and share.instance_id != message.instance_id:
+                run = self._run(group, client, share.instance_id)
+                run.asked = max(run.asked, place)
         if lease is None or lease.instance_id in (None, message.instance_id):
             return
         if (lease.client_id, lease.epoch) == (client, message.epoch):

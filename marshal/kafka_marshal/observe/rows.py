@@ -439,6 +439,8 @@ class WorkerRow:
         if self.is_member:
             more = f", and no share of keys: {self.no_share}" if self.no_share else ""
             return f"a member; there is no partition for it{more}"
+        if self.refused == "WRONG_MODE":
+            return f"waits: another mode has left messages open, or scattered keys ({span(self.silence_ms)} ago)"
         if self.refused:
             return f"the log rejected it: {self.refused}"
         if self.is_waiting:

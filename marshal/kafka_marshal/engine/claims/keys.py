@@ -14,14 +14,14 @@ from typing import NamedTuple
 from kafka_marshal.engine.claims.client import EVICTED_INTERVALS, ClaimsClient, LeaseReports, LeaseView
 from kafka_marshal.engine.claims.leases import HeldLease, LeaseBook, LeaseState
 from kafka_marshal.engine.claims.peers import Peers
-from kafka_marshal.engine.claims.shares import ShareLease
+from kafka_marshal.engine.claims.shares import WRONG_MODE_REST, ShareLease
 from kafka_marshal.engine.effects import Key, Warn
 from kafka_marshal.engine.key_share import KeyShare, Span
 from kafka_marshal.engine.plane import HandIn, Loss, Owner, Ownership, Settles, Work
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.types import SharedEpoch
 from rationalizer import ClaimingShare, Progress, Record, SettlingMessages, codes
-from rationalizer.holes import Hole
+from rationalizer.holes import Hole, Holes
 from rationalizer.limits import MAX_INTERVALS, NOTHING_DONE
 from rationalizer.wire.records import Done, Opened, Parked
 
@@ -336,6 +336,8 @@ class KeySource(ClaimsClient):
         #: Partition → when (own clock, ms) to claim it; and until when it is left alone, whatever changes.
         self._claim_at: dict[Key, float] = {}
         self._rests: dict[Key, float] = {}
+        #: Partitions of which batches are open, as the log said when it refused a claim.
+        self._left_open: set[Key] = set()
         #: Our own clock's time (ms) of the last step.
         self.now: float = 0.0
         #: Partitions of which was said that they are held.
@@ -379,7 +381,9 @@ class KeySource(ClaimsClient):
 
     def refused(self, key: Key, code: str, now: float) -> None:
         """The log refused a claim: wait until that may have changed, and say so once."""
-        share = HELD_REST if code == codes.HELD else REST
+        share = {codes.HELD: HELD_REST, codes.WRONG_MODE: WRONG_MODE_REST}.get(code, REST)
+        if code == codes.WRONG_MODE:
+            self._left_open.add(key)
         self._rests[key] = now + share * self._settings.heartbeat_interval_ms
         self._is_dirty = True
         if code != codes.HELD or key not in self._told:
@@ -411,6 +415,10 @@ class KeySource(ClaimsClient):
     def _claim_if_open(self, key: Key, now: float) -> None:
         if self._book.leases.all_of(key):
             return  # the log is to show our release
+        lease = self._peers.lease(key)
+        if key in self._left_open and lease is not None and not (lease.progress.holes or Holes()).has_unkeyed():
+            self._left_open.discard(key)
+            self._rests.pop(key, None)
         opens_at = self._opens_at(key, now)
         if opens_at > now and key not in self._told:
             self._say(key, codes.HELD)

@@ -19,7 +19,10 @@ from rationalizer.leases.shares import Share
 if TYPE_CHECKING:
     from rationalizer.wire.records import Take
 
-__all__ = ["ShareLease", "ShareSource"]
+__all__ = ["WRONG_MODE_REST", "ShareLease", "ShareSource"]
+
+#: In heartbeat intervals: what another mode has left is claimed when our replica shows that it is done, or after this.
+WRONG_MODE_REST = 10.0
 
 #: How many partitions each member has shares of, of those that it would have alone.
 SHARED_BY = 2
@@ -98,6 +101,8 @@ class ShareSource(ClaimsClient):
         self._claim_at: dict[Key, float] = {}
         #: Partitions that are held in another mode.
         self._held: set[Key] = set()
+        #: Partitions whose keys are at different places, as the log said when it refused a claim.
+        self._scattered: set[Key] = set()
         #: Partitions whose refusal was reported.
         self._told: set[Key] = set()
         self._is_dirty = True
@@ -150,6 +155,9 @@ class ShareSource(ClaimsClient):
         if code == codes.HELD:
             self._held.add(key)
             self._claim_at[key] = max(self._claim_at[key], self._peers.opens_at(key, now))
+        if code == codes.WRONG_MODE:
+            self._scattered.add(key)
+            self._claim_at[key] = now + WRONG_MODE_REST * self._settings.heartbeat_interval_ms
         if key not in self._told and code in _REFUSED:
             self._told.add(key)
             self._outbox.add(Warn(f"{key[0]} [{key[1]}]: {_REFUSED[code]}"))
@@ -158,12 +166,16 @@ class ShareSource(ClaimsClient):
         """The log granted a claim."""
         self._told.discard(key)
         self._held.discard(key)
+        self._scattered.discard(key)
         self._claim_at.pop(key, None)
 
     def _may_claim(self, key: Key, now: float) -> bool:
         if now >= self._claim_at.get(key, 0.0):
             return True
         lease = self._peers.lease(key)
+        if key in self._scattered and lease is not None and lease.progress.piece_count == 1:
+            self._scattered.discard(key)
+            return True
         return (
             key in self._held
             and lease is not None

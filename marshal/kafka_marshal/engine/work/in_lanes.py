@@ -134,13 +134,19 @@ class InLanes:
         """Where messages lie among the key hashes of their partition."""
         return [hash_of(message) for message in messages]
 
-    def next_alone(self, now: float) -> tuple[str, int, int] | None:
-        """Topic, partition and offset of the message that is tried alone next, when the log has it; None: no such."""
+    def next_alone(self, now: float) -> tuple[str, int, int, int] | None:
+        """The message that is tried alone next, when the log has its try; None: there is none.
+
+        Its topic, partition, offset and key hash: what a batch has left has none in the log.
+        """
         return self._next_alone(now) if self.is_durable else None
 
     @reading
-    def _next_alone(self, now: float) -> tuple[str, int, int] | None:
-        return None if self.lanes is None else self.lanes.next_alone(now)
+    def _next_alone(self, now: float) -> tuple[str, int, int, int] | None:
+        if self.lanes is None or (found := self.lanes.next_alone(now)) is None:
+            return None
+        key, message = found
+        return *key, offset_of(message), hash_of(message)
 
     def admit(self, assignment: Assignment, offset: int) -> None:
         """The log has the try of this message that is about to begin."""

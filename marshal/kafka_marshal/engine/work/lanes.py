@@ -198,7 +198,7 @@ class Lanes:
             if (partition := self._partitions.get(assignment.key)) is not None:
                 partition.unlogged.discard(offset)
 
-    def next_alone(self, now: float) -> tuple[str, int, int] | None:
+    def next_alone(self, now: float) -> tuple[Key, Message] | None:
         """The message that is tried alone next, as soon as the log has its try; None: no such try may begin now."""
         with self._lock:
             is_ending = self.is_ended or self._stop or self.owner is None or self.owner.is_ending
@@ -211,8 +211,8 @@ class Lanes:
                 return None
             if now >= partition.assignment.lease.hand_out_until:
                 return None
-            is_behind = any(_has(lane.rest or (), offset) for lane in partition.lanes.values())
-            return None if is_behind else (*key, offset)
+            firsts = [lane.message for lane in partition.lanes.values() if lane.message is not None]
+            return next(((key, message) for message in firsts if offset_of(message) == offset), None)
 
     def _is_held_for_others(self, lane: Lane, now: float) -> bool:
         """Whether the first message of a lane waits for one that is tried alone, or until the log shows its end.

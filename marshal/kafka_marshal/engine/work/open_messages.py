@@ -304,12 +304,12 @@ class OpenMessages:
                 self.tried[offset] = attempts
                 self.settling.want(Request(offset, offset, Kind.OPEN, hashed, attempts))
 
-    def log_next(self, offset: int) -> bool:
+    def log_next(self, offset: int, hashed: int) -> bool:
         """Have another try of an open message in the log, before it begins. False: that is under way, or not open."""
         mine = self._mine.get(offset)
-        if mine is None or mine.key_hash is None or self.settling.of(offset) is not None:
+        if mine is None or self.settling.of(offset) is not None:
             return False
-        self.log_tries([Try(offset, mine.attempts + 1, mine.key_hash)], are_ahead=True)
+        self.log_tries([Try(offset, mine.attempts + 1, hashed)], are_ahead=True)
         return True
 
     def park(self, offset: int, covers_from: int, hashed: int, attempts: int, reason: str) -> None:

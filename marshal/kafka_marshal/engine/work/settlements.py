@@ -150,7 +150,7 @@ class Settlements:
         """Log the try of the next message that is tried alone, right before it begins."""
         found = self._consumer.delivery.in_lanes.next_alone(now)
         assignment = None if found is None else self._consumer.assignments.get((found[0], found[1]))
-        if found is not None and assignment is not None and assignment.opened.log_next(found[2]):
+        if found is not None and assignment is not None and assignment.opened.log_next(*found[2:]):
             self.send(assignment, now)
 
     def send(self, assignment: Assignment, now: float) -> None:

@@ -1,0 +1,169 @@
+"""One worker of the campaign, as a user writes one: python -m tests.campaigns.modes.worker '{"bootstrap": …}'.
+
+It appends a line for each thing at once, so that it survives a kill; times are the monotonic clock, in seconds:
+
+| line | meaning |
+|---|---|
+| ``b KIND PARTITION OFFSET TIME`` | a message begins |
+| ``h KIND PARTITION OFFSET TIME`` | it was handled, and the member could still prove that it has it |
+| ``f KIND PARTITION OFFSET TIME`` | a try failed that is not the last |
+| ``p KIND PARTITION OFFSET TIME`` | its last try failed, or it was set aside by hand |
+| ``x KIND PARTITION OFFSET TIME`` | the member could not prove any more that it has it |
+| ``n`` | the poison message of this process comes next: kill -9 |
+| ``e TEXT`` | the worker ends by this error |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kafka_marshal import Attempt, Consumer, GroupConsumer, LeaseLostError, Marshal, Retry, ShareConsumer
+from tests.campaigns.sharing.worker import POISON
+
+__all__ = ["BAD", "ModesWorker"]
+
+#: A message whose tries fail, until the folder has a file ``calm``.
+BAD = b"bad"
+
+RETRY = Retry(attempts=2, backoff=(0.001, 0.01))
+
+
+class Process:
+    """A worker's process: what every campaign of sharers writes down, and how long a message takes."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.rng = Random(job["seed"])
+        self.out = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.calm = Path(job["calm"])
+
+    def say(self, *what: object) -> None:
+        """Write a line at once: it survives a kill."""
+        os.write(self.out, (" ".join(map(str, what)) + "\n").encode())
+
+    def take_time(self, value: bytes | str | None, is_calm: bool) -> None:
+        """The work of a message; the poison message kills the process."""
+        if value == POISON and not is_calm:
+            self.say("n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.job["work_ms"]:
+            time.sleep(self.job["work_ms"] / 1000)
+
+    def marshal(self) -> Marshal:
+        """Its Marshal; SIGTERM ends the process in order."""
+        job = self.job
+        marshal = Marshal(
+            job["bootstrap"],
+            group_id=job["group"],
+            client_id=job["name"],
+            topic=job["log"],
+            heartbeat_interval_ms=job["hi_ms"],
+            watchdog=job["watchdog"],
+        )
+        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        return marshal
+
+    def live(self) -> None:
+        """From the Marshal's constructor to the end."""
+        raise NotImplementedError
+
+    @classmethod
+    def main(cls) -> None:
+        """The process, started with its job."""
+        worker = cls(json.loads(sys.argv[1]))
+        try:
+            worker.live()
+        except BaseException as error:
+            worker.say("e", f"{type(error).__name__}: {error}".replace("\n", " "))
+            raise
+
+
+class ModesWorker(Process):
+    """All of a process. Its kind is one of ``ORDERED`` or ``UNORDERED`` (account)."""
+
+    def live(self) -> None:
+        with self.marshal() as marshal, self.consumer(marshal) as consumer:
+            if self.job["kind"] in ("loop", "batches"):
+                self.loop(consumer)
+            else:
+                order = "none" if self.job["kind"] == "shared" else "key"
+                consumer.run(self.handle, concurrency=8, order=order, retry=RETRY, park=True)
+
+    @contextmanager
+    def consumer(self, marshal: Marshal) -> Iterator[Any]:
+        job = self.job
+        found: Consumer | ShareConsumer | GroupConsumer
+        match job["kind"]:
+            case "batches" | "shared":
+                found = marshal.consumer([job["topic"]], shared_batches=True)
+            case "keys":
+                ranges = [tuple(each) for each in job["ranges"]]
+                found = marshal.assign({(job["topic"], number): ranges for number in range(job["partitions"])})
+            case "group" | "pieces":
+                found = marshal.group_consumer(
+                    [job["topic"]], session_timeout_ms=4 * job["hi_ms"], allow_key_share=job["kind"] == "pieces"
+                )
+            case _:
+                found = marshal.consumer([job["topic"]])
+        with found as consumer:
+            yield consumer
+
+    def loop(self, consumer: Any) -> None:
+        """Batches, of a partition that is held whole or shared; a message that fails is set aside by hand."""
+        is_shared = self.job["kind"] == "batches"
+        for batch in consumer.batches(max_messages=self.rng.choice((20, 200))):
+            for message in batch:
+                if not self.one(batch, message, is_shared):
+                    break
+                if self.fails(message):
+                    (batch if is_shared else consumer).park(message, "Bad")
+            else:
+                batch.done()
+            del batch
+
+    def one(self, batch: Any, message: Any, is_shared: bool) -> bool:
+        """Handle one message. Returns whether the batch is still proven to be ours."""
+        place = self.job["kind"], message.partition(), message.offset()
+        self.say("b", *place, time.monotonic())
+        value = message.value() if is_shared or message.value() != POISON else BAD  # no loop counts tries
+        self.take_time(value, self.calm.exists())
+        ended = time.monotonic()
+        if not batch.is_held:
+            self.say("x", *place, ended)
+            return False
+        self.say("p" if self.fails(message) else "h", *place, ended)
+        return True
+
+    def fails(self, message: Any) -> bool:
+        """Whether its tries fail, here."""
+        return message.value() in (BAD, POISON) and not self.calm.exists()
+
+    def handle(self, message: Any) -> None:
+        """A handler of ``run``."""
+        attempt = Attempt.current()
+        place = self.job["kind"], message.partition(), message.offset()
+        self.say("b", *place, time.monotonic())
+        self.take_time(message.value(), self.calm.exists())
+        ended = time.monotonic()
+        try:
+            attempt.require()
+        except LeaseLostError:
+            self.say("x", *place, ended)
+            raise
+        if self.fails(message):
+            self.say("p" if attempt.is_last else "f", *place, ended)
+            raise ValueError("bad")
+        self.say("h", *place, ended)
+
+
+if __name__ == "__main__":
+    ModesWorker.main()
