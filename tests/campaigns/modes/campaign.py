@@ -25,9 +25,9 @@ from kafka_marshal.testing import RunningKafka
 from rationalizer.limits import MAX_KEY_HASH
 from tests.campaigns.modes.account import Account
 from tests.campaigns.modes.account import Place as At
+from tests.campaigns.modes.fleet import Fleet, Place
 from tests.campaigns.modes.worker import BAD
 from tests.campaigns.on_a_broker import Say, run_on_a_broker
-from tests.campaigns.modes.fleet import Fleet, Place
 from tests.campaigns.sharing.worker import POISON
 
 __all__ = ["MODES", "Options", "run_campaign"]
