@@ -52,6 +52,7 @@ NO_OP_S = 10.0
 CONTESTANTS = {
     "run, threads": "threads",
     "run, coroutines": "coroutines",
+    "by batches, 16 members": "shared",
     "Parallel Consumer 0.5.3": "parallel",
     "pyrallel-consumer 1.0.0": "pyrallel",
     "share group": "share",

@@ -1,8 +1,9 @@
-"""consumer.run(): side "threads" or "coroutines"."""
+"""consumer.run(): side "threads" or "coroutines"; and "shared": as many members that share the partition by batches."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from benchmarks.lane_peers.work import Order, Work
 from kafka_marshal import Marshal, Retry
@@ -20,13 +21,15 @@ def main() -> None:
     async def handle_async(message: Message) -> None:
         await work.handle_async(message.offset(), message.key() or b"", message.value() or b"")
 
-    marshal = Marshal(order.bootstrap, group_id=order.group, topic=order.coordination)
-    consumer = marshal.consumer([order.topic])
-    chosen = handle if order.side == "threads" else handle_async
-    threading.Thread(
-        target=lambda: consumer.run(chosen, concurrency=order.concurrency, retry=Retry(backoff=(0.002, 0.002))),
-        daemon=True,
-    ).start()
+    is_shared, retry = order.side == "shared", Retry(backoff=(0.002, 0.002))
+    chosen = handle_async if order.side == "coroutines" else handle
+    for number in range(order.concurrency if is_shared else 1):
+        marshal = Marshal(
+            order.bootstrap, group_id=order.group, client_id=f"worker-{number}", topic=order.coordination
+        )
+        consumer = marshal.consumer([order.topic], shared_batches=is_shared)
+        run = partial(consumer.run, chosen, concurrency=1 if is_shared else order.concurrency, retry=retry)
+        threading.Thread(target=run, daemon=True).start()
     work.wait()
     work.tell_and_end()
 
