@@ -110,6 +110,26 @@ def test_k5_a_dead_sharer_s_keys_are_repeated_from_what_it_had_committed_for_the
     assert set(twice) <= own
 
 
+def test_p8_a_late_copy_of_a_commit_for_some_keys_says_nothing_of_all_of_them() -> None:
+    """The member has more keys since. Their message was lost if it lay below that commit."""
+    net = shared(end=300)
+    first, second = join(net, "a"), join(net, "b")
+    net.run_until(lambda: cover_all(first, second))
+    for _ in range(30):
+        net.run(100)
+        first.work(50)
+    second.kill()
+    commits = [record for record in net.records(CommitOffsets) if record.client_id == "a" and record.entries[0].through]
+    assert commits[-1].entries[0].hi - commits[-1].entries[0].lo < MAX_KEY_HASH
+    for _ in range(200):
+        net.run(50)
+        net.write(commits[-1], route_group("g", net.cps))
+    assert cover_all(first)
+    for _ in range(3):
+        read_all(net, first)
+    assert set(handled(first)) == {(0, o) for o in range(300)}
+
+
 def test_g22_at_most_once_no_key_is_handled_twice_when_a_sharer_dies() -> None:
     net = shared(end=200)
     first, second = join(net, "a", at_most_once=True), join(net, "b", at_most_once=True)

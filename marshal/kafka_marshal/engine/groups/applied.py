@@ -30,7 +30,7 @@ from rationalizer import (
     Tick,
     codes,
 )
-from rationalizer.wire.wellformed import COMMIT, LET_GO
+from rationalizer.wire.wellformed import COMMIT, LET_GO, START
 
 __all__ = ["AppliedRecords", "Host"]
 
@@ -211,10 +211,11 @@ class AppliedRecords:
 
     def _commits_applied(self, entries: Sequence[Any], outcome: Outcome, own: bool, now: float) -> None:
         answers = zip(entries, outcome.entries or (), strict=True)
-        for (topic, partition, _, _, action, through, _, _), code in answers:
+        for (topic, partition, lo, hi, action, through, _, _), code in answers:
             key = (topic, partition)
-            accepted = code in codes.ACCEPTED
-            if own and (piece := self._holdings.pieces.get(key)) is not None:
+            accepted, piece = code in codes.ACCEPTED, self._holdings.pieces.get(key)
+            # What came late, for keys that it had before, says nothing of those that it has now.
+            if own and piece is not None and (action == START or (lo, hi) == piece.span):
                 if self._reports.answered(piece, action, through, code, now):
                     self._holdings.released(piece, now)
             elif own and action == COMMIT and through is not None:
