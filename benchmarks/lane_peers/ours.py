@@ -24,9 +24,7 @@ def main() -> None:
     is_shared, retry = order.side == "shared", Retry(backoff=(0.002, 0.002))
     chosen = handle_async if order.side == "coroutines" else handle
     for number in range(order.concurrency if is_shared else 1):
-        marshal = Marshal(
-            order.bootstrap, group_id=order.group, client_id=f"worker-{number}", topic=order.coordination
-        )
+        marshal = Marshal(order.bootstrap, group_id=order.group, client_id=f"worker-{number}", topic=order.coordination)
         consumer = marshal.consumer([order.topic], shared_batches=is_shared)
         run = partial(consumer.run, chosen, concurrency=1 if is_shared else order.concurrency, retry=retry)
         threading.Thread(target=run, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Shared reads (U13): whoever joins, leaves, falls behind or goes back, each gets what a reader of its own would.
+"""Shared reads (U13): members join, leave, fall behind and go back; each gets what a single reader would.
 
 The contract of readers is tests/contract/test_data_reader.py: also of one that has a twin in its process.
 """

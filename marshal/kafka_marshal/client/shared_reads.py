@@ -3,7 +3,7 @@
 A partition that one of them has is read by its own reader, as ever. One that several have is read by a reader of all:
 a *feed* keeps what it brought until the slowest of them has passed it. A member that falls behind what is kept, or asks
 for another position, reads alone until it is within the feed again. Each member is given every message from its
-position on, and every end, as by a reader of its own: whoever takes part, joins or leaves changes nothing of that.
+position on, and every end, as by a single reader: members that join or leave change nothing of that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SLICE_S, MIXED_S = 0.2, 0.01
 SILENT_S = 10.0
 
 #: A feed that has brought nothing for this long (s) may be deaf: a member that reads again from its position does that
-#: alone, and the partition is read alone by all for so long (s) once none has it from the feed.
+#: alone, and the partition is read alone by all for this long (s) once none has it from the feed.
 DEAF_S, BLOCKED_S = 0.5, 600.0
 
 #: What a message takes beside its key and value (bytes).
@@ -65,7 +65,7 @@ class Feed:
     key: Key
     start: int
     next: int
-    #: When the reader was told to begin (a number that grows); what an earlier read brought does not count.
+    #: When the reader was to begin (a number that grows); what an earlier read brought does not count.
     number: int
     #: When it brought something last (s, monotonic), and how often it did.
     moved_at: float
@@ -75,7 +75,7 @@ class Feed:
     #: The last end that was reached.
     end: int = -1
     is_resting: bool = False
-    #: It can't be read on; each member is told when it has had what came before.
+    #: It can't be read on; each member is given this after what came before.
     fault: DataFault | None = None
 
     def left(self, position: int) -> int:
@@ -255,7 +255,7 @@ class Pool:
                     part.is_told = True
 
     def _keep_limit(self) -> None:
-        """Whoever is behind reads alone if too much is kept for it."""
+        """A member that is behind reads alone if too much is kept for it."""
         limit = max((pool.max_bytes for pool in list(_POOLS.values())), default=0)
         while self.size and kept_bytes() > limit:
             feed = max(self._with_chunks(), key=lambda each: sum(chunk.size for chunk in each.chunks))

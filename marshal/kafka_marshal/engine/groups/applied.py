@@ -214,7 +214,7 @@ class AppliedRecords:
         for (topic, partition, lo, hi, action, through, _, _), code in answers:
             key = (topic, partition)
             accepted, piece = code in codes.ACCEPTED, self._holdings.pieces.get(key)
-            # What came late, for keys that it had before, says nothing of those that it has now.
+            # Late, and for keys of before, it says nothing of those of now.
             if own and piece is not None and (action == START or (lo, hi) == piece.span):
                 if self._reports.answered(piece, action, through, code, now):
                     self._holdings.released(piece, now)
