@@ -44,6 +44,7 @@ from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Stage
 from kafka_marshal.engine.work.consumer import ConsumerEngine
+from kafka_marshal.engine.work.hot_keys import LoopKeys
 from kafka_marshal.engine.work.pull import AwaitGrant, Fetch, Take, Wanted
 from kafka_marshal.ports import Message, TopicInfo
 from kafka_marshal.types import Start
@@ -233,6 +234,8 @@ _THINGS.append(_fill)
 class _Freezer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """The values of such an object without their names: half of what there would be to write."""
+        if type(obj) is LoopKeys:  # figures, and no state
+            return LoopKeys, ()
         names = _attributes(obj)
         if not names or len(getattr(obj, "__dict__", names)) != len(names):
             return NotImplemented
