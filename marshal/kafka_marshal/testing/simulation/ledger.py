@@ -94,7 +94,9 @@ class Accounts:
     @classmethod
     def of(cls, scenario: Scenario, scheduler: Scheduler, fail: Callable[[str, str], None]) -> Accounts:
         """Those of a story that begins."""
-        return cls(Ordering(scenario, fail), Outputs(fail), Counted(scenario, scheduler, fail), Parking(scenario, fail))
+        made = cls(Ordering(scenario, fail), Outputs(fail), Counted(scenario, scheduler, fail), Parking(scenario, fail))
+        made.ordering.killing = made.parking.killing
+        return made
 
     def published(self, key: Key, offset: int, message_key: bytes | None) -> None:
         """A message was written to a partition."""

@@ -30,6 +30,8 @@ class Ordering:
         self._begun: set[tuple[Key, int]] = set()
         #: (process, partition, lane) → offset that a handler of that process has.
         self._running: dict[tuple[Living, Key, Hashable], int] = {}
+        #: The message that kills: set aside, it lets its key continue before the log shows that (U2).
+        self.killing: tuple[Key, int] | None = None
         #: Lanes with a hanging handler.
         self.hung: set[tuple[Key, Hashable]] = set()
 
@@ -58,7 +60,7 @@ class Ordering:
             return
         self._begun.add((key, offset))
         before = self._before.get((key, offset))
-        if before is not None and before not in handled:
+        if before is not None and before not in handled and (key, before) != self.killing:
             what = f"{process.name} begins {_name(key)} offset {offset}, and no process has handled {before}"
             self._fail("order", f"{what}, which comes before it (order={self._order!r})")
 
