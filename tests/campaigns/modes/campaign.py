@@ -28,7 +28,7 @@ from tests.campaigns.modes.account import Place as At
 from tests.campaigns.modes.fleet import Fleet, Place
 from tests.campaigns.modes.worker import BAD
 from tests.campaigns.on_a_broker import Say, run_on_a_broker
-from tests.campaigns.sharing.worker import POISON
+from tests.campaigns.process import POISON
 
 __all__ = ["MODES", "Options", "run_campaign"]
 

@@ -15,19 +15,13 @@ It appends a line for each thing at once, so that it survives a kill; times are 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from random import Random
 from typing import Any
 
 from kafka_marshal import Attempt, Consumer, GroupConsumer, LeaseLostError, Marshal, Retry, ShareConsumer
-from tests.campaigns.sharing.worker import POISON
+from tests.campaigns.process import POISON, PoisonedProcess
 
 __all__ = ["BAD", "ModesWorker"]
 
@@ -37,57 +31,7 @@ BAD = b"bad"
 RETRY = Retry(attempts=2, backoff=(0.001, 0.01))
 
 
-class Process:
-    """A worker's process: what every campaign of sharers writes down, and how long a message takes."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.job = job
-        self.rng = Random(job["seed"])
-        self.out = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.calm = Path(job["calm"])
-
-    def say(self, *what: object) -> None:
-        """Write a line at once: it survives a kill."""
-        os.write(self.out, (" ".join(map(str, what)) + "\n").encode())
-
-    def take_time(self, value: bytes | str | None, is_calm: bool) -> None:
-        """The work of a message; the poison message kills the process."""
-        if value == POISON and not is_calm:
-            self.say("n")
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.job["work_ms"]:
-            time.sleep(self.job["work_ms"] / 1000)
-
-    def marshal(self) -> Marshal:
-        """Its Marshal; SIGTERM ends the process in order."""
-        job = self.job
-        marshal = Marshal(
-            job["bootstrap"],
-            group_id=job["group"],
-            client_id=job["name"],
-            topic=job["log"],
-            heartbeat_interval_ms=job["hi_ms"],
-            watchdog=job["watchdog"],
-        )
-        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-        return marshal
-
-    def live(self) -> None:
-        """From the Marshal's constructor to the end."""
-        raise NotImplementedError
-
-    @classmethod
-    def main(cls) -> None:
-        """The process, started with its job."""
-        worker = cls(json.loads(sys.argv[1]))
-        try:
-            worker.live()
-        except BaseException as error:
-            worker.say("e", f"{type(error).__name__}: {error}".replace("\n", " "))
-            raise
-
-
-class ModesWorker(Process):
+class ModesWorker(PoisonedProcess):
     """All of a process. Its kind is one of ``ORDERED`` or ``UNORDERED`` (account)."""
 
     def live(self) -> None:

@@ -111,7 +111,7 @@ class Account:
                 yield f"{place} is set aside ({reason}), and can be handled: {story}"
             if reason == "CRASHED" and written[place].value != KILLER and not self._died(story):
                 yield f"{place} is set aside as CRASHED, and kills no process: {written[place]}, {story}"
-            if written[place].value == KILLER and reason != "CRASHED":
+            if written[place].value == KILLER and reason != "CRASHED" and place not in self.by_hand:
                 yield f"{place} kills its process, and is set aside as {reason}"
             if story.handled and place not in self.by_hand:
                 yield f"{place} is set aside ({reason}), and was handled: {story}"

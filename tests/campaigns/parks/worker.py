@@ -15,16 +15,15 @@ It appends a line for each thing at once, so that it survives a kill; times are 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from kafka_marshal import Attempt, Consumer, LeaseLostError, Marshal, Retry
+from tests.campaigns.process import Process
 
 __all__ = ["BAD", "FLAKY", "KILLER", "SLOW", "Worker"]
 
@@ -37,30 +36,18 @@ class BadMessageError(Exception):
     """The message is bad."""
 
 
-class Worker:
+class Worker(Process):
     """All of a process."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.job = job
-        self.out = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        super().__init__(job)
         self.folder = Path(job["folder"])
         self.is_over = threading.Event()
-
-    def say(self, *what: object) -> None:
-        os.write(self.out, (" ".join(map(str, what)) + "\n").encode())
 
     def live(self) -> None:
         """From the Marshal's constructor to the end."""
         job = self.job
-        with Marshal(
-            job["bootstrap"],
-            group_id=job["group"],
-            client_id=job["name"],
-            topic=job["log"],
-            heartbeat_interval_ms=job["hi_ms"],
-            watchdog=job["watchdog"],
-        ) as marshal:
-            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        with self.marshal() as marshal:
             threading.Thread(target=self.tell_health, args=(marshal,), daemon=True).start()
             with self.consumer(marshal) as consumer:
                 retry = Retry(job["attempts"], tuple(job["backoff"]))
@@ -116,9 +103,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    worker = Worker(json.loads(sys.argv[1]))
-    try:
-        worker.live()
-    except BaseException as error:
-        worker.say("e", f"{type(error).__name__}: {error}".replace("\n", " "))
-        raise
+    Worker.main()

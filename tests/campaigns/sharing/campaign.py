@@ -21,8 +21,8 @@ from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.crew import AWAY, BrokerFaults, Crew, Operator, Place
 from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.campaigns.process import POISON
 from tests.campaigns.sharing.account import Account
-from tests.campaigns.sharing.worker import POISON
 
 __all__ = ["Options", "Result", "run_campaign"]
 

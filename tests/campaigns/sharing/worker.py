@@ -15,60 +15,40 @@ It appends a line for each thing at once, so that it survives a kill; times are 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 import time
-from pathlib import Path
-from random import Random
 from typing import Any
 
-from kafka_marshal import Attempt, LeaseLostError, Marshal, Retry, ShareConsumer, SharedBatch
+from kafka_marshal import Attempt, LeaseLostError, Retry, ShareConsumer, SharedBatch
 from kafka_marshal.errors import SinkError, StaleEpochError
 from kafka_marshal.sinks import SqliteSink
+from tests.campaigns.process import PoisonedProcess
 
-__all__ = ["INSERT", "POISON", "Worker"]
+__all__ = ["INSERT", "Worker"]
 
 INSERT = "INSERT INTO rows (place, at, token) VALUES (?, ?, ?)"
-
-#: A message that kills its process, until the folder has a file ``calm``.
-POISON = b"poison"
 
 #: The share of messages that are set aside, until then.
 PARKING = 0.0003
 
 
-class Worker:
+class Worker(PoisonedProcess):
     """All of a process."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self.job = job
-        self.rng = Random(job["seed"])
-        self.out = os.open(job["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.calm = Path(job["calm"])
+        super().__init__(job)
         self.sink = SqliteSink(job["database"]) if job["database"] else None
-
-    def say(self, *what: object) -> None:
-        os.write(self.out, (" ".join(map(str, what)) + "\n").encode())
 
     def live(self) -> None:
         """From the Marshal's constructor to the end."""
         job = self.job
-        with Marshal(
-            job["bootstrap"],
-            group_id=job["group"],
-            client_id=job["name"],
-            topic=job["log"],
-            heartbeat_interval_ms=job["hi_ms"],
-            watchdog=job["watchdog"],
-        ) as marshal:
-            signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
-            with marshal.consumer([job["topic"]], shared_batches=True, handler_timeout=job["timeout_s"]) as consumer:
-                if job["kind"] == "run":
-                    consumer.run(self.handle, concurrency=8, retry=Retry(attempts=2, backoff=(0.001, 0.01)), park=True)
-                else:
-                    self.batches(consumer)
+        with (
+            self.marshal() as marshal,
+            marshal.consumer([job["topic"]], shared_batches=True, handler_timeout=job["timeout_s"]) as consumer,
+        ):
+            if job["kind"] == "run":
+                consumer.run(self.handle, concurrency=8, retry=Retry(attempts=2, backoff=(0.001, 0.01)), park=True)
+            else:
+                self.batches(consumer)
 
     def batches(self, consumer: ShareConsumer) -> None:
         for batch in consumer.batches(max_messages=self.rng.choice((50, 500))):
@@ -120,13 +100,6 @@ class Worker:
                 aside.append(message)
         return aside if batch.is_held else None
 
-    def take_time(self, value: bytes | str | None, is_calm: bool) -> None:
-        if value == POISON and not is_calm:
-            self.say("n")
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.job["work_ms"]:
-            time.sleep(self.job["work_ms"] / 1000)
-
     def handle(self, message: Any) -> None:
         """A handler of ``run``."""
         attempt, is_calm = Attempt.current(), self.calm.exists()
@@ -148,9 +121,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    worker = Worker(json.loads(sys.argv[1]))
-    try:
-        worker.live()
-    except BaseException as error:
-        worker.say("e", f"{type(error).__name__}: {error}".replace("\n", " "))
-        raise
+    Worker.main()
