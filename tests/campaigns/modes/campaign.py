@@ -408,6 +408,9 @@ class _Campaign:
         for turn in range(20):
             dies = not self.is_gentle and self.rng.random() < 0.8 - 0.1 * turn
             status, text = self.command(*arguments, dies_after=self.rng.uniform(0.5, 9.0) if dies else None)
+            is_killed_at_its_end = status == 1 and turn > 0 and f"is a {to} group already" in text
+            if is_killed_at_its_end:
+                status = 0
             self.counts["conversions killed" if status is None else "conversions" if not status else "refused"] += 1
             if status == 0:
                 break
