@@ -19,16 +19,19 @@ from kafka_marshal.engine.effects import Append
 from kafka_marshal.engine.engine import Engine
 from kafka_marshal.engine.inputs import AppendRecord
 from kafka_marshal.engine.settings import EngineSettings, proof_margin_ms
+from kafka_marshal.engine.shares.consumer import BUSY_STEP_MS
 from kafka_marshal.node import stalled_fetch, steps
 from kafka_marshal.node.driver import Driver
 from kafka_marshal.node.steps import WAITS, Steps, Waits, step_ms
 from kafka_marshal.ports import TailBatch
-from rationalizer import GroupHeartbeat, LeaveGroup, World
+from rationalizer import GroupHeartbeat, LeaveGroup, SettlingMessages, World
 from tests.client.conftest import take, wait_until
 from tests.client.test_group import Groups, await_shared
 
 #: A step that nothing but a reason ends, and a session whose beats come too late for a test to end it.
 LONG_S, LONG_SESSION = 3_600.0, 300_000
+
+WHOLE = SimpleNamespace(harmless_step_ms=0.0)
 
 BEAT = GroupHeartbeat("a-1", "a", "g", "m", 1)
 ASKS = LeaveGroup("a-1", "a", "g", "m", 1)
@@ -193,13 +196,40 @@ def test_the_members_counted_are_those_heard_lately(scene: Scene) -> None:
 
 def test_a_member_without_leases_has_the_margin_of_its_session(scene: Scene) -> None:
     engine = scene.lock.engine
-    engine.groups[0] = engine.consumers[0] = SimpleNamespace(session_timeout_ms=10_000)
+    engine.groups[0] = engine.consumers[0] = SimpleNamespace(session_timeout_ms=10_000, schedule=WHOLE)
     assert scene.steps.step_ms(scene.now) == 333
-    engine.consumers[1] = SimpleNamespace()
+    engine.consumers[1] = SimpleNamespace(schedule=WHOLE)
     assert scene.steps.step_ms(scene.now) == 200, "a consumer that claims"
     del engine.consumers[1]
     engine.book.leases["orders", 0] = SimpleNamespace()
     assert scene.steps.step_ms(scene.now) == 200, "a lease by hand"
+
+
+def test_a_few_members_that_only_share_read_in_steps(scene: Scene) -> None:
+    engine = scene.lock.engine
+    engine.consumers[0] = SimpleNamespace(schedule=SimpleNamespace(harmless_step_ms=BUSY_STEP_MS))
+    for _ in range(2):
+        scene.now += steps.HEARD_MS
+        scene.hears("m1", "m2")
+        step = scene.steps.step_ms(scene.now)
+    assert step == BUSY_STEP_MS
+    engine.consumers[1] = SimpleNamespace(schedule=WHOLE)
+    assert scene.steps.step_ms(scene.now) == 0, "it holds others whole"
+    del engine.consumers[1]
+    engine.settings = EngineSettings("g", "a", "a-1", 1, 300)
+    assert scene.steps.step_ms(scene.now) == pytest.approx(600 / 30), "no longer than in a large group"
+    for _ in range(2):
+        scene.now += steps.HEARD_MS
+        scene.hears("m1")
+        step = scene.steps.step_ms(scene.now)
+    assert step == 0, "nobody else writes"
+
+
+def test_what_sharers_settle_and_take_asks_no_other_member(scene: Scene) -> None:
+    scene.steps.appended(
+        Append(0, SettlingMessages("a-1", "a", "g", "orders", 0, 1, 5, ((0, 1),), take=(2, 9, False)), 1)
+    )
+    assert scene.rests()
 
 
 def test_a_turn_that_is_due_ends_no_step(scene: Scene) -> None:

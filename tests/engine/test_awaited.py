@@ -10,6 +10,7 @@ from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine import inputs
 from kafka_marshal.engine.awaited import AWAITED, Awaited, awaited
 from kafka_marshal.engine.settings import CheckpointOptions, GroupOptions, SharingOptions
+from kafka_marshal.engine.shares.timing import LINGER_MS
 from tests.engine.groups.test_members import SESSION, join, net_of, works_on
 from tests.engine.harness import HI, Member, Net
 from tests.engine.sharers import TOPIC, shared_net
@@ -63,6 +64,8 @@ def taking_a_batch() -> Scene:
     net.run(HI)
     net.data[TOPIC, 0].end = 10
     a.fetch()
+    net.now += 2 * LINGER_MS
+    a.settle()
     yield a
     net.run_until(lambda: (a.work(), len(a.handled) == 10)[1])
     net.run(HI)

@@ -193,7 +193,7 @@ class Fetcher:
         """A cut holds up what is fetched: wait for its end, at most for a moment. Returns when the wait began."""
         now, driver = self._driver.monotonic(), self._driver
         with driver.condition:
-            driver.wait_for(
+            driver.lock.wait_for(
                 lambda: not self._engine.delivery.is_held_up(driver.now_ms()), max(0.0, min(until - now, CUT_SLICE_S))
             )
         return now

@@ -28,7 +28,7 @@ class Awaited(StrEnum):
     RELEASE = "a partition that it releases: the reason may end, and the log has to show the release"
     CHECKPOINT = "the end of a barrier, or of a restore"
     PAUSE = "the end of the group's pause"
-    BATCH = "a batch, of messages that are free: what others take shows what is left"
+    BATCH = "a batch that it has asked for"
 
 
 def _working(engine: Engine) -> Iterator[GroupClient]:
@@ -66,7 +66,7 @@ def _pause(engine: Engine, now: float) -> bool:
 
 
 def _batch(engine: Engine, now: float) -> bool:
-    return any(consumer.awaits_batch(now) for consumer in engine.consumers.values())
+    return any(consumer.schedule.awaits_batch for consumer in engine.consumers.values())
 
 
 #: By what is awaited: whether it is.

@@ -17,7 +17,16 @@ from kafka_marshal.engine.effects import Append
 from kafka_marshal.node.engine_lock import EngineLock
 from kafka_marshal.ports import TailBatch
 from kafka_marshal.runtime import Condition, Runtime
-from rationalizer import CommitOffsets, CommitRanges, GroupHeartbeat, Heartbeat, HeartbeatBatch, Outcome
+from rationalizer import (
+    CommitOffsets,
+    CommitRanges,
+    GroupHeartbeat,
+    Heartbeat,
+    HeartbeatBatch,
+    Outcome,
+    SettleOffsets,
+    SettlingMessages,
+)
 
 __all__ = ["LONGEST_STEP_MS", "MANY_RECORDS", "WAITS", "Steps", "Waits", "step_ms"]
 
@@ -39,6 +48,9 @@ LONGEST_SHARE = 1 / 30
 #: session, so those with long sessions, which cost less, count less.
 HEARD_MS = 5_000.0
 
+#: Steps from this number of members on, if all that this process does is to share partitions by batches.
+FEW_SHARERS = 2
+
 #: It reads at once this long (ms) before anything is due by time: a fetch, and a busy machine.
 FRESH_MS = 10.0
 
@@ -52,8 +64,8 @@ MANY_RECORDS = 256
 #: It does not rest for less than this (ms).
 SHORTEST_MS = 1.0
 
-#: What a member appends by time, and no other member answers.
-_ROUTINE = (Heartbeat, HeartbeatBatch, GroupHeartbeat, CommitOffsets, CommitRanges)
+#: What a member appends by time or by its work, and no other member answers.
+_ROUTINE = (Heartbeat, HeartbeatBatch, GroupHeartbeat, CommitOffsets, CommitRanges, SettleOffsets, SettlingMessages)
 
 
 class Waits(StrEnum):
@@ -123,13 +135,15 @@ class Steps:
             self._heard_since, self._heard_before = now, len(self._heard)
             self._heard = set()
         members = max(len(self._heard), self._heard_before)
-        if members <= FREE_MEMBERS:
-            return 0.0
         engine = self._lock.engine
+        schedules = [] if members < FEW_SHARERS else [consumer.schedule for consumer in engine.consumers.values()]
+        harmless = min((schedule.harmless_step_ms for schedule in schedules), default=0.0)
+        if members <= FREE_MEMBERS and not harmless:
+            return 0.0
         patience = [client.session_timeout_ms for client in engine.groups.values()]
         if not patience or engine.book.leases or engine.consumers.keys() - engine.groups.keys():
             patience.append(2 * engine.settings.heartbeat_interval_ms)
-        return step_ms(members, min(patience))
+        return max(step_ms(members, min(patience)), min(harmless, min(patience) * LONGEST_SHARE))
 
     def reason(self, now: float) -> Waits | Awaited | None:
         """Why it reads at once; None: it waits for nothing."""

@@ -14,6 +14,7 @@ from kafka_marshal.engine.plane import Loss, Owner, Ownership
 from kafka_marshal.engine.settings import ConsumerSettings, EngineSettings, SharingOptions
 from kafka_marshal.engine.shares.desk import Desk, Given
 from kafka_marshal.engine.shares.taking import Taking
+from kafka_marshal.engine.shares.timing import LINGER_MS
 from kafka_marshal.engine.shares.tracking import BatchBuffer, BatchTracker
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.engine.work.assignment import Assignment, Run, Stage
@@ -34,6 +35,9 @@ from rationalizer.wire.records import SettlingMessages, Take
 
 __all__ = ["BatchRun", "SharedAssignment", "SharedConsumer", "SharedDelivery", "aside_of"]
 
+
+#: A member with messages in flight reads the log in steps of this length (ms): its next take is due by time.
+BUSY_STEP_MS = 100.0
 
 #: A batch is delivered in parts if reading it takes longer than this (ms).
 FILL_MS = 1_000.0
@@ -440,6 +444,14 @@ class SharedSchedule(Schedule):
     def deadline(self, now: float) -> float:
         return min(super().deadline(now), self._consumer.taking.due)
 
+    @property
+    def awaits_batch(self) -> bool:
+        return self._consumer.taking.asked is not None
+
+    @property
+    def harmless_step_ms(self) -> float:
+        return BUSY_STEP_MS if self._consumer.in_hand_now else LINGER_MS
+
 
 class SharedConsumer(ConsumerEngine):
     """A consumer of shares by batches."""
@@ -524,10 +536,6 @@ class SharedConsumer(ConsumerEngine):
     def wants(self, max_messages: int, fill_ms: float, now: float) -> None:
         """The program asks for batches of at most max_messages, each read for fill_ms at most."""
         self.taking.pace.max_messages, self.fill_ms = max_messages, fill_ms
-
-    def awaits_batch(self, now: float) -> bool:
-        found = [x.desk for x in self.desks()]
-        return any(len(x.settling) or x.crowd.again or x.shelf.new(x.free_from).offsets for x in found)
 
     def take_on(
         self,

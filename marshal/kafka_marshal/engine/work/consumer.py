@@ -322,10 +322,6 @@ class ConsumerEngine:
         """The oldest error that the user's call must raise, once; None: there is none."""
         return self.errors.pop(0) if self.errors else None
 
-    def awaits_batch(self, now: float) -> bool:
-        """Whether the log is to show a batch of messages that several members want."""
-        return False
-
     @property
     def closed(self) -> bool:
         """Whether it has closed and no assignment is left: the log shows their releases."""

@@ -138,6 +138,16 @@ class Schedule:
         self._consumer.revocation.time_out(assignment, now)
         return True
 
+    @property
+    def awaits_batch(self) -> bool:
+        """Whether the log is to show a batch that was asked for."""
+        return False
+
+    @property
+    def harmless_step_ms(self) -> float:
+        """To read the log in steps of this length delays nothing now."""
+        return 0.0
+
     def deadline(self, now: float) -> float:
         """When ``step`` must run next (own clock, ms)."""
         hi = self._heartbeat_interval_ms
