@@ -234,19 +234,25 @@ class Ground:
         producer.flush(60)
         return times
 
-    def bytes_of(self, topic: str) -> int:
-        """What the records of a topic take, each in its own batch (61 bytes, and some 10 for the record)."""
+    def bytes_of(self, topic: str) -> float:
+        """What the records of a topic took, each in its own batch (61 bytes, and some 10 for the record).
+
+        The broker prunes what it keeps of a share group: what is gone counts as much as the mean of what is left.
+        """
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "bytes", "enable.partition.eof": True})
-        partitions = consumer.list_topics(topic, 20).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-        found, left = 0, len(partitions)
+        left = set(consumer.list_topics(topic, 20).topics[topic].partitions)
+        marks = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=20) for number in left}
+        consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in marks.items()])
+        sizes = []
         while left:
             for message in consumer.consume(1_000, 1.0):
-                left -= message.error() is not None
-                if message.error() is None:
-                    found += 71 + len(message.key() or b"") + len(message.value() or b"")
+                is_end = message.error() is not None  # never reported while a record comes with each fetch
+                if not is_end:
+                    sizes.append(71 + len(message.key() or b"") + len(message.value() or b""))
+                if is_end or message.offset() + 1 >= marks[message.partition()][1]:
+                    left.discard(message.partition())
         consumer.close()
-        return found
+        return sum(end for _, end in marks.values()) * (sum(sizes) / max(1, len(sizes)))
 
 
 def rate_of(crew: Crew, seconds: float) -> float:
@@ -373,8 +379,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         about = json.loads(chosen.worker)
         SIDES[about["side"]](about, Handler(about))
         return 0
+    rows = []
     with bench_kafka(BROKER) as bootstrap:
-        rows = list(race(Ground(bootstrap, chosen.seconds), chosen.only.split(","), chosen.rounds))
+        for row in race(Ground(bootstrap, chosen.seconds), chosen.only.split(","), chosen.rounds):
+            print(f"{row.name}: {row.ours:,.2f} {row.unit}", file=sys.stderr)
+            rows.append(row)
     report("beside a share group", rows, chosen.json, workers=WORKERS, work_ms=WORK_MS, seconds=chosen.seconds)
     return 0
 

@@ -118,6 +118,7 @@ class Fetcher:
         #: Partition → the numbers of its latest assignment and of the one before. The dict is replaced, never changed:
         #: a thread that reads compares the dict of before its read with the present one.
         self._fetched: dict[Key, tuple[int, int]] = {}
+        #: The number of the last assignment that ``_fetched`` shows.
         self._assigns = 0
         #: All partitions ever fetched (messages of others can't be reported done here) → the latest assignment.
         self.ever_fetched: dict[Key, int] = {}
@@ -155,10 +156,10 @@ class Fetcher:
         self._change(changes)
 
     def _change(self, changes: Mapping[Key, int | None]) -> None:
-        self._assigns += 1
+        number = self._assigns + 1
         begun = {key: offset for key, offset in changes.items() if offset is not None}
-        numbers = {key: (self._assigns, self.ever_fetched.get(key, 0)) for key in begun}
-        self.ever_fetched.update(dict.fromkeys(begun, self._assigns))
+        numbers = {key: (number, self.ever_fetched.get(key, 0)) for key in begun}
+        self.ever_fetched.update(dict.fromkeys(begun, number))
         ended = [key for key, offset in changes.items() if offset is None]
         if ended:
             self.reader.unassign(ended)
@@ -169,6 +170,7 @@ class Fetcher:
         self.monitor.begin(begun)
         kept = {key: number for key, number in self._fetched.items() if key not in changes}
         self._fetched = {**kept, **numbers}
+        self._assigns = number
 
     def fill(self, room: int, enough: Callable[[], bool] = lambda: False) -> int:
         """Fetch what is there, ``room`` messages at most, until enough(). Returns the number of messages and faults."""
@@ -247,8 +249,8 @@ class Fetcher:
             room = self._room()
             self._hold_up(room)
             self._is_torn = True
-            with self._driver.locked(step=False):
-                fetched, begun = self._fetched, self._assigns
+            begun = self._assigns  # before the dict, without the lock: else it might be of a change under way
+            fetched = self._fetched
             limit = max(1, min(READ_SIZE, room))
             messages, faults = self.reader.read(limit, timeout_s)
             if len(messages) < limit:
