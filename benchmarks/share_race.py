@@ -249,7 +249,7 @@ class Ground:
                 is_end = message.error() is not None  # never reported while a record comes with each fetch
                 if not is_end:
                     sizes.append(71 + len(message.key() or b"") + len(message.value() or b""))
-                if is_end or message.offset() + 1 >= marks[message.partition()][1]:
+                if is_end or (message.offset() or 0) + 1 >= marks[message.partition()][1]:
                     left.discard(message.partition())
         consumer.close()
         return sum(end for _, end in marks.values()) * (sum(sizes) / max(1, len(sizes)))

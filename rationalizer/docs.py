@@ -246,6 +246,7 @@ def _limits() -> list[str]:
         ("pinned checkpoints of a group", limits.MAX_PINNED, "X9"),
         ("weight of older versions of a group", limits.MAX_OLD_WEIGHT, "X6"),
         ("holes of a partition", limits.MAX_HOLES, "H5"),
+        ("holes of a CP, from which on clients set no message aside", limits.MANY_HOLES, "U2"),
         ("entries of a SettlingMessages or SettleOffsets", limits.MAX_SETTLED_ENTRIES, "section 7b"),
         ("offsets of an entry, or of a take", limits.MAX_SETTLED_OFFSETS, "section 7b"),
         ("offsets of all entries of a record", limits.MAX_SETTLED_TOGETHER, "section 7b"),

@@ -114,6 +114,10 @@ MAX_REASON_BYTES: Final = 64
 #: Holes of one partition (H5): what a handler failed on is to be seen, not to fill the state.
 MAX_HOLES: Final = 10_000
 
+#: Holes of a CP from which on clients set no more messages aside, so that its state and snapshots stay small. The log
+#: itself has no such limit.
+MANY_HOLES: Final = 100_000
+
 #: Key hashes are 0 … MAX_KEY_HASH (P7): xxHash64 less its lowest bit, so that they fit Kafka's int64.
 MAX_KEY_HASH: Final = 2**63 - 1
 

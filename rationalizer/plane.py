@@ -98,6 +98,9 @@ class Plane(Protocol):
     def size(self) -> int:
         """How many things a snapshot lists, which its place is chosen by (S2)."""
 
+    def hole_count(self) -> int:
+        """How many holes there are (H1). Any thread."""
+
     def forget(self, group_id: str) -> None:
         """Drop everything about the group (C16)."""
 

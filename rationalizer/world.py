@@ -117,6 +117,10 @@ class World:
         """How many leases, members, partitions, checkpoints … a snapshot lists: what its place is chosen by (S2)."""
         return sum(plane.size() for plane in self._planes.all)
 
+    def hole_count(self) -> int:
+        """How many holes all groups have in this CP (H1). Any thread."""
+        return sum(plane.hole_count() for plane in self._planes.all)
+
     def pause(self, group_id: str) -> Pause | None:
         """The group's pause, while it is in force at the log time (C10)."""
         pause = self._pauses.get(group_id)

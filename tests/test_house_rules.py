@@ -156,13 +156,13 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
     "checkpoints": (5, 680),
     "cli": (32, 8_170),
     "client": (51, 11_280),
-    "engine": (95, 19_530),
+    "engine": (95, 19_600),
     "kafka_marshal": (19, 2_910),
     "metrics": (8, 1_870),
     "node": (30, 4_710),
     "observe": (26, 5_340),
     "pipeline": (39, 8_510),
-    "rationalizer": (61, 11_090),
+    "rationalizer": (61, 11_110),
     "sinks": (10, 2_760),
     "snapshots": (5, 1_050),
     "testing": (55, 11_620),
@@ -171,7 +171,7 @@ MOST_OF_A_PACKAGE: dict[str, tuple[int, int]] = {
 }
 
 #: Of all packages together.
-MOST_OF_ALL = (523, 107_900)
+MOST_OF_ALL = (523, 107_980)
 
 
 def sizes_of(paths: Iterable[Path]) -> dict[str, tuple[int, int]]:

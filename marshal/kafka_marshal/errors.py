@@ -283,7 +283,8 @@ class KeyRangeError(MarshalError):
     ``kip_number``: 88: the group's setting accept_individual_commit is off. 89: the topic is one of
     ``Marshal(ordered_topics=…)``. 90: the log assigns this member some keys of a partition, and it has not allowed that
     (``allow_key_share=True``). 91 is never raised: the member drops what was done before, and warns. 92: 10,000
-    messages of the partition are open, and it is held back (``partition_stuck="raise"``).
+    messages of the partition are open, or 100,000 of all groups in its part of the coordination topic, and it is held
+    back (``partition_stuck="raise"``).
     """
 
     def __init__(self, message: str, *, kip_number: int, stable: int | None = None) -> None:

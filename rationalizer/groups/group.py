@@ -350,15 +350,9 @@ class Group:
         return len(self.members) + len(self.partitions()) + self.hole_count() + dated
 
     def hole_count(self) -> int:
-        """How many holes all its partitions have."""
-        return sum(
-            [
-                len(kept.progress.holes)
-                for of_topic in self.progress.values()
-                for kept in of_topic.values()
-                if kept.progress.holes is not None
-            ]
-        )
+        """How many holes all its partitions have (any thread)."""
+        kept = [each for of_topic in list(self.progress.values()) for each in list(of_topic.values())]
+        return sum([len(holes) for each in kept if (holes := each.progress.holes) is not None])
 
     def _watch(self, member: Member) -> None:
         member.watched = member.deadline

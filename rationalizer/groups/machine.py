@@ -97,6 +97,10 @@ class GroupPlane(SettleRecords):
         """How many members, partitions, checkpoints and versions the groups have (S2)."""
         return sum(group.size() for group in self.groups.values())
 
+    def hole_count(self) -> int:
+        """How many holes all groups have (H1). Any thread."""
+        return sum([group.hole_count() for group in list(self.groups.values())])
+
     def rows(self, level: int) -> list[Sequence[Any]]:
         """All groups, sorted (S1)."""
         return GROUP.rows([self.groups[group_id] for group_id in sorted(self.groups)], level)

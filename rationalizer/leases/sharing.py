@@ -99,8 +99,12 @@ class SharingRecords:
                 self._with_more.remove(key)
                 continue
             found += 0 if lease.shares is None else len(lease.shares)
-            found += 0 if lease.progress.holes is None else len(lease.progress.holes)
-        return found
+        return found + self.hole_count()
+
+    def hole_count(self) -> int:
+        """How many holes all leases have (H1). Any thread."""
+        leases = [self.leases.get(key) for key in list(self._with_more)]
+        return sum([len(holes) for each in leases if each is not None and (holes := each.progress.holes) is not None])
 
     def _claiming_share(self, message: Message, context: ApplyContext) -> Verdict:
         """B3: some keys, or batches, of a lease that has no other mode."""

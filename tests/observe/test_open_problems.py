@@ -119,6 +119,28 @@ def test_a_list_that_is_half_full_or_full_is_a_problem(scene: Scene, monkeypatch
         assert f"3 of the {most} that a partition may have open" in state
 
 
+def test_a_part_of_the_log_that_is_half_full_or_full_is_a_problem(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the open messages of all groups: workers add none at the limit."""
+    park(scene)
+    other = ("x1/1", "x1", "another")
+    epoch = scene.append(ClaimingPartition(*other, DATA, 0, 60_000))
+    scene.append(SettlingMessages(*other, DATA, 0, epoch, 99, open=((2, 2, 1, 2),)))
+    for most, means in ((8, None), (7, "At the limit nothing more is set aside"), (4, "can't be set aside any more")):
+        monkeypatch.setattr(module, "MANY_HOLES", most)
+        found = scene.check()
+        if means is None:
+            assert found == []
+            continue
+        ((kind, _, text),) = found
+        assert kind == "holes"
+        assert text.startswith(
+            f"orders 0: 4 of {most} open messages that all groups together in __marshal [0] may have."
+        )
+        assert means in text
+
+
 def test_a_worker_that_stands_still_with_messages_that_wait_is_told_what_to_do(scene: Scene) -> None:
     """A message that fails again and again holds its key back: `check` names the commands, not only a hung handler."""
     epoch = scene.append(ClaimingPartition(*W1, DATA, 0, HI))

@@ -15,7 +15,7 @@ from kafka_marshal.engine.work.consumer import ConsumerEngine
 from kafka_marshal.engine.work.hot_keys import HotKey
 from kafka_marshal.engine.work.lanes import HELD_BACK_MS, HeldBack, lasting
 from kafka_marshal.engine.work.stuck import Stuck
-from rationalizer.limits import MAX_HOLES
+from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.node.driver import Driver
@@ -31,7 +31,10 @@ FORKED = (
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """A partition with more than half of the open messages that the log keeps of one (H5); ``str()`` is for people."""
+    """A partition with more than half of the open messages that it may have (H5); ``str()`` is for people.
+
+    Or one of the coordination topic, with those of all groups: workers add none to 100,000.
+    """
 
     topic: str
     partition: int
@@ -52,9 +55,10 @@ class Crowded:
             else "at the limit nothing more is set aside, and the partition stops"
         )
         return (
-            f"{self.topic} [{self.partition}] has {self.open:,} of the {self.most:,} open messages that it may have: "
-            f"{means}. Nothing is lost; other partitions continue. Mend what makes them fail, then redrive or discard "
-            f"some: kafka-marshal open-messages {quote(self.group_id)}"
+            f"{self.topic} [{self.partition}] has {self.open:,} of the {self.most:,} open messages that it may have"
+            f"{', of all groups' * (self.most == MANY_HOLES)}: {means}. Nothing is lost; other partitions continue. "
+            "Mend what makes them fail, then redrive or discard some: kafka-marshal open-messages "
+            f"{quote(self.group_id)}"
         )
 
 
@@ -98,8 +102,8 @@ class Health:
     #: Keys of which ``consumer.run(…, order="key")`` handles so much that one handler is busy with each for more than
     #: half of the time: more handlers or members do not speed them up. ``ok`` ignores them.
     hot_keys: tuple[HotKey, ...] = ()
-    #: Partitions of this member with more than half of the open messages that they may have. ``ok`` ignores them until
-    #: the limit is reached: then it is a problem.
+    #: Partitions of this member, and those of the coordination topic that they belong to, with more than half of the
+    #: open messages that they may have. ``ok`` ignores them until the limit is reached: then it is a problem.
     crowded: tuple[Crowded, ...] = ()
     #: Why this member can't remove log that is older than the topic asks for (``kafka-marshal topic``); "": it can, or
     #: need not. ``ok`` ignores it: the log grows, and another member may do it.
@@ -139,11 +143,7 @@ def examine(driver: Driver, *, closed: bool) -> Health:
                 "done comes again"
             )
         others.extend(_failing(driver, now))
-    crowded = (
-        ()
-        if closed or ends
-        else tuple(one for each in _all(driver) for one in _crowded(each, driver.engine.settings.group_id))
-    )
+    crowded = () if closed or ends else tuple(_crowded(driver, driver.engine.settings.group_id))
     problems = (*ends, *others, *(str(one) for one in crowded if one.is_full))
     state = next((str(member.state(now)) for member in list(driver.engine.groups.values())), "")
     is_beating = driver.effects.appends.failures.failing is None and state != MemberState.REDISCOVER
@@ -212,13 +212,21 @@ def _failing(driver: Driver, now: float) -> Iterator[str]:
         )
 
 
-def _crowded(consumer: ConsumerEngine, group_id: str) -> Iterator[Crowded]:
-    """Its partitions with more than half of the open messages that they may have (any thread; no lock)."""
-    for key, assignment in sorted(consumer.assignments.copy().items()):
-        progress = consumer.source.view.whole_progress(key) if assignment.lease.held else None
-        holes = None if progress is None else progress.holes
-        if holes is not None and 2 * len(holes) > MAX_HOLES:
-            yield Crowded(*key, len(holes), MAX_HOLES, group_id)
+def _crowded(driver: Driver, group_id: str) -> Iterator[Crowded]:
+    """Partitions with more than half of the open messages that they may have (any thread; no lock)."""
+    cps = set()
+    for consumer in _all(driver):
+        for key, assignment in sorted(consumer.assignments.copy().items()):
+            if not assignment.lease.held:
+                continue
+            cps.add(assignment.lease.cp)
+            progress = consumer.source.view.whole_progress(key)
+            holes = None if progress is None else progress.holes
+            if holes is not None and 2 * len(holes) > MAX_HOLES:
+                yield Crowded(*key, len(holes), MAX_HOLES, group_id)
+    for cp in sorted(cps):
+        if 2 * (count := driver.replica.worlds[cp].hole_count()) > MANY_HOLES:
+            yield Crowded(driver.replica.topic, cp, count, MANY_HOLES, group_id)
 
 
 def _checkpoints(driver: Driver) -> list[Checkpointing]:

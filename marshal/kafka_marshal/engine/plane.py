@@ -255,6 +255,9 @@ class PartitionView(Protocol):
     def came_later(self, key: Key) -> bool:
         """Whether it was added to a topic that the group already works on: it starts at the earliest offset (P9)."""
 
+    def hole_count(self, cp: int) -> int:
+        """How many holes all groups have in a CP (H1)."""
+
     def is_stopped(self, cp: int) -> bool:
         """Whether a CP is at a level that this release does not know (E4)."""
 

@@ -12,7 +12,7 @@ from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.problems import Problem, places
 from kafka_marshal.observe.rows import GroupRow, LeaseRow
 from kafka_marshal.observe.text import count, span
-from rationalizer.limits import MAX_HOLES
+from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 if TYPE_CHECKING:
     from kafka_marshal.observe.view import View
@@ -77,18 +77,23 @@ def open_problems(
             found.append(Problem(name, "parked", text, len(old), _rows(rows, [each for each, _ in old])))
     found += _stuck_batches(cluster, view, group, holdings)
     found += [] if group.is_paused else _stuck_tries(cluster, view, group, holdings)
-    for key, amount in crowded(group).items():
+    of_one = [([rows[key]], amount, MAX_HOLES, "a partition") for key, amount in crowded(group).items()]
+    for cp in sorted({row.cp for row in group.leases if row.cp is not None}):
+        if 2 * (amount := view.worlds[cp].hole_count()) > MANY_HOLES:
+            of_cp = [row for row in group.leases if row.cp == cp]
+            of_one.append((of_cp, amount, MANY_HOLES, f"all groups together in {view.replica.topic} [{cp}]"))
+    for some, amount, most, of in of_one:
         means = (
             "What fails for good can't be set aside any more, and then nothing of it is delivered until some are done"
         )
-        if amount < MAX_HOLES:
+        if amount < most:
             means = "At the limit nothing more is set aside, and nothing of it is delivered until some are done"
         text = (
-            f"{places([rows[key]])}: {amount:,} of {MAX_HOLES:,} open messages that a partition may have. {means}. "
+            f"{places(some)}: {amount:,} of {most:,} open messages that {of} may have. {means}. "
             "Nothing is lost. Mend what makes them fail, then redrive or discard some: kafka-marshal open-messages "
             f"{quote(name)}"
         )
-        found.append(Problem(name, "holes", text, 1, [rows[key]]))
+        found.append(Problem(name, "holes", text, len(some), some))
     return found
 
 

@@ -87,6 +87,9 @@ class LeaseView:
     def came_later(self, key: Key) -> bool:
         return key in self._subscription.grown
 
+    def hole_count(self, cp: int) -> int:
+        return self._peers.hole_count(cp)
+
     def is_stopped(self, cp: int) -> bool:
         return self._peers.is_stopped(cp)
 

@@ -261,6 +261,10 @@ class Peers:
                 closed[cp] = ends
         return closed
 
+    def hole_count(self, cp: int) -> int:
+        """How many holes all groups have in this CP."""
+        return self._worlds[cp].hole_count()
+
     def is_stopped(self, cp: int) -> bool:
         """Whether this CP has an Upgrade that we cannot follow (E4): we read no more of it."""
         return self._worlds[cp].required_level is not None

@@ -63,6 +63,9 @@ class GroupView:
         group = self._member.group
         return group is not None and bool(group.progress.get(key[0]))
 
+    def hole_count(self, cp: int) -> int:
+        return self._worlds[cp].hole_count()
+
     def is_stopped(self, cp: int) -> bool:
         return self._worlds[cp].required_level is not None
 

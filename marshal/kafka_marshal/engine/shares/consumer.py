@@ -67,7 +67,7 @@ class BatchRun(RunOf[Assignment]):
 class SharedAssignment(Assignment):
     """A share of one partition."""
 
-    __slots__ = ("desk", "is_dirty", "sent_at", "took")
+    __slots__ = ("desk", "is_crowded", "is_dirty", "sent_at", "took")
 
     buffer: BatchBuffer
     tracker: BatchTracker
@@ -81,6 +81,8 @@ class SharedAssignment(Assignment):
         self.desk: Desk = Desk(self, sharing.max_deliveries, sharing.at_most_once)
         #: A record about the partition was applied since the desk looked.
         self.is_dirty: bool = True
+        #: A message waits to be set aside, and the log has too many open ones: nothing more is taken.
+        self.is_crowded: bool = False
         #: What our last settle took, if it asked for a batch.
         self.took: str = "nothing"
         #: When a record of it was last sent and is not answered (own clock, ms); None: it is.
@@ -119,7 +121,13 @@ class SharedAssignment(Assignment):
         """Send what the log does not show yet; taking: the next batch. Returns whether anything was sent."""
         again_ms = self.lease.heartbeat_interval_ms / 2
         self.desk.settle()
-        entries = self.desk.settling.entries(self.consumer.source.view.progress(self.key), now, again_ms)
+        settling, progress = self.desk.settling, self.consumer.source.view.progress(self.key)
+        held = self.consumer.settlements.held(self, settling, progress, now)
+        self.is_crowded = bool(held)
+        if self.stage is Stage.REVOKING:
+            while held:
+                settling.give_back(held.pop())
+        entries = settling.entries(progress, now, again_ms, held)
         if entries is None and taking is None:
             return False
         self.consumer.shares.settle(self.lease, entries, taking, now)
@@ -177,7 +185,8 @@ class SharedAssignment(Assignment):
     def may_take(self, now: float) -> bool:
         """Whether a batch may be taken: it is delivered as soon as it is read."""
         closed = self.consumer.source.view.closed(self.lease.cp, now)
-        return self.stage is Stage.ACTIVE and not self.user_paused and now < self.lease.hand_out_until and not closed
+        is_free = not (closed or self.user_paused or self.is_crowded)
+        return self.stage is Stage.ACTIVE and now < self.lease.hand_out_until and is_free
 
     def can_hand_out(self, now: float) -> bool:
         first = self.buffer.first

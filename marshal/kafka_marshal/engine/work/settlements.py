@@ -14,9 +14,10 @@ from kafka_marshal.engine.work.grants import Grants
 from kafka_marshal.engine.work.in_lanes import InLanes
 from kafka_marshal.engine.work.open_messages import Try, Wary
 from kafka_marshal.engine.work.run import offset_of
+from kafka_marshal.engine.work.settling import Settling
 from kafka_marshal.errors import KeyRangeError
-from rationalizer import codes
-from rationalizer.limits import MAX_HOLES
+from rationalizer import Progress, codes
+from rationalizer.limits import MANY_HOLES, MAX_HOLES
 
 __all__ = ["Settlements"]
 
@@ -28,6 +29,9 @@ CRASHED = "CRASHED"
 
 #: From this number of tries on, begun by earlier owners, a message is tried alone.
 ALONE = 2
+
+#: In place of a code: the client sends no message that is to be set aside, as the CP has too many open ones.
+CROWDED = "CROWDED"
 
 #: Code → what it means for the messages; others are sent again, and say nothing.
 _MEANS = {
@@ -46,6 +50,11 @@ _MEANS = {
 #: The same, and what is dropped here, too: it was done before.
 _TELLS = {
     **_MEANS,
+    CROWDED: (
+        f"can't be set aside: {MANY_HOLES:,} messages, of all groups, are open in this partition's part of the "
+        "coordination topic, and workers add no more. Nothing more of the partition is handed out until some are "
+        "settled. Nothing is lost; other partitions continue. Redrive or discard some: kafka-marshal open-messages"
+    ),
     codes.INDIVIDUAL_COMMIT_TOO_OLD: (
         "can't be set aside or tried again: it was done before (everything up to offset {} is). It is dropped, and "
         "nothing is lost"
@@ -84,6 +93,8 @@ class Settlements:
         self._gaps = gaps
         #: Code → when a warning was last given (own clock, ms).
         self._warned: dict[str, float] = {}
+        #: CP → when its holes were last counted (own clock, ms), and whether there are too many.
+        self._counted: dict[int, tuple[float, bool]] = {}
 
     def applied(self, assignment: Assignment, entries: Settles, answers: Sequence[str] | None, now: float) -> None:
         """A record with these entries was applied. answers: of our own record, what the log says of each."""
@@ -108,7 +119,7 @@ class Settlements:
         topic, partition = assignment.key
         text = f"{topic} [{partition}]: offset {offset} {_TELLS[code].format(stable)}"
         self._consumer.warn(text)
-        if code == codes.MAX_INDIVIDUAL_COMMIT_REACHED and Why.UNREADABLE in self._consumer.settings.raises:
+        if code in (codes.MAX_INDIVIDUAL_COMMIT_REACHED, CROWDED) and Why.UNREADABLE in self._consumer.settings.raises:
             self._consumer.errors.append(KeyRangeError(text, kip_number=92))
 
     def look_after(self, run: Run, now: float) -> Wary | None:
@@ -162,9 +173,24 @@ class Settlements:
             return
         progress = self._consumer.source.view.whole_progress(assignment.key)
         opened.look(progress)
-        entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms)
+        held = self.held(assignment, opened.settling, progress, now)
+        opened.is_full = opened.is_full or bool(held)
+        entries = opened.settling.entries(progress, now, assignment.lease.heartbeat_interval_ms, held)
         if entries is not None:
             self._consumer.source.reports.settle(assignment.lease, entries, now)
+
+    def held(self, assignment: Assignment, wanted: Settling, progress: Progress | None, now: float) -> list[int]:
+        """The offsets that are to be set aside, and are not: the CP has too many open messages. Says so."""
+        parks = wanted.new_parks(progress)
+        if not parks:
+            return parks
+        cp = assignment.lease.cp
+        if self._counted.get(cp, (-inf, False))[0] != now:
+            self._counted[cp] = now, self._consumer.source.view.hole_count(cp) >= MANY_HOLES
+        if not self._counted[cp][1]:
+            return []
+        self.refused(assignment, parks[0], CROWDED, now)
+        return parks
 
     def report(self, assignment: Assignment) -> None:
         """Report open messages that are gone from the log."""

@@ -6,7 +6,7 @@ holder of the messages, a whole partition or a part of it, decides what follows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
@@ -107,8 +107,25 @@ class Settling:
         found.append((first, last))
         return [(low, high) for low, high in found if low <= high]
 
-    def entries(self, progress: Progress | None, now: float, again_ms: float) -> Entries | None:
-        """What to send now; None: nothing. What was sent this long ago, and is not shown, is sent again."""
+    def new_parks(self, progress: Progress | None) -> list[int]:
+        """The offsets that are to be set aside, and do not wait as a free hole: each makes one hole more."""
+        holes = None if progress is None else progress.holes
+        wanted = [request.first for request in self._requests.values() if request.kind is Kind.PARKED]
+        found = [None if holes is None else holes.at(offset) for offset in wanted]
+        is_alone = [hole is not None and hole.is_free and hole.first == hole.last for hole in found]
+        return [offset for offset, alone in zip(wanted, is_alone, strict=True) if not alone]
+
+    def give_back(self, first: int) -> None:
+        """Others may have this offset of a batch, which was to be set aside."""
+        self.want(self._requests[first]._replace(kind=Kind.OPEN, key_hash=None))
+
+    def entries(
+        self, progress: Progress | None, now: float, again_ms: float, held: Collection[int] = ()
+    ) -> Entries | None:
+        """What to send now; None: nothing. What was sent this long ago, and is not shown, is sent again.
+
+        ``held``: offsets of which nothing is sent at present.
+        """
         if not self._requests:
             return None
         done: list[tuple[int, int]] = []
@@ -116,7 +133,7 @@ class Settling:
         parked: list[tuple[int, int, int, str]] = []
         for first in sorted(self._requests):
             request = self._requests[first]
-            if now < self._sent_at(first) + again_ms:
+            if now < self._sent_at(first) + again_ms or first in held:
                 continue
             if request.kind is Kind.DONE:
                 # Where there is no hole yet, an entry would be rejected: ours that makes it may be under way.
