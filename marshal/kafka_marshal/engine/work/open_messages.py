@@ -6,7 +6,7 @@ is set aside; its progress passes such an offset only when the log shows it (U4)
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
@@ -224,15 +224,15 @@ class OpenMessages:
         insort(self.reading, wanted)
 
     def _stop_reading(self, first: int, last: int) -> None:
-        if not self.reading or last < self.reading[0].first:
-            return
-        kept: list[Mine] = []
-        for each in self.reading:
-            if each.first < first:
-                kept.append(each._replace(last=min(each.last, first - 1)))
-            if last < each.last:
-                kept.append(each._replace(first=max(each.first, last + 1)))
-        self.reading = [each for each in dict.fromkeys(kept) if each.first <= each.last]
+        reading = self.reading
+        begin = bisect_right(reading, first, key=_first_of)
+        begin -= begin > 0 and reading[begin - 1].last >= first
+        end = bisect_right(reading, last, begin, key=_first_of)
+        if begin < end:
+            left, right = reading[begin], reading[end - 1]
+            kept = [left._replace(last=first - 1)] if left.first < first else []
+            kept += [right._replace(first=last + 1)] if last < right.last else []
+            reading[begin:end] = kept
 
     def seek(self) -> None:
         """Have the reader continue where something is wanted."""
@@ -327,6 +327,10 @@ class OpenMessages:
     def is_aside(self, offset: int) -> bool:
         """Whether this message is."""
         return offset in self._aside
+
+
+def _first_of(mine: Mine) -> int:
+    return mine.first
 
 
 def take_back(opened: OpenMessages, messages: Iterable[Message]) -> bool:
