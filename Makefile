@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Hundreds of processes import the package in the tests: without bytecode each compiles it anew, for most of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers sharing parks modes mutants check lint format types layers bench bench-pair race profile
+.PHONY: help setup test test-quick campaign sim exhaustive fuzz chaos soak transactions checkpoints freezes keeping sinks sharers sharing reads parks modes mutants check lint format types layers bench bench-pair race profile
 .PHONY: docs tables demo demo-plain dist dist-compiled clean distclean spark
 
 help: ## this list
@@ -111,6 +111,9 @@ parks: setup ## a claimed and a coordinated group that set messages aside, with 
 
 modes: setup ## the mode of a live group changed, and its kind, while workers are killed and stopped: none lost, in order, in one hand; SEED=, ARGS='--seeds 5 --gentle'
 	$(PY) -m tests.campaigns.modes $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+reads: setup ## members of one process that read partitions together, opened, closed, slow, killed and stopped: none lost, in order; SEED=, ARGS='--seeds 5 --gentle'
+	$(PY) -m tests.campaigns.reads $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sharers: setup ## members that share a partition by batches: 200 seeds with faults, planted bugs, a stopped process on a broker
 	$(PY) -m pytest -m campaign tests/engine/test_sharers.py tests/client/test_shared_batches.py $(ARGS)

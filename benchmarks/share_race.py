@@ -8,6 +8,8 @@ light      200 messages a second: time from produce to handler, median and 99th 
 kill       kill -9 of a worker whose handler has a message: time until another has it, ÷ the share group's lock (15 s,
            the least that its broker allows without other settings; its default is 30 s)
 log        bytes in __marshal for 1,000 messages, from a backlog, beside __share_group_state
+keys       4 processes with ranges of keys as even as they can be (``assign``), a backlog: messages a second until all
+           are done, ÷ min(4, 1 ÷ part of the most frequent key) × serial; no share group keeps an order
 
 Both sides are Python, one process a worker, one message after the other. The share group has explicit
 acknowledgements, and max.poll.records below the record locks of a partition (2,000) ÷ workers.
@@ -18,15 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -35,8 +40,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from benchmarks.common import Row, bench_kafka, in_turns, new_log, paired, report
 from kafka_marshal import Attempt, Marshal, Retry
+from rationalizer import key_hash
 
 WORKERS = 16
+BY_KEYS = 4
+KEYS = 1_000
 WORK_MS = 5.0
 LIGHT_RATE = 200.0
 LOCK_MS = 15_000
@@ -106,6 +114,17 @@ def ours(about: dict[str, Any], handler: Handler) -> None:
             handler.write()
 
 
+def by_keys(about: dict[str, Any], handler: Handler) -> None:
+    """One of our workers, with its ranges of keys, until it is killed."""
+    ranges = about["ranges"][int(about["name"][1:])]
+    with (
+        Marshal(about["bootstrap"], group_id=about["group"], client_id=about["name"], topic=about["log"]) as marshal,
+        marshal.assign({(about["topic"], 0): ranges}) as consumer,
+    ):
+        os.write(1, b"ready\n")
+        consumer.run(handler, concurrency=1, order="key")
+
+
 def share_group(about: dict[str, Any], handler: Handler) -> None:
     """A worker of a share group, until SIGTERM."""
     ending: list[bool] = []
@@ -129,7 +148,11 @@ def share_group(about: dict[str, Any], handler: Handler) -> None:
     consumer.close()
 
 
-SIDES: dict[str, Callable[[dict[str, Any], Handler], None]] = {"ours": ours, "share group": share_group}
+SIDES: dict[str, Callable[[dict[str, Any], Handler], None]] = {
+    "ours": ours,
+    "by keys": by_keys,
+    "share group": share_group,
+}
 
 
 @dataclass
@@ -221,15 +244,17 @@ class Ground:
         finally:
             crew.end()
 
-    def fill(self, topic: str, messages: int, rate: float | None = None) -> list[float]:
-        """Produce them; returns when each was produced (monotonic, s). rate: messages a second."""
+    def fill(
+        self, topic: str, messages: int, rate: float | None = None, keys: Sequence[bytes | None] = (None,)
+    ) -> list[float]:
+        """Produce them; returns when each was produced (monotonic, s). rate: messages a second; keys: in turns."""
         settings = SMALL_BATCHES if rate is None else {"linger.ms": 0}
         producer, times, began = Producer({"bootstrap.servers": self.bootstrap, **settings}), [], time.monotonic()
         for number in range(messages):
             while rate is not None and time.monotonic() < began + number / rate:
                 producer.poll(max(0.0, began + number / rate - time.monotonic()))
             times.append(time.monotonic())
-            producer.produce(topic, f"{number}f".encode(), partition=0)
+            producer.produce(topic, f"{number}f".encode(), keys[number % len(keys)], partition=0)
             producer.poll(0)
         producer.flush(60)
         return times
@@ -321,6 +346,39 @@ def log_bytes(ground: Ground, side: str) -> float:
     return found * 1000 / done
 
 
+def keys_drawn(messages: int, top: float) -> list[bytes]:
+    """The key of each message: equal parts, but for the key with the lowest hash, which has this part."""
+    keys = sorted((b"k%d" % number for number in range(KEYS)), key=lambda key: key_hash(key, 0))
+    often = round(messages * top)
+    drawn = [keys[0]] * often + [keys[number % KEYS] for number in range(messages - often)]
+    random.Random(1).shuffle(drawn)
+    return drawn
+
+
+def ranges_of(keys: Sequence[bytes]) -> list[list[tuple[int, int]]]:
+    """Hashes cut for each worker, with messages as equal as keys allow."""
+    counts, ranges = Counter(key_hash(key, 0) for key in keys), list[list[tuple[int, int]]]()
+    low, here, left = 0, 0, len(keys)
+    for found in sorted(counts):
+        here += counts[found]
+        if len(ranges) < BY_KEYS - 1 and here >= left / (BY_KEYS - len(ranges)):
+            ranges.append([(low, found)])
+            low, here, left = found + 1, 0, left - here
+    return [*ranges, [(low, 2**63 - 1)]]
+
+
+def at_keys(ground: Ground, top: float) -> float:
+    """Messages a second from when all workers have begun until all messages are done."""
+    keys = keys_drawn(int(ground.seconds * 1000 / WORK_MS * min(BY_KEYS, 1 / max(top, 1 / BY_KEYS))), top)
+    with ground.crew("by keys", BY_KEYS, at_once=True, ranges=ranges_of(keys)) as crew:
+        ground.fill(crew.topic, len(keys), keys=keys)
+        while sum(map(len, crew.lines)) < 2 * len(keys):
+            time.sleep(0.2)
+    begun = max(lines[0][2] for lines in crew.lines)
+    done = sorted(at for _, at in crew.of("e") if at > begun)
+    return len(done) / (done[-1] - begun)
+
+
 def serial() -> float:
     """Messages a second of one handler that no library calls."""
     began = time.monotonic()
@@ -361,9 +419,14 @@ def race(ground: Ground, only: Sequence[str], rounds: int) -> Iterator[Row]:
         yield paired("kill: a share group ÷ its lock", pairs, None, "s", at_most=True)
     if "log" in only:
         yield paired("log: bytes for 1,000 messages ÷ a share group's", beside(log_bytes), None, "bytes", at_most=True)
+    if "keys" in only:
+        for name, top in ((f"{KEYS:,} equal keys", 0.0), ("a key of 40 %", 0.4)):
+            pairs = in_turns(rounds, partial(at_keys, ground, top), serial)
+            pairs = [(each, alone * min(BY_KEYS, 1 / max(top, 1 / BY_KEYS))) for each, alone in pairs]
+            yield paired(f"keys: {BY_KEYS} processes, {name} ÷ possible", pairs, 0.95, "/s")
 
 
-NAMES = ("full", "disturbed", "light", "kill", "log")
+NAMES = ("full", "disturbed", "light", "kill", "log", "keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from select import select
 from threading import Thread
 from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 
-from kafka_marshal import Admin, Balanced, ConfigurationError, Consumer, KeyRangeError, Message, Retry, aio
+from kafka_marshal import (
+    Admin,
+    Balanced,
+    ConfigurationError,
+    Consumer,
+    KeyRangeError,
+    Marshal,
+    Message,
+    Retry,
+    aio,
+)
 from kafka_marshal.adapters.memory import MemoryCluster
+from kafka_marshal.client.shared_reads import kept_bytes
+from kafka_marshal.errors import ForkedError
 from kafka_marshal.node.coordination_topic import required_settings
 from rationalizer import Upgrade, encode, key_hash
 from rationalizer.limits import MAX_KEY_HASH
@@ -140,6 +156,69 @@ def test_pods_that_overlap_never_both_work_and_ranges_change_by_closing(scene: S
     assert sorted(found) == sorted(of([HIGH], 100) + of([rest], 200, 100)), "what was done of other keys is known"
     assert sorted(take(left, len(of([third], 200, 100)))) == of([third], 200, 100)
     wait_until(lambda: left.committed([(topic, 0)], ranges=True)[0].stable == 199, 10)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_while_members_read_together_leaves_the_parent_its_messages_and_the_child_new_readers(
+    scene: Scene,
+) -> None:
+    topic = scene.topic(1)
+    publish(scene, topic, 0, 400)
+    found: list[list[int]] = [[], []]
+    marshals = [scene.member(name, max_bytes_shared_reads=2**20) for name in ("low", "high")]
+    consumers = [each.assign({(topic, 0): [span]}) for each, span in zip(marshals, (LOW, HIGH), strict=True)]
+
+    def work(number: int) -> None:
+        for message in consumers[number]:
+            found[number].append(message.offset() or 0)
+            time.sleep(0.002)
+
+    threads = [Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+
+    def in_a_child() -> str:
+        with pytest.raises(ForkedError):
+            consumers[0].poll(5)
+        for each in marshals:
+            each.metrics()
+            each.close()
+        options: dict[str, Any] = {"topic": scene.coordination, "max_bytes_shared_reads": 2**20}
+        pair = [Marshal(scene.bootstrap, group_id=f"of-{os.getpid()}", **options) for _ in range(2)]
+        own = [each.assign({(topic, 0): [span]}) for each, span in zip(pair, (LOW, HIGH), strict=True)]
+        counts = [len(take(each, len(of([span], 400)))) for each, span in zip(own, (LOW, HIGH), strict=True)]
+        return f"{sum(counts)} {kept_bytes() > 0 or bool(pair[1].metrics().shared_reads)}"
+
+    for count in (5, 20, 35):
+        wait_until(partial(lambda least: len(found[0]) > least, count))
+        assert in_a_fork(in_a_child) == "400 True"
+    publish(scene, topic, 400, 100)
+    wait_until(lambda: sum(map(len, found)) >= 500)
+    for each in marshals:
+        each.stop()
+    for thread in threads:
+        thread.join(10)
+    assert [sorted(each) for each in found] == [of([LOW], 500), of([HIGH], 500)]
+
+
+def in_a_fork(call: Callable[[], str]) -> str:
+    """What it returns in a forked child, or its error."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = call()
+        except BaseException as error:  # noqa: BLE001 - passed to the parent
+            answer = repr(error)
+        os.write(writing, answer.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        answer = told.read() if select([told], [], [], 30)[0] else "it hangs"
+    if answer == "it hangs":
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return answer
 
 
 def test_a_lease_goes_whole_by_keys_by_batches_and_whole_again(scene: Scene) -> None:

@@ -161,6 +161,25 @@ def test_who_falls_behind_what_is_kept_reads_alone_and_comes_back(place: Place) 
     slow.reader.close()
 
 
+def test_one_that_begins_a_little_later_meets_one_that_is_as_fast() -> None:
+    place = Place(max_bytes=10 * 2**20)
+    place.produce(20_000)
+    one, two = place.reader(), place.reader()
+    one.assign(0)
+    while one.at() < 5_000:
+        one.read(500, 1.0)
+    two.assign(0)
+    while one.at() < 20_000:
+        one.read(500, 1.0)
+        two.read(500, 1.0)
+    assert one.is_fed() and two.is_fed(), "kept for it, until it had read alone what was before"
+    two.reach(20_000)
+    assert two.reader.hits >= 14_000 and kept_bytes() == 0
+    assert one.got[TOPIC, 0] == two.got[TOPIC, 0] == list(range(20_000))
+    one.reader.close()
+    two.reader.close()
+
+
 def test_a_limit_below_what_one_read_brings_stops_no_member(place: Place) -> None:
     place.max_bytes = 1_000
     one, two = place.reader(), place.reader()

@@ -26,11 +26,14 @@ from kafka_marshal.types import Key
 
 __all__ = ["DEFAULT_SHARED_BYTES", "Pool", "SharedReader", "kept_bytes", "runs", "shared_reader"]
 
-#: What members of a process keep for each other by default (bytes): each reads by itself.
-DEFAULT_SHARED_BYTES = 0
+#: What members of a process keep for each other by default (bytes).
+DEFAULT_SHARED_BYTES = 200 * 2**20
 
 #: Messages read at a time; a feed whose fastest member has this many left is read no further.
 READ_SIZE, AHEAD = 2_000, 4_000
+
+#: What a feed has is kept for a member, too, that reads alone at most this many offsets before it: it is there soon.
+NEAR = 20_000
 
 #: The longest wait (s); with partitions that are read alone, too, both readers are asked in turn.
 SLICE_S, MIXED_S = 0.2, 0.01
@@ -133,10 +136,10 @@ class Pool:
         self.numbers += 1
         return self.numbers
 
-    def others_have(self, part: Part) -> bool:
-        """Whether another member reads this partition."""
+    def others_of(self, part: Part) -> list[Part]:
+        """This partition at other members that read it."""
         found = [taker.parts.get(part.key) for taker in self.takers if taker is not part.taker]
-        return any(other is not None and not other.is_paused for other in found)
+        return [other for other in found if other is not None and not other.is_paused]
 
     def place(self, part: Part) -> bool:
         """Have a part that is read alone read by a feed, if that can be. Returns whether it is."""
@@ -146,8 +149,10 @@ class Pool:
         if feed is not None:
             if not part.may_join(feed):
                 return False
-        elif self._is_blocked(part.key) or not self.others_have(part):
+        elif self.blocked.get(part.key, 0.0) > self.runtime.monotonic() or not (others := self.others_of(part)):
             return False
+        elif any(other.position > part.position for other in others):
+            return False  # the first of them begins: those behind get there, and it waits for none
         else:
             source = self.source = self.source or part.taker.open_another()
             if source is None:
@@ -159,9 +164,6 @@ class Pool:
         feed.parts.add(part)
         part.feed, part.left, part.told_end, part.is_told = feed, None, -1, False
         return True
-
-    def _is_blocked(self, key: Key) -> bool:
-        return self.runtime.monotonic() < self.blocked.get(key, float("-inf"))
 
     def leave(self, part: Part) -> None:
         """A part is not read by its feed any more."""
@@ -183,7 +185,8 @@ class Pool:
 
     def trim(self, feed: Feed) -> None:
         """Keep what a member has not passed, and have the feed read while its fastest member needs more."""
-        slowest = min((part.position for part in feed.parts), default=feed.next)
+        near = self._coming_to(feed) if feed.parts and feed.fault is None else []
+        slowest = min((part.position for part in (*feed.parts, *near)), default=feed.next)
         while feed.chunks and feed.chunks[0].next <= slowest:
             self._forget_first(feed)
         if self.feeds.get(feed.key) is not feed or not feed.parts:
@@ -193,6 +196,13 @@ class Pool:
         if is_resting != feed.is_resting and self.source is not None:
             feed.is_resting = is_resting
             (self.source.pause if is_resting else self.source.resume)([feed.key])
+
+    def _coming_to(self, feed: Feed) -> list[Part]:
+        """Where members read alone that will soon be within this feed."""
+        since, low = self.runtime.monotonic() - SILENT_S, feed.start - NEAR
+        found = [taker.parts.get(feed.key) for taker in self.takers if taker.read_at > since]
+        alone = [x for x in found if x is not None and x.feed is None and not x.is_paused and not x.is_told]
+        return [part for part in alone if low <= part.position < feed.next]
 
     def _forget_first(self, feed: Feed) -> None:
         chunk = feed.chunks.popleft()
@@ -420,7 +430,7 @@ class SharedReader:
                     stale.add(key)
                     continue
                 part.position = (group[-1].offset() or 0) + 1
-                if len(pool.takers) > 1 and pool.others_have(part):
+                if len(pool.takers) > 1 and pool.others_of(part):
                     self.misses += len(group)
             for key, end in ends.items():
                 part = self.parts.get(key)
