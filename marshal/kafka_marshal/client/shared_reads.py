@@ -33,7 +33,7 @@ DEFAULT_SHARED_BYTES = 200 * 2**20
 READ_SIZE, AHEAD = 2_000, 4_000
 
 #: What a feed has is kept for a member, too, that reads alone at most this many offsets before it: it is there soon.
-NEAR = 20_000
+NEAR = 100_000
 
 #: The longest wait (s); with partitions that are read alone, too, both readers are asked in turn.
 SLICE_S, MIXED_S = 0.2, 0.01
