@@ -115,14 +115,16 @@ def ours(about: dict[str, Any], handler: Handler) -> None:
 
 
 def by_keys(about: dict[str, Any], handler: Handler) -> None:
-    """One of our workers, with its ranges of keys, until it is killed."""
+    """One of our workers, with its ranges of keys, until SIGTERM."""
     ranges = about["ranges"][int(about["name"][1:])]
     with (
         Marshal(about["bootstrap"], group_id=about["group"], client_id=about["name"], topic=about["log"]) as marshal,
         marshal.assign({(about["topic"], 0): ranges}) as consumer,
     ):
+        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         os.write(1, b"ready\n")
         consumer.run(handler, concurrency=1, order="key")
+        handler.write()
 
 
 def share_group(about: dict[str, Any], handler: Handler) -> None:
@@ -370,10 +372,10 @@ def ranges_of(keys: Sequence[bytes]) -> list[list[tuple[int, int]]]:
 def at_keys(ground: Ground, top: float) -> float:
     """Messages a second from when all workers have begun until all messages are done."""
     keys = keys_drawn(int(ground.seconds * 1000 / WORK_MS * min(BY_KEYS, 1 / max(top, 1 / BY_KEYS))), top)
-    with ground.crew("by keys", BY_KEYS, at_once=True, ranges=ranges_of(keys)) as crew:
+    with ground.crew("by keys", BY_KEYS, ranges=ranges_of(keys)) as crew:
         ground.fill(crew.topic, len(keys), keys=keys)
-        while sum(map(len, crew.lines)) < 2 * len(keys):
-            time.sleep(0.2)
+        time.sleep(ground.seconds * 1.2 + 3)
+    assert sum(1 for _ in crew.of("e")) == len(keys), "not all are done"
     begun = max(lines[0][2] for lines in crew.lines)
     done = sorted(at for _, at in crew.of("e") if at > begun)
     return len(done) / (done[-1] - begun)
