@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_marshal import Admin, Attempt, ConfigurationError, Retry
+from kafka_marshal import Admin, Attempt, Retry
 from tests.client.conftest import Worker, wait_until
 from tests.client.running import HOW, KINDS, QUICK, Crew, Handlers, Running, crew, done_of, places, publish
 
@@ -94,17 +94,6 @@ def test_tries_survive_their_owner(crew: Crew, kind: str) -> None:
     b.stop()
     assert running.ended() is None
     assert set(again.ended) == {(0, 1)}
-
-
-def test_what_does_not_go_together(crew: Crew) -> None:
-    topic = crew.topic(1)
-    _, consumer = crew.consumer("a", topic)
-    with pytest.raises(ConfigurationError, match="exclude each other"):
-        consumer.run(print, park=True, dead_letters="letters")
-    with pytest.raises(ConfigurationError, match="at-least-once"):
-        crew.consumer("b", topic, delivery="at-most-once")[1].run(print, park=True)
-    with pytest.raises(ConfigurationError, match="transactions=True"):
-        crew.consumer("c", topic, transactions=True)[1].run(print, park=True, transactions=True)
 
 
 @pytest.mark.parametrize("way", ["poll", "loop", "batches"])

@@ -253,7 +253,7 @@ def check_park(
     if consumer.settings.at_most_once:
         raise ConfigurationError(
             f"{call} is for delivery='at-least-once': at most once, a message counts as done before it is delivered. "
-            "Nothing was changed"
+            "Nothing was changed. Leave it out, or make the consumer without delivery='at-most-once'"
         )
     if park and dead_letters is not None:
         raise ConfigurationError(
