@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -11,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from kafka_marshal import Consumer, Marshal, Retry
+from kafka_marshal import Consumer, Marshal, Retry, aio
 
 arguments = json.loads(sys.argv[1])
 out = os.open(arguments["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -38,26 +39,51 @@ def handle(message: Any) -> None:
     say("end", message)
 
 
-with Marshal(
-    arguments["bootstrap"],
-    group_id=arguments["group"],
-    client_id=arguments["client_id"],
-    topic=arguments["coordination"],
-    heartbeat_interval_ms=arguments["hi"],
-) as marshal:
-    signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+made: dict[str, Any] = {
+    "group_id": arguments["group"],
+    "client_id": arguments["client_id"],
+    "topic": arguments["coordination"],
+    "heartbeat_interval_ms": arguments["hi"],
+}
+topics = [arguments["topic"]]
+options: dict[str, Any] = {
+    "concurrency": 8,
+    "order": "key",
+    "retry": Retry(arguments.get("attempts", 100), (0.002, 0.02)),
+    "park": arguments.get("park", False),
+}
 
-    def on_lost(_consumer: Consumer, _partitions: list[Any]) -> None:
-        say("lost")
 
-    topics = [arguments["topic"]]
-    consumer: Consumer = (
-        marshal.group_consumer(topics, session_timeout_ms=arguments["session"], on_lost=on_lost)
-        if arguments.get("session")
-        else marshal.consumer(topics, on_lost=on_lost)
-    )
-    say("started")
-    with consumer:
-        retry = Retry(arguments.get("attempts", 100), (0.002, 0.02))
-        consumer.run(handle, concurrency=8, order="key", retry=retry, park=arguments.get("park", False))
+def on_lost(_consumer: Consumer, _partitions: list[Any]) -> None:
+    say("lost")
+
+
+def in_threads() -> None:
+    with Marshal(arguments["bootstrap"], **made) as marshal:
+        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        share: dict[str, Any] = {"allow_key_share": True} if arguments.get("key_share") else {}
+        consumer: Consumer = (
+            marshal.group_consumer(topics, session_timeout_ms=arguments["session"], on_lost=on_lost, **share)
+            if arguments.get("session")
+            else marshal.consumer(topics, on_lost=on_lost)
+        )
+        say("started")
+        with consumer:
+            consumer.run(handle, **options)
+
+
+async def in_asyncio() -> None:
+    async def handled(message: Any) -> None:
+        handle(message)
+
+    async with aio.Marshal(arguments["bootstrap"], **made) as marshal, marshal.consumer(topics) as consumer:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, marshal.stop)
+        say("started")
+        await consumer.run(handled, **options)
+
+
+if arguments.get("asyncio"):
+    asyncio.run(in_asyncio())
+else:
+    in_threads()
 say("closed")
