@@ -15,7 +15,7 @@ from unittest.mock import patch
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 
-from kafka_marshal import Consumer, GroupConsumer, Marshal
+from kafka_marshal import Admin, Consumer, GroupConsumer, Marshal
 from kafka_marshal.adapters.kafka import KafkaCluster
 from kafka_marshal.node import kept, log_keeper
 from kafka_marshal.node.coordination_topic import create_snapshots_topic, create_topic, required_settings
@@ -176,6 +176,47 @@ def _dead_letters(trial: Trial) -> None:
             watching.join()
 
 
+def _sharer(trial: Trial) -> None:
+    options: dict[str, Any] = {"shared_batches": True, "partition_stuck": "raise"}
+    with trial.marshal() as marshal, marshal.consumer([trial.data], **options) as consumer:
+        batch: Any = next(_within(consumer, consumer.batches()))
+        batch.park(batch.messages[0], "bad")
+        batch.done()
+
+
+def _assigned(trial: Trial) -> None:
+    """All keys of a partition, in two ranges; a message is set aside."""
+    spans = [(0, 2**62), (2**62 + 1, 2**63 - 1)]
+    with trial.marshal() as marshal, marshal.assign({(trial.data, 0): spans}, partition_stuck="raise") as consumer:
+        _park_one(marshal, trial, consumer)
+
+
+def _park_one(marshal: Marshal, trial: Trial, consumer: Consumer) -> None:
+    """Set the first message aside, and wait until the log shows it."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := consumer.consume(1, timeout=0.2)):
+        if time.monotonic() > until:
+            raise RefusedError("no message came")
+    consumer.park(found[0], "bad")
+    while (lease := marshal.world.lease(trial.data, 0)) is None or not lease.open:
+        if time.monotonic() > until:
+            raise RefusedError("it was not set aside")
+        time.sleep(0.05)
+
+
+def _within(consumer: Consumer, batches: Iterator[Any]) -> Iterator[Any]:
+    """These batches; the consumer stops if none comes in time."""
+    waiting = threading.Timer(PATIENCE_S, consumer.stop)
+    waiting.start()
+    try:
+        for batch in batches:
+            waiting.cancel()
+            yield batch
+    finally:
+        waiting.cancel()
+    raise RefusedError("no batch came")
+
+
 def _transactions(trial: Trial) -> None:
     options: dict[str, Any] = {"transactions": True, "partition_stuck": "raise"}
     with trial.marshal() as marshal, marshal.consumer([trial.data], **options) as consumer:
@@ -248,6 +289,35 @@ def _move(trial: Trial) -> None:
     trial.run("skip", trial.group, f"{trial.data}:0", "--to", "2", "--yes")
 
 
+def _parked(trial: Trial) -> None:
+    """As root, set the first message of the data topic aside."""
+    with trial.marshal(login("root")) as marshal, marshal.consumer([trial.data]) as consumer:
+        _park_one(marshal, trial, consumer)
+
+
+def _open(trial: Trial) -> None:
+    _parked(trial)
+    trial.run("open-messages", trial.group)
+    if "needs the right" in trial.said[-1]:
+        raise RefusedError(trial.said[-1])
+
+
+def _redrive(trial: Trial) -> None:
+    _parked(trial)
+    trial.run("redrive", trial.group, f"{trial.data}:0:0")
+
+
+def _settle(trial: Trial) -> None:
+    """One that waits for its next try is set aside, and then given up."""
+    _parked(trial)
+    root = Admin(trial.bootstrap, topic=trial.topic, config=login("root"))
+    root.redrive(trial.group, "all")
+    trial.run("park", trial.group, f"{trial.data}:0:0")
+    trial.run("discard", trial.group, "--all", "--yes")
+    if root.open_messages(trial.group):
+        raise RefusedError("it is open still")
+
+
 def _import(trial: Trial) -> None:
     settings = {**login("root"), "bootstrap.servers": trial.bootstrap, "group.id": trial.group}
     consumer = KafkaConsumer(settings)
@@ -290,6 +360,8 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "group-member": _group_member,
     "mirror": _mirror,
     "dead-letters": _dead_letters,
+    "sharer": _sharer,
+    "assigned": _assigned,
     "transactions": _transactions,
     "snapshots": _snapshots,
     "history": _history,
@@ -307,6 +379,9 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "init": _commands(("init", "--partitions", "1"), ("init", "--check")),
     "steer": _steer,
     "move": _move,
+    "open": _open,
+    "settle": _settle,
+    "redrive": _redrive,
     "upgrade": _commands(("upgrade", "--yes")),
     "keeper": _keeper,
     "keep": _commands(

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from kafka_marshal.errors import KafkaUnavailableError
 from kafka_marshal.ports import Cluster, DataFault, DataReader, FaultKind, TopicPartition
+from kafka_marshal.rights import grant
 
 __all__ = ["PointReads", "read_at"]
 
@@ -116,7 +117,8 @@ def _meet(fault: DataFault, left: dict[TopicPartition, deque[int]], reads: Point
     if fault.kind is FaultKind.UNREACHABLE:
         return
     for key in [key for key in left if fault.topic in (None, key[0]) and fault.partition in (None, key[1])]:
-        reads.unread[key] = fault.message
+        needs = f". {grant('READ', 'topic', [key[0]])}" if fault.kind is FaultKind.REFUSED else ""
+        reads.unread[key] = fault.message + needs
         del left[key]
 
 
