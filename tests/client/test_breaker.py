@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from kafka_marshal.client.breaker import Breaker
+import threading
+from typing import Any
+
+from kafka_marshal import Retry
+from kafka_marshal.client.breaker import FAILING, Breaker
 from kafka_marshal.client.tries import Call
 from kafka_marshal.engine.work.behind import HANGS_MS
+from tests.client.conftest import wait_until
 from tests.engine.lanes_bench import Bench, records
+from tests.faults.stories import TOPIC, member, memory_cluster
 
 
 def test_it_opens_while_more_than_half_of_the_last_hundred_tries_failed() -> None:
@@ -82,3 +88,26 @@ def test_the_next_run_is_not_slowed_down() -> None:
     bench.lanes.close(bench.call)
     bench.lanes.open(Call())
     assert bench.lanes.next_at is None
+
+
+def test_health_and_metrics_say_so_until_it_closes() -> None:
+    """The log shows nothing of it, so this is where it is seen."""
+    cluster, is_mended = memory_cluster(1, 400), threading.Event()
+
+    def handle(message: Any) -> None:
+        if not is_mended.is_set():
+            raise ValueError("what it needs is away")
+
+    with member(cluster) as marshal, marshal.consumer([TOPIC]) as consumer:
+        options: dict[str, Any] = {"retry": Retry(3, (0.001, 0.01)), "park": True, "order": "none"}
+        running = threading.Thread(target=consumer.run, args=(handle,), kwargs=options)
+        assert marshal.metrics().runs_failing == 0
+        running.start()
+        wait_until(lambda: FAILING in marshal.health().problems)
+        assert not marshal.health().ok
+        assert marshal.metrics().runs_failing == 1
+        is_mended.set()
+        wait_until(lambda: marshal.health().ok)
+        assert marshal.metrics().runs_failing == 0
+        consumer.stop()
+        running.join()

@@ -490,6 +490,14 @@ CATALOGUE: tuple[Metric, ...] = (
         _member(lambda x: x.handlers_running),
     ),
     Metric(
+        "kafka_marshal.runs_failing",
+        "gauge",
+        "{run}",
+        "Runs of which most tries fail: they try one message at a time, and set next to none aside.",
+        _MEMBER,
+        _member(lambda x: x.runs_failing),
+    ),
+    Metric(
         "kafka_marshal.handler_failures",
         "counter",
         "{try}",
