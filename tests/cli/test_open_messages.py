@@ -44,6 +44,7 @@ FIELDS = [
     "key",
     "key_base64",
     "gone",
+    "unread",
 ]
 
 
@@ -72,7 +73,7 @@ def parked(append: Append, orders: str) -> Append:
 
 def test_each_state_has_its_remedy() -> None:
     """What waits for its next try can't be redriven, and what is set aside can't be parked."""
-    names = {"client": "w", "key": b"k", "key_hash": 1, "delivery_count": 2, "since": 5, "time_ms": 1, "group": "g"}
+    names = {"client": "w", "key": b"k", "key_hash": 1, "delivery_count": 2, "since": 5, "unread": "", "group": "g"}
     fields: dict[str, Any] = {each.name: names.get(each.name) for each in dataclasses.fields(OpenMessage)}
     fields |= {"topic": "orders", "partition": 0}
     waiting = OpenMessage(**{**fields, "offset": 3, "state": "waiting"})
@@ -85,6 +86,10 @@ def test_each_state_has_its_remedy() -> None:
         ([waiting], [f"{look}3", park]),
         ([parked], [f"{look}7", again]),
         ([waiting, parked], [f"{look}3", again, park]),
+        (
+            [dataclasses.replace(parked, unread="position lost: …")],
+            ["Count it as done: kafka-marshal discard g orders:0:7"],
+        ),
     ):
         assert _next(cast("Any", options), "g", found).split("\n") == lines
 

@@ -5,8 +5,9 @@ Progress has passed them, or will, and they are not done all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from kafka_marshal.observe.holes import Holding
@@ -107,20 +108,23 @@ def describe(
     timeout_s: float,
     *,
     keys: bool = True,
+    lost: Mapping[TopicPartition, str] = MappingProxyType({}),
 ) -> list[OpenMessage]:
     """The same, with what Kafka says: since when, by whom, keys and values (*blocking*).
 
-    Messages in a worker's batch are not read; without `keys`, none is.
+    Messages in a worker's batch are not read; without `keys`, none is. lost: partitions whose position is lost, and
+    why: other messages have these offsets now.
     """
     sinces: dict[TopicPartition, set[int]] = {}
     wanted: dict[TopicPartition, list[int]] = {}
     for each in messages:
         key = each.topic, each.partition
         sinces.setdefault((log, cp_of(key)), set()).add(each.since)
-        if keys and each.state != "acquired":
+        if keys and each.state != "acquired" and key not in lost:
             wanted.setdefault(key, []).append(each.offset)
     written = read_at(cluster, sinces, _written, timeout_s)
     stored = read_at(cluster, wanted, _stored, timeout_s)
+    stored.unread |= {key: f"{why}, and other messages have these offsets now" for key, why in lost.items()}
     return [_described(each, written.found.get((log, cp_of(each.place[:2]), each.since)), stored) for each in messages]
 
 

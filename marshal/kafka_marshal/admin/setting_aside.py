@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from kafka_marshal import arguments
 from kafka_marshal.admin.open_messages import OpenMessage, Place, describe, messages_of
-from kafka_marshal.admin.positions import check_name
+from kafka_marshal.admin.positions import check_name, lost_positions
 from kafka_marshal.admin.redriving import RedrivenLetters, plan_letters, redrive_letters
-from kafka_marshal.admin.session import Session, kind_in
+from kafka_marshal.admin.session import Session, kind_in, progress_in
 from kafka_marshal.admin.settling import BY_AN_OPERATOR, Settled, Wish, settle
 from kafka_marshal.client.marshal import Marshal
 from kafka_marshal.client.one_process import OneProcess
@@ -43,7 +44,8 @@ class OpenMessages(OneProcess):
 
         Those that are set aside (parked), those that wait for their next try, and those in a worker's batch.
         ``partitions``: of these only. ``parked``: only those that are set aside. Keys, and the beginnings of values,
-        are read from Kafka; ``gone`` says that retention removed the message.
+        are read from Kafka; ``gone`` says that the message is not in the topic any more, ``unread`` why nothing was
+        read: if the topic was recreated, other messages have these offsets.
         Raises AdminError if the log knows no such group.
         """
         self._check_group(group)
@@ -67,6 +69,7 @@ class OpenMessages(OneProcess):
                 list(messages_of(group, holdings)),
                 lambda key: route_lease(*key, len(worlds)) if home is None else home,
                 self._timeout_s,
+                lost=lost_positions(cluster, {each.key for each in holdings}, partial(progress_in, worlds, group)),
             )
 
         return self._look(found)  # type: ignore[no-any-return]

@@ -15,13 +15,14 @@ from typing import Final, Literal
 from kafka_marshal.admin.open_messages import Place, state_of
 from kafka_marshal.admin.positions import LOOKUP_TIMEOUT_S, lost_positions
 from kafka_marshal.admin.session import Session
-from kafka_marshal.errors import AdminError
+from kafka_marshal.errors import AdminError, ConfigurationError
 from kafka_marshal.observe.holes import Holding, holdings_of
 from kafka_marshal.observe.names import names_of, no_group
 from kafka_marshal.observe.point_reads import read_at
 from kafka_marshal.ports import TopicPartition
 from rationalizer import Progress, Record, SettleOffsets, SettlingMessages, codes, key_hash
 from rationalizer.holes import NO_KEY, Hole
+from rationalizer.levels import SHARING_LEVEL
 from rationalizer.wire.records import Opened, Parked
 
 __all__ = ["BY_AN_OPERATOR", "Action", "Settled", "Wish", "settle"]
@@ -91,6 +92,11 @@ def settle(
         if session.kind() is None:
             known = names_of(session.worlds.values())
             raise AdminError(f"{no_group(session.group_id, known)} Nothing was changed")
+        if action == "park" and (level := min(world.level for world in session.worlds.values())) < SHARING_LEVEL:
+            raise ConfigurationError(
+                f"park: level {SHARING_LEVEL} of the coordination topic is needed, which is at level {level}. Nothing "
+                "was changed. Once all members have this release, raise it: kafka-marshal upgrade"
+            )
         plan = _plan(holdings_of(session.worlds, session.group_id), action, wish, session.progress)
     if action == "redrive":
         _find_gone(session, plan)
@@ -168,11 +174,15 @@ def _find_hashes(session: Session, plan: _Plan) -> None:
     for place, each in plan.todo:
         if each.hole.key_hash == NO_KEY:
             wanted.setdefault(each.key, []).append(place[2])
+    with session.locked():
+        progress = {key: session.progress(key) for key in wanted}
+    lost = lost_positions(session.cluster, wanted, progress.get)
+    wanted = {key: offsets for key, offsets in wanted.items() if key not in lost}
     found = read_at(session.cluster, wanted, lambda each: key_hash(each.key(), each.offset()), LOOKUP_TIMEOUT_S)
     plan.hashes = found.found
     for place, each in plan.todo:
         if each.hole.key_hash == NO_KEY and place not in found.found:
-            why = found.unread.get(each.key)
+            why = lost.get(each.key) or found.unread.get(each.key)
             plan.left[place] = f"its key could not be read ({why})" if why else "it is not in the topic any more"
     plan.todo = [(place, each) for place, each in plan.todo if place not in plan.left]
 

@@ -95,7 +95,7 @@ def open_messages(options: Options, group: str, partitions: tuple[tuple[str, int
         print_table(_COLUMNS, _rows(found))
     if unread := sorted({(each.topic, each.partition, each.unread) for each in found if each.unread}):
         listed = "; ".join(f"{topic} [{partition}]: {why}" for topic, partition, why in unread[:_LISTED])
-        say_warning(f"keys could not be read. {listed}")
+        say_warning(f"messages could not be read. {listed}")
     if is_terminal() and found:
         say(_next(options, group, found))
     return DONE
@@ -110,11 +110,17 @@ _REMEDY = {
 
 def _next(options: Options, group: str, found: Sequence[OpenMessage]) -> str:
     """What to do next, with one message of each state."""
-    first = {each.state: each for each in reversed(found)}
-    lines = [f"Look into one: kafka-marshal show {quote(_at(found[0]))}{options.reach()}"]
+    from kafka_marshal.engine.work.topic_mark import POSITION_LOST
+
+    lost = [each for each in found if each.unread.startswith(POSITION_LOST)]
+    first = {each.state: each for each in reversed(found) if each not in lost}
+    there = [each for each in found if not each.unread]
+    lines = [f"Look into one: kafka-marshal show {quote(_at(each))}{options.reach()}" for each in there[:1]]
     for state, (what, verb) in _REMEDY.items():
         if state in first:
             lines.append(f"{what}: kafka-marshal {verb} {quote(group)} {quote(_at(first[state]))}{options.reach()}")
+    if lost:
+        lines.append(f"Count it as done: kafka-marshal discard {quote(group)} {quote(_at(lost[0]))}{options.reach()}")
     return "\n".join(lines)
 
 
@@ -143,7 +149,7 @@ def _rows(found: Sequence[OpenMessage]) -> Iterator[list[str | Cell]]:
     for _, several in groupby(enumerate(found), key=batch):
         run = [each for _, each in several]
         first, last = run[0], run[-1]
-        message = "removed by retention" if first.gone else _text(first.value)
+        message = "not in the topic any more" if first.gone else _text(first.value)
         yield [
             first.topic,
             str(first.partition),
@@ -188,6 +194,7 @@ def _json(message: OpenMessage) -> dict[str, object]:
         "client": message.client,
         **bytes_json("key", message.key),
         "gone": message.gone,
+        "unread": message.unread or None,
     }
 
 

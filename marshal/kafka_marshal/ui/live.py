@@ -199,7 +199,9 @@ class Live:
         try:
             log_name, patience_s = self._source.topic, self._source.timeout
             (message,) = describe(
-                cluster, log_name, list(messages_of(name, [one])), lambda _: one.cp, patience_s, keys=with_key
+                *(cluster, log_name, list(messages_of(name, [one])), lambda _: one.cp, patience_s),
+                keys=with_key,
+                lost={(row.topic, row.partition): row.stuck for row in self.groups[name].leases if row.lost},
             )
         finally:
             cluster.close()
