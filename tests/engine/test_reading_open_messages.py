@@ -15,7 +15,7 @@ MANY = 10_000
 
 
 class Counted(list[Mine]):
-    """Counts the items that are looked at."""
+    """Counts the items that are read."""
 
     looks = 0
 
