@@ -177,21 +177,24 @@ def test_a_fork_while_members_read_together_leaves_the_parent_its_messages_and_t
     for thread in threads:
         thread.start()
 
-    def in_a_child() -> str:
+    def in_a_child(other: str) -> str:
         with pytest.raises(ForkedError):
             consumers[0].poll(5)
         for each in marshals:
             each.metrics()
             each.close()
         options: dict[str, Any] = {"topic": scene.coordination, "max_bytes_shared_reads": 2**20}
-        pair = [Marshal(scene.bootstrap, group_id=f"of-{os.getpid()}", **options) for _ in range(2)]
-        own = [each.assign({(topic, 0): [span]}) for each, span in zip(pair, (LOW, HIGH), strict=True)]
+        pair = [
+            Marshal(scene.bootstrap, group_id=scene.group, **options) for _ in range(2)
+        ]  # they read in the same way
+        own = [each.assign({(other, 0): [span]}) for each, span in zip(pair, (LOW, HIGH), strict=True)]
         counts = [len(take(each, len(of([span], 400)))) for each, span in zip(own, (LOW, HIGH), strict=True)]
         return f"{sum(counts)} {kept_bytes() > 0 or bool(pair[1].metrics().shared_reads)}"
 
     for count in (5, 20, 35):
+        publish(scene, other := scene.topic(1), 0, 400)
         wait_until(partial(lambda least: len(found[0]) > least, count))
-        assert in_a_fork(in_a_child) == "400 True"
+        assert in_a_fork(partial(in_a_child, other)) == "400 True"
     publish(scene, topic, 400, 100)
     wait_until(lambda: sum(map(len, found)) >= 500)
     for each in marshals:
