@@ -112,6 +112,24 @@ def test_a_message_that_hangs_is_given_to_others_and_all_else_continues() -> Non
     assert handled == Counter({**dict.fromkeys(range(60), 1), 7: 2})
 
 
+def test_a_slow_message_keeps_one_handler_and_the_others_get_what_comes() -> None:
+    """U8: also if the slow one is all that its batch has."""
+    cluster, begun, gate = memory_cluster(1, 0), set[int](), threading.Event()
+
+    def handle(message: Any) -> None:
+        begun.add(message.offset())
+        gate.wait(30)
+
+    team = Team(cluster, "a", handle, concurrency=4)
+    try:
+        for number in range(4):
+            cluster.broker.produce(TOPIC, 0, b"x")
+            wait_until(lambda number=number: len(begun) > number, 5)  # type: ignore[misc]
+    finally:
+        gate.set()
+        team.close()
+
+
 def test_a_batch_that_is_done_but_for_a_parked_message_and_one_that_is_given_back() -> None:
     """What the program says of a batch counts in its order: else the parked message would be done, and lost."""
     cluster = memory_cluster(1, 20)

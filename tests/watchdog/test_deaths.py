@@ -58,6 +58,29 @@ def test_a_waiting_member_gets_it_without_waiting_for_2_hi(watched: Watched) -> 
     assert consumer.poll(0) is None
 
 
+def test_kill_9_of_a_sharer_another_one_has_its_batch_at_once(watched: Watched) -> None:
+    worker = watched.worker()
+    worker.ready_watchdog()
+    worker.do("share")
+    wait_until(lambda: worker.do("look")["told"] == 4)  # its shares
+    watched.scene.publish(watched.topic, 1, 5)
+    wait_until(lambda: worker.handled)
+    other = watched.scene.member("b", heartbeat_interval_ms=SHORT_HI)
+    consumer = other.consumer([watched.topic], shared_batches=True)
+    wait_until(lambda: len(consumer.assignment()) == 4)
+    had = set(worker.handled)
+    worker.kill()
+    began = time.monotonic()
+    again = set[tuple[int, int]]()
+    for batch in consumer.batches():
+        if batch.delivery_count == 2:
+            again |= {(batch.partition, message.offset() or 0) for message in batch}
+        batch.done()
+        if again >= had:
+            break
+    assert time.monotonic() - began < LONG_HI / 1000
+
+
 def test_kill_9_of_a_process_with_several_shares_a_standby_has_all_of_them_at_once(watched: Watched) -> None:
     """Two ranges of one partition, one of another, and a third whole: each share has its own release."""
     outer, first = [(0, 99), (2**62, MAX_KEY_HASH)], [(0, 2**62 - 1)]

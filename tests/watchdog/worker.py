@@ -60,6 +60,16 @@ def assign(wanted: dict[tuple[str, int], list[tuple[int, int]]]) -> None:
             say(handled=[message.partition(), message.offset()])
 
 
+def share() -> None:
+    """Share partitions by batches, and keep each batch; prints the messages delivered."""
+    with marshal.consumer([arguments["topic"]], shared_batches=True) as consumer:
+        kept = []
+        for batch in consumer.batches():
+            kept.append(batch)
+            for message in batch:
+                say(handled=[message.partition(), message.offset()])
+
+
 def join(session_ms: int) -> None:
     """Join a coordinated group; prints the messages handled."""
     with marshal.group_consumer([arguments["topic"]], session_timeout_ms=session_ms) as consumer:
@@ -120,6 +130,8 @@ def do(what: str, value: Any) -> object:
             threading.Thread(target=assign, args=[wanted], daemon=True).start()
         case "consume":
             threading.Thread(target=consume, daemon=True).start()
+        case "share":
+            threading.Thread(target=share, daemon=True).start()
         case "join":
             threading.Thread(target=join, args=[value], daemon=True).start()
         case "look":

@@ -519,9 +519,10 @@ class SharedConsumer(ConsumerEngine):
         return (x for x in self.desks() if x.stage in (Stage.ASSIGNING, Stage.ACTIVE))
 
     @property
-    def is_in_lanes(self) -> bool:
-        """Whether each message is reported by itself."""
-        return self.delivery.in_lanes.is_active
+    def handlers(self) -> int:
+        """How many messages are handled at a time, each reported by itself; 0: batches are."""
+        lanes = self.delivery.in_lanes.lanes
+        return lanes.concurrency if lanes is not None and self.delivery.in_lanes.is_active else 0
 
     @property
     def done_ever(self) -> int:

@@ -50,8 +50,8 @@ class Work(Protocol):
     def in_hand_now(self) -> int: ...
 
     @property
-    def is_in_lanes(self) -> bool:
-        """Whether each message is reported by itself."""
+    def handlers(self) -> int:
+        """How many messages are handled at a time, each reported by itself; 0: batches are."""
 
 
 class Taking:
@@ -140,7 +140,7 @@ class Taking:
         share.report(now, (offsets, up_to, self._options.at_most_once))
 
     def _wanted_at(self, shares: Sequence[Taker], now: float) -> float:
-        """When another batch is wanted: nothing is left, or less than half, and none was taken ahead."""
+        """When another batch is wanted: less than half is left, or than there are handlers, and none was taken ahead."""
         given: list[Given] = [each for share in shares for each in share.desk.given.values()]
         left = sum(share.desk.left for share in shares)
         self.news_at = max(1, left // 4)
@@ -150,9 +150,10 @@ class Taking:
         if len(began) < len(given) or any(each.is_alone for each in given):
             return inf
         half = max(each.size for each in given) / 2 if given else 0.0
-        if left < half:
+        handlers = self._work.handlers
+        if left < max(half, handlers):  # no handler is free while others wait, or hang
             return now
-        if self._work.is_in_lanes or not began:
+        if handlers or not began:
             return inf
         # A whole batch is reported at once: judge by the pace how much of it is left.
         return max(began) + (left - half) / max(self.pace.speed.rate, 1e-6)

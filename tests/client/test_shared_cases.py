@@ -1,0 +1,181 @@
+"""What befalls members that share a partition by batches, on a real broker: retention, outages, pauses, hanging handlers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kafka_marshal import Attempt, Marshal, SharedBatch
+from kafka_marshal.admin import Admin
+from kafka_marshal.testing import RunningKafka
+from tests.client.conftest import HI, Scene, wait_until
+from tests.client.test_shared_run import open_in
+
+
+class Loop:
+    """A member that handles batches; ``gate``: what it waits for in the middle of each batch."""
+
+    def __init__(self, scene: Scene, name: str, topic: str, **options: Any) -> None:
+        self.marshal: Marshal = scene.member(name)
+        self.consumer = self.marshal.consumer([topic], shared_batches=True, **options)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.batches: list[SharedBatch] = []
+        #: (offset, delivery count) of what was handled while it was proven to be this member's.
+        self.handled: list[tuple[int, int]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for batch in self.consumer.batches(max_messages=10):
+            self.batches.append(batch)
+            self.gate.wait(30)
+            if batch.is_held:
+                self.handled += [(message.offset() or 0, batch.delivery_count) for message in batch]
+                batch.done()
+
+    @property
+    def offsets(self) -> set[int]:
+        return {offset for offset, _ in self.handled}
+
+    def close(self) -> None:
+        self.gate.set()
+        self.marshal.stop()
+        self._thread.join(20)
+
+
+Make = Callable[..., Loop]
+
+
+@pytest.fixture
+def loop(scene: Scene) -> Iterator[Make]:
+    made: list[Loop] = []
+
+    def make(name: str, topic: str, **options: Any) -> Loop:
+        made.append(Loop(scene, name, topic, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def holes(marshal: Marshal) -> list[tuple[int, int]]:
+    with marshal._driver.condition:
+        worlds = marshal._driver.replica.worlds.values()
+        return [(x.first, x.last) for world in worlds for lease in world.leases() for x in lease.progress.open]
+
+
+def two_with_a_batch(scene: Scene, loop: Make) -> tuple[list[Loop], int]:
+    """Two members that each have a batch in hand and wait, and how many messages there are."""
+    topic, end = scene.topic(1), 0
+    members = [loop(name, topic) for name in "ab"]
+    for member in members:
+        wait_until(member.consumer.assignment)
+        member.gate.clear()
+    while not all(member.batches for member in members):
+        scene.publish(topic, 1, 10)
+        end += 10
+        time.sleep(0.1)
+    return members, end
+
+
+def test_what_retention_took_of_a_batch_is_settled_at_once_and_reported(scene: Scene, loop: Make) -> None:
+    """U9: of a batch that another member had."""
+    topic = scene.topic(1, 20)
+    first = loop("a", topic)
+    first.gate.clear()  # before it has joined
+    wait_until(lambda: first.batches)
+    first.marshal.terminate()
+    had = first.batches[-1]
+    scene.publish(topic, 1, 30)
+    start = had.last + 5
+    admin = AdminClient({"bootstrap.servers": scene.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, start)]).values():
+        future.result(20)
+    second = loop("b", topic)
+    wait_until(lambda: second.offsets == set(range(start, 50)))
+    wait_until(lambda: holes(second.marshal) == [])
+    gaps = second.consumer._engine.positions.gaps
+    gone = {offset for _, low, high in gaps for offset in range(low, high + 1)}
+    assert set(range(had.first, start)) <= gone
+
+
+def test_an_outage_longer_than_two_heartbeat_intervals_with_batches_in_flight(
+    scene: Scene, loop: Make, kafka_broker: RunningKafka
+) -> None:
+    members, end = two_with_a_batch(scene, loop)
+    kafka_broker.pause()
+    try:
+        wait_until(lambda: not any(member.batches[-1].is_held for member in members), 10)
+        for member in members:
+            assert not member.marshal.health().ok
+        time.sleep(HI / 1000)
+    finally:
+        kafka_broker.resume()
+    wait_until(lambda: all(member.marshal.health().ok for member in members), 30)
+    wait_until(lambda: all(member.batches[-1].is_held for member in members), 30)
+    for member in members:
+        member.gate.set()
+    wait_until(lambda: set.union(*(member.offsets for member in members)) == set(range(end)), 30)
+    wait_until(lambda: holes(members[0].marshal) == [])
+    assert Counter(offset for member in members for offset, _ in member.handled) == Counter(range(end))
+
+
+def test_a_pause_of_the_group_waits_for_the_batch_in_flight_and_nothing_comes_twice(scene: Scene, loop: Make) -> None:
+    members, end = two_with_a_batch(scene, loop)
+    with Admin(scene.bootstrap, topic=scene.coordination) as admin:
+        pause = admin.pause(scene.group)
+        entering = threading.Thread(target=pause.__enter__)
+        entering.start()
+        wait_until(lambda: admin.pauses(scene.group))
+        for member in members:
+            member.gate.set()
+        entering.join(20)
+        assert not entering.is_alive()
+        wait_until(lambda: not any(member.consumer.assignment() for member in members))
+        done = {member.marshal.client_id: len(member.handled) for member in members}
+        time.sleep(HI / 1000)
+        assert done == {member.marshal.client_id: len(member.handled) for member in members}, "it begins nothing"
+        pause.__exit__(None, None, None)
+    wait_until(lambda: set.union(*(member.offsets for member in members)) == set(range(end)))
+    assert Counter(offset for member in members for offset, _ in member.handled) == Counter(range(end))
+
+
+def test_a_message_that_hangs_goes_to_another_member_and_the_share_and_the_rest_stay(scene: Scene) -> None:
+    """U11."""
+    topic, hung, gate = scene.topic(1, 40), list[Attempt](), threading.Event()
+    handled = Counter[int]()
+
+    def handle(message: Any) -> None:
+        if message.offset() == 7 and not hung:
+            hung.append(Attempt.current())
+            gate.wait(30)
+        handled[message.offset()] += 1
+
+    members = [scene.member(name) for name in "ab"]
+    consumers = [each.consumer([topic], shared_batches=True, handler_timeout=0.5) for each in members]
+    threads = [threading.Thread(target=each.run, args=(handle,), kwargs={"concurrency": 2}) for each in consumers]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: set(handled) == set(range(40)))
+        assert not hung[0].is_held
+        wait_until(lambda: all(each.assignment() for each in consumers), what="the shares stay")
+        wait_until(lambda: open_in(members[0]) == [])
+        gate.set()
+        wait_until(lambda: handled[7] == 2)
+    finally:
+        gate.set()
+        for each in members:
+            each.stop()
+        for thread in threads:
+            thread.join(20)
+    assert handled == Counter({**dict.fromkeys(range(40), 1), 7: 2})
