@@ -1,4 +1,4 @@
-"""What befalls members that share a partition by batches, on a real broker: retention, outages, pauses, hanging handlers."""
+"""Members that share a partition by batches, on a real broker: retention, outages, pauses, handlers that hang."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from tests.client.test_shared_run import open_in
 class Loop:
     """A member that handles batches; ``gate``: what it waits for in the middle of each batch."""
 
-    def __init__(self, scene: Scene, name: str, topic: str, **options: Any) -> None:
+    def __init__(self, scene: Scene, name: str, topic: str, each_s: float = 0.0, **options: Any) -> None:
         self.marshal: Marshal = scene.member(name)
         self.consumer = self.marshal.consumer([topic], shared_batches=True, **options)
         self.gate = threading.Event()
         self.gate.set()
+        self.each_s = each_s
         self.batches: list[SharedBatch] = []
         #: (offset, delivery count) of what was handled while it was proven to be this member's.
         self.handled: list[tuple[int, int]] = []
@@ -34,9 +35,11 @@ class Loop:
         self._thread.start()
 
     def _run(self) -> None:
-        for batch in self.consumer.batches(max_messages=10):
+        for batch in self.consumer.batches(max_messages=20):
             self.batches.append(batch)
             self.gate.wait(30)
+            for _ in batch if self.each_s else ():
+                time.sleep(self.each_s)
             if batch.is_held:
                 self.handled += [(message.offset() or 0, batch.delivery_count) for message in batch]
                 batch.done()
@@ -74,7 +77,7 @@ def holes(marshal: Marshal) -> list[tuple[int, int]]:
 
 
 def two_with_a_batch(scene: Scene, loop: Make) -> tuple[list[Loop], int]:
-    """Two members that each have a batch in hand and wait, and how many messages there are."""
+    """Two members that each have a batch in flight and wait, and how many messages there are."""
     topic, end = scene.topic(1), 0
     members = [loop(name, topic) for name in "ab"]
     for member in members:
@@ -147,6 +150,20 @@ def test_a_pause_of_the_group_waits_for_the_batch_in_flight_and_nothing_comes_tw
         pause.__exit__(None, None, None)
     wait_until(lambda: set.union(*(member.offsets for member in members)) == set(range(end)))
     assert Counter(offset for member in members for offset, _ in member.handled) == Counter(range(end))
+
+
+def test_members_at_a_backlog_hardly_wait_for_the_log(scene: Scene, loop: Make) -> None:
+    """Their readers of three coordination partitions bring what is there: else they wait up to a second for a batch."""
+    each_s, end = 0.005, 2_400
+    topic = scene.topic(1)
+    members = [loop(name, topic, each_s=each_s) for name in "abcd"]
+    for member in members:
+        wait_until(member.consumer.assignment)
+    scene.publish(topic, 1, end)
+    wait_until(lambda: any(member.handled for member in members))
+    began = time.monotonic()
+    wait_until(lambda: sum(len(member.handled) for member in members) == end, 30)
+    assert time.monotonic() - began < 2 * end * each_s / len(members)
 
 
 def test_a_message_that_hangs_goes_to_another_member_and_the_share_and_the_rest_stay(scene: Scene) -> None:

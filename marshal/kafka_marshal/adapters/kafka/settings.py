@@ -205,6 +205,8 @@ _PRODUCER_DEFAULTS: Mapping[str, object] = {
 _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
     Role.ADMIN: {},
     Role.APPENDER: {},
+    # With one message fetched ahead, rests would cost fewer fetches, but one of several partitions may bring nothing
+    # for TAIL_FETCH_WAIT_MS (docs/groups.md).
     Role.TAIL: {},
     Role.DATA: {
         "isolation.level": "read_committed",
@@ -220,12 +222,6 @@ _ROLE_DEFAULTS: Mapping[Role, Mapping[str, object]] = {
     # Records wait for their commit anyway, which sends at once what still lingers. Large batches: five times as fast.
     Role.TRANSACTION: {**_PRODUCER_DEFAULTS, "linger.ms": 5, "batch.size": LARGE_BATCH},
 }
-
-
-#: The log's reader fetches again once all is taken that the last fetch brought: a rest that begins then comes first.
-#: A replay is as fast as with more fetched ahead. Not with ``debug``: its lines, one for each fetch that waits, lie in
-#: the same queue, and would be what it waits for.
-_FETCHED_AHEAD = {"queued.min.messages": 1}
 
 
 def addresses(bootstrap_servers: str) -> list[str]:
@@ -284,7 +280,6 @@ def properties(
     return {
         **_DEFAULTS,
         **_ROLE_DEFAULTS[role],
-        **(_FETCHED_AHEAD if role is Role.TAIL and not config.get("debug") else {}),
         **{name: guarded(name, value) for name, value in config.items() if name not in FIXED},
         **_OWN[role],
         **_CREATES_NOTHING,

@@ -140,7 +140,7 @@ class Taking:
         share.report(now, (offsets, up_to, self._options.at_most_once))
 
     def _wanted_at(self, shares: Sequence[Taker], now: float) -> float:
-        """When another batch is wanted: less than half is left, or than there are handlers, and none was taken ahead."""
+        """When another batch is wanted: none waits, and less than half of one is left, or than there are handlers."""
         given: list[Given] = [each for share in shares for each in share.desk.given.values()]
         left = sum(share.desk.left for share in shares)
         self.news_at = max(1, left // 4)
