@@ -84,6 +84,15 @@ def test_a_batch_waits_until_it_is_full_or_for_as_long_as_it_may() -> None:
     assert offsets(Pull(consumer, fill_s=2.0).next(Wanted(10, at=7.0), net.now)) == list(range(4, 14))
 
 
+def test_an_open_message_waits_for_no_others() -> None:
+    net, member, consumer = scene()
+    member.fetch(4)
+    assignment = consumer.assignments[T0]
+    assignment.buffer.put_open(assignment.buffer.take(1)[0][0], 0)
+    assert offsets(Pull(consumer, fill_s=2.0).next(Wanted(10, at=1.0), net.now)) == [0]
+    assert Pull(consumer, fill_s=2.0).next(Wanted(10, at=1.0), net.now) == Fetch(7, 3.0)
+
+
 def test_a_batch_does_not_wait_where_memory_is_full() -> None:
     net, member, consumer = scene()
     member.fetch(4)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 
+from kafka_marshal.engine.effects import Effect, StartFetch
 from kafka_marshal.engine.shares.consumer import SharedAssignment
 from kafka_marshal.engine.shares.desk import Desk
 from kafka_marshal.engine.shares.shelf import Shelf
 from kafka_marshal.engine.work.run import offset_of
-from tests.engine.sharers import BrokenError, Story, begins_what_it_gave_back, passes_a_settle_before_it_is_accepted
+from rationalizer import SettlingMessages, World
+from rationalizer.holes import Hole
+from tests.engine.harness import Member
+from tests.engine.sharers import (
+    TOPIC,
+    Books,
+    BrokenError,
+    Sharer,
+    Story,
+    begins_what_it_gave_back,
+    passes_a_settle_before_it_is_accepted,
+    shared_net,
+)
 
 #: Seeds and virtual time of the short form.
 SEEDS, MS = range(2), 2_000.0
@@ -30,6 +44,39 @@ def test_without_faults_each_message_is_begun_once() -> None:
     story = Story(7, faults=False)
     story.run(1_000.0)
     assert set(story.books.begun.values()) == {1}
+
+
+def test_messages_that_are_redriven_are_read_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one take; but the reader need not go to the end and back for each."""
+    net, books, end = shared_net(end=100), Books(), 100
+    sharer = Sharer(net, books, "w", Random(1), 1.0)
+    world = World(0, 1)
+
+    def holes() -> list[Hole]:
+        world.apply_many((offset, *net.logs[0][offset]) for offset in range(world.next_offset, len(net.logs[0])))
+        lease = world.lease("g", TOPIC, 0)
+        return [] if lease is None else [hole for hole in lease.progress.open if hole.is_parked]
+
+    def works_until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            net.tick()
+            sharer.turn()
+
+    sharer.parks = 1.0
+    works_until(lambda: len(holes()) == end)
+    sharer.parks = 0.0
+    opened = tuple((offset, offset, None, 0) for offset in range(0, end, 2))
+    net.write(SettlingMessages("op-1", "op", "g", TOPIC, 0, None, world.next_offset, (), opened), 0)
+    starts: list[Effect] = []
+    carry_out = Member.carry_out
+
+    def counted(self: Member, what: Effect) -> None:
+        starts.append(what)
+        carry_out(self, what)
+
+    monkeypatch.setattr(Member, "carry_out", counted)
+    works_until(lambda: len(books.handled) == end / 2)
+    assert sum(isinstance(each, StartFetch) for each in starts) <= 2
 
 
 @pytest.mark.campaign

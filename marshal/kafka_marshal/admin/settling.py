@@ -6,6 +6,7 @@ one is accepted. So an operation that was interrupted anywhere is done again, an
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,15 +124,19 @@ def _plan(
     by_key = {key: list(of_key) for key, of_key in groupby(holdings, key=lambda each: each.key)}
     stable = {key: progress.stable for key in {place[:2] for place in wish.places} if (progress := look(key))}
     for place in sorted(set(wish.places)):
-        found = next(
-            (each for each in by_key.get(place[:2], ()) if each.hole.first <= place[2] <= each.hole.last), None
-        )
+        of_key = by_key.get(place[:2], [])
+        at = bisect_right(of_key, place[2], key=_first_of) - 1
+        found = of_key[at] if at >= 0 and place[2] <= of_key[at].hole.last else None
         why = _not_open(place[2], stable.get(place[:2])) if found is None else _why_not(action, found.hole)
         if found is None or why:
             plan.left[place] = why
         else:
             plan.todo.append((place, found))
     return plan
+
+
+def _first_of(holding: Holding) -> int:
+    return holding.hole.first
 
 
 def _not_open(offset: int, stable: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,9 @@ CRASHED = "CRASHED"
 
 #: How many members had a message and did not finish it: from then on it is delivered alone (U10).
 ALONE_AFTER = 2
+
+#: So many free holes are counted: more change nothing of when to take and how much, and there may be 10,000.
+MOST_FREE = 1_000
 
 
 class Given:
@@ -70,6 +74,8 @@ class Crowd(NamedTuple):
     #: Offsets that were given to sharers before, and are free again; and since when (own clock, ms) some are.
     again: int = 0
     since: float = inf
+    #: The first of those offsets; None: there are none.
+    first: int | None = None
     #: When (own clock, ms) another sharer may be silent.
     look_at: float = inf
 
@@ -158,11 +164,12 @@ class Desk:
         if holes is None:
             return Crowd(len(live) + 1, len(live) + 1)
         owners = set(holes.owners())
-        again = sum(hole.last - hole.first + 1 for hole in holes.free())
-        again += sum(hole.last - hole.first + 1 for owner in left.keys() - live for hole in holes.of(owner))
+        found = [*islice(holes.free(), MOST_FREE), *(x for owner in left.keys() - live for x in holes.of(owner))]
+        again = sum(hole.last - hole.first + 1 for hole in found)
+        first = min((hole.first for hole in found), default=None)
         since = (self.crowd.since if self.crowd.again else now) if again else inf
         look_at = now + max(1.0, min((left[epoch] for epoch in live & owners), default=inf))
-        return Crowd(len(live) + 1, len(live - owners) + 1, again, since, look_at)
+        return Crowd(len(live) + 1, len(live - owners) + 1, again, since, first, look_at)
 
     # What is read.
 
@@ -184,7 +191,7 @@ class Desk:
             if given.unread and self.shelf.has(given.next):
                 self._fill(given)
         unread = min((given.next for given in self.given.values() if given.unread), default=None)
-        free = self._stable + 1
+        free = self._stable + 1 if self.crowd.first is None else self.crowd.first
         self.shelf.trim(free if unread is None or unread < self.shelf.first else min(free, unread))
         self.shelf.move_reader(unread, free)
 

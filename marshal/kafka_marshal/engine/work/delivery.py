@@ -67,9 +67,13 @@ class Delivery:
             self._turns.setdefault(assignment)
 
     def fullest(self, now: float) -> int:
-        """The most messages that one partition can hand out now. Called by a user's thread."""
+        """The most messages that one partition can hand out now. Called by a user's thread.
+
+        As many as anyone may want, if it is an open message: that comes by itself, and need not wait for others.
+        """
         self.heard(now)
-        return max((x.buffer.size for x in self._open(now)), default=0)
+        found = (MAX_IN_HAND_MESSAGES if x.buffer.has_open else x.buffer.size for x in self._open(now))
+        return max(found, default=0)
 
     def _open(self, now: float) -> Iterator[Assignment]:
         """Assignments that can hand out messages now, in the order of their turns."""
