@@ -59,7 +59,7 @@ def roles_of(page: str) -> dict[str, tuple[Right, ...]]:
         if inherited := re.fullmatch(r"all of `([\w-]+)`", on):
             mine += found[inherited[1]]
             continue
-        place = re.fullmatch(r"(topic|group|transactional-id) `([\w-]+/?)`( \(all that begin so\))?", on)
+        place = re.fullmatch(r"(topic|group|transactional-id) `([\w.-]+/?)`( \(all that begin so\))?", on)
         assert place, f"{PAGE.name}: {on!r} is neither a resource nor a role of before"
         mine += [Right(place[1], place[2], each.strip()) for each in operations.split(",")]
     return {role: tuple(dict.fromkeys(rights)) for role, rights in found.items()}

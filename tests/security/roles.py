@@ -151,19 +151,19 @@ def committed(trial: Trial) -> bool:
         consumer.close()
 
 
-def _dead_letters(trial: Trial) -> None:
-    tried = threading.Event()
+def _dead_letters(trial: Trial, config: Config | None = None) -> None:
+    tried, before = threading.Event(), trial.end_of("orders-dead")
 
     def handle(message: object) -> None:
         tried.set()
         raise ValueError("no")
 
-    with trial.marshal() as marshal, marshal.consumer([trial.data], partition_stuck="raise") as consumer:
+    with trial.marshal(config) as marshal, marshal.consumer([trial.data], partition_stuck="raise") as consumer:
 
         def stop_when_written() -> None:
             if tried.wait(PATIENCE_S):
                 until = time.monotonic() + PATIENCE_S
-                while time.monotonic() < until and trial.end_of("orders-dead") < MESSAGES:
+                while time.monotonic() < until and trial.end_of("orders-dead") < before + MESSAGES - 1:
                     time.sleep(0.05)
             marshal.stop()
 
@@ -318,6 +318,11 @@ def _settle(trial: Trial) -> None:
         raise RefusedError("it is open still")
 
 
+def _redrive_letters(trial: Trial) -> None:
+    _dead_letters(trial, login("root"))
+    trial.run("redrive", trial.group, "--from", trial.names["orders-dead"], "--to", trial.data)
+
+
 def _import(trial: Trial) -> None:
     settings = {**login("root"), "bootstrap.servers": trial.bootstrap, "group.id": trial.group}
     consumer = KafkaConsumer(settings)
@@ -382,6 +387,7 @@ ACTIONS: dict[str, Callable[[Trial], None]] = {
     "open": _open,
     "settle": _settle,
     "redrive": _redrive,
+    "redrive-letters": _redrive_letters,
     "upgrade": _commands(("upgrade", "--yes")),
     "keeper": _keeper,
     "keep": _commands(

@@ -107,7 +107,8 @@ def marked(case: Case) -> ParameterSet:
 def names_of(case: Case) -> dict[str, str]:
     topic = f"__own-{case.user}" if case.role in OWN_TOPIC else "__marshal"
     own = {"__marshal": topic, "__marshal_snapshots": f"{topic}_snapshots", "billing": f"billing-{case.user}"}
-    own["billing/"] = f"{own['billing']}/"
+    own["billing.redrive"] = f"{own['billing']}.redrive"
+    own |= {f"{name}/": f"{own[name]}/" for name in ("billing", "billing.redrive")}
     return {**own, "orders": "orders", "orders-dead": "orders-dead", "looked-at": "looked-at"}
 
 
