@@ -25,7 +25,7 @@ CRASHED = "CRASHED"
 #: How many members had a message and did not finish it: from then on it is delivered alone (U10).
 ALONE_AFTER = 2
 
-#: So many free holes are counted: more change nothing of when to take and how much, and there may be 10,000.
+#: At most this number of free holes is counted: more change nothing of when to take and how much (10,000 may be open).
 MOST_FREE = 1_000
 
 
