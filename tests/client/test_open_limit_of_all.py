@@ -53,7 +53,7 @@ def in_claims(marshal: Marshal, **options: Any) -> Consumer:
 
 
 def in_a_group(marshal: Marshal, **options: Any) -> Consumer:
-    made: Consumer = marshal.group_consumer([TOPIC], session_timeout_ms=1_000, **options)
+    made: Consumer = marshal.group_consumer([TOPIC], session_timeout_ms=6_000, **options)
     return made
 
 
@@ -67,7 +67,7 @@ def test_what_fails_waits_and_a_partition_without_failures_continues(
     made: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = memory_cluster(2, 4)
-    with member(cluster) as marshal, made(marshal, partition_stuck="raise") as consumer:
+    with member(cluster, hi=1_000) as marshal, made(marshal, partition_stuck="raise") as consumer:
         aside: list[int] = []
         while len(aside) < LIMIT:
             message = poll(consumer)
@@ -98,7 +98,9 @@ def test_what_fails_waits_and_a_partition_without_failures_continues(
         assert parked_in(marshal) == LIMIT
 
         operator(cluster).discard(GROUP, [(TOPIC, 0, aside[0])])
-        assert poll(consumer).offset() == 4
+        while (message := poll(consumer)).partition() == 1:
+            consumer.done(message)  # on a slow machine some come again
+        assert message.offset() == 4
         wait_until(lambda: {hole.first for hole in holes_of(marshal)} == {*aside[1:], 3}, what="it is set aside")
 
 
