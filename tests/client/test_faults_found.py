@@ -161,31 +161,32 @@ def test_p6_a_sharers_reader_that_moves_on_and_back_within_one_read(
     cluster.broker.create_topic("t", 1)
     for number in range(10):
         cluster.broker.produce("t", 0, b"%d" % number)
-    with member(cluster, "x") as marshal, marshal.consumer(["t"], shared_batches=True) as consumer:
-        given_back = next(consumer.batches(10))
-        given_back.give_back()
-    restore = held_up(cluster, ClaimingShare)
-    with member(cluster) as marshal, marshal.consumer(["t"], shared_batches=True) as consumer:
-        fetcher, key, found = consumer._fetcher, ("t", 0), list[Message]()
-        real, offsets = fetcher.reader.read, list[int]()
+    with member(cluster, "x") as other, other.consumer(["t"], shared_batches=True) as former:
+        batch_below = next(former.batches(10))
+        former.pause([("t", 0)])  # it takes no other
+        restore = held_up(cluster, ClaimingShare)
+        with member(cluster) as marshal, marshal.consumer(["t"], shared_batches=True) as consumer:
+            fetcher, key, found = consumer._fetcher, ("t", 0), list[Message]()
+            real, offsets = fetcher.reader.read, list[int]()
 
-        def read(limit: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
-            if found:
-                return real(limit, timeout_s)
-            restore()
-            no_take = held_up(cluster, SettlingMessages)
-            cluster.broker.produce("t", 0, b"10")
-            while not found:
-                found.extend(real(limit, 0.01)[0])
-            first = fetcher._fetched[key]
-            no_take()
-            wait_until(lambda: fetcher._fetched[key] != first)
-            return found, []
+            def read(limit: int, timeout_s: float) -> tuple[list[Message], list[DataFault]]:
+                if found:
+                    return real(limit, timeout_s)
+                restore()
+                no_take = held_up(cluster, SettlingMessages)
+                cluster.broker.produce("t", 0, b"10")
+                while not found:
+                    found.extend(real(limit, 0.01)[0])
+                first = fetcher._fetched[key]
+                no_take()
+                batch_below.give_back()
+                wait_until(lambda: fetcher._fetched[key] != first)
+                return found, []
 
-        monkeypatch.setattr(fetcher.reader, "read", read)
-        for batch in consumer.batches(10, timeout=10.0):
-            offsets.extend(message.offset() or 0 for message in batch)
-            batch.done()
-            if 10 in offsets:
-                break
+            monkeypatch.setattr(fetcher.reader, "read", read)
+            for batch in consumer.batches(10, timeout=10.0):
+                offsets.extend(message.offset() or 0 for message in batch)
+                batch.done()
+                if 10 in offsets:
+                    break
     assert sorted(offsets) == list(range(11))

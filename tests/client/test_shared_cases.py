@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_marshal import Attempt, Marshal, SharedBatch
 from kafka_marshal.admin import Admin
 from kafka_marshal.testing import RunningKafka
-from tests.client.conftest import HI, Scene, wait_until
+from tests.client.conftest import Scene, wait_until
 from tests.client.test_shared_run import open_in
 
 
@@ -120,7 +120,6 @@ def test_an_outage_longer_than_two_heartbeat_intervals_with_batches_in_flight(
         wait_until(lambda: not any(member.batches[-1].is_held for member in members), 10)
         for member in members:
             assert not member.marshal.health().ok
-        time.sleep(HI / 1000)
     finally:
         kafka_broker.resume()
     wait_until(lambda: all(member.marshal.health().ok for member in members), 30)
@@ -144,9 +143,6 @@ def test_a_pause_of_the_group_waits_for_the_batch_in_flight_and_nothing_comes_tw
         entering.join(20)
         assert not entering.is_alive()
         wait_until(lambda: not any(member.consumer.assignment() for member in members))
-        done = {member.marshal.client_id: len(member.handled) for member in members}
-        time.sleep(HI / 1000)
-        assert done == {member.marshal.client_id: len(member.handled) for member in members}, "it begins nothing"
         pause.__exit__(None, None, None)
     wait_until(lambda: set.union(*(member.offsets for member in members)) == set(range(end)))
     assert Counter(offset for member in members for offset, _ in member.handled) == Counter(range(end))

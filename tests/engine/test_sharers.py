@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from kafka_marshal.engine import consumer_inputs as given
 from kafka_marshal.engine.effects import Effect, StartFetch
-from kafka_marshal.engine.shares.consumer import SharedAssignment
+from kafka_marshal.engine.settings import SharingOptions
+from kafka_marshal.engine.shares.consumer import BatchRun, SharedAssignment
 from kafka_marshal.engine.shares.desk import Desk
 from kafka_marshal.engine.shares.shelf import Shelf
+from kafka_marshal.engine.work.assignment import Run
 from kafka_marshal.engine.work.run import offset_of
 from rationalizer import SettlingMessages, World
 from rationalizer.holes import Hole
@@ -44,6 +47,39 @@ def test_without_faults_each_message_is_begun_once() -> None:
     story = Story(7, faults=False)
     story.run(1_000.0)
     assert set(story.books.begun.values()) == {1}
+
+
+def test_what_a_member_gave_back_and_got_again_is_of_the_new_batch() -> None:
+    """The old batch has messages in flight all the time; its end takes nothing of the new one."""
+    net = shared_net(end=10)
+    member = net.member("a")
+    consumer = member.consumer(TOPIC, sharing=SharingOptions())
+    taken: list[Run] = []
+
+    def next_run(most: int) -> Run:
+        def takes() -> bool:
+            member.fetch(50)
+            taken.extend(filter(None, [member.take(most)]))
+            return bool(taken)
+
+        net.run_until(takes)
+        return taken.pop()
+
+    old = next_run(4)
+    share = consumer.assignments[TOPIC, 0]
+    assert isinstance(share, SharedAssignment)
+    desk = share.desk
+    [old_token] = desk.given
+    desk.give_back_rest()
+    share.report(member.clock())
+    member.settle()
+    net.run_until(lambda: (member.fetch(50), len(desk.given) == 2)[1])
+    first = next_run(2)
+    assert isinstance(first, BatchRun)
+    assert first.token > old_token
+    member.engine.take(given.DoneRun(consumer.number, old), member.clock())
+    net.run_until(lambda: old_token not in desk.given)
+    assert [message.offset() for run in (first, next_run(10)) for message in run.messages] == [4, 5, 6, 7, 8, 9]
 
 
 def test_messages_that_are_redriven_are_read_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,8 +234,8 @@ class Desk:
     # What is delivered.
 
     def at(self, offset: int) -> Given | None:
-        """The batch that has this offset; None: it is not ours."""
-        return next((each for each in self.given.values() if each.first <= offset <= each.last), None)
+        """The batch that has this offset; None: it is not ours. The newest: an older one may have given it back."""
+        return next((each for each in reversed(self.given.values()) if each.first <= offset <= each.last), None)
 
     @property
     def left(self) -> int:

@@ -39,8 +39,11 @@ class BatchBuffer(Buffer):
         return found
 
     def forget(self, first: int, last: int) -> None:
-        """Drop the messages of a batch that is no longer ours."""
-        parts = [([m for m in messages if not first <= offset_of(m) <= last], at) for messages, at in self._parts]
+        """Drop the messages of a batch that is no longer ours; a newer one may have some of them."""
+        parts = [
+            ([m for m in messages if not first <= (at := offset_of(m)) <= last or self.is_ours(at)], covers)
+            for messages, covers in self._parts
+        ]
         self._parts.clear()
         self._parts.extend((messages, at) for messages, at in parts if messages)
         self.size = sum(len(messages) for messages, _ in self._parts)
