@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 __all__ = ["ROOT", "Mutation", "StaleMutationError", "apply", "mutated"]
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("rationalizer", "marshal/kafka_marshal")
 CORE = ("rationalizer/", "marshal/kafka_marshal/engine/")
+
+#: CPython 3.11 may fail with a SystemError if several threads parse at a time.
+_PARSING = Lock()
 
 
 class StaleMutationError(AssertionError):
@@ -71,7 +75,8 @@ def _spans(text: str) -> tuple[tuple[str, int, int], ...]:
                 yield f".{ast.unparse(targets[0])}", child.lineno - 1, child.end_lineno or child.lineno
             yield from visit(child, name)
 
-    return tuple(visit(ast.parse(text), ""))
+    with _PARSING:
+        return tuple(visit(ast.parse(text), ""))
 
 
 def _found(mutation: Mutation, texts: list[tuple[str, str]]) -> tuple[str, int]:
