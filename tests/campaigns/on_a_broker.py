@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kafka_marshal.testing import RunningKafka, open_kafka
 
-__all__ = ["Say", "run_on_a_broker"]
+__all__ = ["Result", "Say", "run_on_a_broker"]
 
 Say = Callable[[str], object]
 
@@ -22,6 +24,24 @@ class Found(Protocol):
 
     @property
     def violations(self) -> Sequence[object]: ...
+
+
+@dataclass(slots=True)
+class Result:
+    """The figures, and what was broken."""
+
+    name: str
+    seed: int
+    violations: list[str]
+    seconds: float = 0.0
+    folder: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def tell(self) -> str:
+        """One line of figures."""
+        counts = ", ".join(f"{name} {times:,}" for name, times in sorted(self.counts.items()))
+        end = f"{len(self.violations)} violations; seed {self.seed}"
+        return f"{self.name}: {self.seconds / 60:.1f} min; {counts}; {end}"
 
 
 FoundT = TypeVar("FoundT", bound=Found)

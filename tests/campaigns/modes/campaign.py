@@ -10,7 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +27,7 @@ from tests.campaigns.modes.account import Account
 from tests.campaigns.modes.account import Place as At
 from tests.campaigns.modes.fleet import Fleet, Place
 from tests.campaigns.modes.worker import BAD
-from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.campaigns.on_a_broker import Result, Say, run_on_a_broker
 from tests.campaigns.process import POISON
 
 __all__ = ["MODES", "Options", "run_campaign"]
@@ -63,24 +63,6 @@ class Options:
     #: The command is used all the time, as by an operator.
     tools: bool = True
     keep: bool = False
-
-
-@dataclass(slots=True)
-class Result:
-    """The figures, and what was broken."""
-
-    name: str
-    seed: int
-    violations: list[str]
-    seconds: float = 0.0
-    folder: str = ""
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def tell(self) -> str:
-        """One line of figures."""
-        counts = ", ".join(f"{name} {times:,}" for name, times in sorted(self.counts.items()))
-        end = f"{len(self.violations)} violations; seed {self.seed}"
-        return f"{self.name}: {self.seconds / 60:.1f} min; {counts}; {end}"
 
 
 class _Campaign:

@@ -24,7 +24,7 @@ from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.crew import AWAY, BrokerFaults, Crew, Operator
 from tests.campaigns.crew import Place as Post
-from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.campaigns.on_a_broker import Result, Say, run_on_a_broker
 from tests.campaigns.parks.account import Account, Place, Written
 from tests.campaigns.parks.log import OpenLog
 from tests.campaigns.parks.worker import BAD, FLAKY, KILLER, SLOW
@@ -65,24 +65,6 @@ class Options:
     leave_every_s: float = 11.0
     operator_every_s: float = 3.0
     keep: bool = False
-
-
-@dataclass(slots=True)
-class Result:
-    """The figures, and what was broken."""
-
-    options: Options
-    violations: list[str]
-    name: str = "parks"
-    seconds: float = 0.0
-    folder: str = ""
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def tell(self) -> str:
-        """One line of figures."""
-        counts = ", ".join(f"{name} {times:,}" for name, times in sorted(self.counts.items()))
-        end = f"{len(self.violations)} violations; seed {self.options.seed}"
-        return f"{self.name}: {self.seconds / 60:.1f} min; {counts}; {end}"
 
 
 @dataclass(slots=True)
@@ -246,7 +228,7 @@ class Campaign:
             self.counts["no effect, unproven"] += account.unproven
             self.counts[f"{kind}: set aside"] = sum(log.parks[group.name].values())
         self.counts["messages"] = len(self.written)
-        return Result(self.options, self.violations, name, time.monotonic() - began, counts=self.counts)
+        return Result(name, self.options.seed, self.violations, time.monotonic() - began, counts=self.counts)
 
     def _faults(self, began: float) -> None:
         options, rng = self.options, self.rng

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import Counter
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -20,7 +20,7 @@ from kafka_marshal.testing import RunningKafka
 from rationalizer.routing import key_range
 from tests.campaigns.crew import AWAY, BrokerFaults, Crew, Operator, Place
 from tests.campaigns.modes.account import Account
-from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.campaigns.on_a_broker import Result, Say, run_on_a_broker
 
 __all__ = ["Options", "Result", "run_campaign"]
 
@@ -48,22 +48,6 @@ class Options:
     #: Off: each member reads by itself, to compare.
     shared: bool = True
     keep: bool = False
-
-
-@dataclass(slots=True)
-class Result:
-    """The figures, and what was broken."""
-
-    seed: int
-    violations: list[str]
-    seconds: float = 0.0
-    folder: str = ""
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def tell(self) -> str:
-        """One line of figures."""
-        counts = ", ".join(f"{name} {times:,}" for name, times in sorted(self.counts.items()))
-        return f"reads: {self.seconds / 60:.1f} min; {counts}; {len(self.violations)} violations; seed {self.seed}"
 
 
 class _Campaign:
@@ -163,7 +147,7 @@ class _Campaign:
         self.counts["messages"] = sum(self.written.values())
         self.counts["handled"] = account.handled.total()
         self.counts["dropped unproven"] = account.dropped
-        return Result(options.seed, violations, time.monotonic() - began, counts=self.counts)
+        return Result("reads", options.seed, violations, time.monotonic() - began, counts=self.counts)
 
     def _faults(self, began: float) -> None:
         options = self.options

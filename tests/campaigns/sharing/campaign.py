@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -20,7 +20,7 @@ from kafka_marshal.node.coordination_topic import create_topic
 from kafka_marshal.sinks import SqliteSink
 from kafka_marshal.testing import RunningKafka
 from tests.campaigns.crew import AWAY, BrokerFaults, Crew, Operator, Place
-from tests.campaigns.on_a_broker import Say, run_on_a_broker
+from tests.campaigns.on_a_broker import Result, Say, run_on_a_broker
 from tests.campaigns.process import POISON
 from tests.campaigns.sharing.account import Account
 
@@ -48,23 +48,6 @@ class Options:
     sink: bool = False
     most_s: float = 3_600.0
     keep: bool = False
-
-
-@dataclass(slots=True)
-class Result:
-    """The figures, and what was broken."""
-
-    options: Options
-    violations: list[str]
-    seconds: float = 0.0
-    folder: str = ""
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def tell(self) -> str:
-        """One line of figures."""
-        counts = ", ".join(f"{name} {times:,}" for name, times in sorted(self.counts.items()))
-        end = f"{len(self.violations)} violations; seed {self.options.seed}"
-        return f"sharing: {self.seconds / 60:.1f} min; {counts}; {end}"
 
 
 class _Campaign:
@@ -210,7 +193,7 @@ class _Campaign:
         self.counts["killed by poison"] = self.account.poisoned
         self.counts["dropped unproven"] = self.account.dropped
         self.counts["set aside"] = len(self.account.parked)
-        return Result(options, violations, time.monotonic() - began, counts=self.counts)
+        return Result("sharing", options.seed, violations, time.monotonic() - began, counts=self.counts)
 
     def _faults(self, began: float) -> None:
         options = self.options
